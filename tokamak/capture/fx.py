@@ -1,0 +1,408 @@
+"""FX graph of aten calls -> Graph.
+
+Every call with a table entry becomes nodes of the language; every other one an Opaque call with its reason. The graph that AOTAutograd traced is
+exactly what eager runs (no decomposition before us), so each value's traced strides are eager's, and they become part of the value.
+"""
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..errors import InternalError
+from ..ir import dtype as dt
+from ..ir.dtype import DType
+from ..ir.expr import Cast, Const, Expr, Load, Reduce, Scalar, Scan, walk
+from ..ir.graph import (Compute, Graph, Input, Node, Opaque, Origin, Result, Scatter, View, Write, topological)
+from ..ir.index import Axis, Index, as_index
+from .registry import TABLE, NotCompiled
+from .sizes import Sizes
+from .tensor import Tensor, cast, strided
+
+_DTYPES = {torch.bool: dt.BOOL, torch.uint8: dt.U8, torch.int8: dt.I8, torch.int16: dt.I16, torch.int32: dt.I32, torch.int64: dt.I64,
+           torch.float16: dt.F16, torch.bfloat16: dt.BF16, torch.float32: dt.F32, torch.float64: dt.F64}
+TORCH_DTYPES = {v: k for k, v in _DTYPES.items()}
+
+
+def to_dtype(d: torch.dtype) -> DType:
+    """The language's type for torch's; a foreign type for those it cannot compute in."""
+    found = _DTYPES.get(d)
+    return found if found is not None else dt.foreign(str(d).removeprefix("torch."), d.itemsize)
+
+
+class Unsupported(Exception):
+    """The whole graph must run through torch (a mutation that is no plain copy_ into an input, a layout that is not strided)."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A traced tensor: what torch says of an operator's result."""
+    shape: tuple[Index, ...]
+    strides: tuple[Index, ...]
+    dtype: DType
+    device: str
+
+
+class Builder:
+    """State of one capture, handed to the tables' builders as `b`.
+
+    `b.specs`: Spec of each result of the call being built (None for results that are no tensors); `b.spec` the first.
+    `b.fx`: the FX node (its `args` carry `meta['val']`, torch's fake values, for those who need torch's own rules).
+    """
+
+    def __init__(self, sizes: Sizes, policy: str):
+        self.sizes = sizes
+        self.policy = policy
+        self.specs: tuple[Spec | None, ...] = ()
+        self.fx: fx.Node | None = None
+
+    @property
+    def spec(self) -> Spec:
+        if not self.specs or self.specs[0] is None:
+            raise InternalError("this call has no tensor result")
+        return self.specs[0]
+
+    # -- what builders use ------------------------------------------------------------------------------------------
+    def tensor(self, shape, expr: Expr, device: str | None = None) -> Tensor:
+        """A lazy tensor; `expr` is over Axis(i, shape[i])."""
+        return Tensor(tuple(as_index(s) for s in shape), expr, device or self.spec.device)
+
+    def realize(self, t: Tensor, strides=None, tag: int = 0) -> Tensor:
+        """`t` as a node of its own (row-major unless `strides` are given), read back at its own coordinates."""
+        node = Compute(t.shape, strides, t.expr, t.device, tag)
+        return Tensor(t.shape, Load(node, t.axes), t.device)
+
+    def reduce(self, monoid: str, ts: "Tensor | tuple[Tensor, ...]", dims, keepdim: bool = False, component: int = 0) -> Tensor:
+        """`ts` (tensors of one shape, in the compute type) folded over `dims`; realized at once. Empty `dims` folds nothing away
+        but still applies (a fold over no axes is its argument)."""
+        ts = (ts,) if isinstance(ts, Tensor) else tuple(ts)
+        first = ts[0]
+        gone = sorted({d % first.rank for d in dims}) if first.rank else []
+        keep = [i for i in range(first.rank) if i not in gone]
+        bound = tuple(Axis(first.rank + n, first.shape[d]) for n, d in enumerate(gone))
+        coords: list = [None] * first.rank
+        for new, old in enumerate(keep):
+            coords[old] = as_index(Axis(new, first.shape[old])) if first.shape[old] != 1 else 0
+        for a, d in zip(bound, gone):
+            coords[d] = as_index(a) if a.extent != 1 else 0
+        args = tuple(t.at(coords) for t in ts)
+        over = tuple(a for a in bound if a.extent != 1)
+        shape = tuple(first.shape[i] for i in keep)
+        expr = Reduce(monoid, over, args, component) if over or any(s == 0 for s in first.shape) else args[component]
+        out = self.realize(Tensor(shape, expr, first.device))
+        if keepdim:
+            for d in gone:
+                out = out.unsqueeze(d)
+        return out
+
+    def scan(self, monoid: str, ts: "Tensor | tuple[Tensor, ...]", dim: int, component: int = 0, reverse: bool = False) -> Tensor:
+        """Inclusive prefix fold of `ts` along `dim`; realized at once."""
+        ts = (ts,) if isinstance(ts, Tensor) else tuple(ts)
+        first = ts[0]
+        if first.rank == 0 or first.shape[dim % first.rank] == 1:
+            return ts[component]
+        along = Axis(dim % first.rank, first.shape[dim % first.rank])
+        return self.realize(first.with_expr(Scan(monoid, along, tuple(t.expr for t in ts), component, reverse)))
+
+    def scatter(self, base: "Tensor | Const", shape, domain, index, value: Expr, monoid: str, guard: Expr | None = None) -> Tensor:
+        """A Scatter node (see ir.graph): `base` a Tensor of the result's shape or a Const, `index` and `value` over Axis(i, domain[i])."""
+        shape, domain = tuple(as_index(s) for s in shape), tuple(as_index(s) for s in domain)
+        from ..ir.index import row_major
+        if isinstance(base, Tensor):
+            spot = base.expr
+            if not (isinstance(spot, Load) and spot.guard is None and spot.index == base.axes and spot.node.shape == shape):
+                base = self.realize(base)
+            base = base.expr.node
+        node = Scatter(base, shape, row_major(shape), domain, tuple(as_index(i) for i in index), value, monoid, guard, self.spec.device)
+        t = Tensor(shape, Load(node, tuple(as_index(Axis(i, s)) if s != 1 else as_index(0) for i, s in enumerate(shape))), self.spec.device)
+        return t
+
+
+class Capture:
+    """Reads one FX graph. `graph()` is the result."""
+
+    def __init__(self, gm: fx.GraphModule, policy: str = "fast", name: str = "graph"):
+        self.gm = gm
+        self.name = name
+        self.sizes = Sizes()
+        self.b = Builder(self.sizes, policy)
+        self.env: dict[fx.Node, Any] = {}
+        self.inputs: list = []
+        self.constants: dict[Input, torch.Tensor] = {}
+        self.writes: list[Write] = []
+        self.origins: dict = {}
+        self.opaques: list[Opaque] = []
+        self.fake: dict[fx.Node, Any] = {}
+
+    def graph(self) -> Graph:
+        outputs: tuple = ()
+        for node in self.gm.graph.nodes:
+            if node.op == "placeholder":
+                self.env[node] = self._placeholder(node)
+            elif node.op == "get_attr":
+                self.env[node] = self._attribute(node)
+            elif node.op == "call_function":
+                self.env[node] = self._call(node)
+            elif node.op == "output":
+                outputs = self._outputs(node.args[0])
+            else:
+                raise Unsupported(f"an FX node of kind '{node.op}'")
+        roots: list = [*self.opaques, *(o.node for o in outputs if isinstance(o, View)), *(w.source.node for w in self.writes)]
+        order = topological(roots)
+        given = [i for i in self.inputs if isinstance(i, Input)]
+        nodes = (*given, *self.constants, *(n for n in order if not isinstance(n, Input)))
+        origins = {n: self.origins[n] for n in nodes if n in self.origins}
+        return Graph(tuple(self.inputs), nodes, outputs, tuple(self.writes), origins, dict(self.sizes.host), self.name)
+
+    # -- values of the traced program --------------------------------------------------------------------------------
+    def spec(self, val: torch.Tensor) -> Spec:
+        if val.layout is not torch.strided or val.is_quantized:
+            raise Unsupported(f"a tensor with layout {val.layout}")
+        index = self.sizes.index
+        return Spec(tuple(index(s) for s in val.shape), tuple(index(s) for s in val.stride()), to_dtype(val.dtype), str(val.device))
+
+    def _specs(self, val) -> tuple:
+        vals = val if isinstance(val, (tuple, list)) else (val,)
+        return tuple(self.spec(v) if isinstance(v, torch.Tensor) else None for v in vals)
+
+    def _placeholder(self, node: fx.Node):
+        val = node.meta.get("val")
+        if isinstance(val, torch.Tensor):
+            s = self.spec(val)
+            made = Input(node.name, s.shape, s.strides, s.dtype, s.device)
+            self.inputs.append(made)
+            self._note(made, node)
+            return self._identity(made)
+        self.inputs.append(node.name)
+        if isinstance(val, torch.SymInt):
+            found = self.sizes.index(val)
+            if val.node.expr.is_symbol:
+                self.sizes.host.setdefault(str(val.node.expr), node.name)
+            return found
+        if isinstance(val, torch.SymFloat):
+            return Scalar(node.name, dt.F64)
+        if isinstance(val, (int, float, bool)) or val is None:
+            return val
+        return node          # anything else (a generator, a script object): only opaque calls can use it
+
+    def _attribute(self, node: fx.Node):
+        found = self.gm
+        for part in node.target.split("."):
+            found = getattr(found, part)
+        if isinstance(found, torch.Tensor):
+            s = self.spec(found)
+            made = Input(f"constant_{node.name}", s.shape, s.strides, s.dtype, s.device)
+            self.constants[made] = found
+            return self._identity(made)
+        return found
+
+    def _identity(self, node) -> Tensor:
+        return Tensor(node.shape, Load(node, tuple(as_index(Axis(i, s)) if s != 1 else as_index(0) for i, s in enumerate(node.shape))), node.device)
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+    def _call(self, node: fx.Node):
+        target = node.target
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: self.env[n])
+        val = node.meta.get("val")
+        if target is operator.getitem:
+            return args[0][args[1]]
+        if not isinstance(target, torch._ops.OperatorBase):
+            return self._host(node, target, args, kwargs, val)
+        if target is torch.ops.aten.copy_.default:
+            return self._copy(node, args)
+        if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable and target is not torch.ops.aten.copy_.default:
+            raise Unsupported(f"{target} writes into its arguments")
+        if isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)):
+            if isinstance(val, (int, torch.SymInt)) and not isinstance(val, bool) and target in _SIZE_CALLS:
+                return self.sizes.index(val)
+            return self._opaque(node, target, args, kwargs, val, "it returns a number to the host")
+        specs = self._specs(val)
+        build = TABLE.get(target)
+        reason = "" if build else "no table entry"
+        if build and any(s is not None and s.dtype.kind == "x" for s in specs) or build and _foreign((args, kwargs)):
+            build, reason = None, "a type the language cannot compute in"
+        if build:
+            self.b.specs, self.b.fx = specs, node
+            try:
+                made = build(self.b, *_sized(args), **_sized(kwargs))
+                return self._adopt(node, made, specs)
+            except NotCompiled as why:
+                reason = str(why)
+        return self._opaque(node, target, args, kwargs, val, reason)
+
+    def _host(self, node, target, args, kwargs, val):
+        """Arithmetic on sizes between calls: torch already knows the result."""
+        if isinstance(val, (int, torch.SymInt)) and not isinstance(val, bool):
+            return self.sizes.index(val)
+        if isinstance(val, torch.SymFloat) or isinstance(val, torch.SymBool):
+            raise Unsupported(f"host arithmetic '{target}' on {type(val).__name__}")
+        if isinstance(val, (float, bool)):
+            return val
+        raise Unsupported(f"a call of {target}")
+
+    def _copy(self, node: fx.Node, args):
+        """`copy_` into an input: a Write. AOTAutograd puts these at the end of the graph."""
+        target, source = args[0], args[1]
+        spot = strided(target) if isinstance(target, Tensor) else None
+        if spot is None or not isinstance(spot.node, Input) or spot.shape != spot.node.shape or spot.strides != spot.node.strides:
+            raise Unsupported("copy_ into something that is no whole input")
+        into = spot.node
+        value = source.expand(into.shape).cast(into.dtype) if source.shape != into.shape or source.dtype is not into.dtype else source
+        view = strided(value)
+        if view is None or view.node is into or view.strides != into.strides or isinstance(view.node, Input):
+            view = strided(self.b.realize(value, into.strides, tag=-1 - len(self.writes)))
+            self._note(view.node, node)
+        self.writes.append(Write(into, view))
+        return source
+
+    def _adopt(self, node: fx.Node, made, specs):
+        """A builder's result, in the traced type and with the traced strides."""
+        if isinstance(made, Tensor):
+            return self._finish(node, made, specs[0])
+        if not isinstance(made, (tuple, list)) or len(made) != len(specs):
+            raise InternalError(f"the entry of {node.target} returned {type(made).__name__} for {len(specs)} results")
+        return tuple(self._finish(node, m, s) if isinstance(m, Tensor) and s is not None else None for m, s in zip(made, specs))
+
+    def _finish(self, node: fx.Node, t: Tensor, spec: Spec) -> Tensor:
+        if t.shape != spec.shape:
+            raise InternalError(f"the entry of {node.target} gives shape {t.shape}, torch {spec.shape}")
+        expr = cast(t.expr, spec.dtype, implicit=True)
+        t = Tensor(t.shape, expr, spec.device)
+        if not expr.free and not any(isinstance(e, Load) for e in walk(expr)):
+            return t                                # a constant: every reader holds it
+        view = strided(t)
+        if view is not None and (isinstance(view.node, (Input, Result)) or view.node in self.origins):
+            return t                                # a view of a value that exists already
+        if isinstance(expr, Load) and expr.guard is None and expr.index == t.axes and expr.node.shape == t.shape:
+            inner = expr.node                       # the builder realized it itself: give that node the traced layout
+            if isinstance(inner, Compute):
+                t = Tensor(t.shape, Load(Compute(inner.shape, spec.strides, inner.expr, spec.device, inner.tag), expr.index), spec.device)
+            elif isinstance(inner, Scatter) and inner.strides != spec.strides:
+                moved = Scatter(inner.base, inner.shape, spec.strides, inner.domain, inner.index, inner.value, inner.monoid, inner.guard, inner.device)
+                t = Tensor(t.shape, Load(moved, expr.index), spec.device)
+        else:
+            t = self.b.realize(t, spec.strides)
+        self._note_new(t, node)
+        return t
+
+    def _opaque(self, node, target, args, kwargs, val, reason):
+        specs = self._specs(val) if not (isinstance(val, (torch.SymInt, torch.SymFloat)) or val is None) else (None,)
+        reads: dict = {}
+
+        def leaf(x):
+            if isinstance(x, Tensor):
+                view = self._materialize(x, node)
+                reads[view.node] = None
+                return view
+            return x
+        args, kwargs = _map(args, leaf), _map(kwargs, leaf)
+        call = Opaque(target, args, dict(kwargs), specs, not isinstance(val, (tuple, list)), reason, tuple(reads))
+        self.opaques.append(call)
+        self._note(call, node)
+        outs = []
+        for i, s in enumerate(specs):
+            if s is None:
+                outs.append(None)
+                continue
+            r = Result(call, i, s.shape, s.strides, s.dtype, s.device)
+            self._note(r, node)
+            outs.append(self._identity(r))
+        if isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            raise Unsupported(f"{target} returns a {type(val).__name__}")
+        return tuple(outs) if isinstance(val, (tuple, list)) else (outs[0] if outs else None)
+
+    def _materialize(self, t: Tensor, node: fx.Node | None) -> View:
+        """`t` as memory that torch can be handed."""
+        view = strided(t)
+        if view is None:
+            t = self.b.realize(t)
+            self._note_new(t, node)
+            view = strided(t)
+        return view
+
+    def _outputs(self, found) -> tuple:
+        """Outputs in order. Two outputs that eager gives memory of their own get nodes of their own."""
+        owners: dict = {}
+        out = []
+        for n in (found if isinstance(found, (tuple, list)) else (found,)):
+            value = self.env[n] if isinstance(n, fx.Node) else n
+            if not isinstance(value, Tensor):
+                out.append(value)
+                continue
+            val = n.meta.get("val")
+            view = strided(value)
+            storage = val.untyped_storage()._cdata if isinstance(val, torch.Tensor) else None
+            owner = owners.get(view.node) if view is not None else None
+            if view is None or (owner is not None and storage != owner):
+                strides = self.spec(val).strides if isinstance(val, torch.Tensor) else None
+                t = self.b.realize(value, strides, tag=len(out) + 1)
+                self._note_new(t, n)
+                view = strided(t)
+            owners.setdefault(view.node, storage)
+            out.append(view)
+        return tuple(out)
+
+    # -- where things come from ----------------------------------------------------------------------------------------
+    def _note(self, made, node: fx.Node | None) -> None:
+        if node is not None:
+            self.origins.setdefault(made, ())
+            here = origin(node)
+            if here not in self.origins[made]:
+                self.origins[made] += (here,)
+
+    def _note_new(self, t: Tensor, node: fx.Node | None) -> None:
+        """Marks every node that `t` needs and that no earlier call made."""
+        stack = [e.node for e in walk(t.expr) if isinstance(e, Load)]
+        from ..ir.graph import reads
+        while stack:
+            n = stack.pop()
+            if n not in self.origins:
+                self._note(n, node)
+                stack.extend(reads(n))
+            elif isinstance(t.expr, Load) and n is t.expr.node:
+                self._note(n, node)
+
+
+_SIZE_CALLS = {torch.ops.aten.sym_size.int, torch.ops.aten.sym_stride.int, torch.ops.aten.sym_numel.default, torch.ops.aten.sym_storage_offset.default}
+
+
+def _map(value, leaf):
+    if isinstance(value, (tuple, list)):
+        return type(value)(_map(v, leaf) for v in value) if type(value) in (tuple, list) else tuple(_map(v, leaf) for v in value)
+    if isinstance(value, dict):
+        return {k: _map(v, leaf) for k, v in value.items()}
+    return leaf(value)
+
+
+def _foreign(value) -> bool:
+    found = []
+    _map(value, lambda x: found.append(1) if isinstance(x, Tensor) and x.dtype.kind == "x" else None)
+    return bool(found)
+
+
+def _sized(value):
+    """Index arguments that are plain integers become ints, so that builders meet Index only where a size is symbolic."""
+    return _map(value, lambda x: x.constant if isinstance(x, Index) and x.constant is not None else x)
+
+
+def origin(node: fx.Node) -> Origin:
+    """Source line and module path of an FX node, from the metadata that Dynamo and AOTAutograd carry."""
+    trace = node.meta.get("stack_trace") or ""
+    file, line, code = "", 0, ""
+    lines = trace.strip().splitlines()
+    for i in range(len(lines) - 1, -1, -1):
+        text = lines[i].strip()
+        if text.startswith('File "'):
+            file, _, rest = text[6:].partition('", line ')
+            number = rest.split(",")[0]
+            line = int(number) if number.isdigit() else 0
+            code = lines[i + 1].strip() if i + 1 < len(lines) else ""
+            break
+    stack = node.meta.get("nn_module_stack") or {}
+    path = list(stack.values())[-1][0] if stack else ""
+    target = node.target
+    op = target.__name__ if isinstance(target, torch._ops.OpOverload) else str(getattr(target, "__name__", target))
+    return Origin(op, file, line, code, str(path).removeprefix("L['self']").lstrip("."), node.name)

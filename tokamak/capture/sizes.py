@@ -1,0 +1,70 @@
+"""torch's symbolic sizes <-> Index. sympy is met here and nowhere else."""
+from __future__ import annotations
+
+import torch
+
+from ..ir.index import Index, Size, as_index, floordiv, maximum, minimum, mod
+
+
+class Sizes:
+    """Turns SymInts into Index values and remembers, for each Size, how the host computes it.
+
+    `host` maps a size's name to a Python expression over the names of inputs (`s0`) or of other sizes; a sympy function the language has no
+    form for becomes a Size of its own, computed on the host by `text`.
+    """
+
+    def __init__(self) -> None:
+        self.host: dict[str, str] = {}
+        self._memo: dict = {}
+
+    def index(self, value) -> Index:
+        """An Index of an int, SymInt or sympy integer expression."""
+        if isinstance(value, (int, Index)):
+            return as_index(value)
+        expr = value.node.expr if isinstance(value, torch.SymInt) else value
+        found = self._memo.get(expr)
+        if found is None:
+            lower = 0
+            if isinstance(value, torch.SymInt) and expr.is_symbol:
+                env = value.node.shape_env
+                r = env.var_to_range.get(expr) if env is not None else None
+                lower = max(0, int(r.lower)) if r is not None and r.lower.is_finite and r.lower >= 0 else 0
+            found = self._memo[expr] = self._convert(expr, lower)
+        return found
+
+    def _convert(self, expr, lower: int = 0) -> Index:
+        if expr.is_integer is not None and expr.is_Integer:
+            return as_index(int(expr))
+        if expr.is_symbol:
+            return as_index(Size(str(expr), lower))
+        args = expr.args
+        name = type(expr).__name__
+        if expr.is_Add or expr.is_Mul:
+            total = self.index(args[0])
+            for a in args[1:]:
+                total = total + self.index(a) if expr.is_Add else total * self.index(a)
+            return total
+        if expr.is_Pow and args[1].is_Integer and args[1] > 0:
+            total = self.index(args[0])
+            for _ in range(int(args[1]) - 1):
+                total = total * self.index(args[0])
+            return total
+        if name == "FloorDiv":
+            return floordiv(self.index(args[0]), self.index(args[1]))
+        if name in ("Mod", "PythonMod", "ModularIndexing"):
+            base = self.index(args[0])
+            if name == "ModularIndexing":
+                return mod(floordiv(base, self.index(args[1])), self.index(args[2]))
+            return mod(base, self.index(args[1]))
+        if name in ("Max", "Min"):
+            total = self.index(args[0])
+            for a in args[1:]:
+                total = (maximum if name == "Max" else minimum)(total, self.index(a))
+            return total
+        return self._atom(expr)
+
+    def _atom(self, expr) -> Index:
+        from torch.utils._sympy.printers import PythonPrinter
+        name = f"h{len(self.host)}"
+        self.host[name] = PythonPrinter().doprint(expr)
+        return as_index(Size(name))

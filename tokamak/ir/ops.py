@@ -1,0 +1,102 @@
+"""The operations of the language, one row each, keyed by name.
+
+    name -> arity, result rule, the types it takes, FLOPs a lane (0 for moves and logic), pure text for people
+
+Further questions (meaning in NumPy, C text, Triton text) are tables keyed by the same names in `reference`, `codegen/c_ops` and `codegen/triton_ops`;
+a test walks this table and finds what is missing. Arguments of one operation all have one type (a shift count and a `where` condition aside): promotion is the
+border's business, and 16-bit floats are cast to f32 before any arithmetic.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .dtype import BOOL, DType
+
+
+@dataclass(frozen=True)
+class OpInfo:
+    name: str
+    arity: int
+    result: str        # 'same', 'bool'
+    takes: str         # letters of DType.kind it accepts
+    flops: int
+    heavy: bool = False   # a transcendental: worth a row buffer rather than a recompute
+
+
+def _rows(spec: str, arity: int, result: str, takes: str, flops: int, heavy: bool = False):
+    return {name: OpInfo(name, arity, result, takes, flops, heavy) for name in spec.split()}
+
+
+OPS: dict[str, OpInfo] = {
+    **_rows("add sub mul", 2, "same", "iuf", 1),
+    **_rows("neg abs", 1, "same", "iuf", 1),
+    **_rows("div", 2, "same", "f", 1),
+    **_rows("floordiv", 2, "same", "iuf", 4),            # rounds down; integer division by zero raises the error word
+    **_rows("truncdiv", 2, "same", "iu", 4),             # rounds towards zero
+    **_rows("mod", 2, "same", "iuf", 4),                 # sign of the divisor (torch.remainder)
+    **_rows("rem", 2, "same", "iuf", 4),                 # sign of the dividend (torch.fmod)
+    **_rows("min max", 2, "same", "biuf", 1),            # NaN if either is NaN
+    **_rows("fmin fmax", 2, "same", "f", 1),             # the other if one is NaN
+    **_rows("sqrt", 1, "same", "f", 1),
+    **_rows("rsqrt recip", 1, "same", "f", 2),
+    **_rows("exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc erfinv lgamma digamma sigmoid",
+            1, "same", "f", 12, True),
+    **_rows("pow", 2, "same", "iuf", 24, True),
+    **_rows("atan2 hypot", 2, "same", "f", 16, True),
+    **_rows("copysign nextafter", 2, "same", "f", 1),
+    **_rows("floor ceil trunc round", 1, "same", "f", 1),   # round: half to even
+    **_rows("sign", 1, "same", "iuf", 1),                # 0 for NaN, as torch
+    **_rows("isnan isinf signbit", 1, "bool", "iuf", 0),
+    **_rows("eq ne lt le gt ge", 2, "bool", "biuf", 1),
+    **_rows("and or xor", 2, "same", "biu", 1),
+    **_rows("not", 1, "same", "biu", 1),
+    **_rows("shl shr", 2, "same", "iu", 1),              # shr is arithmetic on signed; counts outside 0..bits-1 as torch defines them
+    **_rows("where", 3, "same", "biuf", 0),              # first argument bool
+}
+
+# monoid -> (identity by kind is in `identity`), how many components it carries
+MONOIDS: dict[str, int] = {"sum": 1, "prod": 1, "max": 1, "min": 1, "any": 1, "all": 1, "argmax": 2, "argmin": 2, "logsumexp": 1}
+"""argmax / argmin carry (value, index): the first occurrence wins, NaN wins over everything. max and min are NaN if any element is.
+logsumexp exists for scans (torch.logcumsumexp)."""
+
+
+def result_type(name: str, args: tuple[DType, ...]) -> DType:
+    """The type of `name(*args)`; TypeError names what is wrong."""
+    info = OPS.get(name)
+    if info is None:
+        raise TypeError(f"there is no operation '{name}'")
+    if len(args) != info.arity:
+        raise TypeError(f"'{name}' takes {info.arity} arguments, not {len(args)}")
+    rest = args
+    if name == "where":
+        if args[0] is not BOOL:
+            raise TypeError(f"'where' wants a bool condition, not {args[0]}")
+        rest = args[1:]
+    for a in rest:
+        if a is not rest[0]:
+            raise TypeError(f"'{name}' on different types {', '.join(map(str, args))}: cast first")
+        if a.kind not in info.takes:
+            raise TypeError(f"'{name}' does not take {a}")
+        if a.is_half:
+            raise TypeError(f"'{name}' on {a}: 16-bit floats compute in f32, cast first")
+    return BOOL if info.result == "bool" else rest[0]
+
+
+def identity(monoid: str, d: DType):
+    """The neutral element of a one-component monoid (and of the value component of argmax / argmin) on type `d`, as a Python number."""
+    if monoid == "sum":
+        return 0
+    if monoid == "prod":
+        return 1
+    if monoid == "any":
+        return False
+    if monoid == "all":
+        return True
+    lowest = monoid in ("max", "argmax", "logsumexp")
+    if d.is_float:
+        return float("-inf") if lowest else float("inf")
+    if d is BOOL:
+        return not lowest
+    bits = d.bytes * 8
+    low, high = (0, 2**bits - 1) if d.kind == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    return low if lowest else high
