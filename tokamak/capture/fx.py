@@ -276,13 +276,9 @@ class Capture:
         view = strided(t)
         if view is not None and (isinstance(view.node, (Input, Result)) or view.node in self.origins):
             return t                                # a view of a value that exists already
-        if isinstance(expr, Load) and expr.guard is None and expr.index == t.axes and expr.node.shape == t.shape:
-            inner = expr.node                       # the builder realized it itself: give that node the traced layout
-            if isinstance(inner, Compute):
-                t = Tensor(t.shape, Load(Compute(inner.shape, spec.strides, inner.expr, spec.device, inner.tag), expr.index), spec.device)
-            elif isinstance(inner, Scatter) and inner.strides != spec.strides:
-                moved = Scatter(inner.base, inner.shape, spec.strides, inner.domain, inner.index, inner.value, inner.monoid, inner.guard, inner.device)
-                t = Tensor(t.shape, Load(moved, expr.index), spec.device)
+        moved = _relayout(t, spec) if view is not None else None
+        if moved is not None:
+            t = moved                               # the builder realized it itself: that node gets the traced layout
         else:
             t = self.b.realize(t, spec.strides)
         self._note_new(t, node)
@@ -342,6 +338,9 @@ class Capture:
                 self._note_new(t, n)
                 view = strided(t)
             owners.setdefault(view.node, storage)
+            if isinstance(val, torch.Tensor):      # along extents of 1 any stride is right: show the traced one
+                traced = self.spec(val).strides
+                view = View(view.node, view.shape, tuple(y if e == 1 else x for x, y, e in zip(view.strides, traced, view.shape)), view.offset)
             out.append(view)
         return tuple(out)
 
@@ -364,6 +363,30 @@ class Capture:
                 stack.extend(reads(n))
             elif isinstance(t.expr, Load) and n is t.expr.node:
                 self._note(n, node)
+
+
+def _relayout(t: Tensor, spec: Spec) -> Tensor | None:
+    """`t`, a view that shows each element of a fresh node once along plain coordinates, with that node laid out as `spec` was traced; or None."""
+    load = t.expr
+    node = load.node
+    strides = []
+    for extent, i in zip(node.shape, load.index):
+        atoms = i.atoms()
+        if extent == 1 and i == 0:
+            strides.append(as_index(1))
+        elif len(atoms) == 1 and i is as_index(atoms[0]) and isinstance(atoms[0], Axis) and atoms[0].extent is extent:
+            strides.append(spec.strides[atoms[0].id])
+        else:
+            return None
+    if len({a for i in load.index for a in i.atoms()}) != sum(1 for s in t.shape if s != 1):
+        return None
+    if isinstance(node, Compute):
+        node = Compute(node.shape, strides, node.expr, spec.device, node.tag)
+    elif isinstance(node, Scatter):
+        node = Scatter(node.base, node.shape, tuple(strides), node.domain, node.index, node.value, node.monoid, node.guard, node.device)
+    else:
+        return None
+    return Tensor(t.shape, Load(node, load.index), spec.device)
 
 
 _SIZE_CALLS = {torch.ops.aten.sym_size.int, torch.ops.aten.sym_stride.int, torch.ops.aten.sym_numel.default, torch.ops.aten.sym_storage_offset.default}
