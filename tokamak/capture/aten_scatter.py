@@ -1,0 +1,220 @@
+"""Scatters: operators that combine values into positions of one tensor that other tensors hold.
+
+Each is one `Scatter` node. Sums and products of 16-bit floats are carried in f32 (torch rounds at every step); bool adds as `or` and multiplies as
+`and`. Where torch leaves the elements' old values out (`include_self=False`), the touched elements start from the monoid's identity.
+"""
+from __future__ import annotations
+
+from typing import Sequence
+
+import torch
+
+from ..ir import ops
+from ..ir.dtype import BOOL, I64, compute_type
+from ..ir.expr import Const, Expr, Op
+from ..ir.index import Index, as_index
+from .aten_index import advanced, along, at_least_1d, coordinates, elements, empty, fetched, position, unflatten
+from .registry import NotCompiled, register
+from .tensor import Tensor, cast, compute, constant
+
+aten = torch.ops.aten
+
+_ON_BOOL = {"sum": "any", "prod": "all", "max": "any", "min": "all"}
+_REDUCTIONS = {"sum": "sum", "add": "sum", "prod": "prod", "multiply": "prod", "amax": "max", "amin": "min", "mean": "sum"}
+
+
+def combine(b, base: "Tensor | Const", shape, domain, index: Sequence[Index], value: Expr, monoid: str, guard: Expr | None = None) -> Tensor:
+    """`b.scatter` with `value` and `base` (any types) brought to the type the fold is carried in: that of `base`, f32 for a fold of 16-bit floats."""
+    d = base.dtype
+    carried = d if monoid == "last" else compute_type(d)
+    monoid = _ON_BOOL.get(monoid, monoid) if d is BOOL else monoid
+    if isinstance(base, Tensor):
+        base = cast(base.expr, carried) if isinstance(base.expr, Const) else base.cast(carried)
+    else:
+        base = cast(base, carried)
+    return b.scatter(base, shape, domain, index, cast(value, carried), monoid, guard)
+
+
+def _fold(b, self: Tensor, domain, index, value: Expr, how: str, include_self: bool) -> Tensor:
+    """torch's `reduce` of `value` into `self`: 'sum', 'prod', 'mean', 'amax' or 'amin', with or without the old value of the touched elements."""
+    monoid = _REDUCTIONS.get(how)
+    if monoid is None:
+        raise NotCompiled(f"reduce='{how}'")
+    if how == "mean" and self.dtype is BOOL:
+        raise NotCompiled("the mean of bool")
+    base = self
+    if not include_self:
+        touched = b.scatter(Const(False, BOOL), self.shape, domain, index, Const(True, BOOL), "any")
+        start = Const(ops.identity(monoid, self.dtype), compute_type(self.dtype))
+        base = self.with_expr(cast(Op("where", touched.expr, start, compute(self.expr)), self.dtype))
+    out = combine(b, base, self.shape, domain, index, value, monoid)
+    if how != "mean":
+        return out
+    count = b.scatter(Const(int(include_self), I64), self.shape, domain, index, Const(1, I64), "sum")
+    divisor = cast(Op("max", count.expr, Const(1, I64)), out.dtype)
+    return out.with_expr(Op("div" if out.dtype.is_float else "floordiv", out.expr, divisor))
+
+
+def _along(b, self: Tensor, dim: int, index: Tensor, src: "Tensor | Expr", how: str = "last", include_self: bool = True) -> Tensor:
+    """`src` (an expression: one number for all) put at `index` along `dim` of `self`."""
+    shape = b.spec.shape
+    if empty(index.shape):
+        return self
+    self, index = at_least_1d(self), at_least_1d(index)
+    value = at_least_1d(src).at(index.axes) if isinstance(src, Tensor) else src
+    at = along(self, dim % self.rank, index)
+    if how == "last":
+        out = combine(b, self, self.shape, index.shape, at, value, "last")
+    else:
+        out = _fold(b, self, index.shape, at, value, how, include_self)
+    return out if shape else out.squeeze([0])
+
+
+@register(aten.scatter.src)
+def scatter_src(b, self, dim, index, src):
+    return _along(b, self, dim, index, src)
+
+
+@register(aten.scatter.value)
+def scatter_value(b, self, dim, index, value):
+    return _along(b, self, dim, index, constant(value, self.dtype))
+
+
+@register(aten.scatter.reduce)
+def scatter_reduce_src(b, self, dim, index, src, *, reduce):
+    return _along(b, self, dim, index, src, reduce)
+
+
+@register(aten.scatter.value_reduce)
+def scatter_reduce_value(b, self, dim, index, value, *, reduce):
+    return _along(b, self, dim, index, constant(value, self.dtype), reduce)
+
+
+@register(aten.scatter_add.default)
+def scatter_add(b, self, dim, index, src):
+    return _along(b, self, dim, index, src, "sum")
+
+
+@register(aten.scatter_reduce.two)
+def scatter_reduce(b, self, dim, index, src, reduce, *, include_self=True):
+    return _along(b, self, dim, index, src, reduce, include_self)
+
+
+def _rows(self: Tensor, dim: int, index: Tensor, wrap: bool = False):
+    """The domain self.shape with `dim` as long as the 1-d `index`, and each domain element's place in `self`."""
+    index = at_least_1d(index)
+    domain = [index.shape[0] if i == dim else s for i, s in enumerate(self.shape)]
+    at = list(coordinates(domain))
+    at[dim] = position(index.at([at[dim]]), self.shape[dim], wrap)
+    return domain, at
+
+
+def _by_row(b, self: Tensor, dim: int, index: Tensor, source: "Tensor | Expr", how: str, include_self: bool = True, wrap: bool = False) -> Tensor:
+    """Slices of `source` (an expression: one number for all) put at positions `index` of dimension `dim`."""
+    shape = b.spec.shape
+    self = at_least_1d(self)
+    domain, at = _rows(self, dim % self.rank, index, wrap)
+    if empty(domain):
+        return self if shape else self.squeeze([0])
+    value = at_least_1d(source).at(coordinates(domain)) if isinstance(source, Tensor) else source
+    if how == "last":
+        out = combine(b, self, self.shape, domain, at, value, "last")
+    else:
+        out = _fold(b, self, domain, at, value, how, include_self)
+    return out if shape else out.squeeze([0])
+
+
+@register(aten.index_add.default)
+def index_add(b, self, dim, index, source, *, alpha=1):
+    if not (isinstance(alpha, (int, float)) and alpha == 1) and self.dtype is not BOOL:
+        scaled = compute(source.expr)
+        source = source.with_expr(Op("mul", scaled, constant(alpha, scaled.dtype)))
+    return _by_row(b, self, dim, index, source, "sum")
+
+
+@register(aten.index_copy.default)
+def index_copy(b, self, dim, index, source):
+    return _by_row(b, self, dim, index, source, "last")
+
+
+@register(aten.index_fill.int_Scalar)
+def index_fill(b, self, dim, index, value):
+    return _by_row(b, self, dim, index, constant(value, self.dtype), "last", wrap=True)
+
+
+@register(aten.index_fill.int_Tensor)
+def index_fill_tensor(b, self, dim, index, value):
+    return _by_row(b, self, dim, index, cast(value.at([0] * value.rank), self.dtype), "last", wrap=True)
+
+
+@register(aten.index_reduce.default)
+def index_reduce(b, self, dim, index, source, reduce, *, include_self=True):
+    return _by_row(b, self, dim, index, source, reduce, include_self)
+
+
+def _selection(self: Tensor, indices) -> tuple[list[Index], int]:
+    """The shape of `self[indices]`; NotCompiled for masks (by `advanced`)."""
+    used = [d for d, i in enumerate(indices) if i is not None]
+    common = _common_shape([indices[d] for d in used])
+    rest = [s for d, s in enumerate(self.shape) if d >= len(indices) or indices[d] is None]
+    adjacent = used[-1] - used[0] == len(used) - 1
+    lead = used[0] if adjacent else 0
+    return [*rest[:lead], *common, *rest[lead:]]
+
+
+def _common_shape(tensors: Sequence[Tensor]) -> list[Index]:
+    rank = max(t.rank for t in tensors)
+    out = [as_index(1)] * rank
+    for t in tensors:
+        for k, s in enumerate(t.shape):
+            if s != 1:
+                out[rank - t.rank + k] = s
+    return out
+
+
+def _put(b, self: Tensor, indices, values: Tensor, accumulate: bool, mask: Tensor | None = None) -> Tensor:
+    if all(i is None for i in indices):
+        raise NotCompiled("index_put without an index")
+    domain = _selection(self, indices)
+    at = advanced(self, indices, domain)
+    if empty(domain):
+        return self
+    guard = None if mask is None else mask.expand(domain).expr
+    if guard is not None and guard.dtype is not BOOL:
+        raise NotCompiled(f"a mask of type {guard.dtype}")
+    return combine(b, self, self.shape, domain, at, values.expand(domain).expr, "sum" if accumulate else "last", guard)
+
+
+@register(aten.index_put.default, aten._unsafe_index_put.default)
+def index_put(b, self, indices, values, accumulate=False):
+    return _put(b, self, indices, values, accumulate)
+
+
+@register(aten._unsafe_masked_index_put_accumulate.default)
+def masked_index_put(b, self, mask, indices, values):
+    return _put(b, self, indices, values, True, mask)
+
+
+@register(aten.put.default)
+def put(b, self, index, source, accumulate=False):
+    if empty(index.shape):
+        return self
+    at = unflatten(position(index.expr, elements(self.shape), wrap=True), self.shape)
+    value = source.reshape(index.shape).expr
+    return combine(b, self, self.shape, index.shape, at, value, "sum" if accumulate else "last")
+
+
+@register(aten.embedding_dense_backward.default)
+def embedding_dense_backward(b, grad_output, indices, num_weights, padding_idx, scale_grad_by_freq):
+    shape, domain = b.spec.shape, grad_output.shape
+    if empty(domain):
+        return b.tensor(shape, Const(0, grad_output.dtype))
+    place = indices.at(coordinates(domain)[:indices.rank])
+    row = position(place, shape[0])
+    value = grad_output.expr
+    if scale_grad_by_freq:
+        count = b.scatter(Const(0, I64), [shape[0]], indices.shape, [position(indices.expr, shape[0])], Const(1, I64), "sum")
+        value = compute(value)
+        value = Op("div", value, cast(fetched(b, count, [row]), value.dtype))
+    guard = Op("ne", cast(place, I64), constant(padding_idx, I64))
+    return combine(b, Const(0, grad_output.dtype), shape, domain, [row, coordinates(domain)[-1]], value, "sum", guard)
