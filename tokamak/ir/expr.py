@@ -295,16 +295,15 @@ class Rewriter:
         return found
 
 
-def _bound_axis(a: Axis, mapping) -> Axis:
+def _bound_axes(a: Axis, mapping) -> tuple[Axis, ...]:
+    """The axes that take the place of bound axis `a`: itself, one it is renamed to, or the digits it is split into."""
     new = mapping.get(a)
     if new is None:
-        return a
-    if isinstance(new, Axis):
-        return new
+        return (a,)
     atoms = as_index(new).atoms()
-    if len(atoms) == 1 and as_index(atoms[0]) is as_index(new) and isinstance(atoms[0], Axis):
-        return atoms[0]
-    raise TypeError(f"a bound axis can be renamed, not replaced by {new!r}")
+    if not all(isinstance(x, Axis) for x in atoms):
+        raise TypeError(f"a bound axis can be renamed or split, not replaced by {new!r}")
+    return tuple(sorted(atoms, key=lambda x: -as_index(new).coefficient(x).constant if as_index(new).coefficient(x).constant else 0))
 
 
 def rebuild(e: Expr, child: Callable[[Expr], Expr], index: Callable[[Index], Index], mapping=()) -> Expr:
@@ -320,7 +319,9 @@ def rebuild(e: Expr, child: Callable[[Expr], Expr], index: Callable[[Index], Ind
     if isinstance(e, Cast):
         return Cast(e.dtype, child(e.arg), e.implicit)
     if isinstance(e, Reduce):
-        return Reduce(e.monoid, tuple(_bound_axis(a, mapping) if mapping else a for a in e.over), tuple(child(a) for a in e.args), e.component)
+        over = tuple(x for a in e.over for x in _bound_axes(a, mapping)) if mapping else e.over
+        return Reduce(e.monoid, over, tuple(child(a) for a in e.args), e.component)
     if isinstance(e, Scan):
-        return Scan(e.monoid, _bound_axis(e.along, mapping) if mapping else e.along, tuple(child(a) for a in e.args), e.component, e.reverse)
+        along, = _bound_axes(e.along, mapping) if mapping else (e.along,)
+        return Scan(e.monoid, along, tuple(child(a) for a in e.args), e.component, e.reverse)
     return Random(e.kind, child(e.seed), child(e.offset), index(e.index))

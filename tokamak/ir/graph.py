@@ -149,6 +149,7 @@ class Graph:
     writes: tuple[Write, ...] = ()
     origins: dict = field(default_factory=dict)      # node -> tuple[Origin, ...], first the one that names it
     sizes: dict = field(default_factory=dict)        # Size atom name -> text that computes it from the inputs
+    hints: dict = field(default_factory=dict)        # Size atom name -> the value seen when the graph was traced: for cost only
     name: str = "graph"
 
     def origin(self, node) -> Origin:
