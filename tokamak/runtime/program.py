@@ -1,0 +1,346 @@
+"""Programs: the straight-line Python function that a compiled graph becomes.
+
+    Program ::= inputs; Step in order
+    Step    ::= Let | Alloc | Launch | Call | Copy | Drop | Return
+
+`assemble` prints a Program as the source of ONE function and executes it. Host integers are Python expression text over the names of inputs and
+of earlier Lets ("s0*4"); they are pasted into the source, so constants cost nothing at a call. Names that begin with "tk_" belong to this file.
+
+The function has AOTAutograd's boxed convention: it takes one list, which it empties, so that inputs can be freed at their last use.
+
+Layout is part of a value: what an opaque call returns is compared with what was traced. A program with sizes that are all constants does so at its
+first call only and is then printed again with what it learned; a result described by symbolic sizes is compared at every call.
+"""
+from __future__ import annotations
+
+import keyword
+import math
+import struct
+from dataclasses import dataclass, field
+from typing import Any, Callable
+
+import torch
+
+from ..errors import InternalError
+from . import memory
+
+_RESERVED = "tk_"
+
+
+# -- the steps ---------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor's traced description; `shape` and `strides` (in elements) are texts of integers."""
+    shape: tuple[str, ...]
+    strides: tuple[str, ...]
+    dtype: torch.dtype
+    device: str = "cpu"
+
+    @property
+    def static(self) -> bool:
+        return all(_is_int(t) for t in (*self.shape, *self.strides))
+
+
+@dataclass(frozen=True)
+class Ref:
+    """Tensor `name`, or a strided window on it: `offset` in elements, counted from the tensor's own first element."""
+    name: str
+    shape: tuple[str, ...] | None = None
+    strides: tuple[str, ...] | None = None
+    offset: str | None = None
+
+
+@dataclass(frozen=True)
+class Host:
+    """A number computed on the host."""
+    text: str
+
+
+@dataclass(frozen=True)
+class Let:
+    """Host integer `name` is `text`."""
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Alloc:
+    """Fresh memory for tensor `name`, uninitialised, with exactly `spec`'s strides; `nbytes_text` covers its largest offset.
+    `kind`: 'output' (escapes from the call) or 'temp'."""
+    name: str
+    spec: TensorSpec
+    nbytes_text: str
+    kind: str = "output"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel call. Each word is ('ptr' | 'temp', tensor name), ('int', text) or ('float', text: the 8 bytes of a double)."""
+    kernel: str
+    words: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """`target(*args, **kwargs)` by torch. `args` hold Ref, Host and plain values, nested in tuples, lists and dicts. `results` has (name or None, TensorSpec or
+    None) for each output; `single`: the target returns its one result bare. `reason` says why no kernel was made of it."""
+    target: Any
+    args: tuple
+    kwargs: dict
+    results: tuple[tuple[str | None, TensorSpec | None], ...]
+    single: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Drop:
+    """The last use of `name` is past."""
+    name: str
+
+
+@dataclass(frozen=True)
+class Copy:
+    """`target` (an input, mutated by the user's program) receives `source`."""
+    target: Ref
+    source: Ref
+
+
+@dataclass(frozen=True)
+class Return:
+    """The results: Ref, Host, None and plain values."""
+    items: tuple
+
+
+Step = Let | Alloc | Launch | Call | Drop | Copy | Return
+
+
+@dataclass(frozen=True)
+class Program:
+    """`inputs`: argument names in calling order; `errors`: what a kernel's result n + 1 raises: (exception class, message);
+    `constants`: tensors that the steps name and that are no inputs."""
+    name: str
+    inputs: tuple[str, ...]
+    steps: tuple[Step, ...]
+    errors: tuple[tuple[type, str], ...] = ()
+    constants: dict[str, Any] = field(default_factory=dict)
+
+
+# -- from steps to a function --------------------------------------------------------------------------------------------
+def assemble(program: Program, kernels: dict[str, Callable[[bytes, int], int]], pool: memory.Pool | None = None) -> Callable[[list], list]:
+    """The boxed function of `program`. `kernels[name](words, threads)` returns 0, or 1 + an index into `program.errors`.
+    `pool` serves large allocations; None: torch's allocator serves all."""
+    for name in (*program.inputs, *program.constants):
+        _check_name(name)
+    printer = _Printer(program, kernels, pool)
+    fn = printer.function(None)
+    if printer.learns:
+        learned: dict[int, tuple[bool, ...]] = {}
+
+        def settle():
+            """Called at the end of a first call that went well: the code without the checks takes the place of the code with them."""
+            fn.__code__ = _Printer(program, kernels, pool, printer.namespace).function(learned).__code__
+        printer.namespace.update(tk_first=_first_result(learned), tk_settle=settle)
+    fn._boxed_call = True
+    return fn
+
+
+def source(program: Program) -> str:
+    """The text of the settled function, for people to read."""
+    return _Printer(program, {}, None).text({})
+
+
+class _Printer:
+    """Prints one version of a program's function. `learned` maps a Call's position to what the first call showed: for each result, must it be made to
+    conform? None prints the version that learns it."""
+
+    def __init__(self, program: Program, kernels, pool, namespace: dict | None = None):
+        self.program, self.kernels, self.pool = program, kernels, pool
+        self.namespace = namespace if namespace is not None else {
+            "math": math, "torch": torch, "tk_threads": torch.get_num_threads, "tk_conform": _conform, "tk_fail": _failure(program.errors),
+            "tk_window": memory.window, "tk_empty": memory.empty, "tk_alloc": memory.alloc(pool),
+            "tk_take": pool.take if pool is not None else None, **program.constants}
+        self.learns = any(isinstance(s, Call) and any(spec is not None and spec.static for _, spec in s.results) for s in program.steps)
+        self.constants: dict[int, str] = {}
+        self.pointers: dict[str, int] = {}
+        for step in program.steps:
+            for kind, name in step.words if isinstance(step, Launch) else ():
+                if kind in ("ptr", "temp"):
+                    self.pointers[name] = self.pointers.get(name, 0) + 1
+
+    def function(self, learned: dict | None) -> Callable:
+        text = self.text(learned)
+        made: dict = {}
+        exec(compile(text, f"<tokamak {self.program.name}>", "exec"), self.namespace, made)
+        return made[f"tk_{self.program.name}"]
+
+    def text(self, learned: dict | None) -> str:
+        self.learned, self.lines, self.taken = learned, [], set()
+        inputs = self.program.inputs
+        if inputs:
+            self.lines.append(f"{', '.join(inputs)}{',' if len(inputs) == 1 else ''} = args")
+        self.lines.append("args.clear()")
+        for position, step in enumerate(self.program.steps):
+            getattr(self, f"_{type(step).__name__.lower()}")(position, step)
+        return f"def tk_{self.program.name}(args):\n    " + "\n    ".join(self.lines) + "\n"
+
+    # -- one method a kind of step
+    def _let(self, _, step: Let):
+        _check_name(step.name)
+        self.lines.append(f"{step.name} = {step.text}")
+
+    def _alloc(self, _, step: Alloc):
+        _check_name(step.name)
+        spec = step.spec
+        shape, strides, dtype = _tuple(spec.shape), _tuple(spec.strides), self._value(spec.dtype)
+        if spec.device != "cpu":
+            self.lines.append(f"{step.name} = torch.empty_strided({shape}, {strides}, dtype={dtype}, device={spec.device!r})")
+        elif self.pool is None or _is_int(step.nbytes_text) and int(step.nbytes_text) < memory.SMALL:
+            self.lines.append(f"{step.name} = tk_empty({shape}, {strides}, {dtype})")
+        else:
+            layout, size, take = f"({shape}, {strides}, {dtype})", step.nbytes_text, "tk_alloc"
+            if spec.static and _is_int(size):
+                layout = self._bind((_ints(spec.shape), _ints(spec.strides), spec.dtype), f"tk_l_{step.name}")
+                size, take = memory.size_class(int(size)), "tk_take"
+            self.lines.append(f"{step.name} = {take}({layout}, {size})")
+
+    def _launch(self, position: int, step: Launch):
+        format = "=" + "".join("d" if kind == "float" else "q" for kind, _ in step.words)
+        pack = self._bind(struct.Struct(format).pack, f"tk_w{position}")
+        words = ", ".join(self._pointer(text) if kind in ("ptr", "temp") else text for kind, text in step.words)
+        kernel = self._bind(self.kernels.get(step.kernel), f"tk_k_{step.kernel}")
+        self.lines.append(f"tk_e = {kernel}({pack}({words}), tk_threads())")
+        self.lines.append("if tk_e: tk_fail(tk_e)")
+
+    def _call(self, position: int, step: Call):
+        target = step.target._op if isinstance(step.target, torch._ops.OpOverload) else step.target
+        args = [self._value(a) for a in step.args] + [f"{k}={self._value(v)}" for k, v in step.kwargs.items()]
+        call = f"{self._bind(target, f'tk_c{position}')}({', '.join(args)})"
+        names = [n for n, _ in step.results]
+        for n in names:
+            _check_name(n) if n is not None else None
+        checks = any(n is not None and s is not None and s.static for n, s in step.results)
+        if self.learned is None and checks:
+            specs = ", ".join("None" if n is None or s is None or not s.static else f"({_tuple(s.shape)}, {_tuple(s.strides)}, {self._value(s.dtype)})"
+                              for n, s in step.results)
+            call = f"tk_first({position}, {call}, ({specs},), {step.single})"
+        if not any(names):
+            self.lines.append(call)
+        elif step.single:
+            self.lines.append(f"{names[0]} = {call}")
+        else:
+            self.lines.append(f"{', '.join(n or 'tk_u' for n in names)}{',' if len(names) == 1 else ''} = {call}")
+            if None in names:
+                self.lines.append("del tk_u")
+        self._conforming(position, step)
+
+    def _conforming(self, position: int, step: Call):
+        """Symbolic results are compared at every call; of the others those that the first call found different."""
+        needs = (self.learned or {}).get(position, (False,) * len(step.results))
+        for (name, spec), need in zip(step.results, needs):
+            if name is not None and spec is not None and (need or not spec.static):
+                self.lines.append(f"{name} = tk_conform({name}, {_tuple(spec.shape)}, {_tuple(spec.strides)}, {self._value(spec.dtype)})")
+
+    def _drop(self, _, step: Drop):
+        self.lines.append(f"del {step.name}")
+
+    def _copy(self, _, step: Copy):
+        self.lines.append(f"{self._value(step.target)}.copy_({self._value(step.source)})")
+
+    def _return(self, _, step: Return):
+        if self.learned is None and self.learns:
+            self.lines.append("tk_settle()")
+        self.lines.append(f"return [{', '.join(self._value(i) for i in step.items)}]")
+
+    # -- values
+    def _pointer(self, name: str) -> str:
+        if self.pointers[name] == 1:
+            return f"{name}.data_ptr()"
+        local = f"tk_p_{name}"
+        if name not in self.taken:
+            self.taken.add(name)
+            self.lines.append(f"{local} = {name}.data_ptr()")
+        return local
+
+    def _value(self, value) -> str:
+        """`value` as source text; what has no literal becomes a name of the function's globals."""
+        if isinstance(value, Ref):
+            if value.shape is None:
+                return value.name
+            return f"tk_window({value.name}, {_tuple(value.shape)}, {_tuple(value.strides)}, {value.offset or 0})"
+        if isinstance(value, Host):
+            return value.text
+        if type(value) in (list, tuple):
+            inner = ", ".join(self._value(v) for v in value)
+            return f"[{inner}]" if type(value) is list else f"({inner}{',' if len(value) == 1 else ''})"
+        if type(value) is dict:
+            return "{" + ", ".join(f"{k!r}: {self._value(v)}" for k, v in value.items()) + "}"
+        if type(value) is slice:
+            return f"slice({self._value(value.start)}, {self._value(value.stop)}, {self._value(value.step)})"
+        if value is None or type(value) in (bool, int, str) or type(value) is float and math.isfinite(value):
+            return repr(value)
+        if isinstance(value, torch.dtype):
+            return self._bind(value, f"tk_{str(value).removeprefix('torch.')}")
+        name = self.constants.get(id(value))
+        if name is None:
+            name = self.constants[id(value)] = self._bind(value, f"tk_v{len(self.constants)}")
+        return name
+
+    def _bind(self, value, name: str) -> str:
+        self.namespace[name] = value
+        return name
+
+
+def _check_name(name: str):
+    if name.startswith(_RESERVED) or not name.isidentifier() or keyword.iskeyword(name) or name in ("args", "math", "torch"):
+        raise InternalError(f"'{name}' cannot be the name of a value in a program")
+
+
+def _is_int(text: str) -> bool:
+    return text.isdigit() or text[:1] == "-" and text[1:].isdigit()
+
+
+def _ints(texts: tuple[str, ...]) -> tuple[int, ...]:
+    return tuple(int(t) for t in texts)
+
+
+def _tuple(texts: tuple[str, ...]) -> str:
+    return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
+
+
+# -- what the function calls at run time ---------------------------------------------------------------------------------
+def _failure(errors) -> Callable[[int], None]:
+    def fail(code: int):
+        if not 1 <= code <= len(errors):
+            raise InternalError(f"a kernel returned the unknown error {code}")
+        kind, message = errors[code - 1]
+        raise kind(message)
+    return fail
+
+
+def _first_result(learned: dict[int, tuple[bool, ...]]):
+    """tk_first(position, value, specs, single): records which results of the call at `position` differ from what was traced, and returns them as traced."""
+    def first(position: int, value, specs, single: bool):
+        values = (value,) if single else tuple(value)
+        out = tuple(v if s is None else _conform(v, *s) for v, s in zip(values, specs, strict=True))
+        learned[position] = tuple(a is not b for a, b in zip(values, out))
+        return out[0] if single else out
+    return first
+
+
+def _conform(value: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """`value` with the traced strides: itself when it has them (along extents of 1 and in empty tensors any stride will do), else a copy.
+    Raises InternalError when shape or type are not the traced ones."""
+    if not isinstance(value, torch.Tensor) or tuple(value.shape) != shape or value.dtype is not dtype:
+        found = f"{tuple(value.shape)} {value.dtype}" if isinstance(value, torch.Tensor) else type(value).__name__
+        raise InternalError(f"an opaque call returned {found} where {shape} {dtype} was traced")
+    if value.layout is not torch.strided:
+        return value
+    same = value.stride() == strides or 0 in shape or all(e == 1 or a == b for e, a, b in zip(shape, value.stride(), strides))
+    if same and not value.is_neg():
+        return value
+    out = torch.empty_strided(shape, strides, dtype=dtype, device=value.device)
+    if any(s == 0 and e > 1 for e, s in zip(shape, strides)):
+        window = tuple(slice(0, 1) if s == 0 else slice(None) for s in strides)
+        out[window].copy_(value[window])
+        return out
+    return out.copy_(value)
