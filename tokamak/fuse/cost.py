@@ -1,0 +1,126 @@
+"""What a fusion is worth: bytes, operations, parallelism, by size hints. Numbers only; nothing here decides legality."""
+from __future__ import annotations
+
+from typing import Iterable
+
+from ..ir import ops
+from ..ir.expr import Expr, Load, Op, Reduce, Scan, walk
+from ..ir.graph import Compute, Scatter, elements
+from ..ir.index import Axis, Index, Size, evaluate
+from .axes import Group, Member
+from .legal import Roles, candidates
+
+GRAIN = 32 * 1024       # elements below which one thread is as fast as several
+
+
+class Hints:
+    """Sizes as numbers, for estimates."""
+
+    def __init__(self, hints: dict[str, int]):
+        self.hints = hints
+
+    def __call__(self, i: Index) -> int:
+        c = i.constant
+        if c is not None:
+            return c
+        env = {a: self.hints.get(a.name, 64) for a in _sizes(i)}
+        return max(int(evaluate(i, env)), 0)
+
+    def count(self, axes: Iterable[Axis]) -> int:
+        total = 1
+        for a in axes:
+            total *= self(a.extent)
+        return total
+
+
+def _sizes(i: Index) -> set:
+    found: set = set()
+    for a in i.atoms():
+        if isinstance(a, Size):
+            found.add(a)
+        elif hasattr(a, "a"):
+            found |= _sizes(a.a) | _sizes(a.b)
+    return found
+
+
+def node_bytes(node, hints: Hints) -> int:
+    """Bytes of a tensor node."""
+    return hints(elements(node)) * node.dtype.bytes
+
+
+def weight(e: Expr) -> int:
+    """Operations one element takes: heavy ones count their FLOPs, moves nothing."""
+    return sum(ops.OPS[x.name].flops for x in walk(e) if isinstance(x, Op))
+
+
+def is_heavy(e: Expr) -> bool:
+    return any(isinstance(x, (Reduce, Scan)) or (isinstance(x, Op) and ops.OPS[x.name].heavy) for x in walk(e))
+
+
+def reads_of(m: Member) -> list[Load]:
+    return [e for e in walk(*m.roots()) if isinstance(e, Load)]
+
+
+def contiguous_axis(group: Group, hints: Hints) -> Axis | None:
+    """The axis along which most bytes lie contiguously: the one to vectorise over."""
+    score: dict[Axis, int] = {}
+    narrow = {}
+    for m in group.members:
+        accesses = [(e.node, e.index) for e in reads_of(m)]
+        if isinstance(m.node, Compute):
+            accesses.append((m.node, m.dims))
+        else:
+            accesses.append((m.node, m.index))
+        for node, index in accesses:
+            if not index or node.shape == ():
+                continue
+            for i, s in zip(index, node.strides):
+                if s.constant == 1:
+                    for a in i.atoms():
+                        if isinstance(a, Axis) and i.coefficient(a) == 1:
+                            score[a] = score.get(a, 0) + node_bytes(node, hints)
+    for a in score:
+        narrow[a] = hints(a.extent)
+    if not score:
+        return max(group.axes, key=lambda a: hints(a.extent), default=None)
+    return max(score, key=lambda a: (score[a] if narrow[a] >= 4 else 0, narrow[a]))
+
+
+def best_roles(group: Group, hints: Hints, target) -> Roles | None:
+    """The legal choice of parallel axes that keeps the cores busy at the least traffic; None when there is none."""
+    found = candidates(group)
+    if not found:
+        return None
+    v = contiguous_axis(group, hints)
+
+    def rank(r: Roles):
+        busy = parallelism(r, v, hints) >= 2 * target.threads
+        partial = max((hints.count(m.free) for m in r.accumulating), default=0)
+        streams = r.parallel and v in r.parallel and any(m.bound - r.parallel for m in r.local)    # a fold across rows by columns
+        strided = streams and hints.count(b for m in r.local for b in m.bound - r.parallel) > 64
+        return (busy, partial * 8 <= target.l2 // 2, not strided, v not in r.parallel or not r.accumulating or len(r.parallel) == 1,
+                not r.accumulating, hints.count(r.parallel))
+    return max(found, key=rank)
+
+
+def parallelism(r: Roles, vector: Axis | None, hints: Hints) -> int:
+    """How many independent pieces of work there are; the vector axis counts in blocks of 64."""
+    total = 1
+    for a in r.parallel:
+        n = hints(a.extent)
+        total *= max(1, n // 64) if a is vector else n
+    return total
+
+
+def row_bytes(group: Group, r: Roles, hints: Hints) -> int:
+    """Bytes that one iteration of the parallel loops touches."""
+    total = 0
+    seen: dict = {}
+    for m in group.members:
+        for e in reads_of(m):
+            axes = frozenset(a for i in e.index for a in i.axes()) - r.parallel
+            seen[e.node] = max(seen.get(e.node, 0), hints.count(axes) * e.node.dtype.bytes)
+        seen[m.node] = max(seen.get(m.node, 0), hints.count(m.free - r.parallel) * m.node.dtype.bytes)
+    for n in seen.values():
+        total += n
+    return total

@@ -1,0 +1,156 @@
+"""Pointwise producers move into their readers by index substitution.
+
+    reader: ... Load(p, index, guard, other) ...   p: expr   =>   where(guard, expr[axes := index], other)
+
+The domains may differ (pad, cat, roll, stencils). A producer moves when that cannot cost: it is cheap and reads no more than it would be read
+as, or it has one reader that uses each element once. Everything else stays a node, and the planner may still put it in its readers' kernel.
+"""
+from __future__ import annotations
+
+from ..ir.dtype import F32
+from ..ir.expr import Cast, Const, Expr, Load, Op, Reduce, Rewriter, Scan, walk
+from ..ir.graph import Compute, Graph, Opaque, Result, Scatter, View, Write, elements, is_pointwise, reads
+from ..ir.index import Axis, as_index
+from .cost import Hints, is_heavy, weight
+from .plan import pinned_nodes
+
+SMALL = 4           # operations below which computing again is cheaper than any memory traffic
+GROWN = 160         # operations to which an inlined expression may grow
+
+
+def inline(graph: Graph, policy: str = "fast") -> Graph:
+    """`graph` with producers moved into their readers; nodes that nobody reads any more are gone."""
+    return _Inliner(graph, policy).run()
+
+
+class _Inliner:
+    def __init__(self, graph: Graph, policy: str):
+        self.graph, self.policy = graph, policy
+        self.hints = Hints(graph.hints)
+        self.pinned = pinned_nodes(graph)
+        self.uses: dict = {}
+        for n in graph.nodes:
+            for e in _loads_of(n):
+                self.uses.setdefault(e.node, []).append((n, e))
+        self.new: dict = {}                 # node -> its replacement; or its expression when it moves into its readers
+        self.origins: dict = {}
+
+    def run(self) -> Graph:
+        g = self.graph
+        for n in g.nodes:
+            self.new[n] = self._rebuild(n)
+        fix = self._view
+        outputs = tuple(fix(o) if isinstance(o, View) else o for o in g.outputs)
+        writes = tuple(Write(w.target, fix(w.source)) for w in g.writes)
+        nodes = [n for n in dict.fromkeys(x for x in self.new.values() if not isinstance(x, Expr))]
+        origins: dict = {}
+        for n in g.nodes:
+            made = self.new[n]
+            if not isinstance(made, Expr):
+                origins[made] = tuple(dict.fromkeys((*origins.get(made, ()), *g.origins.get(n, ()), *self.origins.get(n, ()))))
+        return Graph(g.inputs, tuple(nodes), outputs, writes, origins, g.sizes, g.hints, g.name)
+
+    def _view(self, v: View) -> View:
+        return View(self.new[v.node], v.shape, v.strides, v.offset)
+
+    def _rebuild(self, n):
+        if isinstance(n, Compute):
+            expr = self._rewriter(n)(n.expr)
+            if n not in self.pinned and is_pointwise(n) and self._moves(n, expr):
+                return expr
+            return Compute(n.shape, n.strides, expr, n.device, n.tag)
+        if isinstance(n, Scatter):
+            rw = self._rewriter(n)
+            base = n.base if isinstance(n.base, Expr) else self.new[n.base]
+            return Scatter(base, n.shape, n.strides, n.domain, tuple(rw.index(i) for i in n.index), rw(n.value), n.monoid,
+                           rw(n.guard) if n.guard is not None else None, n.device)
+        if isinstance(n, Opaque):
+            fix = lambda x: _map(x, lambda v: self._view(v) if isinstance(v, View) else v)
+            return Opaque(n.target, fix(n.args), fix(n.kwargs), n.results, n.single, n.reason, tuple(dict.fromkeys(self.new[r] for r in n.reads)))
+        if isinstance(n, Result):
+            return Result(self.new[n.opaque], n.position, n.shape, n.strides, n.dtype, n.device)
+        return n
+
+    def _rewriter(self, reader) -> Rewriter:
+        def leaf(e: Expr):
+            if isinstance(e, Load):
+                made = self.new[e.node]
+                if isinstance(made, Expr):
+                    self.origins.setdefault(reader, []).extend(self.graph.origins.get(e.node, ()))
+                    self.origins[reader].extend(self.origins.get(e.node, ()))
+                    return substituted(e, e.node.axes, made)
+                return Load(made, e.index, e.guard, e.other) if made is not e.node else None
+            return widened(e, self.policy)
+        return Rewriter(leaf=leaf)
+
+    def _moves(self, n: Compute, expr: Expr) -> bool:
+        uses = self.uses.get(n, ())
+        if not uses:
+            return True
+        inner = [e for e in walk(expr) if isinstance(e, Load)]
+        cost = weight(expr)
+        size = n.dtype.bytes
+        cheap = cost <= SMALL and not is_heavy(expr) and len(inner) <= 1
+        if cheap and sum(e.node.dtype.bytes for e in inner) <= max(4, 2 * size):
+            return True
+        if len(uses) > 1 or cost > GROWN:
+            return False
+        reader, _ = uses[0]
+        return self._domain(reader) <= self.hints(elements(n)) * 1.01 or (cheap and cost == 0)
+
+    def _domain(self, reader) -> int:
+        """How many elements a reader evaluates, its folded axes included."""
+        if isinstance(reader, Scatter):
+            return self.hints.count(reader.axes)
+        bound = {a for e in walk(reader.expr) if isinstance(e, Reduce) for a in e.over}
+        return self.hints.count((*reader.axes, *bound))
+
+
+def _loads_of(n) -> list[Load]:
+    if isinstance(n, Compute):
+        roots: tuple = (n.expr,)
+    elif isinstance(n, Scatter):
+        from ..ir.expr import _fetches
+        roots = (n.value, *((n.guard,) if n.guard is not None else ()), *_fetches(n.index))
+    else:
+        return []
+    return [e for e in walk(*roots) if isinstance(e, Load)]
+
+
+def substituted(load: Load, axes: tuple[Axis, ...], made: Expr) -> Expr:
+    """`made`, the expression of the loaded node over `axes`, at the load's index and under its guard."""
+    mapping = {a: i for a, i in zip(axes, load.index) if a.extent != 1}
+    e = Rewriter(mapping)(made)
+    if load.guard is None:
+        return e
+    guard, other = load.guard, load.other
+    e = under_guard(e, guard)
+    if e.dtype.is_half:
+        implicit = e.implicit if isinstance(e, Cast) else False
+        return Cast(e.dtype, Op("where", guard, Cast(F32, e), Const(other.value, F32)), implicit)
+    return Op("where", guard, e, other)
+
+
+def under_guard(e: Expr, guard: Expr) -> Expr:
+    """`e` with every load in it done only where `guard` holds: its indices may be out of range elsewhere."""
+    def leaf(x: Expr):
+        if isinstance(x, Load) and x.node.shape:
+            both = guard if x.guard is None or x.guard is guard else Op("and", guard, x.guard)
+            return Load(x.node, x.index, both, x.other if x.guard is not None else Const(0, x.dtype))
+        return None
+    return Rewriter(leaf=leaf)(e)
+
+
+def widened(e: Expr, policy: str) -> Expr | None:
+    """Policy `fast`: an operation's own 16-bit rounding is dropped where the value is read back in a wider type."""
+    if policy == "fast" and isinstance(e, Cast) and isinstance(e.arg, Cast) and e.arg.implicit and e.arg.arg.dtype is e.dtype:
+        return e.arg.arg
+    return None
+
+
+def _map(value, leaf):
+    if isinstance(value, (tuple, list)):
+        return type(value)(_map(v, leaf) for v in value)
+    if isinstance(value, dict):
+        return {k: _map(v, leaf) for k, v in value.items()}
+    return leaf(value)

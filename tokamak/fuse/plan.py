@@ -1,0 +1,273 @@
+"""The planner: which nodes share a kernel.
+
+First small pointwise producers move into their readers by index substitution (`inline`), then groups are joined greedily along edges by the
+bytes that joining saves. Every producer -> consumer edge that ends in two kernels leaves a Decision with its Reason and price.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import count
+
+from ..ir.expr import Load, Reduce, Scan, walk
+from ..ir.graph import Compute, Graph, Input, Opaque, Result, Scatter, View, reads
+from .axes import Group, Member, Unifier, singleton
+from .cost import GRAIN, Hints, best_roles, contiguous_axis, node_bytes, parallelism, row_bytes, weight
+from .legal import Roles
+from .reason import Decision, Reason
+
+LARGEST = 24        # members of one group: beyond, kernels stop compiling quickly
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """`steps` in running order: Group or Opaque. `stores[group]`: the nodes of the group that get memory. `roles[group]`: its parallel axes."""
+    graph: Graph
+    steps: tuple
+    stores: dict
+    roles: dict
+    decisions: tuple[Decision, ...]
+
+
+def pinned_nodes(graph: Graph) -> set:
+    """Nodes that need memory whatever is fused: outputs, written values, what opaque calls and scatters (as base) are handed."""
+    found = {o.node for o in graph.outputs if isinstance(o, View)} | {w.source.node for w in graph.writes}
+    for n in graph.nodes:
+        if isinstance(n, Opaque):
+            found.update(n.reads)
+        elif isinstance(n, Scatter):
+            found.add(n)
+            if not hasattr(n.base, "free"):
+                found.add(n.base)
+    return found
+
+
+def plan(graph: Graph, target) -> Plan:
+    """Groups for every Compute and Scatter of `graph` (already simplified and inlined)."""
+    return _Planner(graph, target).run()
+
+
+class _Planner:
+    def __init__(self, graph: Graph, target):
+        self.graph, self.target = graph, target
+        self.hints = Hints(graph.hints)
+        self.fresh = count(1000)
+        self.pinned = pinned_nodes(graph)
+        self.position = {n: i for i, n in enumerate(graph.nodes)}
+        self.readers: dict = {n: [] for n in graph.nodes}
+        for n in graph.nodes:
+            for r in reads(n):
+                self.readers.setdefault(r, []).append(n)
+        self.group: dict = {}             # node -> its Group (or the Opaque itself)
+        self.roles: dict = {}
+        self.refused: dict = {}           # (node, node) -> Reason
+
+    def run(self) -> Plan:
+        for n in self.graph.nodes:
+            if isinstance(n, (Compute, Scatter)):
+                g = singleton(n, self.fresh)
+                self._place(g, best_roles(g, self.hints, self.target))
+                for partner in self._partners(n):
+                    self._try(n, partner)
+            elif isinstance(n, Opaque):
+                self.group[n] = n
+        return self._finish()
+
+    def _place(self, g: Group, r: Roles | None) -> None:
+        for m in g.members:
+            self.group[m.node] = g
+        self.roles[g] = r if r is not None else Roles(frozenset(), g.members, (), ())
+
+    # -- candidates ----------------------------------------------------------------------------------------------------
+    def _partners(self, n) -> list:
+        """Nodes whose group might take `n`: its producers, and other readers of what it reads; most bytes first."""
+        found: dict = {}
+        for p in reads(n):
+            size = node_bytes(p, self.hints) if not isinstance(p, Opaque) else 0
+            if isinstance(p, (Compute, Scatter)):
+                found[p] = max(found.get(p, 0), 2 * size)
+            if isinstance(p, (Opaque,)):
+                continue
+            for s in self.readers.get(p, ()):
+                if s is not n and s in self.group and isinstance(s, (Compute, Scatter)):
+                    found[s] = max(found.get(s, 0), size)
+        return sorted(found, key=lambda p: -found[p])[:12]
+
+    def _try(self, n, partner) -> None:
+        a, b = self.group[partner], self.group[n]
+        if a is b:
+            return
+        reason = self._join(a, b)
+        if isinstance(reason, Reason):
+            self.refused[(partner, n)] = reason
+
+    def _join(self, a: Group, b: Group) -> Reason | None:
+        """Joins the two groups if that is legal and pays; else says why not."""
+        if isinstance(a.members[0].node, Scatter) or isinstance(b.members[0].node, Scatter):
+            return Reason("scatter", "not attempted")
+        if a.members[0].node.device != b.members[0].node.device:
+            return Reason("device", "illegal")
+        if len(a.members) + len(b.members) > LARGEST:
+            return Reason("too_large", "infeasible", f"more than {LARGEST} values")
+        if self._between(a, b) or self._between(b, a):
+            return Reason("cycle", "illegal")
+        joined = self._unify(a, b)
+        if isinstance(joined, Reason):
+            return joined
+        roles = best_roles(joined, self.hints, self.target)
+        if roles is None:
+            return Reason("no_common_axes", "illegal")
+        reason = self._worth(a, b, joined, roles)
+        if reason is None:
+            self._place(joined, roles)
+        return reason
+
+    def _between(self, a: Group, b: Group) -> bool:
+        """True when some node outside both depends on `a` and `b` depends on it."""
+        first = min(self.position[n] for n in a.nodes())
+        inside = set(a.nodes()) | set(b.nodes())
+        stack = [r for n in b.nodes() for r in reads(n) if r not in inside]
+        seen: set = set()
+        targets = set(a.nodes())
+        while stack:
+            n = stack.pop()
+            if n in targets:
+                return True
+            if n in seen:
+                continue
+            seen.add(n)
+            g = self.group.get(n)
+            others = g.nodes() if isinstance(g, Group) else (n,)
+            if all(self.position.get(o, -1) < first for o in others):
+                continue
+            for o in others:
+                seen.add(o)
+                stack.extend(r for r in reads(o) if r not in seen and r not in (set(b.nodes()) - targets))
+        return False
+
+    def _unify(self, a: Group, b: Group) -> Group | Reason:
+        u = Unifier(a, b, self.fresh)
+        for first, second, flip in ((a, b, False), (b, a, True)):
+            made = {m.node: m for m in first.members}
+            for m in second.members:
+                for e in walk(*m.roots()):
+                    if isinstance(e, Load) and e.node in made:
+                        for x, y in zip(made[e.node].dims, e.index):
+                            if not (u.equate(y, x) if flip else u.equate(x, y)):
+                                return Reason("misaligned", "illegal")
+        shared: dict = {}
+        for side, g in ((0, a), (1, b)):
+            for m in g.members:
+                for e in walk(*m.roots()):
+                    if isinstance(e, Load):
+                        shared.setdefault(e.node, ([], []))[side].append(e)
+        for node, (la, lb) in sorted(shared.items(), key=lambda kv: -node_bytes(kv[0], self.hints)):
+            done = False
+            for ea in la[:4]:
+                for eb in lb[:4]:
+                    if not done and all(u.equate(x, y) for x, y in zip(ea.index, eb.index)):
+                        done = True
+        joined = u.result(a, b)
+        members = tuple(sorted(joined.members, key=lambda m: self.position[m.node]))
+        return Group(joined.axes, members)
+
+    # -- profit ----------------------------------------------------------------------------------------------------------
+    def _saved(self, a: Group, b: Group) -> int:
+        """Bytes that need not move when both are one kernel."""
+        saved = 0
+        inside = set(a.nodes()) | set(b.nodes())
+        ra = {r for n in a.nodes() for r in reads(n)}
+        rb = {r for n in b.nodes() for r in reads(n)}
+        for made, used in ((a, rb), (b, ra)):
+            for n in made.nodes():
+                if n in used:
+                    size = node_bytes(n, self.hints)
+                    saved += size
+                    if n not in self.pinned and all(r in inside for r in self.readers[n]):
+                        saved += size
+        for n in ra & rb:
+            if n not in inside and not isinstance(n, Opaque):
+                saved += node_bytes(n, self.hints)
+        return saved
+
+    def _worth(self, a: Group, b: Group, joined: Group, roles: Roles) -> Reason | None:
+        hints, t = self.hints, self.target
+        saved = self._saved(a, b)
+        if saved <= 0:
+            return Reason("no_saving", "unprofitable")
+        work = max(hints.count(m.free | m.bound) for m in joined.members)
+        v = contiguous_axis(joined, hints)
+        if work > GRAIN and parallelism(roles, v, hints) < 2 * t.threads:
+            before = min(parallelism(self.roles[g], v, hints) for g in (a, b))
+            if before >= 2 * t.threads:
+                return Reason("no_parallelism", "unprofitable", f"{hints.count(roles.parallel)} rows")
+        partial = sum(hints.count(m.free) * 8 for m in roles.accumulating)
+        if partial > t.l2 // 2:
+            return Reason("accumulators", "infeasible", f"{partial} bytes a thread")
+        folds = any(isinstance(e, (Reduce, Scan)) for m in roles.local for e in walk(m.expr))
+        if folds and work > GRAIN and row_bytes(joined, roles, hints) > 8 * t.l2:
+            return Reason("no_cache", "unprofitable", f"{row_bytes(joined, roles, hints)} bytes a row")
+        if sum(weight(m.expr) for m in joined.members) > 2000:
+            return Reason("too_large", "infeasible", "more than 2000 operations an element")
+        return None
+
+    # -- result ------------------------------------------------------------------------------------------------------------
+    def _finish(self) -> Plan:
+        groups = list(dict.fromkeys(self.group.values()))
+        stores = {}
+        for g in groups:
+            if isinstance(g, Group):
+                inside = set(g.nodes())
+                stores[g] = tuple(n for n in g.nodes() if n in self.pinned or any(r not in inside for r in self.readers[n]))
+        return Plan(self.graph, tuple(self._order(groups)), stores, {g: self.roles[g] for g in groups if isinstance(g, Group)},
+                    tuple(self._decisions()))
+
+    def _order(self, groups) -> list:
+        """Steps so that producers run first; among those ready the one that stands first in the graph."""
+        import heapq
+        owner = dict(self.group)
+        needs: dict = {g: set() for g in groups}
+        for g in groups:
+            for n in (g.nodes() if isinstance(g, Group) else (g,)):
+                for r in reads(n):
+                    src = owner.get(r.opaque if isinstance(r, Result) else r)
+                    if src is not None and src is not g:
+                        needs[g].add(src)
+        users: dict = {g: [] for g in groups}
+        for g, srcs in needs.items():
+            for s in srcs:
+                users[s].append(g)
+        first = {g: min(self.position[n] for n in (g.nodes() if isinstance(g, Group) else (g,))) for g in groups}
+        left = {g: len(needs[g]) for g in groups}
+        ready = [(first[g], i) for i, g in enumerate(groups) if not left[g]]
+        number = {g: i for i, g in enumerate(groups)}
+        heapq.heapify(ready)
+        out = []
+        while ready:
+            _, i = heapq.heappop(ready)
+            g = groups[i]
+            out.append(g)
+            for u in users[g]:
+                left[u] -= 1
+                if not left[u]:
+                    heapq.heappush(ready, (first[u], number[u]))
+        if len(out) != len(groups):
+            from ..errors import InternalError
+            raise InternalError("the groups depend on each other in a circle")
+        return out
+
+    def _decisions(self):
+        for n in self.graph.nodes:
+            if isinstance(n, (Input, Result)):
+                continue
+            for p in reads(n):
+                if isinstance(p, Input) or (isinstance(p, Opaque)):
+                    continue
+                source = self.group.get(p.opaque if isinstance(p, Result) else p)
+                mine = self.group[n]
+                size = node_bytes(p, self.hints)
+                if source is mine:
+                    yield Decision(p, n, None, size)
+                elif isinstance(source, Opaque) or isinstance(mine, Opaque):
+                    yield Decision(p, n, Reason("opaque", "illegal"), size)
+                else:
+                    yield Decision(p, n, self.refused.get((p, n)) or Reason("no_saving", "not attempted"), size)
