@@ -1,0 +1,78 @@
+"""C fragments: folds across the lanes of a register, prefixes within it, and transposing W registers.
+
+    hsum_D hprod_D hmax_D hmin_D -> a scalar of D's register element      hany hall -> 1 or 0
+    scansum_D scanprod_D scanmax_D scanmin_D -> inclusive prefixes
+    hargmax_D(value, index) -> int64_t      argmax_take_D(va, ia, vb, ib) -> lanes where b replaces a    (argmin alike)
+
+Lanes meet in a fixed order: lane k with lane k + W/2, then W/4 and so on. Maximum and minimum are NaN if any lane is.
+"""
+from __future__ import annotations
+
+from ..ir.dtype import ALL, DType
+
+_TYPES = {"i32": "int32_t", "i64": "int64_t", "u8": "uint8_t", "i8": "int8_t", "i16": "int16_t", "f32": "float", "f64": "double"}
+
+
+def _halving(v: str, combine: str, lanes: int) -> str:
+    """Statements that fold register `v` into its lane 0; `combine` is C text of @a and @b."""
+    out, step = [], lanes // 2
+    while step:
+        order = ", ".join(str((k + step) % lanes) for k in range(lanes))
+        out.append("v = " + combine.replace("@b", f"__builtin_shufflevector(v, v, {order})").replace("@a", "v") + ";")
+        step //= 2
+    return " ".join(out)
+
+
+def _prefix(n: str, combine: str, neutral: str, lanes: int) -> str:
+    """Statements that make register `v` its inclusive prefixes."""
+    out, step = [f"v_{n} e = (v_{n}){{0}} + {neutral};"], 1
+    while step < lanes:
+        order = ", ".join(str(k - step if k >= step else lanes) for k in range(lanes))
+        out.append(f"v = {combine.replace('@a', f'__builtin_shufflevector(v, e, {order})').replace('@b', 'v')};")
+        step *= 2
+    return " ".join(out)
+
+
+def _limits(d: DType, largest: bool) -> str:
+    if d.is_float:
+        return "__builtin_inf()" if largest else "-__builtin_inf()"
+    bits = d.bytes * 8
+    if d.kind == "u":
+        return str(2**bits - 1) if largest else "0"
+    top = 2 ** (bits - 1) - 1
+    return f"{top}" if largest else f"(-{top} - 1)"
+
+
+def _folds(d: DType, lanes: int) -> dict[str, str]:
+    n, ctype = d.name, _TYPES[d.name]
+    f = "f" if n == "f32" else ""
+    neutral = {"sum": "0", "prod": "1", "max": _limits(d, False).replace("inf()", f"inf{f}()"), "min": _limits(d, True).replace("inf()", f"inf{f}()")}
+    combine = {"sum": "@a + @b", "prod": "@a * @b", "max": f"max_{n}(@a, @b)", "min": f"min_{n}(@a, @b)"}
+    out = {}
+    for m, text in combine.items():
+        out[f"h{m}_{n}"] = f"TK {ctype} h{m}_{n}(v_{n} v) {{ {_halving('v', text, lanes)} return v[0]; }}"
+        out[f"scan{m}_{n}"] = f"TK v_{n} scan{m}_{n}(v_{n} v) {{ {_prefix(n, text, neutral[m], lanes)} return v; }}"
+    for m, better in (("argmax", "gt"), ("argmin", "lt")):
+        nan = f" | (ne_{n}(vb, vb) & eq_{n}(va, va))" if d.is_float else ""
+        same = f"(eq_{n}(va, vb) | (ne_{n}(va, va) & ne_{n}(vb, vb)))" if d.is_float else f"eq_{n}(va, vb)"
+        take = f"{m}_take_{n}"
+        out[take] = (f"TK v_bool {take}(v_{n} va, v_i64 ia, v_{n} vb, v_i64 ib) {{\n"
+                     f"  return {better}_{n}(vb, va){nan} | ({same} & lt_i64(ib, ia)); }}")
+        steps, step = [], lanes // 2
+        while step:
+            order = ", ".join(str((k + step) % lanes) for k in range(lanes))
+            steps.append(f"w = __builtin_shufflevector(v, v, {order}); j = __builtin_shufflevector(i, i, {order}); m = {take}(v, i, w, j); "
+                         f"v = select_{n}(m, w, v); i = select_i64(m, j, i);")
+            step //= 2
+        out[f"h{m}_{n}"] = f"TK int64_t h{m}_{n}(v_{n} v, v_i64 i) {{\n  v_{n} w; v_i64 j; v_bool m;\n  " + "\n  ".join(steps) + " return i[0]; }"
+    return out
+
+
+def fragments(lanes: int) -> dict[str, str]:
+    """Fragment name -> C text."""
+    out = {"hany": f"TK int hany(v_bool v) {{ {_halving('v', '@a | @b', lanes)} return v[0] != 0; }}",
+           "hall": f"TK int hall(v_bool v) {{ {_halving('v', '@a & @b', lanes)} return v[0] != 0; }}"}
+    for d in ALL:
+        if d.name in _TYPES:
+            out.update(_folds(d, lanes))
+    return out

@@ -1,0 +1,143 @@
+"""C fragments: reading and writing memory, whole vectors, first lanes, strided, gathered; conversion between storage and registers.
+
+A value of the language lives in a register of W lanes: `v_f32` and so on; bool as 32-bit masks (0 or -1); f16 and bf16 as the f32 that they are.
+In memory bool is a byte 0 or 1, f16 and bf16 are uint16_t. Fragments (D is a type's name, p points to storage, n with 0 < n < W counts lanes):
+
+    load_D(p)  loadn_D(p, n)  loads_D(p, stride)  loadsn_D(p, stride, n)  loadi_D(p, index)  loadin_D(p, index, n)  loadb_D(p)
+    store_D(p, v)  storen_D(p, v, n)  stores_D(p, stride, v)  storesn_D(p, stride, v, n)  storei_D(p, index, v)  storein_D(p, index, v, n)  store1_D(p, v)
+
+Strides and indices count elements. Lanes from n on are neither read nor written, and are 0 when loaded. A scatter writes its lanes in order.
+"""
+from __future__ import annotations
+
+from ..ir.dtype import ALL, DType
+
+RAW = {"u8": "uint8_t", "i8": "int8_t", "u16": "uint16_t", "i16": "int16_t", "i32": "int32_t", "i64": "int64_t", "f32": "float", "f64": "double"}
+"""What memory holds: name of the raw register -> element type."""
+
+STORED = {"bool": "u8", "f16": "u16", "bf16": "u16"}
+"""Types whose memory and register forms differ -> the raw form. `widen_D` and `narrow_D` convert."""
+
+
+def register(d: DType | str) -> str:
+    """The C type of a register that holds `d`."""
+    name = str(d)
+    return "v_f32" if name in ("f16", "bf16") else f"v_{name}"
+
+
+def lane_list(lanes: int, text: str) -> str:
+    """`text` for every lane, `@` standing for the lane's number."""
+    return ", ".join(text.replace("@", str(k)) for k in range(lanes))
+
+
+def _raw(name: str, ctype: str, lanes: int) -> dict[str, str]:
+    v = f"v_{name}"
+    gathered = lane_list(lanes, "p[i[@]]")
+    strided = lane_list(lanes, "p[@ * stride]")
+    scatter = " ".join(f"p[i[{k}]] = v[{k}];" for k in range(lanes))
+    spread = " ".join(f"p[{k} * stride] = v[{k}];" for k in range(lanes))
+    halves = [k for k in (32, 16, 8, 4, 2, 1) if k < lanes]
+    read = " ".join(f"if (n & {k}) {{ __builtin_memcpy(buf + at, p + at, {k} * sizeof *p); at += {k}; }}" for k in halves)
+    write = " ".join(f"if (n & {k}) {{ __builtin_memcpy(p + at, buf + at, {k} * sizeof *p); at += {k}; }}" for k in halves)
+    return {
+        f"load_{name}": f"TK {v} load_{name}(const {ctype} *p) {{ return *(const u_{name} *)p; }}",
+        f"loadn_{name}": f"TK {v} loadn_{name}(const {ctype} *p, int64_t n) {{\n"
+                         f"  {ctype} buf[W] __attribute__((aligned(64))) = {{0}}; int64_t at = 0;\n  {read}\n  return *(const u_{name} *)buf; }}",
+        f"loads_{name}": f"TK {v} loads_{name}(const {ctype} *p, int64_t stride) {{ return ({v}){{{strided}}}; }}",
+        f"loadsn_{name}": f"TK {v} loadsn_{name}(const {ctype} *p, int64_t stride, int64_t n) {{\n"
+                          f"  {ctype} buf[W] = {{0}};\n  for (int64_t k = 0; k < n; k++) buf[k] = p[k * stride];\n  return *(const u_{name} *)buf; }}",
+        f"loadi_{name}": f"TK {v} loadi_{name}(const {ctype} *p, v_i64 i) {{ return ({v}){{{gathered}}}; }}",
+        f"loadin_{name}": f"TK {v} loadin_{name}(const {ctype} *p, v_i64 i, int64_t n) {{\n"
+                          f"  {ctype} buf[W] = {{0}};\n  for (int64_t k = 0; k < n; k++) buf[k] = p[i[k]];\n  return *(const u_{name} *)buf; }}",
+        f"loadb_{name}": f"TK {v} loadb_{name}(const {ctype} *p) {{ {ctype} s = *p; return ({v}){{{lane_list(lanes, 's')}}}; }}",
+        f"store_{name}": f"TK void store_{name}({ctype} *p, {v} v) {{ *(u_{name} *)p = v; }}",
+        f"storen_{name}": f"TK void storen_{name}({ctype} *p, {v} v, int64_t n) {{\n"
+                          f"  {ctype} buf[W] __attribute__((aligned(64))); int64_t at = 0;\n  *(u_{name} *)buf = v;\n  {write} }}",
+        f"stores_{name}": f"TK void stores_{name}({ctype} *p, int64_t stride, {v} v) {{ {spread} }}",
+        f"storesn_{name}": f"TK void storesn_{name}({ctype} *p, int64_t stride, {v} v, int64_t n) {{\n"
+                           f"  {ctype} buf[W]; *(u_{name} *)buf = v;\n  for (int64_t k = 0; k < n; k++) p[k * stride] = buf[k]; }}",
+        f"storei_{name}": f"TK void storei_{name}({ctype} *p, v_i64 i, {v} v) {{ {scatter} }}",
+        f"storein_{name}": f"TK void storein_{name}({ctype} *p, v_i64 i, {v} v, int64_t n) {{\n"
+                           f"  {ctype} buf[W]; *(u_{name} *)buf = v;\n  for (int64_t k = 0; k < n; k++) p[i[k]] = buf[k]; }}",
+        f"store1_{name}": f"TK void store1_{name}({ctype} *p, {v} v) {{ *p = v[0]; }}",
+    }
+
+
+# (name, parameters after the pointer, arguments after the pointer)
+_LOADS = (("load", "", ""), ("loadn", ", int64_t n", ", n"), ("loads", ", int64_t stride", ", stride"),
+          ("loadsn", ", int64_t stride, int64_t n", ", stride, n"), ("loadi", ", v_i64 i", ", i"), ("loadin", ", v_i64 i, int64_t n", ", i, n"),
+          ("loadb", "", ""))
+_STORES = (("store", ", @", ", @"), ("storen", ", @, int64_t n", ", @, n"), ("stores", ", int64_t stride, @", ", stride, @"),
+           ("storesn", ", int64_t stride, @, int64_t n", ", stride, @, n"), ("storei", ", v_i64 i, @", ", i, @"),
+           ("storein", ", v_i64 i, @, int64_t n", ", i, @, n"), ("store1", ", @", ", @"))
+
+
+def _converted(d: DType) -> dict[str, str]:
+    """The fragments of a type whose register form differs, over those of its raw form."""
+    raw, v, out = STORED[d.name], register(d), {}
+    for name, parameters, arguments in _LOADS:
+        out[f"{name}_{d}"] = f"TK {v} {name}_{d}(const {d.c} *p{parameters}) {{ return widen_{d}({name}_{raw}(p{arguments})); }}"
+    for name, parameters, arguments in _STORES:
+        parameters, arguments = parameters.replace("@", f"{v} v"), arguments.replace("@", f"narrow_{d}(v)")
+        out[f"{name}_{d}"] = f"TK void {name}_{d}({d.c} *p{parameters}) {{ {name}_{raw}(p{arguments}); }}"
+    return out
+
+
+_CONVERT = {
+    "widen_bool": "TK v_bool widen_bool(v_u8 x) { return cast_u8_i32(x) != 0; }",
+    "narrow_bool": "TK v_u8 narrow_bool(v_bool m) { return cast_i32_u8(-m); }",
+    "widen_bf16": "TK v_f32 widen_bf16(v_u16 x) { return (v_f32)(__builtin_convertvector(x, v_u32) << 16); }",
+    "narrow_bf16": "TK v_u16 narrow_bf16(v_f32 x) { return __builtin_convertvector((v_u32)round_bf16(x) >> 16, v_u16); }",
+    "round_bf16": """\
+TK v_f32 round_bf16(v_f32 x) {
+  v_u32 b = (v_u32)x, r = (b + 0x7fff + (b >> 16 & 1)) & 0xffff0000u, nan = (v_u32)(x != x);
+  return (v_f32)((nan & 0x7fc00000u) | (~nan & r)); }""",
+    # Exponent 0 (denormal or zero): the magnitude is read behind a 1.0-like exponent, which is subtracted again, exactly.
+    "widen_f16": """\
+#if defined(__AVX512F__) && W == 16
+TK v_f32 widen_f16(v_u16 x) {
+  typedef short q __attribute__((vector_size(32)));
+  return (v_f32)__builtin_ia32_vcvtph2ps512_mask((q)x, (v_f32){0}, -1, 4); }
+#elif defined(__F16C__) && W == 8
+TK v_f32 widen_f16(v_u16 x) {
+  typedef short q __attribute__((vector_size(16)));
+  return (v_f32)__builtin_ia32_vcvtph2ps256((q)x); }
+#else
+TK v_f32 widen_f16(v_u16 x) {
+  v_u32 h = __builtin_convertvector(x, v_u32), m = (h & 0x7fff) << 13, e = m & 0x0f800000, r = m + 0x38000000;
+  v_u32 top = (v_u32)(e == 0x0f800000), low = (v_u32)(e == 0);
+  v_u32 small = (v_u32)((v_f32)(r + 0x00800000) - 0x1p-14f);
+  r = (r + (top & 0x38000000)) & ~low | small & low;
+  return (v_f32)(r | (h & 0x8000) << 16); }
+#endif""",
+    "narrow_f16": """\
+#if defined(__AVX512F__) && W == 16
+TK v_u16 narrow_f16(v_f32 x) {
+  typedef short q __attribute__((vector_size(32)));
+  return (v_u16)__builtin_ia32_vcvtps2ph512_mask(x, 0, (q){0}, -1); }
+#elif defined(__F16C__) && W == 8
+TK v_u16 narrow_f16(v_f32 x) { return (v_u16)__builtin_ia32_vcvtps2ph256(x, 0); }
+#else
+TK v_u16 narrow_f16(v_f32 x) {
+  v_u32 b = (v_u32)x, u = b & 0x7fffffff;
+  v_u32 top = (v_u32)((v_i32)u >= 0x47800000), nan = (v_u32)(x != x), low = (v_u32)((v_i32)u < 0x38800000);
+  v_u32 small = (v_u32)((v_f32)u + 0.5f) - 0x3f000000;
+  v_u32 r = u + 0xc8000fffu + (u >> 13 & 1) >> 13;
+  r = r & ~low | small & low;
+  r = r & ~top | (0x7c00 | nan & 0x200) & top;
+  return __builtin_convertvector(r | (b >> 16 & 0x8000), v_u16); }
+#endif""",
+    "round_f16": "TK v_f32 round_f16(v_f32 x) { return widen_f16(narrow_f16(x)); }",
+}
+
+
+def fragments(lanes: int) -> dict[str, str]:
+    """Fragment name -> C text, in an order in which each stands behind what it uses (casts of u8 and i32 excepted)."""
+    out: dict[str, str] = {}
+    for name, ctype in RAW.items():
+        out.update(_raw(name, ctype, lanes))
+    out.update(_CONVERT)
+    for d in ALL:
+        if d.name in STORED:
+            out.update(_converted(d))
+    return out
