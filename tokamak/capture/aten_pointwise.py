@@ -1,0 +1,420 @@
+"""Elementwise operators: arithmetic, comparisons, activations and their derivatives.
+
+The tables hold aten's name and its formula. Formulas are ATen's own (the same comparisons at the same borders), so that NaN, infinities and ties come out as in eager.
+"""
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ..ir.dtype import BOOL
+from ..ir.expr import Const
+from .fx import TORCH_DTYPES
+from .promote import Term, call, clip, every, formulas, like, op, operand, pointwise, result_type, where
+from .registry import NotCompiled, register
+from .tensor import Tensor, strided
+
+aten = torch.ops.aten
+
+
+# -- one argument ----------------------------------------------------------------------------------------------------
+def _on_floats(name: str):
+    """The operation on floating values; integers and bool are themselves."""
+    return lambda x: call(name, x) if x.is_float else x
+
+
+def _sinc(x: Term) -> Term:
+    y = x * math.pi
+    return where(x.eq(0), 1, call("sin", y) / y)
+
+
+def _round(x: Term, decimals=0) -> Term:
+    if not x.is_float:
+        return x
+    n = decimals if isinstance(decimals, int) else decimals.expr.value
+    if n == 0:
+        return call("round", x)
+    return call("round", x * 10.0**n) / 10.0**n if n > 0 else call("round", x / 10.0**-n) * 10.0**-n
+
+
+def _sign(x: Term) -> Term:
+    return x if x.dtype is BOOL else call("sign", x)
+
+
+def _angle(x: Term) -> Term:
+    return where(call("isnan", x), x, where(x < 0, math.pi, 0))
+
+
+def _logit(x: Term, eps=None) -> Term:
+    if eps is not None:
+        x = where(x < eps, eps, where(x > 1 - eps, 1 - eps, x))
+    return call("log", x / (1 - x))
+
+
+_SAME_NAME = "acos acosh asin asinh atan atanh cos cosh digamma erf erfc erfinv exp exp2 expm1 lgamma log log10 log1p log2 rsqrt sigmoid sin sinh sqrt tan tanh"
+
+formulas({name: op(name) for name in _SAME_NAME.split()})
+formulas({
+    "reciprocal": op("recip"),
+    "sinc": _sinc,
+    "deg2rad": lambda x: x * (math.pi / 180),
+    "rad2deg": lambda x: x * (180 / math.pi),
+    "special_entr": lambda x: where(call("isnan", x), x, where(x > 0, -x * call("log", x), where(x.eq(0), 0, -math.inf))),
+    "angle": _angle,
+    "logit": _logit,
+    "neg": op("neg"),
+    "positive": lambda x: x,
+    "abs": lambda x: x if x.dtype.kind in "bu" else abs(x),
+    "sign": _sign,
+    "sgn": _sign,
+    "floor": _on_floats("floor"),
+    "ceil": _on_floats("ceil"),
+    "trunc": _on_floats("trunc"),
+    "round": _round,
+    "frac": lambda x: x - call("trunc", x),
+    "square": lambda x: x * x,
+    "bitwise_not": lambda x: ~x,
+})
+
+
+def _predicate(name: str, of_float, of_int=lambda x: Term(Const(False, BOOL))) -> None:
+    """A question about each element, asked in the argument's own type."""
+    @register(*every(name))
+    def build(b, x: Tensor) -> Tensor:
+        return pointwise(b, of_float if x.dtype.is_float else of_int, x, common=x.dtype)
+
+
+_predicate("isnan", op("isnan"))
+_predicate("isinf", op("isinf"))
+_predicate("isposinf", lambda x: x.eq(math.inf))
+_predicate("isneginf", lambda x: x.eq(-math.inf))
+_predicate("signbit", op("signbit"), lambda x: x < 0)
+_predicate("logical_not", lambda x: x.eq(0), lambda x: x.eq(0))
+
+
+@register(aten.nan_to_num.default)
+def nan_to_num(b, x: Tensor, nan=None, posinf=None, neginf=None) -> Tensor:
+    if not x.dtype.is_float:
+        return x
+    limit = torch.finfo(TORCH_DTYPES[x.dtype]).max
+    high, low = limit if posinf is None else posinf, -limit if neginf is None else neginf
+    return pointwise(b, lambda v: where(call("isnan", v), 0 if nan is None else nan, where(v.eq(math.inf), high, where(v.eq(-math.inf), low, v))), x)
+
+
+# -- arithmetic of two and three arguments ---------------------------------------------------------------------------
+def _is_one(x) -> bool:
+    return (isinstance(x, Term) and isinstance(x.expr, Const) and x.expr.value == 1) or (not isinstance(x, Term) and x == 1)
+
+
+def _times(x: Term, factor) -> Term:
+    """x * factor; of bools, and."""
+    if _is_one(factor):
+        return x
+    return x & factor if x.dtype is BOOL else x * factor
+
+
+def _add(x: Term, y: Term, alpha=1) -> Term:
+    y = _times(y, alpha)
+    return x | y if x.dtype is BOOL else x + y
+
+
+def _lerp(start: Term, end: Term, weight: Term) -> Term:
+    low = start + weight * (end - start)
+    high = end - (end - start) * (1 - weight)
+    if isinstance(weight.expr, Const):
+        return low if abs(weight.expr.value) < 0.5 else high
+    return where(abs(weight) < 0.5, low, high)
+
+
+def _divide(x: Term, y: Term, rounding_mode=None) -> Term:
+    if rounding_mode is None:
+        return x / y
+    if rounding_mode == "floor":
+        return call("floordiv", x, y)
+    return call("trunc", x / y) if x.is_float else call("truncdiv", x, y)
+
+
+def _nan_free(name: str):
+    """fmin or fmax; integers have no NaN."""
+    return lambda x, y: call(name if x.is_float else name[1:], x, y)
+
+
+def _clamp(x: Term, min=None, max=None) -> Term:
+    x = x if min is None else call("max", x, min)
+    return x if max is None else call("min", x, max)
+
+
+formulas({
+    "add": _add,
+    "sub": lambda x, y, alpha=1: x - _times(y, alpha),
+    "rsub": lambda x, y, alpha=1: y - _times(x, alpha),
+    "mul": _times,
+    "div": _divide,
+    "addcmul": lambda x, a, c, value=1: x + _times(a, value) * c,
+    "addcdiv": lambda x, a, c, value=1: x + _times(a, value) / c,
+    "lerp": _lerp,
+    "clamp": _clamp,
+    "clamp_min": lambda x, low: call("max", x, low),
+    "clamp_max": lambda x, high: call("min", x, high),
+    "relu": lambda x: call("max", x, 0),
+    "relu6": lambda x: clip(x, 0, 6),
+    "hardtanh": lambda x, low=-1, high=1: clip(x, low, high),
+})
+
+
+def _xlog(log: str):
+    return lambda x, y: where(call("isnan", y), y, where(x.eq(0), 0, x * call(log, y)))
+
+
+def _log_add(exp: str, log):
+    def formula(x: Term, y: Term) -> Term:
+        same_infinity = call("isinf", x) & x.eq(y)
+        return where(same_infinity, x, call("max", x, y) + log(call(exp, -abs(x - y))))
+    return formula
+
+
+def _heaviside(x: Term, at_zero: Term) -> Term:
+    return where(x.eq(0), at_zero, (x > like(x, 0)).to(x.dtype))
+
+
+def _ldexp(x: Term, exponent: Term) -> Term:
+    return x * call("exp2", exponent)
+
+
+def _threshold(x: Term, limit, value) -> Term:
+    return where(x <= limit, value, x)
+
+
+formulas({
+    "maximum": op("max"),
+    "minimum": op("min"),
+    "fmax": _nan_free("fmax"),
+    "fmin": _nan_free("fmin"),
+    "fmod": op("rem"),
+    "remainder": op("mod"),
+    "floor_divide": op("floordiv"),
+    "atan2": op("atan2"),
+    "hypot": op("hypot"),
+    "copysign": op("copysign"),
+    "logaddexp": _log_add("exp", op("log1p")),
+    "logaddexp2": _log_add("exp2", lambda e: call("log1p", e) * (1 / math.log(2))),
+    "xlogy": _xlog("log"),
+    "special_xlog1py": _xlog("log1p"),
+    "heaviside": _heaviside,
+    "ldexp": _ldexp,
+    "threshold": _threshold,
+    "bitwise_and": op("and"),
+    "bitwise_or": op("or"),
+    "bitwise_xor": op("xor"),
+}, wide=False)
+
+
+def _shift(name: str):
+    def build(b, x, count) -> Tensor:
+        if not b.spec.dtype.is_int:
+            raise NotCompiled(f"a shift of {b.spec.dtype}")
+        return pointwise(b, op(name), x, count, wide=False)
+    return build
+
+
+register(*every("bitwise_left_shift", "__lshift__"))(_shift("shl"))
+register(*every("bitwise_right_shift", "__rshift__"))(_shift("shr"))
+
+
+@register(aten.nextafter.default)
+def nextafter(b, x: Tensor, y: Tensor) -> Tensor:
+    if b.spec.dtype.is_half:
+        raise NotCompiled("nextafter steps in its own 16-bit type")
+    return pointwise(b, op("nextafter"), x, y)
+
+
+# exponents for which torch itself takes a shorter way
+_POWERS = {0.0: lambda x: like(x, 1), 0.5: op("sqrt"), 1.0: lambda x: x, 2.0: lambda x: x * x, 3.0: lambda x: x * x * x,
+           -0.5: op("rsqrt"), -1.0: op("recip"), -2.0: lambda x: call("recip", x * x)}
+
+
+@register(*every("pow"))
+def power(b, x, exponent) -> Tensor:
+    common = b.spec.dtype
+    if common is BOOL:
+        raise NotCompiled("pow of bools")
+    short = _POWERS.get(float(exponent)) if isinstance(exponent, (int, float)) and (common.is_float or exponent >= 0) else None
+    if short is not None and (common.is_float or exponent == int(exponent)):
+        return pointwise(b, short, x)
+    return pointwise(b, op("pow"), x, exponent, wide=False)
+
+
+# -- comparisons and choices -----------------------------------------------------------------------------------------
+def _compare(name: str) -> None:
+    @register(*every(name))
+    def build(b, x, y) -> Tensor:
+        return pointwise(b, op(name), x, y, common=result_type(x, y), wide=False)
+
+
+def _logical(name: str, operation: str) -> None:
+    @register(*every(name))
+    def build(b, x, y) -> Tensor:
+        return pointwise(b, op(operation), x, y, common=BOOL)
+
+
+for _name in "eq ne lt le gt ge".split():
+    _compare(_name)
+for _name in "and or xor".split():
+    _logical(f"logical_{_name}", _name if _name != "xor" else "ne")
+
+
+@register(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
+def choose(b, condition: Tensor, x, y) -> Tensor:
+    holds = operand(condition, BOOL, b.spec.shape)
+    return pointwise(b, lambda p, q: where(holds, p, q), x, y, wide=False)
+
+
+@register(*every("masked_fill"))
+def masked_fill(b, x: Tensor, mask: Tensor, value) -> Tensor:
+    hidden = operand(mask, BOOL, b.spec.shape)
+    return pointwise(b, lambda p, v: where(hidden, v, p), x, value, wide=False)
+
+
+# -- activations -----------------------------------------------------------------------------------------------------
+_SQRT_HALF, _TWO_OVER_SQRT_PI = math.sqrt(0.5), 2 / math.sqrt(math.pi)
+_BETA, _KAPPA = math.sqrt(2) * _TWO_OVER_SQRT_PI * 0.5, 0.044715     # of gelu's approximation by tanh
+
+
+def _sigmoid(x: Term) -> Term:
+    return call("sigmoid", x)
+
+
+def _gelu(x: Term, approximate="none") -> Term:
+    if approximate == "tanh":
+        return 0.5 * x * (1 + call("tanh", _BETA * (x + _KAPPA * (x * x * x))))
+    return x * 0.5 * (1 + call("erf", x * _SQRT_HALF))
+
+
+def _gelu_backward(g: Term, x: Term, approximate="none") -> Term:
+    if approximate == "tanh":
+        t = call("tanh", _BETA * (x + _KAPPA * (x * x * x)))
+        inner = _BETA * (1 + 3 * _KAPPA * (x * x))
+        return g * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * inner)
+    cdf = 0.5 * (1 + call("erf", x * _SQRT_HALF))
+    pdf = call("exp", x * x * -0.5) * (_TWO_OVER_SQRT_PI * _SQRT_HALF * 0.5)
+    return g * (cdf + x * pdf)
+
+
+def _elu(x: Term, alpha=1, scale=1, input_scale=1) -> Term:
+    return where(x < 0, call("expm1", x * input_scale) * alpha * scale, x * scale)
+
+
+def _elu_backward(g: Term, alpha, scale, input_scale, is_result, x: Term) -> Term:
+    slope = like(g, alpha) * scale
+    below = g * input_scale * (x + slope) if is_result else g * input_scale * slope * call("exp", x * input_scale)
+    return where(x <= 0, below, g * scale)
+
+
+def _softplus(x: Term, beta=1, threshold=20) -> Term:
+    return where(x * beta > threshold, x, call("log1p", call("exp", x * beta)) / beta)
+
+
+def _softplus_backward(g: Term, x: Term, beta=1, threshold=20) -> Term:
+    z = call("exp", x * beta)
+    return where(x * beta > threshold, g, g * z / (z + 1))
+
+
+def _mish_backward(g: Term, x: Term) -> Term:
+    s, t = _sigmoid(x), call("tanh", call("log1p", call("exp", x)))
+    return g * (t + x * s * (1 - t * t))
+
+
+def _hardswish_backward(g: Term, x: Term) -> Term:
+    return where(x <= -3, 0, where(x < 3, g * (x / 3 + 0.5), g))
+
+
+def _logit_backward(g: Term, x: Term, eps=None) -> Term:
+    if eps is None:
+        return where((x < 0) | (x > 1), math.nan, g / (x * (1 - x)))
+    return where((x < eps) | (x > 1 - eps), 0, g / (x * (1 - x)))
+
+
+def _log_sigmoid_backward(g: Term, x: Term, buffer) -> Term:
+    z = call("exp", -abs(x))
+    negative = x < 0
+    return g * (where(negative, like(x, 1), 0) - where(negative, like(x, 1), -1) * (z / (1 + z)))
+
+
+def _shrink_backward(g: Term, x: Term, limit) -> Term:
+    return where((x >= -limit) & (x <= limit), 0, g)
+
+
+formulas({
+    "gelu": _gelu,
+    "gelu_backward": _gelu_backward,
+    "silu": lambda x: x / (1 + call("exp", -x)),
+    "silu_backward": lambda g, x: g * _sigmoid(x) * (1 + x * (1 - _sigmoid(x))),
+    "sigmoid_backward": lambda g, y: g * (1 - y) * y,
+    "tanh_backward": lambda g, y: g * (1 - y * y),
+    "mish": lambda x: x * call("tanh", call("log1p", call("exp", x))),
+    "mish_backward": _mish_backward,
+    "threshold_backward": lambda g, x, limit: where(x <= limit, 0, g),
+    "hardtanh_backward": lambda g, x, low, high: where((x <= low) | (x >= high), 0, g),
+    "leaky_relu": lambda x, slope=0.01: where(x > 0, x, x * slope),
+    "leaky_relu_backward": lambda g, x, slope, is_result: where(x > 0, g, g * slope),
+    "elu": _elu,
+    "elu_backward": _elu_backward,
+    "celu": lambda x, alpha=1.0: where(x < 0, call("expm1", x / alpha) * alpha, x),
+    "softplus": _softplus,
+    "softplus_backward": _softplus_backward,
+    "hardswish": lambda x: x * clip(x + 3, 0, 6) / 6,
+    "hardswish_backward": _hardswish_backward,
+    "hardsigmoid": lambda x: clip(x + 3, 0, 6) / 6,
+    "hardsigmoid_backward": lambda g, x: where((x > -3) & (x < 3), g / 6, 0),
+    "hardshrink": lambda x, limit=0.5: where((x >= -limit) & (x <= limit), 0, x),
+    "hardshrink_backward": _shrink_backward,
+    "softshrink": lambda x, limit=0.5: where(x > limit, x - limit, where(x < -limit, x + limit, x * 0)),
+    "softshrink_backward": _shrink_backward,
+    "logit_backward": _logit_backward,
+    "log_sigmoid_backward": _log_sigmoid_backward,
+    "_prelu_kernel": lambda x, slope: where(x > 0, x, slope * x),
+})
+
+
+@register(aten.log_sigmoid_forward.default)
+def log_sigmoid_forward(b, x: Tensor):
+    """(value, buffer). The backward formula computes the buffer anew, so only its shape matters (torch's is empty on a GPU)."""
+    value = pointwise(b, lambda v: call("min", v, 0) - call("log1p", call("exp", -abs(v))), x)
+    buffer = b.specs[1]
+    if buffer.shape != b.spec.shape:
+        return value, b.tensor(buffer.shape, Const(0, buffer.dtype))
+    return value, pointwise(b, lambda v: call("exp", -abs(v)), x)
+
+
+@register(aten._prelu_kernel_backward.default)
+def prelu_backward(b, g: Tensor, x: Tensor, weight: Tensor):
+    return (pointwise(b, lambda dy, v, w: where(v > 0, dy, w * dy), g, x, weight),
+            pointwise(b, lambda dy, v: where(v > 0, 0, v * dy), g, x))
+
+
+# -- copies and casts --------------------------------------------------------------------------------------------------
+@register(aten.clone.default, aten.lift_fresh_copy.default)
+def clone(b, x: Tensor, memory_format=None) -> Tensor:
+    """Memory of its own only where the layout changes: whoever needs separate memory (an output, a write) makes it."""
+    return x if _laid_out(b, x) else b.realize(x, b.spec.strides)
+
+
+def _laid_out(b, x: Tensor) -> bool:
+    view = strided(x)
+    return view is not None and all(n == 1 or p is q for n, p, q in zip(x.shape, view.strides, b.spec.strides))
+
+
+@register(aten._to_copy.default, aten.to.dtype, torch.ops.prims.convert_element_type.default)
+def to_copy(b, x: Tensor, *args, **kwargs) -> Tensor:
+    """A cast that the user wrote: it rounds."""
+    if b.spec.device != x.device:
+        raise NotCompiled("a copy to another device")
+    return clone(b, x) if x.dtype is b.spec.dtype else x.cast(b.spec.dtype)
+
+
+@register(aten.copy.default)
+def copy(b, into: Tensor, source: Tensor, non_blocking=False) -> Tensor:
+    if b.spec.device != source.device:
+        raise NotCompiled("a copy from another device")
+    return source.expand(b.spec.shape).cast(b.spec.dtype)
