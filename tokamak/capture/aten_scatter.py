@@ -199,9 +199,11 @@ def masked_index_put(b, self, mask, indices, values):
 def put(b, self, index, source, accumulate=False):
     if empty(index.shape):
         return self
-    at = unflatten(position(index.expr, elements(self.shape), wrap=True), self.shape)
+    whole = at_least_1d(self)
+    at = unflatten(position(index.expr, elements(self.shape), wrap=True), whole.shape)
     value = source.reshape(index.shape).expr
-    return combine(b, self, self.shape, index.shape, at, value, "sum" if accumulate else "last")
+    out = combine(b, whole, whole.shape, index.shape, at, value, "sum" if accumulate else "last")
+    return out if self.rank else out.squeeze([0])
 
 
 @register(aten.embedding_dense_backward.default)
