@@ -1,0 +1,101 @@
+"""Every knob, typed, in one place; the only file that reads the environment.
+
+`Options()` holds the defaults with the environment's choices; `current()` is the innermost `scope`, which is only asked at the border (`backend`), from
+where the options travel as an argument.
+"""
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import difflib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, get_args, Literal
+
+from .errors import OptionError
+
+Policy = Literal["fast", "eager", "strict"]
+STAGES = ("capture", "simplify", "fuse", "schedule", "lower", "render", "build")
+TOPICS = {
+    "graph": "the captured graph of each compile, in the text form of the language",
+    "fusion": "the groups, and for every edge that ends in two kernels the reason and its bytes",
+    "schedule": "the schedule chosen for each group",
+    "output_code": "the C of each kernel and the Python function that calls them",
+}
+
+
+def _flag(variable: str):
+    return field(default_factory=lambda: _read_flag(variable, os.environ.get(variable, "")))
+
+
+def _read_flag(variable: str, text: str) -> bool:
+    if text.lower() not in ("", "0", "1", "true", "false", "on", "off", "yes", "no"):
+        raise OptionError(f"{variable}={text}: give 0 or 1")
+    return text.lower() in ("1", "true", "on", "yes")
+
+
+def _default_cache() -> str:
+    chosen = os.environ.get("TOKAMAK_CACHE_DIR")
+    if chosen is not None:
+        return chosen
+    return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tokamak")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a compile can be told. Raises OptionError for a value that a knob cannot have."""
+    policy: Policy = "fast"                                     # numbers: see the three policies in the documentation
+    strict: bool = _flag("TOKAMAK_STRICT")                      # an internal error raises instead of running the graph eagerly
+    check: bool = _flag("TOKAMAK_CHECK")                        # every call is compared with the reference
+    logs: frozenset[str] = field(default_factory=lambda: frozenset(t.strip() for t in os.environ.get("TOKAMAK_LOGS", "").split(",") if t.strip()))
+    cache_dir: str = field(default_factory=_default_cache)      # built kernels; "" keeps none
+    cc: str = field(default_factory=lambda: os.environ.get("TOKAMAK_CC", ""))      # the C compiler's command; "" looks for one
+    pool: bool = True                                           # large outputs come from blocks that are used again
+    until: str | None = None                                    # the last stage to run; the graph then runs eagerly
+    opaque_only: bool = False                                   # every operation is a call of torch: the oracle of the tests
+
+    def __post_init__(self):
+        if isinstance(self.logs, str):
+            object.__setattr__(self, "logs", frozenset(t.strip() for t in self.logs.split(",") if t.strip()))
+        object.__setattr__(self, "logs", frozenset(self.logs))
+        for name, allowed in (("policy", get_args(Policy)), ("until", (None, *STAGES))):
+            if getattr(self, name) not in allowed:
+                raise OptionError(f"{name}={getattr(self, name)!r}: one of {', '.join(map(str, allowed))}{_nearest(getattr(self, name), allowed)}")
+        for topic in self.logs:
+            if topic not in TOPICS:
+                raise OptionError(f"there is no log topic '{topic}': {', '.join(TOPICS)}{_nearest(topic, TOPICS)}")
+        for name in ("strict", "check", "pool", "opaque_only"):
+            if not isinstance(getattr(self, name), bool):
+                raise OptionError(f"{name}={getattr(self, name)!r}: True or False")
+
+    def change(self, changes: Mapping[str, Any]) -> "Options":
+        """These options with `changes`; OptionError when a name is unknown."""
+        known = [f.name for f in fields(self)]
+        for name in changes:
+            if name not in known:
+                raise OptionError(f"there is no option '{name}'{_nearest(name, known)}; the options are {', '.join(known)}")
+        return replace(self, **changes)
+
+
+def _nearest(name, known) -> str:
+    close = difflib.get_close_matches(str(name), [str(k) for k in known], n=1)
+    return f"; did you mean '{close[0]}'?" if close else ""
+
+
+_scope: contextvars.ContextVar[Options | None] = contextvars.ContextVar("tokamak_options", default=None)
+
+
+def current() -> Options:
+    """The options of the innermost `scope`, else the defaults and the environment."""
+    return _scope.get() or Options()
+
+
+@contextlib.contextmanager
+def scope(**changes) -> Iterator[Options]:
+    """Within it compiles start from the current options with `changes`."""
+    token = _scope.set(current().change(changes))
+    try:
+        yield _scope.get()
+    finally:
+        _scope.reset(token)

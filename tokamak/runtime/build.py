@@ -1,0 +1,203 @@
+"""C text -> callable kernels.
+
+`build` compiles each unit that is neither in this process nor in the cache on disk, one compiler process a unit and as many at once as there are
+cores. A library is loaded from the bytes that were built or checked, through a descriptor of its own, so that nothing on disk can come between.
+"""
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import itertools
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable, Sequence
+
+from ..errors import BuildError, CompilerMissing
+from . import threads
+from .cache import Cache, open_cache
+
+ABI = 1        # of the kernels' calling convention: int64_t NAME(const int64_t *words, int64_t threads), void tk_init(void *, void *)
+FLAGS = ("-O2", "-fPIC", "-shared", "-fwrapv", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fno-strict-aliasing", "-w")
+_GNU_FLAGS = ("-pipe", "-nostdlib")        # 26 ms a small kernel instead of 43: no temporary files, no start files; libc and libm are in the process
+_GNU_LIBS = ("-lgcc",)
+
+Kernel = Callable[[bytes, int], int]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A complete C translation unit that defines the kernel `symbol` (by default called `name`). Units of equal text are one library."""
+    name: str
+    text: str
+    symbol: str = ""
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """`command` starts it, `version` is what it says of itself, `gnu`: it is gcc."""
+    command: tuple[str, ...]
+    version: str
+    gnu: bool = False
+
+    def line(self, output: str) -> list[str]:
+        """The command that compiles standard input to the library `output`."""
+        native = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
+        return [*self.command, *FLAGS, native, *(_GNU_FLAGS if self.gnu else ()), "-x", "c", "-", "-o", output, *(_GNU_LIBS if self.gnu else ("-lm",))]
+
+
+@functools.cache
+def compiler(choice: str = "") -> Compiler:
+    """The C compiler: `choice` (a command), else gcc, cc, clang, or zig from the wheel `ziglang`. Raises CompilerMissing."""
+    for name in (choice,) if choice else ("gcc", "cc", "clang"):
+        words = name.split()
+        path = shutil.which(words[0])
+        if path is None:
+            continue
+        try:
+            version = subprocess.run([path, *words[1:], "--version"], capture_output=True, text=True, check=True).stdout.strip()
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        return Compiler((path, *words[1:]), version, "Free Software Foundation" in version)
+    if not choice and importlib.util.find_spec("ziglang") is not None:
+        return Compiler((sys.executable, "-m", "ziglang", "cc"), f"ziglang {importlib.metadata.version('ziglang')}")
+    found = f"'{choice}' is no C compiler that runs" if choice else "no C compiler was found"
+    raise CompilerMissing(f"{found}; install one: `apt install gcc` (or your system's package), or `pip install 'tokamak[cc]'`")
+
+
+@functools.cache
+def target() -> str:
+    """The processor, as far as generated code depends on it: architecture, model and instruction set features."""
+    facts = [platform.machine(), platform.system()]
+    try:
+        with open("/proc/cpuinfo") as file:
+            for line in itertools.takewhile(str.strip, file):
+                field = line.split(":")[0].strip().lower()
+                if field in ("vendor_id", "cpu family", "model", "flags", "features", "cpu implementer", "cpu part"):
+                    facts.append(" ".join(line.split()))
+    except OSError:
+        facts.append(platform.processor())
+    return "\n".join(facts)
+
+
+def key(text: str, cc: Compiler) -> str:
+    """What a kernel is kept under: everything that its library depends on."""
+    parts = (str(ABI), target(), cc.version, " ".join(cc.line("")), text)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+# -- building ------------------------------------------------------------------------------------------------------------
+_LOADED: dict[str, ctypes.CDLL] = {}        # key -> library, for the life of the process
+_LOCK = threading.Lock()
+
+
+def build(units: Sequence[Unit], *, cache_dir: str = "", cc: str = "") -> dict[str, Kernel]:
+    """The kernel of each unit by its name. `cache_dir`: where built kernels are kept ('' keeps none). Raises CompilerMissing or BuildError."""
+    if not units:
+        return {}
+    chosen = compiler(cc)
+    keys = {u.text: key(u.text, chosen) for u in units}
+    with _LOCK:
+        missing = {k: text for text, k in keys.items() if k not in _LOADED}
+        if missing:
+            _LOADED.update(_load_all(missing, chosen, open_cache(cache_dir) if cache_dir else None))
+    return {u.name: _kernel(_LOADED[keys[u.text]], u.symbol or u.name) for u in units}
+
+
+def _kernel(library: ctypes.CDLL, symbol: str) -> Kernel:
+    found = library[symbol]
+    found.argtypes, found.restype = (ctypes.c_char_p, ctypes.c_int64), ctypes.c_int64
+    return found
+
+
+def _load_all(missing: dict[str, str], cc: Compiler, cache: Cache | None) -> dict[str, ctypes.CDLL]:
+    """Libraries for `missing` (key -> text), from the cache or built now."""
+    libraries = {k: cache.get(k) for k in missing} if cache else dict.fromkeys(missing)
+    work = [k for k, found in libraries.items() if found is None]
+    if work:
+        with tempfile.TemporaryDirectory(prefix="tokamak-") as folder:
+            with ThreadPoolExecutor(min(len(work), _cores())) as workers:
+                made = workers.map(lambda k: compile_text(missing[k], cc, Path(folder) / f"{k[:16]}.so"), work)
+                for k, library in zip(work, made):
+                    libraries[k] = library
+                    if cache:
+                        cache.put(k, library)
+    return {k: load(library) for k, library in libraries.items()}
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def compile_text(text: str, cc: Compiler, output: Path) -> bytes:
+    """The library that `cc` makes of `text`; it passes through the file `output`. Raises BuildError with the command and the compiler's first lines."""
+    command = cc.line(str(output))
+    done = subprocess.run(command, input=text.encode(), capture_output=True)
+    if done.returncode:
+        said = "\n".join(done.stderr.decode(errors="replace").splitlines()[:12])
+        raise BuildError(f"the C compiler failed on a generated kernel (exit {done.returncode})\n  {' '.join(command)}\n{said}")
+    return output.read_bytes()
+
+
+# -- loading -------------------------------------------------------------------------------------------------------------
+_serial = itertools.count()
+
+
+def load(library: bytes) -> ctypes.CDLL:
+    """`library` in this process, told where torch's threads are."""
+    try:
+        loaded = _load_from_memory(library)
+    except (OSError, AttributeError):       # no memfd here, or its content may not be executed
+        loaded = _load_from_file(library)
+    _tell_threads(loaded, *threads.entry_points())
+    return loaded
+
+
+def _load_from_memory(library: bytes) -> ctypes.CDLL:
+    fd = os.memfd_create("tokamak", os.MFD_CLOEXEC)
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            file.write(library)
+        return ctypes.CDLL(f"/proc/self/fd{_slashes(next(_serial))}{fd}", mode=os.RTLD_NOW | os.RTLD_LOCAL)
+    finally:
+        os.close(fd)
+
+
+def _slashes(number: int) -> str:
+    """A path separator that spells `number` ('/' and './' as binary digits): the loader takes equal paths for one library, and descriptors are used again."""
+    return "/" + "".join("./" if digit == "1" else "/" for digit in f"{number:b}")
+
+
+def _load_from_file(library: bytes) -> ctypes.CDLL:
+    with tempfile.TemporaryDirectory(prefix="tokamak-") as folder:
+        path = Path(folder) / "kernel.so"
+        path.write_bytes(library)
+        return ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL)
+
+
+def _tell_threads(library: ctypes.CDLL, parallel: int, thread_num: int) -> None:
+    init = getattr(library, "tk_init", None)
+    if init is not None:
+        init.argtypes, init.restype = (ctypes.c_void_p, ctypes.c_void_p), None
+        init(parallel or None, thread_num or None)
+
+
+def _one_thread_only() -> None:
+    """In a forked child: libgomp hangs there with more than one thread."""
+    global _LOCK
+    _LOCK = threading.Lock()
+    for library in _LOADED.values():
+        _tell_threads(library, *threads.entry_points())
+
+
+threads.on_fork(_one_thread_only)

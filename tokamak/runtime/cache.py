@@ -1,0 +1,107 @@
+"""Built kernels on disk: one file a kernel, named by its key, that any number of processes may read and write at once.
+
+    file ::= library; sha256(key + library); b"tokamak1"
+
+The directory is ours alone: mode 0700, and nobody else can write to it or to a folder above it. A file is opened once, checked, and what was checked
+is what gets loaded. Whatever is corrupt or foreign is ignored with one warning, as is a directory that cannot be used; the kernel is then built.
+"""
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import secrets
+import stat
+import warnings
+from pathlib import Path
+
+_MAGIC = b"tokamak1"
+_TRAILER = 32 + len(_MAGIC)
+
+
+class Cache:
+    """The kernels in `directory`. `reason` says why it cannot be used (nothing is then found or kept), None when it can."""
+
+    def __init__(self, directory: str):
+        self.directory = Path(directory)
+        self.fd = -1
+        self.reason: str | None = None
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.reason = unsafe(self.directory)
+            if self.reason is None:
+                self.fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            self.reason = str(error)
+        if self.reason is not None:
+            _warn_once(f"no kernel cache in {directory}: {self.reason}")
+
+    def get(self, key: str) -> bytes | None:
+        """The library kept under `key`, or None."""
+        if self.reason is not None:
+            return None
+        try:
+            fd = os.open(f"{key}.so", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.fd)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            _warn_once(f"a kernel in {self.directory} cannot be read: {error}")
+            return None
+        with open(fd, "rb") as file:
+            info = os.fstat(fd)
+            if info.st_uid != os.getuid() or info.st_mode & 0o022:
+                _warn_once(f"kernels in {self.directory} that other users could have written are ignored")
+                return None
+            content = file.read()
+        library = content[:-_TRAILER]
+        if content[-_TRAILER:] != _seal(key, library):
+            _warn_once(f"corrupt kernels in {self.directory} are ignored and built again")
+            return None
+        return library
+
+    def put(self, key: str, library: bytes) -> None:
+        """Keeps `library` under `key`; when it cannot be written, one warning."""
+        if self.reason is not None:
+            return
+        temporary = f".{key[:16]}.{os.getpid()}.{secrets.token_hex(4)}"
+        try:
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
+            try:
+                with open(fd, "wb") as file:
+                    file.write(library + _seal(key, library))
+                os.rename(temporary, f"{key}.so", src_dir_fd=self.fd, dst_dir_fd=self.fd)
+            except OSError:
+                os.unlink(temporary, dir_fd=self.fd)
+                raise
+        except OSError as error:
+            _warn_once(f"kernels are not kept in {self.directory}: {error}")
+
+
+def _seal(key: str, library: bytes) -> bytes:
+    return hashlib.sha256(key.encode() + library).digest() + _MAGIC
+
+
+def unsafe(directory: Path) -> str | None:
+    """Why someone else could put files into `directory`, or None."""
+    me, path = os.getuid(), directory.resolve()
+    info = path.stat()
+    if info.st_uid != me or info.st_mode & 0o077:
+        return f"{path} must belong to you and have mode 0700, not owner {info.st_uid} and mode {stat.S_IMODE(info.st_mode):04o}"
+    for parent in path.parents:
+        info = parent.stat()
+        if info.st_uid not in (0, me):
+            return f"{parent} belongs to user {info.st_uid}"
+        own_group = info.st_mode & 0o020 and not (info.st_uid == me and info.st_gid == me)     # a user's private group has the user's number
+        if (own_group or info.st_mode & 0o002) and not info.st_mode & stat.S_ISVTX:
+            return f"others may write to {parent}"
+    return None
+
+
+@functools.cache
+def open_cache(directory: str) -> Cache:
+    return Cache(directory)
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    warnings.warn(f"tokamak: {message}", stacklevel=3)
