@@ -1,0 +1,177 @@
+"""Rewriting: the rules of `rules` applied to expressions and to whole graphs.
+
+    simplify(graph, policy) -> Graph       every node's expression simplified, copies and nodes that nothing reads gone
+    Simplifier(policy)(expr) -> Expr       one expression; one object memoises across expressions
+
+Bottom-up: children first, then the rules of the expression's head until none applies. A node keeps its type: the rounding at its root, of a value that is
+stored, stays.
+"""
+from __future__ import annotations
+
+from typing import Callable
+
+from ..errors import InternalError
+from .expr import Const, Expr, Load, Op, _fetches, rebuild, walk
+from .graph import Compute, Graph, Input, Opaque, Result, Scatter, View, Write, topological
+from .index import Axis, Index, as_index, substitute
+from .rules import FAST, RULES, Rule, unrounded
+
+STEP_LIMIT = 200        # rules applied to one expression in a row: more is a pair of rules that undo each other
+
+
+class Simplifier:
+    """Simplifies expressions under `policy`. `nodes` maps nodes to those that stand for them now; Loads are moved over."""
+
+    def __init__(self, policy: str = "fast", rules: tuple[Rule, ...] | None = None, nodes: dict | None = None):
+        self.fast = policy == "fast"
+        self.nodes = nodes if nodes is not None else {}
+        self.memo: dict[Expr, Expr] = {}
+        self.rules: dict[str, list[Rule]] = {}
+        for rule in rules if rules is not None else RULES + (FAST if self.fast else ()):
+            for head in rule.heads.split():
+                self.rules.setdefault(head, []).append(rule)
+
+    def __call__(self, e: Expr) -> Expr:
+        """`e` simplified, of the same type."""
+        for part in walk(e):            # children first: no deep recursion
+            self._expr(part)
+        return self._expr(e)
+
+    def root(self, e: Expr) -> Expr:
+        """`e` as the value of a node: read in the compute type by what stores it."""
+        found = self(e)
+        return unrounded(found) if self.fast else found
+
+    def index(self, i: Index) -> Index:
+        return substitute(i, {}, self._expr) if _fetches((i,)) else i
+
+    def _expr(self, e: Expr) -> Expr:
+        found = self.memo.get(e)
+        if found is None:
+            found = self.memo[e] = self._fixed_point(self._children(e))
+        return found
+
+    def _children(self, e: Expr) -> Expr:
+        if not isinstance(e, Load):
+            return rebuild(e, self._expr, self.index)
+        node = self.nodes.get(e.node, e.node)
+        index = tuple(self.index(i) for i in e.index)
+        guard = self._expr(e.guard) if e.guard is not None else None
+        source = copied(node)
+        return Load(source if source is not None else node, index, guard, e.other)
+
+    def _fixed_point(self, e: Expr) -> Expr:
+        for _ in range(STEP_LIMIT):
+            new = self._step(e)
+            if new is None:
+                return e
+            known = self.memo.get(new)
+            if known is not None:
+                return known
+            e = self._children(new)         # a rule's result may hold new sub-expressions
+        raise InternalError(f"the rewrite rules find no end at {e!r}")
+
+    def _step(self, e: Expr) -> Expr | None:
+        heads = (e.name, "Op") if isinstance(e, Op) else (type(e).__name__,)
+        for head in heads:
+            for rule in self.rules.get(head, ()):
+                new = rule.apply(e)
+                if new is not None and new is not e:
+                    return new
+        return None
+
+
+def copied(node):
+    """The node that `node` copies element by element, or None."""
+    if not isinstance(node, Compute) or not isinstance(node.expr, Load) or node.expr.guard is not None:
+        return None
+    source, axes = node.expr.node, [as_index(Axis(i, s)) if s != 1 else as_index(0) for i, s in enumerate(node.shape)]
+    return source if source.shape == node.shape and all(i is a for i, a in zip(node.expr.index, axes)) else None
+
+
+def simplify(graph: Graph, policy: str = "fast") -> Graph:
+    """`graph` with every expression simplified, copies read through, nodes that neither outputs, writes nor opaque calls need gone."""
+    return _Graph(graph, policy).result()
+
+
+class _Graph:
+    """One simplification: `nodes` maps old nodes to new ones."""
+
+    def __init__(self, graph: Graph, policy: str):
+        self.graph = graph
+        self.nodes: dict = {}
+        self.expr = Simplifier(policy, nodes=self.nodes)
+        self.shown = {v.node for v in (*graph.outputs, *(w.source for w in graph.writes)) if isinstance(v, View)}
+        self.taken: set = set()              # new nodes whose memory an output or a write shows
+
+    def result(self) -> Graph:
+        for node in self.graph.nodes:
+            new = _MAKERS[type(node)](self, node)
+            if node in self.shown:
+                new = self._own_memory(new)
+            self.nodes[node] = new
+        outputs = self.mapped(self.graph.outputs)
+        writes = tuple(Write(w.target, self.mapped(w.source)) for w in self.graph.writes)
+        calls = [self.nodes[n] for n in self.graph.nodes if isinstance(n, Opaque)]
+        roots = [*calls, *(o.node for o in outputs if isinstance(o, View)), *(w.source.node for w in writes)]
+        inputs = [n for n in self.graph.nodes if isinstance(n, Input)]
+        nodes = (*inputs, *(n for n in topological(roots) if not isinstance(n, Input)))
+        origins: dict = {}
+        for old, found in self.graph.origins.items():
+            new = self.nodes.get(old)
+            if new is not None:
+                origins[new] = tuple(dict.fromkeys(origins.get(new, ()) + tuple(found)))
+        kept = set(nodes)
+        origins = {n: o for n, o in origins.items() if n in kept}
+        return Graph(self.graph.inputs, nodes, outputs, writes, origins, self.graph.sizes, self.graph.name)
+
+    def _own_memory(self, node):
+        """Two nodes that the caller sees stay two, though their expressions have become equal."""
+        while isinstance(node, Compute) and node in self.taken:
+            node = Compute(node.shape, node.strides, node.expr, node.device, node.tag + 1000)
+        self.taken.add(node)
+        return node
+
+    # -- nodes -------------------------------------------------------------------------------------------------------
+    def unchanged(self, node):
+        return node
+
+    def compute(self, node: Compute) -> Compute:
+        expr = self.expr.root(node.expr)
+        return node if expr is node.expr else Compute(node.shape, node.strides, expr, node.device, node.tag)
+
+    def scatter(self, node: Scatter) -> Scatter:
+        base = node.base if isinstance(node.base, Expr) else self.nodes.get(node.base, node.base)
+        value = self.expr.root(node.value)
+        guard = self.expr(node.guard) if node.guard is not None else None
+        index = tuple(self.expr.index(i) for i in node.index)
+        if isinstance(guard, Const) and guard.value:
+            guard = None
+        if (base, value, guard, index) == (node.base, node.value, node.guard, node.index):
+            return node
+        return Scatter(base, node.shape, node.strides, node.domain, index, value, node.monoid, guard, node.device)
+
+    def opaque(self, node: Opaque) -> Opaque:
+        if all(self.nodes[n] is n for n in node.reads):
+            return node
+        reads = tuple(dict.fromkeys(self.nodes[n] for n in node.reads))
+        return Opaque(node.target, self.mapped(node.args), self.mapped(node.kwargs), node.results, node.single, node.reason, reads)
+
+    def opaque_result(self, node: Result) -> Result:
+        call = self.nodes[node.opaque]
+        return node if call is node.opaque else Result(call, node.position, node.shape, node.strides, node.dtype, node.device)
+
+    def mapped(self, x):
+        """Outputs and arguments with their Views on the new nodes."""
+        if isinstance(x, View):
+            node = self.nodes[x.node]
+            return x if node is x.node else View(node, x.shape, x.strides, x.offset)
+        if isinstance(x, (tuple, list)):
+            return type(x)(self.mapped(v) for v in x)
+        if isinstance(x, dict):
+            return {k: self.mapped(v) for k, v in x.items()}
+        return x
+
+
+_MAKERS: dict[type, Callable] = {Input: _Graph.unchanged, Compute: _Graph.compute, Scatter: _Graph.scatter, Opaque: _Graph.opaque,
+                                 Result: _Graph.opaque_result}
