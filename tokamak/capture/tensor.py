@@ -14,7 +14,7 @@ from ..ir import dtype as dt
 from ..ir.dtype import BOOL, F32, F64, I64, DType
 from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Rewriter
 from ..ir.graph import View
-from ..ir.index import Axis, Index, as_index, axis, floordiv, mod
+from ..ir.index import Axis, Index, as_index, axis, floordiv, mod, recombine
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,6 +185,7 @@ def strided(t: Tensor) -> View | None:
     flat = as_index(0)
     for i, s in zip(e.index, e.node.strides):
         flat = flat + i * s
+    flat = recombine(flat)
     strides = []
     for i, s in enumerate(t.shape):
         a = Axis(i, s)

@@ -518,7 +518,7 @@ def recombine(index: Index) -> Index:
         for a in k:
             if isinstance(a, Mod):
                 rest = tuple(x for x in k if x is not a)
-                partner = Index({rest: v}) * a.b * as_index(FloorDiv(a.a, a.b))
+                partner = Index({rest: v}) * a.b * floordiv(a.a, a.b)
                 if partner.terms and all(index.terms.get(pk) == pv for pk, pv in partner.terms.items()):
                     return recombine(index - Index({k: v}) - partner + Index({rest: v}) * a.a)
     return index
