@@ -1,0 +1,93 @@
+"""The backend: what `torch.compile(model, backend="tokamak")` calls, and the pipeline.
+
+`compile_graph` is the whole compiler, a stage a line. Every stage takes and returns frozen values; `trace` sees each of them in between.
+"""
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Callable
+
+import torch
+from torch import fx
+
+from . import log
+from .capture import aot
+from .capture.fx import Capture, Unsupported
+from .codegen.opaque import opaque_program
+from .errors import CompilerMissing, OptionError
+from .options import Options, current
+from .runtime import memory
+from .runtime.program import assemble, source
+
+Trace = Callable[[str, Any], Any]
+_MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+_POOL = memory.Pool()
+_serial = itertools.count()
+
+
+def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None, **changes) -> Callable:
+    """Compiles one Dynamo graph. `options` and further keywords are fields of `Options`; `mode` is torch.compile's and changes nothing yet."""
+    if mode not in _MODES:
+        raise OptionError(f"mode={mode!r}: one of {', '.join(map(str, _MODES))}")
+    chosen = current().change({**(options or {}), **changes})
+    return aot.autograd(gm, example_inputs, partial(compile_or_fall_back, options=chosen))
+
+
+def compile(model=None, *, policy: str = "fast", dynamic: bool | None = None, mode: str | None = None, fullgraph: bool = False, **options):
+    """`torch.compile` with this backend and its options; also a decorator. Raises OptionError for an unknown option or a value it cannot have."""
+    if mode not in _MODES:
+        raise OptionError(f"mode={mode!r}: one of {', '.join(map(str, _MODES))}")
+    changes = {"policy": policy, **options}
+    current().change(changes)
+    return torch.compile(model, backend=partial(backend, options=changes, mode=mode), dynamic=dynamic, fullgraph=fullgraph)
+
+
+def compile_or_fall_back(gm: fx.GraphModule, example_inputs: Sequence[Any], kind: str, options: Options) -> Callable[[list], Any]:
+    """The boxed function of one aten graph. What the language cannot hold, and a graph that hits a bug of ours (unless `strict`), runs through torch."""
+    name = f"{kind}_{next(_serial)}"
+    try:
+        return compile_graph(gm, example_inputs, options, tracer(name, options), name)
+    except Stopped:
+        pass
+    except Unsupported as why:
+        log.say(options, "graph", name, f"runs through torch: {why}")
+    except (CompilerMissing, OptionError):
+        raise
+    except Exception as error:
+        if options.strict:
+            raise
+        warnings.warn(f"tokamak: a graph runs eagerly because of a bug in the compiler; TOKAMAK_STRICT=1 raises it: {type(error).__name__}: {error}", stacklevel=2)
+    return aot.eager(gm)
+
+
+def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, trace: Trace, name: str = "graph") -> Callable[[list], Any]:
+    """FX graph of aten calls -> boxed function. Raises Unsupported when torch has to run the graph."""
+    _require_plain(example_inputs)
+    capture = Capture(gm, options.policy, name, table={})
+    graph = trace("capture", capture.graph())
+    program = trace("render", opaque_program(graph, capture.constants))
+    return trace("build", assemble(program, {}, _POOL if options.pool else None))
+
+
+class Stopped(Exception):
+    """The stage that `options.until` names is done."""
+
+
+def tracer(name: str, options: Options) -> Trace:
+    """The hook between stages: prints what was asked for, and stops where `until` says."""
+    def trace(stage: str, value):
+        if stage == "render" and log.wanted(options, "output_code"):
+            log.say(options, "output_code", name, source(value))
+        if stage == options.until:
+            raise Stopped
+        return value
+    return trace
+
+
+def _require_plain(inputs: Sequence[Any]) -> None:
+    """Kernels read memory as it is, so a tensor whose values are the negatives of its memory is torch's business."""
+    if any(isinstance(x, torch.Tensor) and x.is_neg() for x in inputs):
+        raise Unsupported("an input with the negative bit")
