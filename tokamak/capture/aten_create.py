@@ -44,11 +44,12 @@ def scalar_tensor(b, value, **kwargs) -> Tensor:
 
 
 # -- sequences -------------------------------------------------------------------------------------------------------
-def _whole(x) -> Index | None:
-    """An integral number as an Index, so that it joins the coordinate; None for any other."""
+def _whole(x, d: DType) -> Index | None:
+    """A number that a sequence of type `d` starts or steps with as an Index, so that it joins the coordinate; None for a fraction (an integer sequence
+    truncates its numbers first) and for a number that only the host knows."""
     if isinstance(x, (int, Index)):
         return as_index(x)
-    return as_index(int(x)) if isinstance(x, float) and x.is_integer() and abs(x) < 2**24 else None
+    return as_index(int(x)) if isinstance(x, float) and (d.is_int or x.is_integer() and abs(x) < 2**24) else None
 
 
 @register(aten.arange.default, aten.arange.start, aten.arange.start_step)
@@ -56,7 +57,7 @@ def arange(b, *args, **kwargs) -> Tensor:
     """start + i * step: exact where both are whole, else carried in f64 as torch's own kernel does."""
     start, step = (0, 1) if len(args) == 1 else (args[0], args[2] if len(args) > 2 else kwargs.get("step", 1))
     i = axis(0, b.spec.shape[0])
-    first, stride = _whole(start), _whole(step)
+    first, stride = _whole(start, b.spec.dtype), _whole(step, b.spec.dtype)
     if first is not None and stride is not None:
         return b.tensor(b.spec.shape, cast(Coord(first + i * stride), b.spec.dtype))
     value = Op("add", constant(start, F64), Op("mul", constant(step, F64), cast(Coord(i), F64)))

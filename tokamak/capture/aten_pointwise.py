@@ -10,10 +10,11 @@ import torch
 
 from ..ir.dtype import BOOL
 from ..ir.expr import Const
+from .aten_views import join
 from .fx import TORCH_DTYPES
 from .promote import Term, call, clip, every, formulas, like, op, operand, pointwise, result_type, where
 from .registry import NotCompiled, register
-from .tensor import Tensor, strided
+from .tensor import Tensor
 
 aten = torch.ops.aten
 
@@ -43,7 +44,7 @@ def _sign(x: Term) -> Term:
 
 
 def _angle(x: Term) -> Term:
-    return where(call("isnan", x), x, where(x < 0, math.pi, 0))
+    return where(call("isnan", x), x, where(x < 0, like(x, math.pi), 0))
 
 
 def _logit(x: Term, eps=None) -> Term:
@@ -60,7 +61,7 @@ formulas({
     "sinc": _sinc,
     "deg2rad": lambda x: x * (math.pi / 180),
     "rad2deg": lambda x: x * (180 / math.pi),
-    "special_entr": lambda x: where(call("isnan", x), x, where(x > 0, -x * call("log", x), where(x.eq(0), 0, -math.inf))),
+    "special_entr": lambda x: where(call("isnan", x), x, where(x > 0, -x * call("log", x), where(x.eq(0), like(x, 0), -math.inf))),
     "angle": _angle,
     "logit": _logit,
     "neg": op("neg"),
@@ -127,14 +128,6 @@ def _lerp(start: Term, end: Term, weight: Term) -> Term:
     return where(abs(weight) < 0.5, low, high)
 
 
-def _divide(x: Term, y: Term, rounding_mode=None) -> Term:
-    if rounding_mode is None:
-        return x / y
-    if rounding_mode == "floor":
-        return call("floordiv", x, y)
-    return call("trunc", x / y) if x.is_float else call("truncdiv", x, y)
-
-
 def _nan_free(name: str):
     """fmin or fmax; integers have no NaN."""
     return lambda x, y: call(name if x.is_float else name[1:], x, y)
@@ -150,7 +143,6 @@ formulas({
     "sub": lambda x, y, alpha=1: x - _times(y, alpha),
     "rsub": lambda x, y, alpha=1: y - _times(x, alpha),
     "mul": _times,
-    "div": _divide,
     "addcmul": lambda x, a, c, value=1: x + _times(a, value) * c,
     "addcdiv": lambda x, a, c, value=1: x + _times(a, value) / c,
     "lerp": _lerp,
@@ -161,6 +153,20 @@ formulas({
     "relu6": lambda x: clip(x, 0, 6),
     "hardtanh": lambda x, low=-1, high=1: clip(x, low, high),
 })
+
+
+@register(*every("div", "divide"))
+def divide(b, x, y, rounding_mode=None) -> Tensor:
+    """A quotient that is rounded to an integer is first rounded to its own type, as torch does."""
+    def quotient(p: Term, q: Term) -> Term:
+        if rounding_mode is None:
+            return p / q
+        if rounding_mode == "floor":
+            return call("floordiv", p, q)
+        if not p.is_float:
+            return call("truncdiv", p, q)
+        return call("trunc", (p / q).to(b.spec.dtype).to(p.dtype))
+    return pointwise(b, quotient, x, y)
 
 
 def _xlog(log: str):
@@ -393,16 +399,32 @@ def prelu_backward(b, g: Tensor, x: Tensor, weight: Tensor):
             pointwise(b, lambda dy, v: where(v > 0, 0, v * dy), g, x))
 
 
+def _halves(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    half = [n if i != dim else n // 2 for i, n in enumerate(x.shape)]
+    shifted = x.view(half, lambda c: [i if d != dim else i + half[d] for d, i in enumerate(c)])
+    return x.view(half, lambda c: c), shifted
+
+
+@register(aten.glu.default)
+def glu(b, x: Tensor, dim: int = -1) -> Tensor:
+    value, gate = _halves(x, dim % x.rank)
+    return pointwise(b, lambda v, s: v * _sigmoid(s), value, gate)
+
+
+@register(aten.glu_backward.default)
+def glu_backward(b, g: Tensor, x: Tensor, dim: int) -> Tensor:
+    dim = dim % x.rank
+    value, gate = _halves(x, dim)
+    d_value = pointwise(b, lambda dy, s: dy * _sigmoid(s), g, gate, shape=g.shape)
+    d_gate = pointwise(b, lambda dy, v, s: (1 - _sigmoid(s)) * _sigmoid(s) * dy * v, g, value, gate, shape=g.shape)
+    return join(b, (d_value, d_gate), dim, b.spec.shape, d_value.dtype)
+
+
 # -- copies and casts --------------------------------------------------------------------------------------------------
 @register(aten.clone.default, aten.lift_fresh_copy.default)
 def clone(b, x: Tensor, memory_format=None) -> Tensor:
-    """Memory of its own only where the layout changes: whoever needs separate memory (an output, a write) makes it."""
-    return x if _laid_out(b, x) else b.realize(x, b.spec.strides)
-
-
-def _laid_out(b, x: Tensor) -> bool:
-    view = strided(x)
-    return view is not None and all(n == 1 or p is q for n, p, q in zip(x.shape, view.strides, b.spec.strides))
+    """The same value: whoever needs separate memory or another layout makes it."""
+    return x
 
 
 @register(aten._to_copy.default, aten.to.dtype, torch.ops.prims.convert_element_type.default)
@@ -410,7 +432,7 @@ def to_copy(b, x: Tensor, *args, **kwargs) -> Tensor:
     """A cast that the user wrote: it rounds."""
     if b.spec.device != x.device:
         raise NotCompiled("a copy to another device")
-    return clone(b, x) if x.dtype is b.spec.dtype else x.cast(b.spec.dtype)
+    return x.cast(b.spec.dtype)
 
 
 @register(aten.copy.default)

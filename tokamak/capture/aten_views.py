@@ -11,7 +11,7 @@ import torch
 from ..ir.dtype import BOOL, DType
 from ..ir.expr import Const, Coord, Expr, Load, Op, Rewriter
 from ..ir.index import Index, as_index, axis, floordiv, maximum, minimum, mod, nonnegative, row_major
-from .registry import NotCompiled, register
+from .registry import TABLE, NotCompiled, register
 from .tensor import Tensor, cast, compute, constant, strided
 
 aten = torch.ops.aten
@@ -407,6 +407,19 @@ register(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.refl
 register(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)(_padded(_clamped))
 
 
+@register(aten.block_diag.default)
+def block_diag(b, tensors: Sequence[Tensor]) -> Tensor:
+    row, column = (axis(i, n) for i, n in enumerate(b.spec.shape))
+    down = right = as_index(0)
+    expr: Expr = zero(b.spec.dtype)
+    for t in tensors:
+        t = t.expand((1,) * (2 - t.rank) + t.shape).cast(b.spec.dtype)
+        guard = both(within(row - down, 0, t.shape[0]), within(column - right, 0, t.shape[1]))
+        expr = inside(t, [row - down, column - right], guard, expr)
+        down, right = down + t.shape[0], right + t.shape[1]
+    return b.tensor(b.spec.shape, expr)
+
+
 # -- the scatters of views -------------------------------------------------------------------------------------------
 def _into_slice(b, source: Tensor, other: Tensor | None, dim: int, start, step) -> Tensor:
     """`source` written into a slice of `other` (zeros when None), in the traced shape."""
@@ -444,3 +457,15 @@ def select_scatter(b, x: Tensor, source: Tensor, dim: int, index) -> Tensor:
 @register(aten.select_backward.default)
 def select_backward(b, g: Tensor, sizes, dim: int, index) -> Tensor:
     return _into_select(b, g, None, dim, index)
+
+
+def _copies() -> None:
+    """Each view's out-of-place twin (aten.permute_copy, ...) is the same index map."""
+    for target, build in list(TABLE.items()):
+        name, overload = target._schema.name.removeprefix("aten::"), target._overloadname
+        twin = getattr(aten, f"{name}_copy", None) if any(r.alias_info is not None for r in target._schema.returns) else None
+        if twin is not None and overload in twin.overloads():
+            register(getattr(twin, overload))(build)
+
+
+_copies()

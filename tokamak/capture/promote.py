@@ -142,9 +142,10 @@ def operand(x, common: DType, shape: Sequence[Index], wide: bool = False) -> Ter
     return Term(cast(cast(expr, common, implicit=wide), target))
 
 
-def pointwise(b, fn: Callable[..., Term], *args, common: DType | None = None, wide: bool = True, **kwargs) -> Tensor:
-    """`fn` of the arguments: tensors and numbers become Terms of the common type (the traced one unless given), anything else is passed as it is."""
-    shape, d = b.spec.shape, common or b.spec.dtype
+def pointwise(b, fn: Callable[..., Term], *args, common: DType | None = None, wide: bool = True, shape: Sequence[Index] | None = None, **kwargs) -> Tensor:
+    """`fn` of the arguments: tensors and numbers become Terms of the common type (the traced one unless given) over `shape` (the traced one unless given),
+    anything else is passed as it is. `wide` as in `operand`."""
+    shape, d = shape or b.spec.shape, common or b.spec.dtype
 
     def term(x: Any):
         return operand(x, d, shape, wide) if isinstance(x, Tensor) or (isinstance(x, NUMBERS) and not isinstance(x, bool)) else x
