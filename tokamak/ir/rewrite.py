@@ -8,6 +8,7 @@ stored, stays.
 """
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Callable
 
 from ..errors import InternalError
@@ -123,7 +124,7 @@ class _Graph:
                 origins[new] = tuple(dict.fromkeys(origins.get(new, ()) + tuple(found)))
         kept = set(nodes)
         origins = {n: o for n, o in origins.items() if n in kept}
-        return Graph(self.graph.inputs, nodes, outputs, writes, origins, self.graph.sizes, self.graph.name)
+        return replace(self.graph, nodes=nodes, outputs=outputs, writes=writes, origins=origins)
 
     def _own_memory(self, node):
         """Two nodes that the caller sees stay two, though their expressions have become equal."""
