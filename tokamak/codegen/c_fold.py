@@ -2,6 +2,8 @@
 
     hsum_D hprod_D hmax_D hmin_D -> a scalar of D's register element      hany hall -> 1 or 0
     scansum_D scanprod_D scanmax_D scanmin_D -> inclusive prefixes
+    hlogsumexp_D scanlogsumexp_D logaddexp_D for floating types
+    transpose_32(v_f32 *rows) transpose_64(v_f64 *rows) -> W rows of W lanes in place
     hargmax_D(value, index) -> int64_t      argmax_take_D(va, ia, vb, ib) -> lanes where b replaces a    (argmin alike)
 
 Lanes meet in a fixed order: lane k with lane k + W/2, then W/4 and so on. Maximum and minimum are NaN if any lane is.
@@ -9,6 +11,7 @@ Lanes meet in a fixed order: lane k with lane k + W/2, then W/4 and so on. Maxim
 from __future__ import annotations
 
 from ..ir.dtype import ALL, DType
+from .c_memory import lane_list
 
 _TYPES = {"i32": "int32_t", "i64": "int64_t", "u8": "uint8_t", "i8": "int8_t", "i16": "int16_t", "f32": "float", "f64": "double"}
 
@@ -33,6 +36,13 @@ def _prefix(n: str, combine: str, neutral: str, lanes: int) -> str:
     return " ".join(out)
 
 
+# equal infinities: their difference is NaN, their maximum is the answer
+_LOGADDEXP = """\
+TK v_D logaddexp_D(v_D a, v_D b) {
+  v_D m = max_D(a, b), y = m + log1p_D(exp_D(-abs_D(a - b)));
+  return select_D(isinf_D(m) | isnan_D(m), m, y); }"""
+
+
 def _limits(d: DType, largest: bool) -> str:
     if d.is_float:
         return "__builtin_inf()" if largest else "-__builtin_inf()"
@@ -49,6 +59,9 @@ def _folds(d: DType, lanes: int) -> dict[str, str]:
     neutral = {"sum": "0", "prod": "1", "max": _limits(d, False).replace("inf()", f"inf{f}()"), "min": _limits(d, True).replace("inf()", f"inf{f}()")}
     combine = {"sum": "@a + @b", "prod": "@a * @b", "max": f"max_{n}(@a, @b)", "min": f"min_{n}(@a, @b)"}
     out = {}
+    if d.is_float:
+        neutral["logsumexp"], combine["logsumexp"] = neutral["max"], f"logaddexp_{n}(@a, @b)"
+        out[f"logaddexp_{n}"] = _LOGADDEXP.replace("D", n)
     for m, text in combine.items():
         out[f"h{m}_{n}"] = f"TK {ctype} h{m}_{n}(v_{n} v) {{ {_halving('v', text, lanes)} return v[0]; }}"
         out[f"scan{m}_{n}"] = f"TK v_{n} scan{m}_{n}(v_{n} v) {{ {_prefix(n, text, neutral[m], lanes)} return v; }}"
@@ -68,9 +81,34 @@ def _folds(d: DType, lanes: int) -> dict[str, str]:
     return out
 
 
+def _transpose(name: str, v: str, bits: int, lanes: int) -> str:
+    """Statements exchange neighbours at distance 1, 2, 4 ...: first within 128 bits, where interleaving two rows is one instruction, then whole
+    128-bit groups. Registers that compilers do not shuffle in one piece go through memory."""
+    group = 128 // bits
+    if lanes < group or lanes * bits > 512:
+        ctype = v.replace("v_f32", "float").replace("v_f64", "double")
+        cells = lane_list(lanes, "cell[@][k]")
+        return (f"TK void {name}({v} *r) {{\n  {ctype} cell[W][W]; __builtin_memcpy(cell, r, sizeof cell);\n"
+                f"  for (int k = 0; k < W; k++) r[k] = ({v}){{{cells}}}; }}")
+    out = [f"TK void {name}({v} *r) {{\n  {v} a, b;"]
+
+    def exchange(i: int, j: int, low: list[int], high: list[int]) -> None:
+        out.append(f"a = r[{i}]; b = r[{j}]; r[{i}] = __builtin_shufflevector(a, b, {', '.join(map(str, low))}); "
+                   f"r[{j}] = __builtin_shufflevector(a, b, {', '.join(map(str, high))});")
+    step = 1
+    while step < lanes:
+        for i in range(lanes):
+            if not i & step:
+                lane = range(lanes)
+                exchange(i, i | step, [k if not k & step else k - step + lanes for k in lane], [k + step if not k & step else k + lanes for k in lane])
+        step *= 2
+    return "\n  ".join(out) + " }"
+
+
 def fragments(lanes: int) -> dict[str, str]:
     """Fragment name -> C text."""
-    out = {"hany": f"TK int hany(v_bool v) {{ {_halving('v', '@a | @b', lanes)} return v[0] != 0; }}",
+    out = {"transpose_32": _transpose("transpose_32", "v_f32", 32, lanes), "transpose_64": _transpose("transpose_64", "v_f64", 64, lanes),
+           "hany": f"TK int hany(v_bool v) {{ {_halving('v', '@a | @b', lanes)} return v[0] != 0; }}",
            "hall": f"TK int hall(v_bool v) {{ {_halving('v', '@a & @b', lanes)} return v[0] != 0; }}"}
     for d in ALL:
         if d.name in _TYPES:

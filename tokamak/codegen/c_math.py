@@ -85,18 +85,108 @@ TK v_f32 log_edges_f32(v_f32 x, v_f32 y) {
 }
 
 
-def by_lanes(name: str, function: str, d: str, arity: int = 1) -> str:
-    """A function that asks the C library lane by lane."""
+_SIN = (-0.166666552, 0.00833217707, -0.000195172121)
+_COS = (0.0416666456, -0.00138873665, 2.443835e-05)
+_ATAN = (-0.333331525, 0.199937716, -0.142110437, 0.106659584, -0.0755211487, 0.0432106778, -0.0163671952, 0.00292050838)
+_ASIN = (0.166667536, 0.0749523267, 0.0454783365, 0.0241410341, 0.0422304645)
+_ERFCX = (1.27697837, -0.0927637666, -0.166031003, 0.164049, -0.0542085841, -0.00800936669, 0.00864628796, 0.00116410258, -0.00124652614,
+          -0.000251692807)                                        # e^(x^2) erfc(x) (1 + 2 x) over q = (x - 2) / (x + 2), 5.0e-9
+_ERFINV_LOW = (1.50140941, 0.246640727, -0.00417768164, -0.00125372503, 0.00021858087, -4.39150654e-06, -3.5233877e-06, 3.43273939e-07, 2.81022636e-08)
+_ERFINV_HIGH = (2.83297682, 1.00167406, 0.00943887047, -0.0076224613, 0.00573950773, -0.00367342844, 0.00134934322, 0.000100950558, -0.000200214257)
+
+
+def _circular(name: str, far: str, result: str) -> str:
+    """sin, cos or tan: x = j pi/2 + r with |r| <= pi/4, pi/2 in three parts; lanes beyond 7e4 ask the C library. `s`, `c` are the sine and cosine of r."""
+    return f"""\
+extern double {name}(double);
+static __attribute__((noinline)) void far_{name}_f32(const v_f32 *x, v_f32 *r) {{
+  for (int k = 0; k < W; k++) if (!(__builtin_fabsf((*x)[k]) <= {far})) (*r)[k] = (float){name}((*x)[k]); }}
+TK v_f32 {name}_f32(v_f32 x) {{
+  v_f32 a = abs_f32(x), t = a * 0x1.45f306p-1f + 0x1.8p23f, j = t - 0x1.8p23f;
+#ifdef __FP_FAST_FMAF
+  v_f32 r = j * -0x1.921fb6p0f + a; r = j * 0x1.777a5cp-25f + r; r = j * 0x1.ee59dap-50f + r;
+#else
+  v_f32 r = cast_f64_f32(cast_f32_f64(a) - cast_f32_f64(j) * 0x1.921fb54442d18p0);
+#endif
+  v_f32 z = r * r, s = {polynomial('z', _SIN)} * z * r + r, c = {polynomial('z', _COS)} * (z * z) + (z * -0.5f + 1.0f);
+  v_u32 q = (v_u32)t; v_bool odd = (v_bool)-(q & 1);
+  {result}
+  if (hany(a > {far})) far_{name}_f32(&x, &y);
+  return y; }}"""
+
+
+_CIRCULAR = {
+    "sin_f32": _circular("sin", "7e4f", "v_f32 y = (v_f32)((v_u32)select_f32(odd, c, s) ^ (q & 2) << 30 ^ (v_u32)x & 0x80000000u);"),
+    "cos_f32": _circular("cos", "7e4f", "v_f32 y = (v_f32)((v_u32)select_f32(odd, s, c) ^ (q + 1 & 2) << 30);"),
+    "tan_f32": _circular("tan", "7e4f", "v_f32 y = (v_f32)((v_u32)(select_f32(odd, c, s) / select_f32(odd, s, c)) ^ (q & 1) << 31 ^ (v_u32)x & 0x80000000u);"),
+    # above 1 the angle of 1 / x is taken from pi/2
+    "atan_f32": f"""\
+TK v_f32 atan_f32(v_f32 x) {{
+  v_f32 a = abs_f32(x); v_bool big = a > 1.0f;
+  v_f32 r = select_f32(big, 1.0f / a, a), z = r * r, y = {polynomial('z', _ATAN)} * z * r + r;
+  return copysign_f32(select_f32(big, 0x1.921fb6p0f - y, y), x); }}""",
+    "atan2_f32": f"""\
+TK v_f32 atan2_f32(v_f32 y, v_f32 x) {{
+  v_f32 a = abs_f32(y), b = abs_f32(x), inf = (v_f32){{0}} + __builtin_inff(); v_bool steep = a > b;
+  v_f32 r = select_f32(steep, b, a) / select_f32(steep, a, b);
+  r = select_f32((a == inf) & (b == inf), (v_f32){{0}} + 1.0f, select_f32((a == 0.0f) & (b == 0.0f), (v_f32){{0}}, r));
+  v_f32 z = r * r, t = {polynomial('z', _ATAN)} * z * r + r;
+  t = select_f32(steep, 0x1.921fb6p0f - t, t);
+  t = select_f32((v_i32)x < 0, (0x1.921fb6p1f - t) - 0x1.777a5cp-24f, t);
+  return copysign_f32(select_f32((x != x) | (y != y), x + y, t), y); }}""",
+    # above 1/2: asin(x) = pi/2 - 2 asin(sqrt((1 - x) / 2))
+    "asin_parts_f32": f"""\
+TK v_f32 asin_parts_f32(v_f32 a, v_bool big) {{
+  v_f32 z = select_f32(big, 0.5f - 0.5f * a, a * a), r = select_f32(big, sqrt_f32(z), a);
+  return {polynomial('z', _ASIN)} * z * r + r; }}""",
+    "asin_f32": "TK v_f32 asin_f32(v_f32 x) {\n  v_f32 a = abs_f32(x); v_bool big = a > 0.5f; v_f32 p = asin_parts_f32(a, big);\n"
+                "  return copysign_f32(select_f32(big, 0x1.921fb6p0f - 2.0f * p, p), x); }",
+    "acos_f32": "TK v_f32 acos_f32(v_f32 x) {\n  v_f32 a = abs_f32(x); v_bool big = a > 0.5f; v_f32 p = asin_parts_f32(a, big);\n"
+                "  v_f32 high = select_f32((v_i32)x < 0, 0x1.921fb6p1f - 2.0f * p, 2.0f * p);\n"
+                "  return select_f32(big, high, 0x1.921fb6p0f - (copysign_f32(p, x) + 0x1.777a5cp-25f)); }",
+}
+
+_HYPERBOLIC = {
+    "sinh_f32": "TK v_f32 sinh_f32(v_f32 x) {\n  v_f32 a = abs_f32(x), e = expm1_f32(a), h = exp_f32(a - 1.0f) * 0x1.5bf0a8p0f;\n"
+                "  return copysign_f32(select_f32(a > 20.0f, h, (e + e / (e + 1.0f)) * 0.5f), x); }",
+    "cosh_f32": "TK v_f32 cosh_f32(v_f32 x) {\n  v_f32 a = abs_f32(x), e = exp_f32(a), h = exp_f32(a - 1.0f) * 0x1.5bf0a8p0f;\n"
+                "  return select_f32(a > 20.0f, h, 0.5f * e + 0.5f / e); }",
+    "asinh_f32": "TK v_f32 asinh_f32(v_f32 x) {\n  v_f32 a = abs_f32(x), s = a * a, y = log1p_f32(s / (1.0f + sqrt_f32(s + 1.0f)) + a);\n"
+                 "  return copysign_f32(select_f32(a > 0x1p20f, log_f32(a) + 0x1.62e43p-1f, y), x); }",
+    "acosh_f32": "TK v_f32 acosh_f32(v_f32 x) {\n  v_f32 t = x - 1.0f, y = log1p_f32(t + sqrt_f32(t * (x + 1.0f)));\n"
+                 "  y = select_f32(x > 0x1p20f, log_f32(x) + 0x1.62e43p-1f, y);\n"
+                 "  return select_f32(x < 1.0f, (v_f32){0} + __builtin_nanf(\"\"), y); }",
+    "atanh_f32": "TK v_f32 atanh_f32(v_f32 x) { v_f32 a = abs_f32(x); return copysign_f32(0.5f * log1p_f32((a + a) / (1.0f - a)), x); }",
+}
+
+_ERROR = {
+    # x^2 = h^2 + (x - h)(x + h) with h^2 exact: e^-x^2 keeps its relative accuracy
+    "erfc_f32": f"""\
+TK v_f32 erfc_f32(v_f32 x) {{
+  v_f32 a = abs_f32(x), h = (v_f32)((v_u32)a & 0xfffff000u), q = (a - 2.0f) / (a + 2.0f), p = {polynomial('q', _ERFCX)};
+  v_f32 y = exp_f32(-h * h) * exp_f32((h - a) * (h + a)) * (p / (2.0f * a + 1.0f));
+  y = select_f32(a > 10.5f, (v_f32){{0}}, y);
+  y = select_f32((v_i32)x < 0, 2.0f - y, y);
+  return select_f32(a < 0.5f, 1.0f - erf_f32(x), y); }}""",
+    "erfinv_f32": f"""\
+TK v_f32 erfinv_f32(v_f32 x) {{
+  v_f32 w = -log_f32((1.0f - x) * (1.0f + x)), a = w - 2.5f, b = sqrt_f32(w) - 3.0f; v_bool low = w < 5.0f;
+  v_f32 y = select_f32(low, {polynomial('a', _ERFINV_LOW)}, {polynomial('b', _ERFINV_HIGH)}) * x;
+  return select_f32(abs_f32(x) == 1.0f, x * __builtin_inff(), y); }}""",
+}
+
+
+def by_lanes(name: str, function: str, d: str, arity: int = 1, declare: str | None = None) -> str:
+    """A function that asks a scalar one lane by lane: of the C library, unless `declare` replaces its declaration."""
     ctype = {"f32": "float", "f64": "double"}[d]
     names = "ab"[:arity]
-    return (f"extern {ctype} {function}({', '.join([ctype] * arity)});\n"
-            f"TK v_{d} {name}_{d}({', '.join(f'v_{d} {k}' for k in names)}) {{\n"
+    head = f"extern {ctype} {function}({', '.join([ctype] * arity)});\n" if declare is None else declare
+    return (f"{head}TK v_{d} {name}_{d}({', '.join(f'v_{d} {k}' for k in names)}) {{\n"
             f"  v_{d} r; for (int k = 0; k < W; k++) r[k] = {function}({', '.join(f'{k}[k]' for k in names)}); return r; }}")
 
 
 def fragments(lanes: int) -> dict[str, str]:
     """Fragment name -> C text."""
-    rest = {f"{n}_f32": by_lanes(n, n + "f", "f32") for n in
-            "sin cos tan asin acos atan sinh cosh asinh acosh atanh erfc".split()}
-    rest |= {f"{n}_f32": by_lanes(n, n + "f", "f32", 2) for n in ("pow", "atan2", "hypot")}
-    return _EXPONENTIAL | _LOGARITHM | rest
+    rest = {"lgamma_f32": by_lanes("lgamma", "lgammaf", "f32"), "digamma_f32": by_lanes("digamma", "digamma_lane", "f32", declare="")}
+    rest |= {f"{n}_f32": by_lanes(n, n + "f", "f32", 2) for n in ("pow", "hypot")}
+    return _EXPONENTIAL | _LOGARITHM | _CIRCULAR | _HYPERBOLIC | _ERROR | rest
