@@ -145,8 +145,8 @@ def _adaptive(n: int, size, outputs) -> list[Adaptive]:
 
 # -- maximum ---------------------------------------------------------------------------------------------------------
 def _maximum(b, self: Tensor, dims) -> tuple[Tensor, Tensor]:
-    """The largest element of each window and its row-major position in the input: the first of equals, NaN above all. Padding never wins: where a
-    window has nothing above the lowest value, its first position does."""
+    """The largest element of each window and its row-major position in the input: the first of equals, NaN above all (the first NaN:
+    eager reports the last of several). Padding never wins: where a window has nothing above the lowest value, its first position does."""
     shape = b.spec.shape
     n = len(dims)
     if empty(shape):

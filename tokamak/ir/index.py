@@ -276,11 +276,22 @@ def _monomial_bounds(k: tuple[Atom, ...]):
     low, high = as_index(1), as_index(1)
     for a in k:
         lo, hi = _atom_bounds(a)
-        if lo is None or not nonnegative(lo):
+        if lo is None or not (_never_negative(a) if lo is as_index(a) else nonnegative(lo)):
             return None, None      # a factor that may be negative: give up
         low = low * lo
         high = None if high is None or hi is None else high * hi
     return low, high
+
+
+def _never_negative(a: Atom) -> bool:
+    """For an atom over sizes alone, which is its own bound."""
+    if isinstance(a, FloorDiv):
+        return nonnegative(a.a)
+    if isinstance(a, Min):
+        return nonnegative(a.a) and nonnegative(a.b)
+    if isinstance(a, Max):
+        return nonnegative(a.a) or nonnegative(a.b)
+    return True
 
 
 def _atom_bounds(a: Atom):
@@ -318,12 +329,13 @@ def nonnegative(index: Index) -> bool:
 def _nonnegative(index: Index) -> bool:
     if any(not isinstance(a, Size) for a in index.atoms()):
         low = bounds(index)[0]
-        return low is not None and low is not index and nonnegative(low)
+        if low is not index:
+            return low is not None and nonnegative(low)
     shifted = as_index(0)       # each size s becomes lower + s', s' >= 0: non-negative when no coefficient is negative
     for k, v in index.terms.items():
         term = as_index(v)
         for a in k:
-            term = term * (as_index(a) + a.lower)
+            term = term * (as_index(a) + (a.lower if isinstance(a, Size) else 0))
         shifted = shifted + term
     return all(v >= 0 for v in shifted.terms.values())
 
