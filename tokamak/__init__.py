@@ -5,9 +5,9 @@
 """
 from __future__ import annotations
 
-from .backend import backend, compile
+from .backend import compile
 from .errors import BuildError, CompilerMissing, InternalError, OptionError, TokamakError
 from .options import Options, scope
 
-__all__ = ["backend", "compile", "scope", "Options", "TokamakError", "OptionError", "CompilerMissing", "BuildError", "InternalError"]
+__all__ = ["compile", "scope", "Options", "TokamakError", "OptionError", "CompilerMissing", "BuildError", "InternalError"]
 __version__ = "0.1.0"

@@ -8,8 +8,9 @@ of earlier Lets ("s0*4"); they are pasted into the source, so constants cost not
 
 The function has AOTAutograd's boxed convention: it takes one list, which it empties, so that inputs can be freed at their last use.
 
-Layout is part of a value: what an opaque call returns is compared with what was traced. A program with sizes that are all constants does so at its
-first call only and is then printed again with what it learned; a result described by symbolic sizes is compared at every call.
+Layout is part of a value: what an opaque call returns is compared with what was traced, and copied to the traced strides where it differs. Results with
+constant sizes are compared at the first call only, after which the function is printed again with what it learned; others at every call. torch's traced types
+can be wrong too (layer_norm's statistics in mixed precision): a kernel gets the traced type, torch's own calls what torch returned.
 """
 from __future__ import annotations
 
@@ -117,12 +118,13 @@ Step = Let | Alloc | Launch | Call | Drop | Copy | Return
 @dataclass(frozen=True)
 class Program:
     """`inputs`: argument names in calling order; `errors`: what a kernel's result n + 1 raises: (exception class, message);
-    `constants`: tensors that the steps name and that are no inputs."""
+    `constants`: tensors that the steps name and that are no inputs; `dtypes`: the traced types of inputs, checked where a kernel reads them."""
     name: str
     inputs: tuple[str, ...]
     steps: tuple[Step, ...]
     errors: tuple[tuple[type, str], ...] = ()
     constants: dict[str, Any] = field(default_factory=dict)
+    dtypes: dict[str, torch.dtype] = field(default_factory=dict)
 
 
 # -- from steps to a function --------------------------------------------------------------------------------------------
@@ -134,12 +136,12 @@ def assemble(program: Program, kernels: dict[str, Callable[[bytes, int], int]], 
     printer = _Printer(program, kernels, pool)
     fn = printer.function(None)
     if printer.learns:
-        learned: dict[int, tuple[bool, ...]] = {}
+        learned: dict[int | str, tuple[bool, ...]] = {}
 
         def settle():
             """Called at the end of a first call that went well: the code without the checks takes the place of the code with them."""
             fn.__code__ = _Printer(program, kernels, pool, printer.namespace).function(learned).__code__
-        printer.namespace.update(tk_first=_first_result(learned), tk_settle=settle)
+        printer.namespace.update(tk_first=_first_result(learned), tk_input=_first_input(learned), tk_settle=settle)
     fn._boxed_call = True
     return fn
 
@@ -150,8 +152,8 @@ def source(program: Program) -> str:
 
 
 class _Printer:
-    """Prints one version of a program's function. `learned` maps a Call's position to what the first call showed: for each result, must it be made to
-    conform? None prints the version that learns it."""
+    """Prints one version of a program's function. `learned` maps a Call's position, or an input's name, to what the first call showed: for each result, must
+    it be made to conform? None prints the version that learns it."""
 
     def __init__(self, program: Program, kernels, pool, namespace: dict | None = None):
         self.program, self.kernels, self.pool = program, kernels, pool
@@ -159,13 +161,14 @@ class _Printer:
             "math": math, "torch": torch, "tk_threads": torch.get_num_threads, "tk_conform": _conform, "tk_fail": _failure(program.errors),
             "tk_window": memory.window, "tk_empty": memory.empty, "tk_alloc": memory.alloc(pool),
             "tk_take": pool.take if pool is not None else None, **program.constants}
-        self.learns = any(isinstance(s, Call) and any(spec is not None and spec.static for _, spec in s.results) for s in program.steps)
         self.constants: dict[int, str] = {}
         self.pointers: dict[str, int] = {}
         for step in program.steps:
             for kind, name in step.words if isinstance(step, Launch) else ():
                 if kind in ("ptr", "temp"):
                     self.pointers[name] = self.pointers.get(name, 0) + 1
+        self.typed = {name: dtype for name, dtype in program.dtypes.items() if name in self.pointers}
+        self.learns = bool(self.typed) or any(isinstance(s, Call) and _static_results(s) for s in program.steps)
 
     def function(self, learned: dict | None) -> Callable:
         text = self.text(learned)
@@ -179,6 +182,11 @@ class _Printer:
         if inputs:
             self.lines.append(f"{', '.join(inputs)}{',' if len(inputs) == 1 else ''} = args")
         self.lines.append("args.clear()")
+        for name, dtype in self.typed.items():
+            if learned is None:
+                self.lines.append(f"{name} = tk_input({name!r}, {name}, {self._value(dtype)})")
+            elif learned.get(name, (False,))[0]:
+                self.lines.append(f"{name} = {name}.to({self._value(dtype)})")
         for position, step in enumerate(self.program.steps):
             getattr(self, f"_{type(step).__name__.lower()}")(position, step)
         return f"def tk_{self.program.name}(args):\n    " + "\n    ".join(self.lines) + "\n"
@@ -218,10 +226,9 @@ class _Printer:
         names = [n for n, _ in step.results]
         for n in names:
             _check_name(n) if n is not None else None
-        checks = any(n is not None and s is not None and s.static for n, s in step.results)
-        if self.learned is None and checks:
-            specs = ", ".join("None" if n is None or s is None or not s.static else f"({_tuple(s.shape)}, {_tuple(s.strides)}, {self._value(s.dtype)})"
-                              for n, s in step.results)
+        static = _static_results(step)
+        if self.learned is None and static:
+            specs = ", ".join(f"({self._traced(*r)})" if r in static else "None" for r in step.results)
             call = f"tk_first({position}, {call}, ({specs},), {step.single})"
         if not any(names):
             self.lines.append(call)
@@ -238,7 +245,11 @@ class _Printer:
         needs = (self.learned or {}).get(position, (False,) * len(step.results))
         for (name, spec), need in zip(step.results, needs):
             if name is not None and spec is not None and (need or not spec.static):
-                self.lines.append(f"{name} = tk_conform({name}, {_tuple(spec.shape)}, {_tuple(spec.strides)}, {self._value(spec.dtype)})")
+                self.lines.append(f"{name} = tk_conform({name}, {self._traced(name, spec)})")
+
+    def _traced(self, name: str, spec: TensorSpec) -> str:
+        """The arguments of `_conform`: the type only counts where a kernel reads."""
+        return f"{_tuple(spec.shape)}, {_tuple(spec.strides)}, {self._value(spec.dtype) if name in self.pointers else None}"
 
     def _drop(self, _, step: Drop):
         self.lines.append(f"del {step.name}")
@@ -290,6 +301,10 @@ class _Printer:
         return name
 
 
+def _static_results(step: Call) -> list[tuple[str, TensorSpec]]:
+    return [(n, s) for n, s in step.results if n is not None and s is not None and s.static]
+
+
 def _check_name(name: str):
     if name.startswith(_RESERVED) or not name.isidentifier() or keyword.iskeyword(name) or name in ("args", "math", "torch"):
         raise InternalError(f"'{name}' cannot be the name of a value in a program")
@@ -327,20 +342,27 @@ def _first_result(learned: dict[int, tuple[bool, ...]]):
     return first
 
 
-def _conform(value: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """`value` with the traced strides: itself when it has them (along extents of 1 and in empty tensors any stride will do), else a copy.
-    Raises InternalError when shape or type are not the traced ones."""
-    if not isinstance(value, torch.Tensor) or tuple(value.shape) != shape or value.dtype is not dtype:
-        found = f"{tuple(value.shape)} {value.dtype}" if isinstance(value, torch.Tensor) else type(value).__name__
-        raise InternalError(f"an opaque call returned {found} where {shape} {dtype} was traced")
+def _first_input(learned: dict[int | str, tuple[bool, ...]]):
+    """tk_input(name, value, dtype): the same for an input that a kernel reads."""
+    def first(name: str, value: torch.Tensor, dtype: torch.dtype):
+        learned[name] = (value.dtype is not dtype,)
+        return value.to(dtype)
+    return first
+
+
+def _conform(value: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype | None) -> torch.Tensor:
+    """`value` with the traced strides, and type unless that is None: itself when it has them (along extents of 1 and in empty tensors any stride will do),
+    else a copy. Raises InternalError when the shape is not the traced one."""
+    if not isinstance(value, torch.Tensor) or tuple(value.shape) != shape:
+        found = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+        raise InternalError(f"an opaque call returned {found} where a tensor of shape {shape} was traced")
     if value.layout is not torch.strided:
         return value
+    dtype = dtype or value.dtype
     same = value.stride() == strides or 0 in shape or all(e == 1 or a == b for e, a, b in zip(shape, value.stride(), strides))
-    if same and not value.is_neg():
+    if same and value.dtype is dtype and not value.is_neg():
         return value
     out = torch.empty_strided(shape, strides, dtype=dtype, device=value.device)
-    if any(s == 0 and e > 1 for e, s in zip(shape, strides)):
-        window = tuple(slice(0, 1) if s == 0 else slice(None) for s in strides)
-        out[window].copy_(value[window])
-        return out
-    return out.copy_(value)
+    window = tuple(slice(0, 1) if s == 0 else slice(None) for s in strides)      # one element stands for all along a stride of 0
+    out[window].copy_(value[window])
+    return out

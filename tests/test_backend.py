@@ -1,0 +1,405 @@
+"""Programs through the backend against eager: outputs, gradients, mutated inputs, parameters and buffers.
+
+`how` is the way of compiling. With every operation an opaque call the results are eager's bit for bit.
+"""
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import tokamak
+
+
+class How:
+    """One way of compiling, and how close to eager it must be (None: equal bits)."""
+
+    def __init__(self, tolerance=None, **options):
+        self.tolerance, self.options = tolerance, options
+
+    def compile(self, fn, **kw):
+        return tokamak.compile(fn, **self.options, **kw)
+
+    def same(self, got, want):
+        if isinstance(want, torch.Tensor):
+            assert got.dtype is want.dtype and got.shape == want.shape
+            assert all(a == b or e <= 1 for a, b, e in zip(got.stride(), want.stride(), want.shape)) or want.numel() == 0
+            tolerance = dict(rtol=0, atol=0) if self.tolerance is None else dict(rtol=self.tolerance, atol=self.tolerance)
+            torch.testing.assert_close(got, want, equal_nan=True, **tolerance)
+        elif isinstance(want, (tuple, list)):
+            assert len(got) == len(want)
+            for a, b in zip(got, want):
+                self.same(a, b)
+        elif isinstance(want, dict):
+            assert got.keys() == want.keys()
+            for k in want:
+                self.same(got[k], want[k])
+        else:
+            assert got == want
+
+
+HOWS = {"opaque": How(opaque_only=True, strict=True, cache_dir="")}
+
+
+@pytest.fixture(params=HOWS)
+def how(request):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    return HOWS[request.param]
+
+
+def check(how, fn, *args, calls=2, backward=False, **kw):
+    """`fn(*args)` compiled against eager, `calls` times on the same objects: results, and what became of arguments and of the module."""
+    mine, theirs = copy.deepcopy((fn, args))if isinstance(fn, nn.Module) else (fn, copy.deepcopy(args)), (fn, args)
+    compiled = how.compile(mine[0], **kw)
+    for call in range(calls):
+        torch.manual_seed(call)
+        want = theirs[0](*theirs[1])
+        torch.manual_seed(call)
+        got = compiled(*mine[1])
+        how.same(got, want)
+        if backward:
+            for out in (want, got):
+                sum(t.square().sum() for t in _tensors(out) if t.requires_grad).backward()
+            how.same([t.grad for t in _tensors(mine[1]) if t.requires_grad], [t.grad for t in _tensors(theirs[1]) if t.requires_grad])
+        how.same(mine[1], theirs[1])
+        if isinstance(fn, nn.Module):
+            how.same(mine[0].state_dict(), theirs[0].state_dict())
+            how.same([p.grad for p in mine[0].parameters() if p.grad is not None], [p.grad for p in theirs[0].parameters() if p.grad is not None])
+    return compiled
+
+
+def _tensors(value):
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [t for v in value for t in _tensors(v)] if isinstance(value, (tuple, list)) else []
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4))
+
+
+def test_inference(how):
+    with torch.no_grad():
+        check(how, mlp(), torch.randn(5, 8))
+
+
+def test_inference_mode(how):
+    with torch.inference_mode():
+        check(how, mlp(), torch.randn(5, 8))
+
+
+def test_training(how):
+    check(how, mlp(), torch.randn(5, 8, requires_grad=True), backward=True)
+
+
+def test_training_with_an_optimizer(how):
+    mine, theirs = mlp(), None
+    theirs = copy.deepcopy(mine)
+    compiled = how.compile(mine)
+    steps = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (mine, theirs)]
+    for i in range(3):
+        x = torch.randn(5, 8)
+        for run, step in zip((compiled, theirs), steps):
+            step.zero_grad()
+            run(x).square().mean().backward()
+            step.step()
+        how.same(mine.state_dict(), theirs.state_dict())
+
+
+def test_autocast(how):
+    model = mlp()
+
+    def step(x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return model(x)
+    check(how, step, torch.randn(5, 8), backward=True)
+
+
+def test_dropout_draws_eagers_numbers(how):
+    check(how, nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)), torch.randn(4, 8, requires_grad=True), backward=True)
+
+
+def test_batch_norm_statistics(how):
+    check(how, nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()), torch.randn(2, 3, 8, 8), backward=True)
+    check(how, nn.Sequential(nn.BatchNorm1d(4), nn.Flatten()).eval(), torch.randn(6, 4), backward=True)
+
+
+def test_channels_last(how):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.SiLU(), nn.MaxPool2d(2)).to(memory_format=torch.channels_last)
+    check(how, model, torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last), backward=True)
+
+
+def test_vmap_and_grad(how):
+    check(how, lambda x, w: torch.func.vmap(lambda row: (row * w).sum().tanh())(x), torch.randn(5, 4), torch.randn(4))
+    check(how, lambda x: torch.func.grad(lambda y: (y.sin() * y).sum())(x), torch.randn(7))
+
+
+def test_mutated_input(how):
+    def fn(x, y):
+        x.add_(y)
+        y.mul_(2)
+        return x * y
+    with torch.no_grad():
+        check(how, fn, torch.randn(4, 4), torch.randn(4, 4))
+
+
+def test_mutated_slice_of_an_input(how):
+    def fn(x):
+        x[1:3].mul_(2)
+        x[0] = 1
+        return x.sum()
+    with torch.no_grad():
+        check(how, fn, torch.randn(4, 4))
+        check(how, fn, torch.randn(4, 4).t())
+
+
+def test_input_overwritten_by_another(how):
+    def fn(x, y):
+        x.copy_(y)
+        return x + 1
+    with torch.no_grad():
+        check(how, fn, torch.randn(4, 3), torch.randn(3))
+
+
+def test_mutated_intermediate_that_needs_grad(how):
+    def fn(w, x):
+        y = w * x
+        y.add_(1).relu_()
+        return y.exp()
+    check(how, fn, torch.randn(6, requires_grad=True), torch.randn(6), backward=True)
+
+
+def test_mutated_buffer(how):
+    class Counter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(3))
+            self.weight = nn.Parameter(torch.randn(3))
+
+        def forward(self, x):
+            self.seen.add_(x.detach().sum(0))
+            return x * self.weight + self.seen
+    check(how, Counter(), torch.randn(4, 3), backward=True)
+
+
+def test_mutated_parameter(how):
+    class Decay(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3))
+
+        def forward(self, x):
+            with torch.no_grad():
+                self.weight.mul_(0.9)
+            return x * self.weight
+    check(how, Decay(), torch.randn(4, 3))
+
+
+def test_views_as_inputs(how):
+    base = torch.randn(6, 8)
+    check(how, lambda a, b: a * 2 + b, base[1:5, ::2], base.t()[2:6, 1:5])
+    check(how, lambda a: a * 2 + a[0], base.unfold(0, 2, 2)[:, 0, :1].expand(3, 2))
+
+
+def test_views_of_one_base_that_are_mutated(how):
+    def fn(base):
+        a, b = base[0], base[1]
+        a.add_(b)
+        return a * b
+    with torch.no_grad():
+        check(how, fn, torch.randn(2, 5))
+
+
+@pytest.mark.parametrize("view", [lambda x: x.t(), lambda x: x[1:], lambda x: x.view(-1), lambda x: x.expand(2, 4, 6), lambda x: x, lambda x: x.detach()])
+def test_output_is_a_view_of_an_input(how, view):
+    def fn(x):
+        return view(x), x + 1
+    x = torch.randn(4, 6)
+    got, _ = how.compile(fn)(x)
+    how.same(got, view(x))
+    assert got.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+
+
+def test_chunked_outputs_share_memory(how):
+    def fn(x):
+        return (x * 2).chunk(3, dim=1)
+    parts = check(how, fn, torch.randn(4, 6))(torch.randn(4, 6))
+    assert len({p.untyped_storage().data_ptr() for p in parts}) == 1
+    check(how, fn, torch.randn(4, 6, requires_grad=True), backward=True)
+
+
+def test_aliased_outputs(how):
+    def fn(x):
+        y = x.sin()
+        return y, y, y.t(), y.clone()
+    got = check(how, fn, torch.randn(3, 3))(torch.randn(3, 3))
+    got[0].zero_()
+    assert got[2].abs().sum() == 0 and got[3].abs().sum() > 0
+
+
+def test_outputs_of_two_calls_share_nothing(how):
+    fn = how.compile(lambda x: (x + 1, x * 2))
+    x = torch.randn(512, 512)
+    a = fn(x)
+    kept = [t.clone() for t in a]
+    for _ in range(3):
+        fn(x + 1)
+    how.same(list(a), kept)
+
+
+def test_tuples_and_dicts(how):
+    def fn(batch, pair):
+        return {"sum": batch["a"] + batch["b"], "pair": (pair[0] * 2, [pair[1], 3]), "none": None}
+    check(how, fn, {"a": torch.randn(3), "b": torch.randn(3)}, (torch.randn(2), torch.randn(2)))
+
+
+def test_python_numbers(how):
+    fn = how.compile(lambda x, i, f, b: (x * i + f) if b else x - i)
+    x = torch.randn(4)
+    for i, f, b in ((2, 0.5, True), (3, 0.25, True), (7, -1.5, True), (2, 0.5, False)):
+        how.same(fn(x, i, f, b), (x * i + f) if b else x - i)
+
+
+def test_number_outputs(how):
+    check(how, lambda x: (x.shape[0] * 2, x.sum(), x.numel()), torch.randn(3, 5))
+
+
+def test_checkpointing(how):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = mlp(), nn.Linear(4, 8)
+
+        def forward(self, x):
+            return checkpoint(lambda y: self.b(self.a(y)).sin(), x, use_reentrant=False)
+    check(how, Net(), torch.randn(5, 8, requires_grad=True), backward=True)
+
+
+def test_graph_breaks(how):
+    def fn(x):
+        y = x * 2
+        torch._dynamo.graph_break()
+        if y.sum() > 0:
+            return y + 1
+        return y.cos()
+    check(how, fn, torch.ones(4))
+    check(how, fn, torch.full((4,), -1.0, requires_grad=True), backward=True)
+
+
+def test_dynamic_sizes(how):
+    model = mlp()
+    fn = how.compile(lambda x: model(x).softmax(-1).reshape(-1)[1:] * x.shape[0], dynamic=True)
+    for rows in (5, 9, 2, 1):
+        x = torch.randn(rows, 8, requires_grad=True)
+        y = x.detach().clone().requires_grad_()
+        got, want = fn(x), model(y).softmax(-1).reshape(-1)[1:] * rows
+        how.same(got, want)
+        got.sum().backward()
+        want.sum().backward()
+        how.same(x.grad, y.grad)
+
+
+def test_second_size(how):
+    fn = how.compile(lambda x: (x * 2).sum(0) / x.shape[0])
+    for shape in ((4, 3), (6, 3), (8, 5)):
+        x = torch.randn(shape)
+        how.same(fn(x), (x * 2).sum(0) / shape[0])
+
+
+def test_empty_and_scalar_tensors(how):
+    check(how, lambda x: (x + 1, x.sum(), x.t()), torch.randn(0, 3))
+    check(how, lambda x: x * 2 + 1, torch.tensor(3.0))
+
+
+def test_constants_of_the_program(how):
+    check(how, lambda x: x + torch.tensor([1.0, 2.0, 3.0]), torch.randn(2, 3))
+
+
+def test_complex_sparse_and_negated_values(how):
+    check(how, lambda x: (x * 1j).abs() + torch.fft.fft(x).real, torch.randn(8))
+    check(how, lambda x: torch.fft.fft(x).conj().imag * 2, torch.randn(8))
+    negated = torch.randn(4, dtype=torch.complex64).conj().imag
+    how.same(how.compile(lambda x: x + 1)(negated), negated + 1)
+
+
+def test_sort_and_data_dependent_calls(how):
+    check(how, lambda x: x.sort(dim=0), torch.randn(9, 3))
+    check(how, lambda x: x.topk(2, dim=1), torch.randn(4, 5), backward=False)
+
+
+def test_attention_and_embedding(how):
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.layer = nn.Embedding(20, 16), nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
+
+        def forward(self, ids):
+            return self.layer(self.embed(ids))
+    check(how, Block(), torch.randint(0, 20, (2, 7)), backward=True)
+
+
+def test_double_backward_is_refused_as_torch_does(how):
+    x = torch.randn(3, requires_grad=True)
+    y = how.compile(lambda t: t.sin().sum())(x)
+    g, = torch.autograd.grad(y, x, create_graph=True)
+    with pytest.raises(RuntimeError):
+        g.sum().backward()
+
+
+def test_eager_errors_come_through(how):
+    with pytest.raises(IndexError):
+        how.compile(nn.Embedding(4, 3))(torch.tensor([9]))
+
+
+def test_retained_graph_runs_backward_twice(how):
+    x = torch.randn(5, requires_grad=True)
+    y = how.compile(lambda t: (t.sin() * t).sum())(x)
+    y.backward(retain_graph=True)
+    first = x.grad.clone()
+    y.backward()
+    how.same(x.grad, first * 2)
+
+
+# -- the entry point ---------------------------------------------------------------------------------------------------
+def test_unknown_options_name_the_nearest():
+    with pytest.raises(tokamak.OptionError, match="did you mean 'policy'"):
+        with tokamak.scope(polcy="fast"):
+            pass
+    with pytest.raises(tokamak.OptionError, match="did you mean 'strict'"):
+        tokamak.compile(lambda x: x, policy="strikt")
+    with pytest.raises(tokamak.OptionError, match="log topic"):
+        tokamak.compile(lambda x: x, logs="outputcode")
+
+
+def test_a_bug_of_ours_warns_once_and_runs_eagerly(monkeypatch):
+    def broken(*_):
+        raise tokamak.InternalError("broken")
+    monkeypatch.setattr("tokamak.backend.Capture", broken)
+    torch._dynamo.reset()
+    with tokamak.scope(strict=False), pytest.warns(UserWarning, match="runs eagerly"):
+        got = tokamak.compile(lambda x: x * 2)(torch.ones(3))
+    assert got.tolist() == [2, 2, 2]
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="broken"):
+        tokamak.compile(lambda x: x * 2, strict=True)(torch.ones(3))
+
+
+@pytest.mark.parametrize("stage", ["capture", "build"])
+def test_stopping_after_a_stage_still_runs(stage):
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        x = torch.randn(3, requires_grad=True)
+        tokamak.compile(lambda x: (x * 2).sin(), until=stage, opaque_only=True)(x).sum().backward()
+    assert torch.equal(x.grad, (x.detach() * 2).cos() * 2)
+
+
+def test_logs_go_to_stderr(capsys):
+    torch._dynamo.reset()
+    tokamak.compile(lambda x: x * 2, logs="output_code", opaque_only=True)(torch.ones(3))
+    assert "def tk_" in capsys.readouterr().err
