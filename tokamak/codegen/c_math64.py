@@ -21,20 +21,20 @@ static double digamma_lane(double x) {
   return r + log(x) - 0.5 / x - (x < 1e17 ? s : 0); }""",
     # a rational first guess, then two steps of Newton's method
     "erfinv_lane": """\
-extern double erf(double), exp(double), log(double), sqrt(double);
+extern double erf(double), erfc(double), exp(double), log(double), sqrt(double);
 static double erfinv_lane(double y) {
   double a = __builtin_fabs(y), x, z;
   if (!(a <= 1)) return __builtin_nan("");
   if (a == 1) return y * __builtin_inf();
   if (a <= 0.7) {
-    z = y * y;
-    x = y * (((-0.140543331 * z + 0.914624893) * z - 1.645349621) * z + 0.886226899)
+    z = a * a;
+    x = a * (((-0.140543331 * z + 0.914624893) * z - 1.645349621) * z + 0.886226899)
           / ((((0.012229801 * z - 0.329097515) * z + 1.442710462) * z - 2.118377725) * z + 1); }
   else {
     z = sqrt(-log((1 - a) / 2));
-    x = __builtin_copysign((((1.641345311 * z + 3.429567803) * z - 1.624906493) * z - 1.970840454) / ((1.637067800 * z + 3.543889200) * z + 1), y); }
-  for (int k = 0; k < 2; k++) x -= (erf(x) - y) / (0x1.20dd750429b6dp0 * exp(-x * x));
-  return x; }""",
+    x = (((1.641345311 * z + 3.429567803) * z - 1.624906493) * z - 1.970840454) / ((1.637067800 * z + 3.543889200) * z + 1); }
+  for (int k = 0; k < 2; k++) x -= (a <= 0.7 ? erf(x) - a : (1 - a) - erfc(x)) / (0x1.20dd750429b6dp0 * exp(-x * x));
+  return __builtin_copysign(x, y); }""",
 }
 
 

@@ -94,7 +94,9 @@ TK v_f32 round_bf16(v_f32 x) {
   return (v_f32)((nan & 0x7fc00000u) | (~nan & r)); }""",
     # Exponent 0 (denormal or zero): the magnitude is read behind a 1.0-like exponent, which is subtracted again, exactly.
     "widen_f16": """\
-#if defined(__AVX512F__) && W == 16
+#if defined(__clang__) && (defined(__F16C__) || defined(__aarch64__))
+TK v_f32 widen_f16(v_u16 x) { typedef _Float16 h __attribute__((vector_size(2 * W))); return __builtin_convertvector((h)x, v_f32); }
+#elif defined(__AVX512F__) && W == 16
 TK v_f32 widen_f16(v_u16 x) {
   typedef short q __attribute__((vector_size(32)));
   return (v_f32)__builtin_ia32_vcvtph2ps512_mask((q)x, (v_f32){0}, -1, 4); }
@@ -111,7 +113,9 @@ TK v_f32 widen_f16(v_u16 x) {
   return (v_f32)(r | (h & 0x8000) << 16); }
 #endif""",
     "narrow_f16": """\
-#if defined(__AVX512F__) && W == 16
+#if defined(__clang__) && (defined(__F16C__) || defined(__aarch64__))
+TK v_u16 narrow_f16(v_f32 x) { typedef _Float16 h __attribute__((vector_size(2 * W))); return (v_u16)__builtin_convertvector(x, h); }
+#elif defined(__AVX512F__) && W == 16
 TK v_u16 narrow_f16(v_f32 x) {
   typedef short q __attribute__((vector_size(32)));
   return (v_u16)__builtin_ia32_vcvtps2ph512_mask(x, 0, (q){0}, -1); }

@@ -10,7 +10,7 @@ import re
 from functools import cache
 from typing import Iterable
 
-from . import c_cast, c_fold, c_math, c_math64, c_memory, c_ops, c_random
+from . import c_cast, c_fold, c_guard, c_math, c_math64, c_memory, c_ops, c_random
 
 _HEAD = """\
 #define W {lanes}
@@ -46,7 +46,7 @@ def _head(lanes: int) -> str:
 def fragments(lanes: int) -> dict[str, str]:
     """Every fragment: name -> C text."""
     out: dict[str, str] = {}
-    for module in (c_memory, c_cast, c_ops, c_math, c_math64, c_fold, c_random):
+    for module in (c_memory, c_cast, c_ops, c_math, c_math64, c_fold, c_random, c_guard):
         out.update(module.fragments(lanes))
     return out
 

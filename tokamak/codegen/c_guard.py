@@ -1,0 +1,47 @@
+"""C fragments: accesses under a mask, checked indices, integer helpers of addresses.
+
+    loadg_D(p, stride, guard, other)  loadgi_D(p, index, guard, other): lanes where guard is false are not read and are `other`
+    storeg_D(p, stride, value, guard): only lanes where guard holds are written
+    tk_index(i, bound, active, error, code)  tk_indices(...): i, clamped to 0 .. bound - 1; `code` is ORed into *error where an active one was outside
+    tk_div tk_mod: rounding down, divisor positive      tk_min tk_max
+"""
+from __future__ import annotations
+
+from ..ir.dtype import ALL
+from .c_memory import STORED, register
+
+_INTEGERS = {
+    "tk_div": "TK int64_t tk_div(int64_t a, int64_t b) { int64_t q = a / b; return q - (a - q * b < 0); }",
+    "tk_mod": "TK int64_t tk_mod(int64_t a, int64_t b) { int64_t r = a % b; return r < 0 ? r + b : r; }",
+    "tk_min": "TK int64_t tk_min(int64_t a, int64_t b) { return a < b ? a : b; }",
+    "tk_max": "TK int64_t tk_max(int64_t a, int64_t b) { return a > b ? a : b; }",
+    "tk_index": """\
+TK int64_t tk_index(int64_t i, int64_t bound, int active, int64_t *error, int64_t code) {
+  if (i >= 0 && i < bound) return i;
+  if (active) *error |= code;
+  return 0; }""",
+    "tk_indices": """\
+TK v_i64 tk_indices(v_i64 i, int64_t bound, v_bool active, int64_t *error, int64_t code) {
+  v_i64 zero = {0};
+  v_bool inside = ge_i64(i, zero) & lt_i64(i, zero + bound);
+  if (hany(active & ~inside)) *error |= code;
+  return select_i64(inside, i, zero); }""",
+}
+
+
+def fragments(lanes: int) -> dict[str, str]:
+    """Fragment name -> C text."""
+    out = dict(_INTEGERS)
+    for d in ALL:
+        raw = STORED.get(d.name, d.name)
+        ctype, v = d.c, register(d)
+        widen = f"widen_{d}(*(u_{raw} *)buf)" if d.name in STORED else f"*(u_{raw} *)buf"
+        narrow = f"narrow_{d}(v)" if d.name in STORED else "v"
+        slow = "static __attribute__((noinline))"
+        out[f"loadg_{d}"] = (f"{slow} {v} loadg_{d}(const {ctype} *p, int64_t stride, v_bool guard, {v} other) {{\n  {ctype} buf[W] = {{0}};\n"
+                             f"  for (int k = 0; k < W; k++) if (guard[k]) buf[k] = p[k * stride];\n  return select_{d}(guard, {widen}, other); }}")
+        out[f"loadgi_{d}"] = (f"{slow} {v} loadgi_{d}(const {ctype} *p, v_i64 index, v_bool guard, {v} other) {{\n  {ctype} buf[W] = {{0}};\n"
+                              f"  for (int k = 0; k < W; k++) if (guard[k]) buf[k] = p[index[k]];\n  return select_{d}(guard, {widen}, other); }}")
+        out[f"storeg_{d}"] = (f"{slow} void storeg_{d}({ctype} *p, int64_t stride, {v} v, v_bool guard) {{\n  {ctype} buf[W]; *(u_{raw} *)buf = {narrow};\n"
+                              f"  for (int k = 0; k < W; k++) if (guard[k]) p[k * stride] = buf[k]; }}")
+    return out

@@ -1,0 +1,216 @@
+"""Kernels: what a printer turns into text. It decides nothing any more: every loop, register, access mode and parameter is named here.
+
+    Kernel ::= Param in order; Phase in order (each finished before the next starts)
+    Phase  ::= parallel axes, vector block; `once` (statements a thread runs first); `body` (statements of one parallel iteration); Partial in order
+    Item   ::= Loop(axis, items) | statement
+
+Registers hold `lanes` elements; a value that does not depend on the vector axis holds the same in every lane. Integers (`Index`) are over loop
+axes and named integers: parameters (n0, n1, ...) and fetched indices (f0, ...). Names are canonical, so equal kernels have equal text whatever
+program they come from.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..ir.dtype import DType
+from ..ir.index import Axis, Index
+
+
+@dataclass(frozen=True)
+class Param:
+    """`kind` 'memory': address of `source`, a Memory; 'int': `source` an Index that the host computes; 'float': `source` a Const or Scalar, a double;
+    'value': the same for integers."""
+    kind: str
+    name: str
+    source: object
+    dtype: DType | None = None
+
+
+@dataclass
+class Loop:
+    """`axis` over `low` .. `high` - 1 (texts are Index). `vector`: a register at a time, ragged end included. `flush`: accumulators whose f32 part moves
+    into their f64 part after every `BLOCK` steps (error stays that of short sums)."""
+    axis: Axis
+    low: Index
+    high: Index
+    vector: bool
+    items: list = field(default_factory=list)
+    flush: list = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Let:
+    """var = op(args): a row of ir.ops on registers of `dtype`."""
+    var: str
+    op: str
+    dtype: DType
+    args: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Convert:
+    """var = args[0] of type `source` as `dtype`."""
+    var: str
+    dtype: DType
+    source: DType
+    arg: str
+
+
+@dataclass(frozen=True)
+class Splat:
+    """var = the number `text` (a literal or a parameter) in every lane."""
+    var: str
+    dtype: DType
+    text: str
+
+
+@dataclass(frozen=True)
+class IndexValue:
+    """var = i64 lanes of base + step * lane, plus the registers `terms` (each (register, factor Index))."""
+    var: str
+    base: Index
+    step: Index
+    terms: tuple[tuple[str, Index], ...] = ()
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """A checked index: `arg` (i64) must be in 0 .. bound - 1 where `guard` holds, else error `code`; clamped. `scalar`: var is one integer."""
+    var: str
+    arg: str
+    bound: Index
+    guard: str | None
+    scalar: bool
+    code: int
+
+
+@dataclass(frozen=True)
+class Read:
+    """var = memory[address]. `mode`: 'splat' (one element), 'unit' (along the vector axis), 'strided' (`step` apart), 'gather' (`at`: i64 register of
+    offsets from `address`). With `guard` (a bool register) lanes where it is false are not read and are `other`."""
+    var: str
+    memory: str
+    dtype: DType
+    address: Index
+    mode: str
+    step: Index | None = None
+    at: str | None = None
+    guard: str | None = None
+    other: str | None = None
+
+
+@dataclass(frozen=True)
+class Write:
+    """memory[address] = value, modes as in Read. With `monoid` the old value is combined in ('last': replaced); `guard`: only where it holds."""
+    memory: str
+    dtype: DType
+    address: Index
+    mode: str
+    value: str
+    step: Index | None = None
+    at: str | None = None
+    monoid: str | None = None
+    guard: str | None = None
+
+
+@dataclass(frozen=True)
+class Accumulator:
+    """Registers that carry a fold: `var` (and var + 'i' for the index of argmax / argmin; var + 'w', f64, for f32 sums)."""
+    var: str
+    monoid: str
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class Fold:
+    """accumulator = accumulator (+) args. `masked`: in the ragged end of the vector loop the idle lanes count as neutral."""
+    accumulator: Accumulator
+    args: tuple[str, ...]
+    masked: bool
+
+
+@dataclass(frozen=True)
+class Finish:
+    """vars = the fold's components; `across`: lanes are folded together first and the result is in every lane."""
+    vars: tuple[str | None, ...]
+    accumulator: Accumulator
+    across: bool
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """var = inclusive prefix: within the register when `along` lanes (the ragged end masked), then with the carried accumulator."""
+    vars: tuple[str | None, ...]
+    accumulator: Accumulator
+    args: tuple[str, ...]
+    along: bool
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Scratch of a thread: `size` elements of `dtype` (registers' form)."""
+    name: str
+    dtype: DType
+    size: Index
+
+
+@dataclass(frozen=True)
+class Partial:
+    """Partial results of a fold over parallel axes: one copy of `size` elements a thread; f32 sums are kept in f64."""
+    name: str
+    monoid: str
+    dtype: DType
+    size: Index
+
+
+@dataclass(frozen=True)
+class PartialUpdate:
+    """partial[address] (+)= args, in this thread's copy; 'unit' along the vector axis or 'splat' (one element)."""
+    partial: Partial
+    address: Index
+    mode: str
+    args: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PartialRead:
+    """vars = partial[address] folded over all threads' copies, in order."""
+    vars: tuple[str | None, ...]
+    partial: Partial
+    address: Index
+    mode: str
+
+
+@dataclass(frozen=True)
+class RandomValue:
+    """var = random numbers of `kind` for counters `index` (i64 register); `seed` an i64 register."""
+    var: str
+    kind: str
+    seed: str
+    index: str
+
+
+@dataclass(frozen=True, eq=False)
+class Phase:
+    parallel: tuple[tuple[Axis, Index], ...]          # axes and extents, outermost first; the vector axis counts blocks
+    vector: Axis | None
+    block: int | None
+    extent: Index | None                              # of the vector axis
+    once: tuple
+    body: tuple
+    partials: tuple[Partial, ...]
+    buffers: tuple[Buffer, ...]
+    work: Index                                       # elements, to decide how many threads are worth it
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    params: tuple[Param, ...]
+    phases: tuple[Phase, ...]
+    lanes: int
+    grain: int
+    axes: dict                                        # Axis -> loop variable
+    errors: tuple[tuple[str, object], ...]            # code n + 1 -> (error kind, the expression's node for its origin)
+
+
+BLOCK = 128             # steps after which an f32 sum moves into f64

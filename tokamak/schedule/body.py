@@ -1,0 +1,197 @@
+"""A group as what its kernel must do: stores of expressions, over as few axes as possible, with every access a flat address.
+
+    Body  ::= Store in order
+    Store ::= memory[address] = expr           for all coordinates of its axes (a Scatter: combined in by a monoid)
+
+Reads of the group's own members are replaced by their expressions (hash-consed, so nothing is written twice); what is stored is read as stored:
+its 16-bit rounding is no longer implicit. Axes that all accesses walk through in step are merged (`coalesce`).
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import count
+
+from ..errors import InternalError
+from ..fuse.axes import Group, Member
+from ..ir.dtype import DType
+from ..ir.expr import Cast, Coord, Expr, Load, Random, Reduce, Rewriter, Scan, walk
+from ..ir.graph import Scatter
+from ..ir.index import Axis, Fetch, Index, as_index
+from ..fuse.inline import widened
+from ..ir.expr import Const, Op
+from ..ir.dtype import F32
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """The flat memory of a node: element 0 is the node's first element. Loads in a Body read these."""
+    node: object
+    dtype: DType
+    shape: tuple = (as_index(1),)
+    strides: tuple = (as_index(1),)
+
+
+@dataclass(frozen=True, eq=False)
+class Store:
+    """`memory[address] = expr`; with `monoid` it is an update in place, done in order, where `guard` holds."""
+    memory: Memory
+    address: Index
+    expr: Expr
+    axes: frozenset[Axis]
+    monoid: str | None = None
+    guard: Expr | None = None
+    bounds: tuple = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Body:
+    """`axes` in loop order, outermost first. `base`: for a scatter, the Store that fills the result first."""
+    axes: tuple[Axis, ...]
+    stores: tuple[Store, ...]
+    parallel: frozenset[Axis]
+    base: Store | None = None
+
+
+def body(group: Group, stored: tuple, parallel: frozenset, memories: dict, policy: str) -> Body:
+    """The Body of `group`; `memories` keeps one Memory a node over the whole plan."""
+    made: dict = {}
+
+    def memory(node) -> Memory:
+        found = memories.get(node)
+        if found is None:
+            found = memories[node] = Memory(node, node.dtype)
+        return found
+
+    def leaf(e: Expr):
+        if isinstance(e, Load) and not isinstance(e.node, Memory):
+            inner = made.get(e.node)
+            if inner is None:
+                return Load(memory(e.node), (flat(e.index, e.node.strides),), e.guard, e.other)
+            member, expr = inner
+            if member.dims != e.index:
+                raise InternalError("a member is read at other coordinates than it is made at")
+            if e.guard is None:
+                return expr
+            if expr.dtype.is_half:
+                return Cast(expr.dtype, Op("where", e.guard, Cast(F32, expr), Const(e.other.value, F32)))
+            return Op("where", e.guard, expr, e.other)
+        return widened(e, policy)
+    rewrite = Rewriter(leaf=leaf)
+    out: list[Store] = []
+    base = None
+    for m in group.members:
+        expr = rewrite(m.expr)
+        keep = m.node in stored
+        if keep and isinstance(expr, Cast) and expr.implicit:
+            expr = Cast(expr.dtype, expr.arg)
+        made[m.node] = (m, expr)
+        if isinstance(m.node, Scatter):
+            base = _scatter_base(m, memory, parallel)
+            out.append(Store(memory(m.node), flat(tuple(rewrite.index(i) for i in m.index), m.node.strides), expr, m.free, m.node.monoid,
+                             rewrite(m.guard) if m.guard is not None else None))
+        elif keep:
+            out.append(Store(memory(m.node), flat(m.dims, m.node.strides), expr, m.free))
+    return _forward_scans(Body(group.axes, tuple(out), parallel, base))
+
+
+def flat(index: tuple[Index, ...], strides: tuple[Index, ...]) -> Index:
+    """The element offset of `index`."""
+    total = as_index(0)
+    for i, s in zip(index, strides):
+        total = total + i * s
+    return total
+
+
+def _scatter_base(m: Member, memory, parallel) -> Store:
+    """The store that fills a scatter's result with its base, over axes of its own (dimensions that are parallel keep their axis)."""
+    node = m.node
+    fresh = count(max((a.id for a in m.free), default=0) + 100000)
+    dims = tuple(i if any(as_index(a) is i for a in parallel) else as_index(Axis(next(fresh), s)) if s != 1 else as_index(0)
+                 for i, s in zip(m.index, node.shape))
+    value = node.base if isinstance(node.base, Expr) else Load(memory(node.base), (flat(dims, node.base.strides),))
+    return Store(memory(node), flat(dims, node.strides), value, frozenset(a for d in dims for a in d.axes()))
+
+
+def exprs_of(b: Body) -> list[Expr]:
+    roots = [s.expr for s in b.stores] + [s.guard for s in b.stores if s.guard is not None]
+    return roots + ([b.base.expr] if b.base is not None else [])
+
+
+def indices_of(b: Body) -> list[Index]:
+    """Every index in the body: addresses of loads and stores, coordinates, gathers' bounds."""
+    found = [s.address for s in b.stores] + ([b.base.address] if b.base is not None else [])
+    for e in walk(*exprs_of(b), *(x.expr for i in list(found) for x in i.atoms() if isinstance(x, Fetch))):
+        if isinstance(e, Load):
+            found.extend(e.index)
+        elif isinstance(e, (Coord, Random)):
+            found.append(e.index)
+    return list(dict.fromkeys(found))
+
+
+def rewritten(b: Body, mapping: dict[Axis, Index], axes, parallel) -> Body:
+    """`b` with axes replaced in every index and expression."""
+    rw = Rewriter(mapping)
+
+    def store(s: Store) -> Store:
+        kept = frozenset(x for a in s.axes for x in (as_index(mapping[a]).axes() if a in mapping else (a,)))
+        return Store(s.memory, rw.index(s.address), rw(s.expr), kept, s.monoid, rw(s.guard) if s.guard is not None else None)
+    return Body(tuple(axes), tuple(store(s) for s in b.stores), frozenset(parallel), store(b.base) if b.base is not None else None)
+
+
+def _forward_scans(b: Body) -> Body:
+    """Turns the axes of reverse scans around, so that every scan runs forward."""
+    scans = [e for e in walk(*exprs_of(b)) if isinstance(e, Scan)]
+    turned = {e.along for e in scans if e.reverse}
+    if not turned:
+        return b
+    if any(e.along in turned and not e.reverse for e in scans):
+        raise InternalError("a forward and a reverse scan along one axis in one kernel")
+    fresh = count(max(a.id for a in b.axes) + 200000)
+    mapping = {a: a.extent - 1 - as_index(Axis(next(fresh), a.extent)) for a in turned}
+    new = {a: next(iter(mapping[a].axes())) for a in turned}
+    out = rewritten(b, mapping, [new.get(a, a) for a in b.axes], {new.get(a, a) for a in b.parallel})
+    flip = Rewriter(leaf=lambda e: Scan(e.monoid, e.along, e.args, e.component) if isinstance(e, Scan) and e.reverse else None)
+    return Body(out.axes, tuple(Store(s.memory, s.address, flip(s.expr), s.axes, s.monoid, s.guard) for s in out.stores), out.parallel, out.base)
+
+
+# -- merging axes --------------------------------------------------------------------------------------------------------
+def coalesce(b: Body) -> Body:
+    """Merges pairs of axes (a, b) wherever every index that uses them walks a in steps of b's whole extent."""
+    fresh = count(max((a.id for a in b.axes), default=0) + 1)
+    again = True
+    while again:
+        again = False
+        for hi in b.axes:
+            for lo in b.axes:
+                if hi is not lo and _merges(b, hi, lo):
+                    new = Axis(next(fresh), hi.extent * lo.extent)
+                    axes = [new if a is lo else a for a in b.axes if a is not hi]
+                    parallel = {new if a is lo else a for a in b.parallel if a is not hi}
+                    b = rewritten(b, {lo: as_index(new), hi: as_index(0)}, axes, parallel)
+                    again = True
+                    break
+            if again:
+                break
+    return b
+
+
+def _merges(b: Body, hi: Axis, lo: Axis) -> bool:
+    if (hi in b.parallel) != (lo in b.parallel):
+        return False
+    if any((hi in s.axes) != (lo in s.axes) for s in (*b.stores, *((b.base,) if b.base else ()))):
+        return False
+    for e in walk(*exprs_of(b)):
+        if isinstance(e, Reduce) and (hi in e.over) != (lo in e.over):
+            return False
+        if isinstance(e, Scan) and e.along in (hi, lo):
+            return False
+    for i in indices_of(b):
+        used = i.axes()
+        if hi in used or lo in used:
+            linear = {a for a in i.atoms() if isinstance(a, Axis)}
+            nested = {x for a in i.atoms() if not isinstance(a, Axis) for x in Index({(a,): 1}).axes()}
+            if hi in nested or lo in nested or not (linear & {hi, lo}):
+                return False
+            if i.coefficient(hi) is not i.coefficient(lo) * lo.extent:
+                return False
+    return True

@@ -1,0 +1,129 @@
+"""A Schedule: how one Body runs. A small frozen value that prints and parses.
+
+    parallel    axes whose iterations are shared out among threads, outermost first (without the vector axis)
+    vector      the axis that runs along vector lanes, or None
+    block       elements of the vector axis in one parallel iteration; None: the vector axis lies inside an iteration
+    unrolled    folded axes of small constant extent: their extents are part of the text
+    lanes       vector lanes of every register
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..fuse.cost import GRAIN, Hints
+from ..ir.dtype import F64, I64
+from ..ir.expr import Load, Op, Reduce, Scan, walk
+from ..ir.index import Axis, Index, as_index
+from .body import Body, Store, exprs_of, indices_of
+
+
+@dataclass(frozen=True)
+class Schedule:
+    parallel: tuple[Axis, ...]
+    vector: Axis | None
+    block: int | None
+    order: tuple[Axis, ...]           # every axis, outermost first
+    unrolled: frozenset[Axis]
+    lanes: int
+    grain: int = GRAIN                # elements below which one thread runs all
+
+    def __str__(self) -> str:
+        name = lambda a: f"i{self.order.index(a)}"
+        vector = "none" if self.vector is None else name(self.vector) + (f"/{self.block}" if self.block else "")
+        return (f"parallel({', '.join(map(name, self.parallel))}) vector({vector}) unrolled({', '.join(sorted(map(name, self.unrolled)))}) "
+                f"lanes({self.lanes}) grain({self.grain})")
+
+
+def parse(text: str, order: tuple[Axis, ...]) -> Schedule:
+    """The Schedule that prints as `text`, on axes `order`."""
+    fields = dict(part.rstrip(")").split("(") for part in text.replace(") ", ")|").split("|"))
+    axes = lambda s: tuple(order[int(x.strip()[1:])] for x in s.split(",") if x.strip())
+    vector, block = fields["vector"], None
+    if "/" in vector:
+        vector, size = vector.split("/")
+        block = int(size)
+    return Schedule(axes(fields["parallel"]), None if vector == "none" else axes(vector)[0], block, tuple(order), frozenset(axes(fields["unrolled"])),
+                    int(fields["lanes"]), int(fields["grain"]))
+
+
+def choose(b: Body, hints: Hints, target) -> Schedule:
+    """The schedule for `b` on the CPU."""
+    order = loop_order(b, hints)
+    vector = vector_axis(b, hints, target)
+    if vector is not None:
+        order = tuple(a for a in order if a is not vector) + (vector,)
+    folded = {a for e in walk(*exprs_of(b)) if isinstance(e, Reduce) for a in e.over}
+    unrolled = frozenset(a for a in folded if a is not vector and a not in b.parallel and a.extent.constant is not None and a.extent.constant <= UNROLL)
+    block = None
+    if vector is not None and vector in b.parallel:
+        block = block_size(b, vector, folded - b.parallel - unrolled, hints, target)
+    parallel = tuple(a for a in order if a in b.parallel and a is not vector)
+    wide = any(e.dtype is F64 for e in walk(*exprs_of(b)) if isinstance(e, (Op, Reduce)))
+    lanes = target.vector_bytes // (8 if wide else 4)
+    return Schedule(parallel, vector, block, order, unrolled, lanes)
+
+
+UNROLL = 8              # a window's extent up to which its loop is written with a constant trip count
+BLOCK = 4096            # elements of a pointwise block: long enough to hide loop overhead, short enough to share out evenly
+
+
+def block_size(b: Body, vector: Axis, long_folds, hints: Hints, target) -> int:
+    """Elements of the vector axis per iteration. With a long fold inside, a block's partial results stay in the first-level cache
+    and the block spans whole cache lines; otherwise one block is a plain stretch of a loop."""
+    if long_folds:
+        share = max(hints(vector.extent) // (2 * target.threads), 1)
+        return max(64, min(1024, 1 << (share.bit_length() - 1)))
+    return BLOCK
+
+
+def strides_of(b: Body) -> list[tuple[Store | Load, Index, int]]:
+    """(access, address, element bytes) of every load and store."""
+    found = [(s, s.address, s.memory.dtype.bytes) for s in b.stores]
+    for e in walk(*exprs_of(b)):
+        if isinstance(e, Load):
+            found.append((e, e.index[0], e.dtype.bytes))
+    return found
+
+
+def _magnitude(i: Index, hints: Hints) -> int:
+    c = i.constant
+    if c is not None:
+        return abs(c)
+    if any(isinstance(a, Axis) for a in i.atoms()):
+        return 1
+    return max(1, hints(i))
+
+
+def loop_order(b: Body, hints: Hints) -> tuple[Axis, ...]:
+    """Axes by the step they take through the largest accesses, longest step first."""
+    weight: dict[Axis, float] = {a: 0.0 for a in b.axes}
+    total = {a: 0 for a in b.axes}
+    for _, address, size in strides_of(b):
+        elements = hints.count(address.axes())
+        for a in b.axes:
+            c = address.coefficient(a)
+            if c.terms:
+                weight[a] += _magnitude(c, hints) * elements * size
+                total[a] += elements * size
+    return tuple(sorted(b.axes, key=lambda a: -(weight[a] / total[a] if total[a] else 0)))
+
+
+def vector_axis(b: Body, hints: Hints, target) -> Axis | None:
+    """The axis to run along lanes: the one along which most bytes are contiguous, if it is long enough to fill a register; scans along
+    the only long axis are vectorised too."""
+    scans = {e.along for e in walk(*exprs_of(b)) if isinstance(e, Scan)}
+    score: dict[Axis, int] = {a: 0 for a in b.axes}
+    for _, address, size in strides_of(b):
+        elements = hints.count(address.axes())
+        for a in b.axes:
+            if address.coefficient(a) == 1:
+                score[a] += elements * size
+    if not score:
+        return None
+    lanes = target.vector_bytes // 4
+
+    def rank(a: Axis):
+        n = hints(a.extent)
+        fills = min(n, lanes) / lanes
+        return (score[a] + 1) * fills * fills * (0.5 if a in scans else 1.0)
+    return max(score, key=rank)
