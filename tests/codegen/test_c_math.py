@@ -13,10 +13,12 @@ ULP32 = {
     "sinh": 3, "cosh": 3, "tanh": 3, "asinh": 3, "acosh": 3, "atanh": 3, "erf": 2, "erfc": 5, "erfinv": 4, "lgamma": 8, "digamma": 1, "sigmoid": 3,
     "rsqrt": 2, "recip": 0.6, "pow": 2, "atan2": 3, "hypot": 1.1,
 }
-ULP64 = {name: 2 for name in ULP32} | {"lgamma": 20, "digamma": 400, "erfinv": 40, "erfc": 8, "sigmoid": 4}
+ULP64 = {name: 2 for name in ULP32} | {"lgamma": 20, "digamma": 16, "erfinv": 8, "erfc": 4, "sigmoid": 4}
 """For f64 the truth is torch's f64, itself good to a few units."""
 
-TRUTH = {"sigmoid": lambda x: 1 / (1 + torch.exp(-x)), "recip": torch.reciprocal, "pow": torch.pow, "atan2": torch.atan2, "hypot": torch.hypot}
+TRUTH = {"sigmoid": lambda x: 1 / (1 + torch.exp(-x)), "recip": torch.reciprocal, "pow": torch.pow, "atan2": torch.atan2, "hypot": torch.hypot,
+         "sinh": lambda x: torch.from_numpy(np.sinh(x.numpy())), "cosh": lambda x: torch.from_numpy(np.cosh(x.numpy()))}
+"""Where torch has no function of that name, or its own overflows too early."""
 
 SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 1e-38, -1e-38, 0.5, -0.5, 1, -1, 2, 3, -3, 88.7, -103.9, 3.4e38, -3.4e38], np.float32)
 
@@ -30,7 +32,7 @@ def samples(seed: int, count: int) -> np.ndarray:
 
 def arguments(arity: int) -> list[np.ndarray]:
     if arity == 1:
-        return [np.concatenate([SPECIAL, samples(0, 200_000)])]
+        return [np.concatenate([SPECIAL, samples(0, 100_000)])]
     a, b = np.meshgrid(SPECIAL, SPECIAL)
     x, y = samples(1, 40_000), samples(2, 40_000)
     return [np.concatenate([a.ravel(), x]), np.concatenate([b.ravel(), y])]
@@ -46,7 +48,7 @@ def errors(found: np.ndarray, truth: np.ndarray) -> np.ndarray:
     return np.where((found == near) | (np.isnan(found) & np.isnan(near)), 0, np.where(np.isnan(distance), np.inf, distance))
 
 
-@pytest.fixture(scope="module", params=[16, 8])
+@pytest.fixture(scope="module", params=[16, 4])
 def library(request, tmp_path_factory):
     text = [elementwise(f"{name}_of_{d}", [d] * OPS[name].arity, d, c_op(name, d, ["x0", "x1"][:OPS[name].arity])) for name in ULP32 for d in (F32, F64)]
     return build("".join(text), tmp_path_factory.mktemp("math"), request.param)
@@ -59,6 +61,8 @@ def test_accuracy(library, name, d):
     found, _ = call(library, f"{name}_of_{d}", args, d)
     truth = TRUTH.get(name, getattr(torch, name, None))(*(torch.from_numpy(a.astype(np.float64)) for a in args)).numpy()
     wrong = errors(found, truth)
+    if name in ("lgamma", "digamma"):      # around their zeros below 0 both lose what the argument's rounding loses: judged against 1 there
+        wrong = np.where(np.abs(truth) < 1, np.abs(found - truth) / np.finfo(found.dtype).eps, wrong)
     if name == "sigmoid":      # 1 / (1 + e^-x), as torch has it: below -88.7 in f32 (-709 in f64) e^-x overflows and the result is 0
         wrong[args[0] < (-87 if d is F32 else -708)] = 0
     worst = int(np.argmax(wrong))
