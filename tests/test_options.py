@@ -1,0 +1,51 @@
+"""Options: what they refuse, scopes, and the environment."""
+import pytest
+
+from tokamak import OptionError, Options, scope
+from tokamak.log import say
+from tokamak.options import current
+
+
+def test_scope_restores():
+    before = current()
+    with scope(policy="eager", logs="graph, fusion") as inner:
+        assert current() is inner and inner.policy == "eager" and inner.logs == {"graph", "fusion"}
+        with scope(pool=False):
+            assert current().policy == "eager" and not current().pool
+    assert current() == before
+    with pytest.raises(ZeroDivisionError), scope(check=True):
+        1 / 0
+    assert current() == before
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"polcy": "fast"}, "did you mean 'policy'"), ({"policy": "fastt"}, "did you mean 'fast'"), ({"until": "fusion"}, "did you mean 'fuse'"),
+    ({"logs": {"graphs"}}, "did you mean 'graph'"), ({"pool": 1}, "True or False"), ({"zzz": 1}, "the options are policy")])
+def test_refusals_name_the_nearest(changes, message):
+    with pytest.raises(OptionError, match=message):
+        Options().change(changes)
+
+
+def test_the_environment(monkeypatch):
+    monkeypatch.setenv("TOKAMAK_STRICT", "1")
+    monkeypatch.setenv("TOKAMAK_CHECK", "0")
+    monkeypatch.setenv("TOKAMAK_LOGS", "graph,output_code")
+    monkeypatch.setenv("TOKAMAK_CACHE_DIR", "/somewhere")
+    options = Options()
+    assert options.strict and not options.check and options.logs == {"graph", "output_code"} and options.cache_dir == "/somewhere"
+    monkeypatch.setenv("TOKAMAK_STRICT", "perhaps")
+    with pytest.raises(OptionError, match="give 0 or 1"):
+        Options()
+    monkeypatch.delenv("TOKAMAK_STRICT")
+    monkeypatch.setenv("TOKAMAK_LOGS", "fuson")
+    with pytest.raises(OptionError, match="did you mean 'fusion'"):
+        Options()
+
+
+def test_a_log_speaks_only_when_asked(capsys):
+    say(Options(logs=frozenset()), "graph", "a title", "a text")
+    assert capsys.readouterr().err == ""
+    say(Options(logs=frozenset({"graph"})), "graph", "a title", "a text")
+    assert capsys.readouterr().err == "-- tokamak graph: a title\na text\n"
+    with pytest.raises(KeyError):
+        say(Options(), "grafh", "", "")
