@@ -408,10 +408,12 @@ def _split(a: Index, b: Index) -> tuple[Index, Index]:
 
 
 def floordiv(a, b) -> Index:
-    """a // b, rounding down; b is positive."""
+    """a // b, rounding down; b is positive (0 for a divisor of 0: an extent of a value that has no elements)."""
     a, b = as_index(a), as_index(b)
     if b == 1:
         return a
+    if b == 0:
+        return b
     if a.constant is not None and b.constant is not None:
         return as_index(a.constant // b.constant)
     q, r = _split(a, b)
@@ -457,9 +459,9 @@ def _cancel_common(r: Index, b: Index) -> tuple[Index, Index]:
 
 
 def mod(a, b) -> Index:
-    """a % b, with the sign of b (b positive)."""
+    """a % b, with the sign of b (b positive; 0 for a divisor of 0, see floordiv)."""
     a, b = as_index(a), as_index(b)
-    if b == 1:
+    if b == 1 or b == 0:
         return as_index(0)
     if a.constant is not None and b.constant is not None:
         return as_index(a.constant % b.constant)
