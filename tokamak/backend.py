@@ -14,13 +14,19 @@ import torch
 from torch import fx
 
 from . import log
-from .capture import aot
+from .capture import aot, tables  # noqa: F401 (tables fill the registry)
 from .capture.fx import Capture, Unsupported
-from .codegen.opaque import opaque_program
+from .codegen.host import host_program
+from .codegen.stages import SYMBOL, lower_plan, render_plan, schedule_plan
 from .errors import CompilerMissing, OptionError
+from .fuse.inline import inline
+from .fuse.plan import plan
+from .ir.rewrite import simplify
 from .options import Options, current
 from .runtime import memory
+from .runtime.build import Unit, build
 from .runtime.program import assemble, source
+from .target import target
 
 Trace = Callable[[str, Any], Any]
 _MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -66,10 +72,18 @@ def compile_or_fall_back(gm: fx.GraphModule, example_inputs: Sequence[Any], kind
 def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, trace: Trace, name: str = "graph") -> Callable[[list], Any]:
     """FX graph of aten calls -> boxed function. Raises Unsupported when torch has to run the graph."""
     _require_plain(example_inputs)
-    capture = Capture(gm, options.policy, name, table={})
+    machine = target()
+    capture = Capture(gm, options.policy, name, table={} if options.opaque_only else None)
     graph = trace("capture", capture.graph())
-    program = trace("render", opaque_program(graph, capture.constants))
-    return trace("build", assemble(program, {}, _POOL if options.pool else None))
+    graph = trace("simplify", inline(simplify(graph, options.policy), options.policy))
+    planned = trace("fuse", plan(graph, machine))
+    scheduled = trace("schedule", schedule_plan(planned, machine, options.policy))
+    lowered = trace("lower", lower_plan(scheduled, machine, options.policy))
+    built = render_plan(lowered)
+    program = trace("render", host_program(lowered.plan, built, capture.constants))
+    units = {b.key: Unit(b.key, b.text, SYMBOL) for b in built.values()}
+    kernels = build(list(units.values()), cache_dir=options.cache_dir, cc=options.cc)
+    return trace("build", assemble(program, kernels, _POOL if options.pool else None))
 
 
 class Stopped(Exception):

@@ -44,7 +44,7 @@ def _elu(x: Term, alpha=1, scale=1, input_scale=1) -> Term:
 def _elu_backward(g: Term, alpha, scale, input_scale, is_result, x: Term) -> Term:
     slope = like(g, alpha) * scale
     below = g * input_scale * (x + slope) if is_result else g * input_scale * slope * call("exp", x * input_scale)
-    return where(x <= 0, below, g * scale)
+    return where(x > 0, g * scale, below)
 
 
 def _softplus(x: Term, beta=1, threshold=20) -> Term:
@@ -62,13 +62,13 @@ def _mish_backward(g: Term, x: Term) -> Term:
 
 
 def _hardswish_backward(g: Term, x: Term) -> Term:
-    return where(x <= -3, 0, where(x < 3, g * (x / 3 + 0.5), g))
+    return where(x <= -3, 0, where(x >= 3, g, g * (x / 3 + 0.5)))
 
 
 def _logit_backward(g: Term, x: Term, eps=None) -> Term:
     if eps is None:
         return where((x < 0) | (x > 1), math.nan, g / (x * (1 - x)))
-    return where((x < eps) | (x > 1 - eps), 0, g / (x * (1 - x)))
+    return where((x >= eps) & (x <= 1 - eps), g / (x * (1 - x)), 0)
 
 
 def _log_sigmoid_backward(g: Term, x: Term, buffer) -> Term:
@@ -78,7 +78,13 @@ def _log_sigmoid_backward(g: Term, x: Term, buffer) -> Term:
 
 
 def _shrink_backward(g: Term, x: Term, limit) -> Term:
-    return where((x >= -limit) & (x <= limit), 0, g)
+    return where((x > limit) | (x < -limit), g, 0)
+
+
+def _rrelu_backward(g: Term, x: Term, noise: Term, lower, upper, training: bool, is_result: bool) -> Term:
+    if training and not (isinstance(lower.expr, Const) and isinstance(upper.expr, Const) and upper.expr.value - lower.expr.value <= 1e-6):
+        return g * noise
+    return where(x > 0, g, g * ((lower + upper) / 2))
 
 
 formulas({
@@ -90,8 +96,9 @@ formulas({
     "tanh_backward": lambda g, y: g * (1 - y * y),
     "mish": lambda x: x * call("tanh", call("log1p", call("exp", x))),
     "mish_backward": _mish_backward,
+    "threshold": lambda x, limit, value: where(x <= limit, value, x),
     "threshold_backward": lambda g, x, limit: where(x <= limit, 0, g),
-    "hardtanh_backward": lambda g, x, low, high: where((x <= low) | (x >= high), 0, g),
+    "hardtanh_backward": lambda g, x, low, high: where((x > low) & (x < high), g, 0),
     "leaky_relu": lambda x, slope=0.01: where(x > 0, x, x * slope),
     "leaky_relu_backward": lambda g, x, slope, is_result: where(x > 0, g, g * slope),
     "elu": _elu,
@@ -109,6 +116,7 @@ formulas({
     "softshrink_backward": _shrink_backward,
     "logit_backward": _logit_backward,
     "log_sigmoid_backward": _log_sigmoid_backward,
+    "rrelu_with_noise_backward": _rrelu_backward,
     "_prelu_kernel": lambda x, slope: where(x > 0, x, slope * x),
 })
 

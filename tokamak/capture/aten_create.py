@@ -23,7 +23,7 @@ def _constant(value):
 
 # an empty tensor may hold anything: zeros need no memory
 _EMPTY = (aten.empty.memory_format, aten.empty_permuted.default, aten.empty_strided.default)
-register(aten.zeros.default, aten.zero.default, *_EMPTY, *every("zeros_like", "new_zeros", "empty_like", "new_empty", "new_empty_strided"))(_constant(0))
+register(aten.zeros.default, aten._efficientzerotensor.default, aten.zero.default, *_EMPTY, *every("zeros_like", "new_zeros", "empty_like", "new_empty", "new_empty_strided"))(_constant(0))
 register(aten.ones.default, *every("ones_like", "new_ones"))(_constant(1))
 
 

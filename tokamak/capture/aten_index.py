@@ -13,6 +13,7 @@ import torch
 from ..ir.dtype import BOOL, I64, U8, compute_type
 from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Rewriter
 from ..ir.index import Axis, Fetch, Index, as_index, axis, bounds, nonnegative
+from .positions import closed_form
 from .registry import NotCompiled, register
 from .tensor import Tensor, cast, compute, constant, reshape_index, size_value
 
@@ -68,11 +69,13 @@ def empty(shape: Sequence[Index | int]) -> bool:
 
 
 def position(expr: Expr, extent: Index | int, wrap: bool = False) -> Index:
-    """The value of `expr` as a checked position below `extent`; with `wrap` negative values count from the end."""
-    expr = cast(expr, I64)
+    """The value of `expr` as a position below `extent`, checked when it is read; with `wrap` negative values count from the end. A value that depends
+    on one coordinate alone may be known to be in range now: then it is a plain index."""
+    expr, extent = cast(expr, I64), as_index(extent)
     if wrap:
         expr = Op("where", Op("lt", expr, Const(0, I64)), Op("add", expr, size_value(extent, I64)), expr)
-    return as_index(Fetch(expr, as_index(extent)))
+    known = closed_form(expr, extent)
+    return as_index(Fetch(expr, extent)) if known is None else known
 
 
 def fetched(b, t: Tensor, index: Sequence[Index | int], guard: Expr | None = None, other=0) -> Expr:

@@ -183,14 +183,6 @@ def _heaviside(x: Term, at_zero: Term) -> Term:
     return where(x.eq(0), at_zero, (x > like(x, 0)).to(x.dtype))
 
 
-def _ldexp(x: Term, exponent: Term) -> Term:
-    return x * call("exp2", exponent)
-
-
-def _threshold(x: Term, limit, value) -> Term:
-    return where(x <= limit, value, x)
-
-
 formulas({
     "maximum": op("max"),
     "minimum": op("min"),
@@ -207,12 +199,18 @@ formulas({
     "xlogy": _xlog("log"),
     "special_xlog1py": _xlog("log1p"),
     "heaviside": _heaviside,
-    "ldexp": _ldexp,
-    "threshold": _threshold,
     "bitwise_and": op("and"),
     "bitwise_or": op("or"),
     "bitwise_xor": op("xor"),
 }, wide=False)
+
+
+@register(aten.ldexp.Tensor)
+def ldexp(b, x: Tensor, exponent: Tensor) -> Tensor:
+    """x * 2**exponent; the power has a type of its own, as in torch's two steps."""
+    between = result_type(1.0, exponent)
+    power_of_two = pointwise(b, op("exp2"), exponent, common=between, shape=exponent.shape).cast(between, implicit=True)
+    return pointwise(b, op("mul"), x, power_of_two)
 
 
 def _shift(name: str):

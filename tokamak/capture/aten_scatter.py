@@ -11,9 +11,10 @@ import torch
 
 from ..ir import ops
 from ..ir.dtype import BOOL, I64, compute_type
-from ..ir.expr import Const, Expr, Op
-from ..ir.index import Index, as_index
-from .aten_index import advanced, along, at_least_1d, coordinates, elements, empty, fetched, position, unflatten
+from ..ir.expr import Const, Coord, Expr, Op
+from ..ir.index import Axis, FloorDiv, Index, as_index
+from .aten_index import (advanced, along, at_least_1d, coordinates, elements, empty, every, fetched, guarded, inside, position,
+                         unflatten)
 from .registry import NotCompiled, register
 from .tensor import Tensor, cast, compute, constant
 
@@ -32,7 +33,75 @@ def combine(b, base: "Tensor | Const", shape, domain, index: Sequence[Index], va
         base = cast(base.expr, carried) if isinstance(base.expr, Const) else base.cast(carried)
     else:
         base = cast(base, carried)
-    return b.scatter(base, shape, domain, index, cast(value, carried), monoid, guard)
+    value = cast(value, carried)
+    known = _without_scatter(b, base, shape, domain, index, value, monoid) if guard is None else None
+    return b.scatter(base, shape, domain, index, value, monoid, guard) if known is None else known
+
+
+def _inverse(index: Index, axis: Axis) -> tuple[int, int, int] | None:
+    """(q, c, e) where `index` is (axis + c) // q + e, or None."""
+    offset = index - as_index(axis)
+    if offset.constant is not None:
+        return 1, offset.constant, 0
+    for part in index.atoms():
+        if isinstance(part, FloorDiv) and part.b.constant is not None:
+            outer, inner = index - as_index(part), part.a - as_index(axis)
+            if outer.constant is not None and inner.constant is not None:
+                return part.b.constant, inner.constant, outer.constant
+    return None
+
+
+def _without_scatter(b, base: "Tensor | Const", shape, domain, index: Sequence[Index], value: Expr, monoid: str) -> Tensor | None:
+    """The scatter as a fold, where each result dimension's index is (an axis of its own + c) // q: element h gathers the q values that go to it, and sums
+    over the domain's axes that no index has. None where it is no such map, or where the scatter may be the cheaper form."""
+    shape, domain = tuple(map(as_index, shape)), tuple(map(as_index, domain))
+    free = {i: Axis(i, s) for i, s in enumerate(domain) if s != 1}
+    maps = []
+    for i in map(as_index, index):
+        axes = i.axes()
+        axis = next(iter(axes)) if len(axes) == 1 else None
+        found = _inverse(i, axis) if axis in free.values() else None
+        if axis is None and i.constant is not None:
+            maps.append(None)
+        elif found is None or found[0] < 1:
+            return None
+        else:
+            del free[axis.id]
+            maps.append((axis, *found))
+    folded = [m[1] for m in maps if m and m[1] > 1] + [domain[i] for i in free]
+    fixed = any(m is None and s != 1 for m, s in zip(maps, shape))
+    if monoid not in ("sum", "any", "last") or (folded and (fixed or monoid == "last")):
+        return None
+    return _gathered(b, base, shape, domain, index, value, monoid, maps, free, folded)
+
+
+def _gathered(b, base, shape, domain, index, value: Expr, monoid: str, maps, free, folded) -> Tensor:
+    """See `_without_scatter`: the result's element from the values that go to it, `folded` extents last."""
+    c = coordinates([*shape, *folded])
+    windows = iter(c[len(shape):])
+    source, conditions = [as_index(0)] * len(domain), []
+    for h, extent, i, m in zip(c, shape, index, maps):
+        if m is None:
+            if extent != 1:
+                conditions.append(Op("eq", Coord(h), Coord(as_index(i))))
+            continue
+        axis, q, offset, outer = m
+        source[axis.id] = (h - outer) * q - offset + (next(windows) if q > 1 else 0)
+        conditions += inside(source[axis.id], domain[axis.id])
+    for i in free:
+        source[i] = next(windows)
+    guard = every(conditions)
+    whole = b.tensor([*shape, *folded], guarded(Tensor(domain, value), source, guard))
+    if monoid == "last":
+        if guard is None:
+            return whole
+        kept = compute(base if isinstance(base, Const) else base.expr)
+        return whole.with_expr(cast(Op("where", guard, compute(whole.expr), kept), base.dtype))
+    out = b.reduce(monoid, whole, range(len(shape), len(c))) if folded else whole
+    if isinstance(base, Const) and not base.value:
+        return out
+    start = base if isinstance(base, Const) else base.expr
+    return out.with_expr(Op("add" if monoid == "sum" else "or", start, out.expr))
 
 
 def _fold(b, self: Tensor, domain, index, value: Expr, how: str, include_self: bool) -> Tensor:

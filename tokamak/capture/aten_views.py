@@ -11,6 +11,7 @@ import torch
 from ..ir.dtype import BOOL, DType
 from ..ir.expr import Const, Coord, Expr, Load, Op, Rewriter
 from ..ir.index import Index, as_index, axis, floordiv, maximum, minimum, mod, nonnegative, row_major
+from .aten_scatter import combine
 from .registry import TABLE, NotCompiled, register
 from .tensor import Tensor, cast, compute, constant, strided
 
@@ -457,6 +458,15 @@ def select_scatter(b, x: Tensor, source: Tensor, dim: int, index) -> Tensor:
 @register(aten.select_backward.default)
 def select_backward(b, g: Tensor, sizes, dim: int, index) -> Tensor:
     return _into_select(b, g, None, dim, index)
+
+
+@register(aten.unfold_backward.default)
+def unfold_backward(b, g: Tensor, sizes, dim: int, size, step) -> Tensor:
+    """Windows may overlap: the gradient of an element is the sum over the windows that show it."""
+    shape, c = b.spec.shape, g.axes
+    dim = dim % len(shape) if shape else 0
+    index = [*c[:dim], c[dim] * step + c[-1], *c[dim + 1:-1]] if shape else []
+    return combine(b, zero(b.spec.dtype), shape, g.shape, index, g.expr, "sum")
 
 
 def _copies() -> None:

@@ -122,16 +122,18 @@ class Builder:
 
 
 class Capture:
-    """Reads one FX graph. `graph()` is the result."""
+    """Reads one FX graph. `graph()` is the result. `table` maps aten overloads to builders: all that are registered unless it is given ({}: every call opaque)."""
 
-    def __init__(self, gm: fx.GraphModule, policy: str = "fast", name: str = "graph"):
+    def __init__(self, gm: fx.GraphModule, policy: str = "fast", name: str = "graph", table: dict | None = None):
         self.gm = gm
+        self.table = TABLE if table is None else table
         self.name = name
         self.sizes = Sizes()
         self.b = Builder(self.sizes, policy)
         self.env: dict[fx.Node, Any] = {}
         self.inputs: list = []
         self.constants: dict[Input, torch.Tensor] = {}
+        self.storages: dict[Input, int] = {}       # whose memory an output may share
         self.writes: list[Write] = []
         self.origins: dict = {}
         self.opaques: list[Opaque] = []
@@ -155,7 +157,7 @@ class Capture:
         given = [i for i in self.inputs if isinstance(i, Input)]
         nodes = (*given, *self.constants, *(n for n in order if not isinstance(n, Input)))
         origins = {n: self.origins[n] for n in nodes if n in self.origins}
-        return Graph(tuple(self.inputs), nodes, outputs, tuple(self.writes), origins, dict(self.sizes.host), self.name)
+        return Graph(tuple(self.inputs), nodes, outputs, tuple(self.writes), origins, dict(self.sizes.host), name=self.name)
 
     # -- values of the traced program --------------------------------------------------------------------------------
     def spec(self, val: torch.Tensor) -> Spec:
@@ -174,6 +176,7 @@ class Capture:
             s = self.spec(val)
             made = Input(node.name, s.shape, s.strides, s.dtype, s.device)
             self.inputs.append(made)
+            self.storages[made] = val.untyped_storage()._cdata
             self._note(made, node)
             return self._identity(made)
         self.inputs.append(node.name)
@@ -220,7 +223,7 @@ class Capture:
                 return self.sizes.index(val)
             return self._opaque(node, target, args, kwargs, val, "it returns a number to the host")
         specs = self._specs(val)
-        build = TABLE.get(target)
+        build = self.table.get(target)
         reason = "" if build else "no table entry"
         if build and any(s is not None and s.dtype.kind == "x" for s in specs) or build and _foreign((args, kwargs)):
             build, reason = None, "a type the language cannot compute in"
@@ -268,14 +271,20 @@ class Capture:
 
     def _finish(self, node: fx.Node, t: Tensor, spec: Spec) -> Tensor:
         if t.shape != spec.shape:
-            raise InternalError(f"the entry of {node.target} gives shape {t.shape}, torch {spec.shape}")
+            if t.rank != len(spec.shape) or any(x is not y and (x.constant is not None or y.constant is not None) for x, y in zip(t.shape, spec.shape)):
+                raise InternalError(f"the entry of {node.target} gives shape {t.shape}, torch {spec.shape}")
+            t = t.view(spec.shape, lambda c: c)     # one size in two forms (C and C // G * G): torch's guards hold them equal
         expr = cast(t.expr, spec.dtype, implicit=True)
         t = Tensor(t.shape, expr, spec.device)
         if not expr.free and not any(isinstance(e, Load) for e in walk(expr)):
             return t                                # a constant: every reader holds it
         view = strided(t)
         if view is not None and (isinstance(view.node, (Input, Result)) or view.node in self.origins):
-            return t                                # a view of a value that exists already
+            if _aliases(node.target) or _same_layout(view, spec):
+                return t                            # a view of a value that exists already
+            t = self.b.realize(t, spec.strides)     # torch copies here (flip, clone): an opaque reader must meet the copy's layout
+            self._note_new(t, node)
+            return t
         moved = _relayout(t, spec) if view is not None else None
         if moved is not None:
             t = moved                               # the builder realized it itself: that node gets the traced layout
@@ -320,8 +329,8 @@ class Capture:
         return view
 
     def _outputs(self, found) -> tuple:
-        """Outputs in order. Two outputs that eager gives memory of their own get nodes of their own."""
-        owners: dict = {}
+        """Outputs in order, with the traced strides. What eager gives memory of its own (not an input's, not another output's) gets a node of its own."""
+        owners: dict = dict(self.storages)
         out = []
         for n in (found if isinstance(found, (tuple, list)) else (found,)):
             value = self.env[n] if isinstance(n, fx.Node) else n
@@ -332,15 +341,15 @@ class Capture:
             view = strided(value)
             storage = val.untyped_storage()._cdata if isinstance(val, torch.Tensor) else None
             owner = owners.get(view.node) if view is not None else None
-            if view is None or (owner is not None and storage != owner):
-                strides = self.spec(val).strides if isinstance(val, torch.Tensor) else None
+            strides = self.spec(val).strides if isinstance(val, torch.Tensor) else None
+            moved = view is not None and strides is not None and any(x is not y for x, y, e in zip(view.strides, strides, view.shape) if e != 1)
+            if view is None or moved or (owner is not None and storage != owner):
                 t = self.b.realize(value, strides, tag=len(out) + 1)
                 self._note_new(t, n)
                 view = strided(t)
             owners.setdefault(view.node, storage)
             if isinstance(val, torch.Tensor):      # along extents of 1 any stride is right: show the traced one
-                traced = self.spec(val).strides
-                view = View(view.node, view.shape, tuple(y if e == 1 else x for x, y, e in zip(view.strides, traced, view.shape)), view.offset)
+                view = View(view.node, view.shape, tuple(y if e == 1 else x for x, y, e in zip(view.strides, strides, view.shape)), view.offset)
             out.append(view)
         return tuple(out)
 
@@ -387,6 +396,15 @@ def _relayout(t: Tensor, spec: Spec) -> Tensor | None:
     else:
         return None
     return Tensor(t.shape, Load(node, load.index), spec.device)
+
+
+def _aliases(target) -> bool:
+    """Does torch's operator return a view of its argument?"""
+    return isinstance(target, torch._ops.OpOverload) and any(r.alias_info is not None for r in target._schema.returns)
+
+
+def _same_layout(view: View, spec: Spec) -> bool:
+    return all(n == 1 or p is q for n, p, q in zip(view.shape, view.strides, spec.strides))
 
 
 _SIZE_CALLS = {torch.ops.aten.sym_size.int, torch.ops.aten.sym_stride.int, torch.ops.aten.sym_numel.default, torch.ops.aten.sym_storage_offset.default}

@@ -80,6 +80,8 @@ class Tensor:
     def reshape(self, shape: Sequence[Index | int]) -> "Tensor":
         """Row-major reshape; `shape` has no -1."""
         shape = tuple(as_index(s) for s in shape)
+        if any(s == 0 for s in self.shape):
+            return self.view(shape, lambda c: [0] * self.rank)      # no element: nothing to divide by
         return self.view(shape, lambda c: reshape_index(shape, c, self.shape))
 
 

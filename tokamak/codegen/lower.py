@@ -302,7 +302,7 @@ class _Tree:
         if twin is not None:
             self._adopt(f, twin)
             return
-        bound = self._inner(a for a in f.over if a not in self.p)
+        bound = self._inner(a for a in f.over if a not in self.p or a is self.vector)
         free = self._inner(f.free)
         needs = self._needs(*f.args)
         vector_free = self.vector is not None and self.vector in f.free

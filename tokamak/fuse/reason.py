@@ -18,6 +18,7 @@ CODES: dict[str, str] = {
     "no_parallelism": "the common axes are too short to keep every core busy",
     "no_saving": "they share no value worth keeping",
     "too_large": "the kernel would grow beyond what compiles quickly",
+    "loop_tree": "their loops do not nest in one kernel",
     "device": "they live on different devices",
 }
 

@@ -16,7 +16,7 @@ from typing import Callable
 
 import torch
 
-SMALL = 256 << 10               # below this many bytes malloc reuses its own memory: no faults, and 0.4 us (measured)
+SMALL = 1 << 20                 # below this many bytes malloc reuses its own memory: no faults, and 0.6 us less (measured: 32 KiB to 1 MiB)
 FLOOR = 64 << 20                # the pool may hold this much whatever its users hold
 SLACK = 1.05                    # the pool may hold this many times the most its users held at once
 GENERATION = 2048               # allocations from the pool

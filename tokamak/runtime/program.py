@@ -79,6 +79,7 @@ class Launch:
     """One kernel call. Each word is ('ptr' | 'temp', tensor name), ('int', text) or ('float', text: the 8 bytes of a double)."""
     kernel: str
     words: tuple[tuple[str, str], ...]
+    first_error: int = 0            # where this kernel's errors begin in the program's
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,7 @@ class _Printer:
         words = ", ".join(self._pointer(text) if kind in ("ptr", "temp") else text for kind, text in step.words)
         kernel = self._bind(self.kernels.get(step.kernel), f"tk_k_{step.kernel}")
         self.lines.append(f"tk_e = {kernel}({pack}({words}), tk_threads())")
-        self.lines.append("if tk_e: tk_fail(tk_e)")
+        self.lines.append(f"if tk_e: tk_fail(tk_e + {step.first_error})" if step.first_error else "if tk_e: tk_fail(tk_e)")
 
     def _call(self, position: int, step: Call):
         target = step.target._op if isinstance(step.target, torch._ops.OpOverload) else step.target

@@ -1,0 +1,230 @@
+"""Plan -> Program: the host's side. Memory for what is stored, one Launch a kernel, one Call an opaque call, in the plan's order."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..capture.fx import TORCH_DTYPES, Unsupported
+from ..fuse.axes import Group
+from ..fuse.plan import Plan
+from ..ir.expr import Const, Scalar
+from ..ir.graph import Graph, Input, Opaque, Result, View
+from ..ir.index import FloorDiv, Index, Max, Min, Mod, Size, as_index, maximum
+from ..runtime.program import Alloc, Call, Copy, Drop, Host, Launch, Let, Program, Ref, Return, Step, TensorSpec
+from .kernel import Kernel
+
+ERRORS = {"index": (IndexError, "index out of range"), "division": (RuntimeError, "ZeroDivisionError: integer division or modulo by zero")}
+
+
+@dataclass(frozen=True, eq=False)
+class Built:
+    """A kernel of the plan: its text under the canonical name, and the `key` that stands for the text."""
+    group: Group
+    kernel: Kernel
+    text: str
+    key: str
+
+
+def host_program(plan: Plan, built: dict[Group, Built], constants: dict[Input, torch.Tensor]) -> Program:
+    """The program of `plan`. Raises Unsupported when the host cannot compute a size it needs."""
+    return _Translation(plan, built, constants).program()
+
+
+def host_text(index: Index) -> str:
+    """Python text of an index over sizes."""
+    terms = []
+    for atoms, factor in index.terms.items():
+        parts = [_atom_text(a) for a in atoms]
+        terms.append("*".join([*parts, str(factor)] if factor != 1 or not parts else parts))
+    return " + ".join(terms) or "0"
+
+
+def _atom_text(atom) -> str:
+    if isinstance(atom, Size):
+        return atom.name
+    if isinstance(atom, (Min, Max)):
+        return f"{type(atom).__name__.lower()}({host_text(atom.a)}, {host_text(atom.b)})"
+    if isinstance(atom, (FloorDiv, Mod)):
+        return f"(({host_text(atom.a)}) {atom.sign} ({host_text(atom.b)}))"
+    raise Unsupported(f"the host cannot compute {atom!r}")
+
+
+class _Translation:
+    def __init__(self, plan: Plan, built: dict[Group, Built], constants: dict[Input, torch.Tensor]):
+        self.plan, self.graph, self.built, self.constants = plan, plan.graph, built, constants
+        self.names: dict[Any, str] = {}
+        self.sizes_known: set[str] = set(self.graph.sizes)
+        self.errors: list[tuple[type, str]] = []
+
+    def program(self) -> Program:
+        graph = self.graph
+        inputs = tuple(i.name if isinstance(i, Input) else i for i in graph.inputs)
+        self._name_nodes(set(inputs))
+        steps: list[Step] = []
+        for s in self.plan.steps:
+            steps += self._kernel(s) if isinstance(s, Group) else [self._call(s)]
+        steps += [Copy(Ref(self.names[w.target]), self.value(w.source)) for w in graph.writes]
+        steps.append(Return(tuple(self.value(o) for o in graph.outputs)))
+        lets = [Let(k, text) for k, text in graph.sizes.items() if k != text]
+        constants = {self.names[n]: t for n, t in self.constants.items()}
+        return Program(graph.name, inputs, (*lets, *with_drops(tuple(steps), set(inputs))), tuple(self.errors), constants)
+
+    def _name_nodes(self, taken: set[str]) -> None:
+        for node in self.graph.nodes:
+            if isinstance(node, Input):
+                self.names[node] = node.name
+                taken.add(node.name)
+        self.results: dict = {}
+        for node in self.graph.nodes:
+            if isinstance(node, Result):
+                wanted = self.graph.origin(node).name or "t"
+                self.names[node] = _fresh(wanted if len(node.opaque.results) == 1 else f"{wanted}_{node.position}", taken)
+                self.results.setdefault(node.opaque, {})[node.position] = node
+        for s in self.plan.steps:
+            for node in self.plan.stores.get(s, ()) if isinstance(s, Group) else ():
+                self.names[node] = _fresh(self.graph.origin(node).name or "t", taken)
+
+    # -- kernels ---------------------------------------------------------------------------------------------------------
+    def _kernel(self, g: Group) -> list[Step]:
+        made = self.built[g]
+        outputs = {o.node for o in self.graph.outputs if isinstance(o, View)}
+        steps: list[Step] = [Alloc(self.names[n], self.node_spec(n), self.text(span(n)), "output" if n in outputs else "temp")
+                             for n in self.plan.stores[g]]
+        first = len(self.errors)
+        for kind, where in made.kernel.errors:
+            cls, message = ERRORS[kind]
+            self.errors.append((cls, message + self._place(g)))
+        words = tuple(self._word(p) for p in made.kernel.params)
+        steps.append(Launch(made.key, words, first))
+        return steps
+
+    def _place(self, g: Group) -> str:
+        origin = next((self.graph.origin(m.node) for m in g.members if self.graph.origin(m.node).file), None)
+        return f" in {origin.file}:{origin.line}: {origin.code}" if origin else ""
+
+    def _word(self, p) -> tuple[str, str]:
+        if p.kind == "memory":
+            return ("ptr", self.names[p.source.node])
+        if p.kind == "int":
+            return ("int", self.text(p.source))
+        if isinstance(p.source, Const):
+            return (("float", repr(p.source.value)) if p.kind == "float" else ("int", repr(int(p.source.value))))
+        return ("float", p.source.argument) if p.kind == "float" else ("int", p.source.argument)
+
+    # -- opaque calls ------------------------------------------------------------------------------------------------------
+    def _call(self, node: Opaque) -> Step:
+        made = self.results.get(node, {})
+        outs = tuple((self.names[made[i]] if i in made else None, self.spec(s) if s is not None else None) for i, s in enumerate(node.results))
+        return Call(node.target, self.value(node.args), self.value(node.kwargs), outs, node.single, node.reason)
+
+    # -- values ------------------------------------------------------------------------------------------------------------
+    def spec(self, spec) -> TensorSpec:
+        dtype = TORCH_DTYPES.get(spec.dtype) or getattr(torch, spec.dtype.name)
+        return TensorSpec(self.texts(spec.shape), self.texts(spec.strides), dtype, spec.device)
+
+    node_spec = spec
+
+    def texts(self, indices) -> tuple[str, ...]:
+        return tuple(self.text(i) for i in indices)
+
+    def text(self, index: Index) -> str:
+        if any(isinstance(a, Size) and a.name not in self.sizes_known for a in _size_atoms(index)):
+            raise Unsupported(f"a size that only the run shows: {index!r}")
+        return host_text(index)
+
+    def value(self, value):
+        if isinstance(value, View):
+            node, name = value.node, self.names[value.node]
+            if value.shape == node.shape and value.offset == 0 and value.strides == node.strides:
+                return Ref(name)
+            if value.shape == node.shape and value.offset == 0 and isinstance(node, (Input, Result)) and \
+                    all(a is b or e == 1 for a, b, e in zip(value.strides, node.strides, node.shape)):
+                return Ref(name)
+            return Ref(name, self.texts(value.shape), self.texts(value.strides), self.text(value.offset))
+        if isinstance(value, Index):
+            return value.constant if value.constant is not None else Host(self.text(value))
+        if isinstance(value, Scalar):
+            return Host(value.argument)
+        if isinstance(value, fx.Node):
+            return Host(value.name)
+        if isinstance(value, Const):
+            return value.value
+        if isinstance(value, (tuple, list)):
+            return type(value)(self.value(v) for v in value) if type(value) in (tuple, list) else tuple(self.value(v) for v in value)
+        if isinstance(value, dict):
+            return {k: self.value(v) for k, v in value.items()}
+        return value
+
+
+def span(node) -> Index:
+    """Bytes from a node's first element to behind its last, by its strides."""
+    total = as_index(1)
+    for extent, stride in zip(node.shape, node.strides):
+        if extent.constant == 0:
+            return as_index(0)
+        total = total + (extent - 1) * stride
+    return maximum(total, as_index(0)) * node.dtype.bytes
+
+
+def _fresh(wanted: str, taken: set[str]) -> str:
+    while wanted in taken:
+        wanted += "_"
+    taken.add(wanted)
+    return wanted
+
+
+def _size_atoms(index: Index):
+    for a in index.atoms():
+        if isinstance(a, (FloorDiv, Mod, Min, Max)):
+            yield from _size_atoms(a.a)
+            yield from _size_atoms(a.b)
+        else:
+            yield a
+
+
+def with_drops(steps: tuple[Step, ...], inputs: set[str]) -> tuple[Step, ...]:
+    """`steps` with a Drop behind the last use of each input, each result and each stored value."""
+    last: dict[str, int] = {}
+    for position, step in enumerate(steps):
+        for name in _tensors(step):
+            last[name] = position
+    behind: dict[int, list[str]] = {}
+    for name, position in last.items():
+        if not name.startswith("constant_"):
+            behind.setdefault(position, []).append(name)
+    out: list[Step] = []
+    for position, step in enumerate(steps):
+        out.append(step)
+        if not isinstance(step, Return):
+            out += [Drop(n) for n in behind.get(position, ())]
+    return tuple(out)
+
+
+def _tensors(step: Step) -> list[str]:
+    """The names of tensors that `step` reads or makes."""
+    found: list[str] = []
+
+    def visit(value):
+        if isinstance(value, Ref):
+            found.append(value.name)
+        elif isinstance(value, (tuple, list)):
+            for v in value:
+                visit(v)
+        elif isinstance(value, dict):
+            for v in value.values():
+                visit(v)
+    if isinstance(step, Call):
+        visit((step.args, step.kwargs))
+        found += [n for n, _ in step.results if n is not None]
+    elif isinstance(step, Launch):
+        found += [name for kind, name in step.words if kind == "ptr"]
+    elif isinstance(step, Alloc):
+        found.append(step.name)
+    elif isinstance(step, Copy):
+        visit((step.target, step.source))
+    elif isinstance(step, Return):
+        visit(step.items)
+    return found

@@ -1,0 +1,97 @@
+"""The last stages over a whole plan: schedule, lower, render. A group that fits no loop tree is taken apart and its members become kernels of their own."""
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from itertools import count
+
+from ..errors import InternalError
+from ..fuse.axes import Group, singleton
+from ..fuse.cost import Hints, best_roles
+from ..fuse.legal import Roles
+from ..fuse.plan import Plan
+from ..fuse.reason import Decision, Reason
+from ..ir.graph import reads
+from ..schedule.body import Body, body, coalesce
+from ..schedule.schedule import Schedule, choose
+from .c import render
+from .host import Built
+from .kernel import Kernel
+from .lower import Unschedulable, lower
+
+
+@dataclass(frozen=True, eq=False)
+class Scheduled:
+    """A plan with the Body and Schedule of each group."""
+    plan: Plan
+    bodies: dict[Group, tuple[Body, Schedule]]
+
+
+@dataclass(frozen=True, eq=False)
+class Lowered:
+    """A plan (members of groups that did not fit stand alone) with the Kernel of each group."""
+    plan: Plan
+    bodies: dict[Group, tuple[Body, Schedule]]
+    kernels: dict[Group, Kernel]
+
+
+def schedule_plan(plan: Plan, target, policy: str) -> Scheduled:
+    """Body and schedule for every group of `plan`."""
+    hints, memories = Hints(plan.graph.hints), {}
+    return Scheduled(plan, {g: _schedule(g, plan, target, policy, hints, memories) for g in plan.steps if isinstance(g, Group)})
+
+
+def _schedule(g: Group, plan: Plan, target, policy: str, hints: Hints, memories: dict) -> tuple[Body, Schedule]:
+    b = coalesce(body(g, plan.stores[g], plan.roles[g].parallel, memories, policy))
+    return b, choose(b, hints, target)
+
+
+def lower_plan(scheduled: Scheduled, target, policy: str) -> Lowered:
+    """A kernel for every group."""
+    plan, bodies, kernels = scheduled.plan, dict(scheduled.bodies), {}
+    hints = Hints(plan.graph.hints)
+    for g in scheduled.plan.steps:
+        if not isinstance(g, Group):
+            continue
+        try:
+            kernels[g] = lower(*bodies[g], hints)
+        except Unschedulable as why:
+            if len(g.members) == 1:
+                raise InternalError(f"no loop tree for {plan.graph.origin(g.members[0].node)}: {why}") from why
+            plan, parts = taken_apart(plan, g, str(why), target)
+            del bodies[g]
+            for part in parts:
+                bodies[part] = _schedule(part, plan, target, policy, hints, {})
+                kernels[part] = lower(*bodies[part], hints)
+    return Lowered(plan, bodies, kernels)
+
+
+def taken_apart(plan: Plan, g: Group, why: str, target) -> tuple[Plan, list[Group]]:
+    """`plan` with the members of `g` as groups of their own, each with memory."""
+    hints, fresh = Hints(plan.graph.hints), count(1_000_000)
+    parts = [singleton(m.node, fresh) for m in g.members]
+    steps = []
+    for s in plan.steps:
+        steps += parts if s is g else [s]
+    stores, roles = dict(plan.stores), dict(plan.roles)
+    del stores[g], roles[g]
+    for p in parts:
+        stores[p] = p.nodes()
+        found = best_roles(p, hints, target)
+        roles[p] = found if found is not None else Roles(frozenset(), p.members, (), ())
+    inside = set(g.nodes())
+    decisions = tuple(Decision(d.producer, d.consumer, Reason("loop_tree", "infeasible", why), d.bytes)
+                      if d.reason is None and d.consumer in inside and d.producer in inside else d for d in plan.decisions)
+    return Plan(plan.graph, tuple(steps), stores, roles, decisions), parts
+
+
+SYMBOL = "kernel"
+
+
+def render_plan(lowered: Lowered) -> dict[Group, Built]:
+    """C text of every kernel, under one canonical name: equal kernels have equal text."""
+    out = {}
+    for g, k in lowered.kernels.items():
+        text = render(k, SYMBOL)
+        out[g] = Built(g, k, text, "k" + hashlib.sha256(text.encode()).hexdigest()[:16])
+    return out
