@@ -57,6 +57,25 @@ def test_many_libraries_do_not_pass_for_one_another():
         assert build([Unit("k", TEXT % ("k", i))])["k"](WORDS, 0) == 42 + i
 
 
+def test_units_with_one_prelude_share_a_compiler_process(compiled, monkeypatch):
+    monkeypatch.setattr(building, "_cores", lambda: 2)
+    head, one, two = "typedef long long i64;\n", "static i64 one(void) { return 1; }\n", "static i64 two(void) { return one() + one(); }\n"
+
+    def unit(name, body, *prelude):
+        return Unit(name, f"i64 {name}(const i64 *w, i64 t) {{ return {body}; }}\n", "", prelude)
+    units = [unit("a", "one()", head, one), unit("b", "two()", head, one, two), unit("c", "w[0]", head), unit("d", "w[1]", head),
+             Unit("e", "long long a(const long long *w, long long t) { return 9; }", "a")]
+    kernels = build(units)
+    assert [kernels[n](WORDS, 0) for n in "abcde"] == [1, 2, 6, 7, 9]
+    assert len(compiled) == 3 and all(text.count("i64 one(void)") <= 1 for text in compiled)
+
+
+def test_equal_names_do_not_share_a_shard(compiled):
+    units = [Unit(name, f"i64 k(const i64 *w, i64 t) {{ return {i}; }}", "k", ("typedef long long i64;\n",)) for i, name in enumerate("abc")]
+    kernels = build(units)
+    assert [kernels[n](WORDS, 0) for n in "abc"] == [0, 1, 2] and len(compiled) == 3
+
+
 def test_a_kernel_may_call_libc_and_libgcc():
     text = """#include <stdint.h>
         double fmod(double, double); void *memcpy(void *, const void *, unsigned long);

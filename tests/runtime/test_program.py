@@ -144,11 +144,11 @@ def test_reserved_names_are_refused():
 
 
 def test_many_threads_may_call_one_program():
-    fn = run([Alloc("y", spec(1 << 17), str(4 << 17)), Call(torch.Tensor.copy_, (Ref("y"), Ref("x")), {}, ((None, None),), True), Return((Ref("y"),))], pool=Pool())
+    fn = run([Alloc("y", spec(1 << 19), str(4 << 19)), Call(torch.Tensor.copy_, (Ref("y"), Ref("x")), {}, ((None, None),), True), Return((Ref("y"),))], pool=Pool())
     wrong = []
 
     def work(value):
-        x = torch.full((1 << 17,), float(value))
+        x = torch.full((1 << 19,), float(value))
         for _ in range(50):
             y, = fn([x])
             if not torch.equal(x, y):
