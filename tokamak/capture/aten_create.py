@@ -22,8 +22,8 @@ def _constant(value):
 
 
 # an empty tensor may hold anything: zeros need no memory
-_EMPTY = (aten.empty.memory_format, aten.empty_permuted.default, aten.empty_strided.default)
-register(aten.zeros.default, aten._efficientzerotensor.default, aten.zero.default, *_EMPTY, *every("zeros_like", "new_zeros", "empty_like", "new_empty", "new_empty_strided"))(_constant(0))
+_EMPTY = (aten.empty.memory_format, aten.empty_permuted.default, aten.empty_strided.default, *every("empty_like", "new_empty", "new_empty_strided"))
+register(aten.zeros.default, aten._efficientzerotensor.default, aten.zero.default, *_EMPTY, *every("zeros_like", "new_zeros"))(_constant(0))
 register(aten.ones.default, *every("ones_like", "new_ones"))(_constant(1))
 
 
@@ -45,8 +45,8 @@ def scalar_tensor(b, value, **kwargs) -> Tensor:
 
 # -- sequences -------------------------------------------------------------------------------------------------------
 def _whole(x, d: DType) -> Index | None:
-    """A number that a sequence of type `d` starts or steps with as an Index, so that it joins the coordinate; None for a fraction (an integer sequence
-    truncates its numbers first) and for a number that only the host knows."""
+    """A number that a sequence of type `d` starts or steps with as an Index, so that it joins the coordinate; None for a fraction (an integer
+    sequence truncates its numbers first) and for a number that only the host knows."""
     if isinstance(x, (int, Index)):
         return as_index(x)
     return as_index(int(x)) if isinstance(x, float) and (d.is_int or x.is_integer() and abs(x) < 2**24) else None

@@ -1,6 +1,7 @@
 """Elementwise operators: arithmetic, functions, comparisons, copies and casts.
 
-The tables hold aten's name and its formula. Formulas are ATen's own (the same comparisons at the same borders), so that NaN, infinities and ties come out as in eager.
+The tables hold aten's name and its formula. Formulas are ATen's own (the same comparisons at the same borders), so that NaN, infinities and ties come
+out as in eager.
 """
 from __future__ import annotations
 
@@ -52,9 +53,10 @@ def _logit(x: Term, eps=None) -> Term:
     return call("log", x / (1 - x))
 
 
-_SAME_NAME = "acos acosh asin asinh atan atanh cos cosh digamma erf erfc erfinv exp exp2 expm1 lgamma log log10 log1p log2 rsqrt sigmoid sin sinh sqrt tan tanh"
+_SAME_NAME = """acos acosh asin asinh atan atanh cos cosh digamma erf erfc erfinv exp exp2 expm1 lgamma log log10 log1p log2 rsqrt sigmoid sin sinh sqrt
+tan tanh""".split()
 
-formulas({name: op(name) for name in _SAME_NAME.split()})
+formulas({name: op(name) for name in _SAME_NAME})
 formulas({
     "reciprocal": op("recip"),
     "sinc": _sinc,

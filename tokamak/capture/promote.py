@@ -4,7 +4,8 @@ A `Term` is an expression with Python's operators on it, so that a table row rea
 
     "hardsigmoid": lambda x: clip(x + 3, 0, 6) / 6
 
-Numbers beside a Term take its type. Terms of one formula all have one type, the compute type of the operator's common type (f32 for the 16-bit floats).
+Numbers beside a Term take its type. Terms of one formula all have one type, the compute type of the operator's common type (f32 for the 16-bit
+floats).
 """
 from __future__ import annotations
 
@@ -131,8 +132,8 @@ def clip(x: Term, low, high) -> Term:
 
 # -- builders ------------------------------------------------------------------------------------------------------
 def operand(x, common: DType, shape: Sequence[Index], wide: bool = False) -> Term:
-    """A tensor or number broadcast to `shape`, in the compute type of `common`. torch first converts it to `common`; where `wide`, numbers and 0-d tensors
-    are not rounded to a 16-bit `common` on the way, and other tensors' rounding is implicit."""
+    """A tensor or number broadcast to `shape`, in the compute type of `common`. torch first converts it to `common`; where `wide`, numbers and 0-d
+    tensors are not rounded to a 16-bit `common` on the way, and other tensors' rounding is implicit."""
     target = dt.compute_type(common)
     if not isinstance(x, Tensor):
         return Term(constant(x, target) if wide else compute(constant(x, common)))
@@ -142,9 +143,10 @@ def operand(x, common: DType, shape: Sequence[Index], wide: bool = False) -> Ter
     return Term(cast(cast(expr, common, implicit=wide), target))
 
 
-def pointwise(b, fn: Callable[..., Term], *args, common: DType | None = None, wide: bool = True, shape: Sequence[Index] | None = None, **kwargs) -> Tensor:
-    """`fn` of the arguments: tensors and numbers become Terms of the common type (the traced one unless given) over `shape` (the traced one unless given),
-    anything else is passed as it is. `wide` as in `operand`."""
+def pointwise(b, fn: Callable[..., Term], *args, common: DType | None = None, wide: bool = True, shape: Sequence[Index] | None = None,
+              **kwargs) -> Tensor:
+    """`fn` of the arguments: tensors and numbers become Terms of type `common` over `shape` (both as traced unless given), anything else is passed
+    as it is. `wide` as in `operand`."""
     shape, d = shape or b.spec.shape, common or b.spec.dtype
 
     def term(x: Any):
