@@ -97,6 +97,9 @@ class Program:
     def __repr__(self) -> str:
         return "\n" + "\n".join([*(f"x{i} = {g}.make()" for i, g in enumerate(self.given)), self.source])
 
+    def _repr_pretty_(self, printer, cycle) -> None:
+        printer.text(repr(self))             # what hypothesis shows of a failing example
+
     def tolerance(self, i: int, like: torch.Tensor) -> dict:
         """rtol, atol for output `i`: none for exact ones; else a few roundings of the coarsest type met, at the largest magnitude met."""
         if not self.rough[i] or not like.dtype.is_floating_point:
@@ -382,7 +385,7 @@ def programs(draw, families=tuple(FAMILIES), dtypes=DTYPES, lines: int = 8, spec
     for _ in range(draw(st.integers(0, 2))):
         w.input([1 if draw(st.integers(0, 3)) == 0 else s for s in shape], w.choose(dtypes))
     chosen = [*families, *(f for f in OFTEN if f in families)]
-    for _ in range(draw(st.integers(1, lines))):
+    for _ in range(draw(st.integers(min(3, lines), lines))):
         FAMILIES[w.choose(chosen)](w)
     shown = w.values[-draw(st.integers(1, 3)):]
     w.program.outputs = [v.name for v in shown]

@@ -1,4 +1,4 @@
-"""Reads the text of a graph (grammar: `text`). `text.parse_graph` is the entry."""
+"""Reads the text of a graph : the grammar stands at the top of `text`."""
 from __future__ import annotations
 
 import json

@@ -1,4 +1,4 @@
-"""The language as text, a line a node, and back: print_graph(parse_graph(text)) is the text.
+"""The language as text, a line a node. `parse.parse_graph` reads it back: print_graph(parse_graph(text)) is the text.
 
     graph  ::= 'graph' NAME '{' line* '}'
     line   ::= 'input' '%'NAME ':' type  |  'constant' '%'NAME ':' type  |  'number' '$'NAME  |  'size' NAME '=' STRING  |  'hint' NAME '=' value
@@ -18,7 +18,7 @@
     view   ::= '%'NAME ('{' '[' index, ... ']' '(' index, ... ')' '+' index '}')?          without braces: the whole node
     value  ::= view | 'size' '(' index ')' | 'expr' '(' expr ')' | Python literal | '`' text '`' | tuples, lists and dicts of values
 
-`s0'2` is the size s0, at least 2. `bf16~(x)` is an implicit rounding. `[expr < bound]` is a gathered index. Reading gives a TextError for malformed text;
+`s0'2` is the size s0, at least 2. `bf16~(x)` is an implicit rounding. `[expr < bound]` is a gathered index. Reading raises TextError for malformed text;
 an opaque call's target and every argument that is no Python literal come back as Symbol.
 """
 from __future__ import annotations
