@@ -34,7 +34,12 @@ def combine(b, base: "Tensor | Const", shape, domain, index: Sequence[Index], va
     else:
         base = cast(base, carried)
     value = cast(value, carried)
-    known = _without_scatter(b, base, shape, domain, index, value, monoid) if guard is None else None
+    if guard is None:
+        known = _without_scatter(b, base, shape, domain, index, value, monoid)
+    elif monoid in ("sum", "any"):
+        known = _without_scatter(b, base, shape, domain, index, Op("where", guard, value, Const(0, carried)), monoid)
+    else:
+        known = None
     return b.scatter(base, shape, domain, index, value, monoid, guard) if known is None else known
 
 
@@ -287,5 +292,6 @@ def embedding_dense_backward(b, grad_output, indices, num_weights, padding_idx, 
         count = b.scatter(Const(0, I64), [shape[0]], indices.shape, [position(indices.expr, shape[0])], Const(1, I64), "sum")
         value = compute(value)
         value = Op("div", value, cast(fetched(b, count, [row]), value.dtype))
-    guard = Op("ne", cast(place, I64), constant(padding_idx, I64))
+    negative = isinstance(padding_idx, int) and padding_idx < 0        # no row is padding
+    guard = None if negative else Op("ne", cast(place, I64), constant(padding_idx, I64))
     return combine(b, Const(0, grad_output.dtype), shape, domain, [row, coordinates(domain)[-1]], value, "sum", guard)
