@@ -21,7 +21,8 @@ from .dtype import F64
 from .expr import Cast, Const, Coord, Expr, Load, Op, Random, Reduce, Scalar, Scan, walk
 from .graph import Compute, Graph, Input, Opaque, Result, Scatter, View
 from .index import Axis, Fetch, Index, Size
-from .meaning import MEANING, PAIRWISE, array_type, convert, fold_type, random
+from .meaning import MEANING, PAIRWISE, array_type, convert, fold_type
+from .meaning import random as philox_random
 
 GRID_LIMIT = 20_000_000     # elements of a grid that is evaluated at once
 _HOST = {"math": math, "min": min, "max": max, "Min": min, "Max": max, "abs": abs, "int": int, "float": float, "round": round}
@@ -38,7 +39,7 @@ class Evaluation:
 
 def evaluate(graph: Graph, inputs: list, *, constants: Mapping[Input, np.ndarray] | None = None,
              opaque: Callable[[Opaque, tuple, dict], tuple] | None = None, sizes: Mapping[str, int] | None = None,
-             uniform: Callable | None = None) -> Evaluation:
+             random: Callable | None = None) -> Evaluation:
     """Evaluates `graph`.
 
     inputs     match graph.inputs: arrays for Input nodes (their logical shape; bf16 as float32), numbers for names
@@ -46,11 +47,11 @@ def evaluate(graph: Graph, inputs: list, *, constants: Mapping[Input, np.ndarray
     opaque     `opaque(call, args, kwargs)` makes an opaque call: Views have become arrays, sizes ints, Scalar expressions numbers; returns one
                array (or None) for each of call.results
     sizes      further sizes, by name
-    uniform    `uniform(kind, seed, counter) -> float32 array` in place of the language's Philox
+    random     `random(kind, seed, counter) -> float32 array` in place of the language's Philox
 
     Raises IndexError for a gather or scatter out of range, ZeroDivisionError for an integer division by zero, InternalError for a malformed graph.
     """
-    run = _Run(graph, opaque, uniform or random)
+    run = _Run(graph, opaque, random or philox_random)
     run.bind(inputs, constants or {}, sizes or {})
     with np.errstate(all="ignore"):
         for node in graph.nodes:
