@@ -271,7 +271,7 @@ def log_softmax_backward(b, grad, output, dim, input_dtype):
     return sub(grad, mul(exp(output), total))
 
 
-# -- weight norm and dropout ---------------------------------------------------------------------------------------
+# -- weight norm ----------------------------------------------------------------------------------------------------
 def _but(x: Tensor, dim: int) -> list[int]:
     kept = all_dims(x, dim)
     return [d for d in range(x.rank) if d not in kept]
@@ -288,8 +288,3 @@ def weight_norm(b, v, g, dim=0):
 def weight_norm_backward(b, grad, v, g, norms, dim):
     along = div(b.reduce("sum", mul(grad, v), _but(v, dim), keepdim=True), norms)
     return mul(div(g, norms), sub(grad, mul(v, div(along, norms)))), along
-
-
-@register(aten.native_dropout_backward.default)
-def native_dropout_backward(b, grad, mask, scale):
-    return mul(grad, mask, scale)
