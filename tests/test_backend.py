@@ -14,10 +14,11 @@ import tokamak
 
 
 class How:
-    """One way of compiling, and how close to eager it must be (None: equal bits)."""
+    """One way of compiling, and whether its results are eager's bits or close: sums in another order, carried through the gradients of a
+    few layers, stay within 1e-4 in f32, and within what torch's own tests ask in other types."""
 
-    def __init__(self, tolerance=None, **options):
-        self.tolerance, self.options = tolerance, options
+    def __init__(self, exact: bool, **options):
+        self.exact, self.options = exact, options
 
     def compile(self, fn, **kw):
         return tokamak.compile(fn, **self.options, **kw)
@@ -26,8 +27,8 @@ class How:
         if isinstance(want, torch.Tensor):
             assert got.dtype is want.dtype and got.shape == want.shape
             assert all(a == b or e <= 1 for a, b, e in zip(got.stride(), want.stride(), want.shape)) or want.numel() == 0
-            tolerance = dict(rtol=0, atol=0) if self.tolerance is None else dict(rtol=self.tolerance, atol=self.tolerance)
-            torch.testing.assert_close(got, want, equal_nan=True, **tolerance)
+            bound = 0 if self.exact else 1e-4 if want.dtype is torch.float32 else None
+            torch.testing.assert_close(got, want, equal_nan=True, rtol=bound, atol=bound)
         elif isinstance(want, (tuple, list)):
             assert len(got) == len(want)
             for a, b in zip(got, want):
@@ -40,7 +41,7 @@ class How:
             assert got == want
 
 
-HOWS = {"opaque": How(opaque_only=True, strict=True, cache_dir="")}
+HOWS = {"opaque": How(True, opaque_only=True, strict=True, cache_dir=""), "eager": How(False, policy="eager", strict=True, cache_dir="")}
 
 
 @pytest.fixture(params=HOWS)

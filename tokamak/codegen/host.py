@@ -70,7 +70,8 @@ class _Translation:
         steps.append(Return(tuple(self.value(o) for o in graph.outputs)))
         lets = [Let(k, text) for k, text in graph.sizes.items() if k != text]
         constants = {self.names[n]: t for n, t in self.constants.items()}
-        return Program(graph.name, inputs, (*lets, *with_drops(tuple(steps), set(inputs))), tuple(self.errors), constants)
+        dtypes = {i.name: TORCH_DTYPES[i.dtype] for i in graph.inputs if isinstance(i, Input) and i.dtype in TORCH_DTYPES}
+        return Program(graph.name, inputs, (*lets, *with_drops(tuple(steps), set(inputs))), tuple(self.errors), constants, dtypes)
 
     def _name_nodes(self, taken: set[str]) -> None:
         for node in self.graph.nodes:
