@@ -15,9 +15,9 @@ from torch import fx
 from ..errors import InternalError
 from ..ir import dtype as dt
 from ..ir.dtype import DType
-from ..ir.expr import Cast, Const, Expr, Load, Reduce, Scalar, Scan, walk
+from ..ir.expr import Cast, Const, Expr, Load, Random, Reduce, Scalar, Scan, walk
 from ..ir.graph import (Compute, Graph, Input, Node, Opaque, Origin, Result, Scatter, View, Write, topological)
-from ..ir.index import Axis, Index, as_index
+from ..ir.index import Axis, Index, as_index, axis
 from .registry import TABLE, NotCompiled
 from .sizes import Sizes
 from .tensor import Tensor, cast, strided
@@ -25,6 +25,8 @@ from .tensor import Tensor, cast, strided
 _DTYPES = {torch.bool: dt.BOOL, torch.uint8: dt.U8, torch.int8: dt.I8, torch.int16: dt.I16, torch.int32: dt.I32, torch.int64: dt.I64,
            torch.float16: dt.F16, torch.bfloat16: dt.BF16, torch.float32: dt.F32, torch.float64: dt.F64}
 TORCH_DTYPES = {v: k for k, v in _DTYPES.items()}
+
+_DRAW_BITS = 40        # counters that one random operation may use: 2^40 elements
 
 
 def to_dtype(d: torch.dtype) -> DType:
@@ -58,6 +60,9 @@ class Builder:
         self.policy = policy
         self.specs: tuple[Spec | None, ...] = ()
         self.fx: fx.Node | None = None
+        self.opaques: list[Opaque] = []                 # every opaque call, in program order
+        self._seeds: dict[str, Expr] = {}               # device -> this call's seed
+        self._draws = 0
 
     @property
     def spec(self) -> Spec:
@@ -120,6 +125,24 @@ class Builder:
         t = Tensor(shape, Load(node, tuple(as_index(Axis(i, s)) if s != 1 else as_index(0) for i, s in enumerate(shape))), self.spec.device)
         return t
 
+    def random(self, kind: str, shape) -> Expr:
+        """Fresh random numbers ('uniform' in [0, 1) or 'normal', f32) over the coordinates of `shape`: each call of this has counters of its own."""
+        flat = as_index(0)
+        for i, s in enumerate(shape):
+            flat = flat * s + axis(i, s)
+        self._draws += 1
+        return Random(kind, self.seed(self.spec.device), Const(self._draws << _DRAW_BITS, dt.I64), flat)
+
+    def seed(self, device: str) -> Expr:
+        """The i64 that a call's random numbers on `device` start from: one number from torch's default generator, drawn at each call of the graph."""
+        if device not in self._seeds:
+            one = (as_index(1),)
+            call = Opaque(torch.ops.aten.randint.low, (-2**62, 2**62, (1,)), {"dtype": torch.int64, "device": torch.device(device)},
+                          (Spec(one, one, dt.I64, device),), True, "the seed of this call's random numbers")
+            self.opaques.append(call)
+            self._seeds[device] = Load(Result(call, 0, one, one, dt.I64, device), (as_index(0),))
+        return self._seeds[device]
+
 
 class Capture:
     """Reads one FX graph. `graph()` is the result. `table` maps aten overloads to builders: all that are registered unless it is given ({}: every call opaque)."""
@@ -136,7 +159,7 @@ class Capture:
         self.storages: dict[Input, int] = {}       # whose memory an output may share
         self.writes: list[Write] = []
         self.origins: dict = {}
-        self.opaques: list[Opaque] = []
+        self.opaques = self.b.opaques
         self.fake: dict[fx.Node, Any] = {}
 
     def graph(self) -> Graph:
