@@ -87,7 +87,7 @@ def remap(group: Group, mapping: dict[Axis, Index]) -> Group:
                            rewrite(m.guard) if m.guard is not None else None) for m in group.members)
     axes: dict = {}
     for a in group.axes:
-        axes.update((x, None) for x in digits_of(mapping[a]) if True) if a in mapping else axes.setdefault(a, None)
+        axes.update((x, None) for x in digits_of(mapping[a])) if a in mapping else axes.setdefault(a, None)
     return Group(tuple(axes), members)
 
 
@@ -183,6 +183,7 @@ class Unifier:
         self.mapping_b: dict[Axis, Index] = {}        # b's axes: splits, and what they are in a
         self.joined: dict[Axis, Axis] = {}            # axis of b -> axis of a
         self.taken: set[Axis] = set()
+        self.groups = (a, b)
         self.scanned = {e.along for g in (a, b) for m in g.members for e in walk(*m.roots()) if isinstance(e, Scan)}
 
     def equate(self, ia: Index, ib: Index) -> bool:
@@ -202,8 +203,14 @@ class Unifier:
             x, y = da.pop(0), db.pop(0)
             if self.joined.get(y) is x:
                 continue
-            if y in self.joined or x in self.taken:
-                return False
+            if y in self.joined:                       # y is another axis of a: the same one, if no member of a needs both
+                if not self._merge(0, x, self.joined[y], self.mapping_a):
+                    return False
+                continue
+            if x in self.taken:                        # x is another axis of b: likewise
+                if not self._merge(1, y, next(k for k, v in self.joined.items() if v is x), self.mapping_b):
+                    return False
+                continue
             if x.extent is y.extent:
                 self._join(x, y)
                 continue
@@ -221,6 +228,20 @@ class Unifier:
                 continue
             return False
         return not da and not db
+
+    def _merge(self, side: int, gone: Axis, kept: Axis, mapping) -> bool:
+        """Makes `gone` and `kept`, two axes of one group, the same axis."""
+        if gone.extent is not kept.extent or gone in self.scanned or kept in self.scanned:
+            return False
+        for m in self.groups[side].members:
+            used = {x for a in _axes_of(m) for x in _closure(as_index(a), mapping).axes()}
+            if gone in used and kept in used:
+                return False
+        partners = [y for y, x in self.joined.items() if (x if side == 0 else y) is gone]
+        if partners:
+            return False
+        mapping[gone] = as_index(kept)
+        return True
 
     def _join(self, x: Axis, y: Axis) -> None:
         self.joined[y] = x
@@ -242,6 +263,11 @@ class Unifier:
     def _resolve(self, y: Axis, renames) -> Index:
         full = _closure(as_index(y), renames)
         return _closure(full, self.mapping_a)
+
+
+def _axes_of(m: Member) -> set[Axis]:
+    """Every axis that a member runs over: its dimensions' and all that are bound in its expressions."""
+    return set(m.free) | set(bound_axes(m.roots())) | {a for r in m.roots() for a in r.free}
 
 
 def _closure(i: Index, mapping) -> Index:

@@ -116,7 +116,7 @@ def vector_axis(b: Body, hints: Hints, target) -> Axis | None:
     score: dict[Axis, int] = {a: 0 for a in b.axes if not updates or a in b.parallel}
     for _, address, size in strides_of(b):
         elements = hints.count(address.axes())
-        for a in b.axes:
+        for a in score:
             if address.coefficient(a) == 1:
                 score[a] += elements * size
     if not score:
