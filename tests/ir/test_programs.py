@@ -3,10 +3,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from functorch.compile import aot_function
+from functorch.compile import aot_function, default_partition
 from hypothesis import HealthCheck, given, settings
 
-from tests.graphs import Program, programs
+from tests.graphs import programs
 from tokamak.capture import tables  # noqa: F401  (fills the registry)
 from tokamak.capture.fx import TORCH_DTYPES, Capture
 from tokamak.ir.check import check_graph
@@ -36,38 +36,69 @@ def call(node, args, kwargs):
     return tuple(array(m) if isinstance(m, torch.Tensor) else None for m in made)
 
 
-def captured(program: Program):
-    """The program's Capture, its graph, and the tensors that the graph takes."""
-    found = []
+class Captures:
+    """A compiler for AOTAutograd: runs each graph as it is, and keeps (capture, graph, the tensors it took, the tensors it gave)."""
 
-    def compiler(gm, _):
+    def __init__(self):
+        self.found = []
+
+    def __call__(self, gm, _):
         capture = Capture(gm)
-        graph = capture.graph()
+        graph = check_graph(capture.graph())
 
         def run(*args):
-            found.append((capture, graph, args))
-            return gm(*args)
+            before = [a.clone() if isinstance(a, torch.Tensor) else a for a in args]
+            made = gm(*args)
+            self.found.append((capture, graph, before, made))
+            return made
         return run
-    aot_function(program.fn, compiler)(*program.inputs)
-    return found[0]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), report_multiple_bugs=False)
-@given(programs())
-def test_reference_is_eager(program):
-    wanted = program.fn(*program.inputs)
-    capture, graph, args = captured(program)
-    check_graph(graph)
+def meaning(capture, graph, args):
+    """What the reference makes of `graph`; its text is read back, and its simplified form gives the same."""
+    data = [array(a) if isinstance(a, torch.Tensor) else a for a in args]
     constants = {node: array(t) for node, t in capture.constants.items()}
-    data = [array(a) for a in args]
     found = evaluate(graph, data, constants=constants, opaque=call).outputs
-    for i, (value, spec, want) in enumerate(zip(found, graph.outputs, wanted)):
-        if isinstance(spec, View):
-            tensor = torch.from_numpy(np.array(value)).to(TORCH_DTYPES[spec.node.dtype])
-            torch.testing.assert_close(tensor, want, equal_nan=True, **program.tolerance(i, want))
-            assert [n for n, e in zip((s.constant for s in spec.strides), want.shape) if e > 1] == [n for n, e in zip(want.stride(), want.shape) if e > 1] or not want.numel()
-    text = print_graph(graph)
-    assert print_graph(parse_graph(text)) == text
     simple = evaluate(check_graph(simplify(graph, "eager")), data, constants=constants, opaque=call).outputs
     for one, two in zip(found, simple):
         np.testing.assert_array_equal(one, two)
+    text = print_graph(graph)
+    assert print_graph(parse_graph(text)) == text
+    return found
+
+
+def compare(found, graph, wanted, tolerance):
+    """Values, types and strides of the outputs against torch's; `tolerance(i, tensor)` gives rtol and atol."""
+    for i, (value, spec, want) in enumerate(zip(found, graph.outputs, wanted)):
+        if isinstance(spec, View):
+            tensor = torch.from_numpy(np.array(value)).to(TORCH_DTYPES[spec.node.dtype])
+            torch.testing.assert_close(tensor, want.detach(), equal_nan=True, **tolerance(i, want))
+            if want.numel():
+                strides = [s.constant for s in spec.strides]
+                assert all(e == 1 or one == two for one, two, e in zip(strides, want.stride(), want.shape)), f"strides {strides}, torch {want.stride()}"
+
+
+SETTINGS = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), report_multiple_bugs=False)
+
+
+@SETTINGS
+@given(programs())
+def test_reference_is_eager(program):
+    captures = Captures()
+    wanted = program.fn(*program.inputs)
+    aot_function(program.fn, captures)(*program.inputs)
+    (capture, graph, args, _), = captures.found
+    compare(meaning(capture, graph, args), graph, wanted, program.tolerance)
+
+
+@SETTINGS
+@given(programs(dtypes=(torch.float64,), special=False))
+def test_gradients(program):
+    captures = Captures()
+    inputs = [t.requires_grad_() if t.is_floating_point() else t for t in (x.detach().clone() for x in program.inputs)]
+    outs = aot_function(program.fn, captures, partition_fn=default_partition)(*inputs)
+    total = sum((o.square().sum() for o in outs if o.requires_grad), torch.zeros(()))
+    if total.requires_grad:
+        total.backward()
+    for capture, graph, args, made in captures.found:
+        compare(meaning(capture, graph, args), graph, made, lambda i, t: {"rtol": 1e-9, "atol": 1e-9 * program.scale**2})
