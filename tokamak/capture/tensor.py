@@ -81,7 +81,8 @@ class Tensor:
         """Row-major reshape; `shape` has no -1."""
         shape = tuple(as_index(s) for s in shape)
         if any(s == 0 for s in self.shape):
-            return self.view(shape, lambda c: [0] * self.rank)      # no element: nothing to divide by
+            empty = next(i for i, s in enumerate(shape) if s == 0)     # nothing to divide by; a coordinate without values keeps every load inside
+            return self.view(shape, lambda c: [c[empty] if s == 0 else 0 for s in self.shape])
         return self.view(shape, lambda c: reshape_index(shape, c, self.shape))
 
 
