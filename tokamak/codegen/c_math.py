@@ -176,6 +176,29 @@ TK v_f32 erfinv_f32(v_f32 x) {{
   return select_f32(abs_f32(x) == 1.0f, x * __builtin_inff(), y); }}""",
 }
 
+_LOG2_WIDE = (2.8853900817900136, 0.9617966734154973, 0.5770835733636933, 0.41167329914115813, 0.3407211149549295)   # 2 log2(e) artanh(r) / r of r^2
+
+_POWER = {
+    # log2|x| and its product with y in f64, to 1e-11; what is left of 2^t once an even whole number is taken out needs only f32
+    "pow_f32": f"""\
+TK v_f32 pow_f32(v_f32 x, v_f32 y) {{
+  v_f32 a = abs_f32(x), b = abs_f32(y), one = (v_f32){{0}} + 1.0f, inf = (v_f32){{0}} + __builtin_inff();
+  v_i64 bits = (v_i64)cast_f32_f64(a), k = bits - 0x3fe6a09e667f3bcdl >> 52;
+  v_f64 m = (v_f64)(bits - (k << 52)), q = (m - 1.0) / (m + 1.0), z = q * q;
+  v_f64 l = {polynomial('z', _LOG2_WIDE, '')} * q + cast_i32_f64(cast_i64_i32(k)), t = cast_f32_f64(y) * l;
+  v_f32 h = cast_f64_f32(t), j = h * 0.5f + 0x1.8000fep23f, n = (j - 0x1.8000fep23f) * 2.0f, s = (v_f32)((v_i32)j << 23);
+  v_f32 r = cast_f64_f32(t - cast_f32_f64(n)) * 0x1.62e43p-1f, p = {polynomial('r', _EXP)} * s * s;
+  p = select_f32(h > 128.5f, inf, p);
+  p = (v_f32)(~(h < -151.0f) & (v_i32)p);
+  v_bool edge = (a == 0.0f) | (a == inf), up = (a == inf) ^ (y < 0.0f), whole = (b >= 0x1p23f) | (round_f32(y) == y);
+  p = select_f32(edge, (v_f32)(up & (v_i32)inf), p);
+  p = select_f32((a == one) & (b == inf), one, p);
+  v_i32 odd = -(__builtin_convertvector(select_f32(b < 0x1p24f, y, (v_f32){{0}}), v_i32) & 1) & whole;
+  p = (v_f32)((v_u32)p ^ (v_u32)odd & (v_u32)x & 0x80000000u);
+  p = select_f32((x < 0.0f) & ~whole & (a < inf) | (x != x) | (y != y), (v_f32){{0}} + __builtin_nanf(""), p);
+  return select_f32((y == 0.0f) | (x == one), one, p); }}""",
+}
+
 
 def by_lanes(name: str, function: str, d: str, arity: int = 1, declare: str | None = None) -> str:
     """A function that asks a scalar one lane by lane: of the C library, unless `declare` replaces its declaration."""
@@ -189,5 +212,5 @@ def by_lanes(name: str, function: str, d: str, arity: int = 1, declare: str | No
 def fragments(lanes: int) -> dict[str, str]:
     """Fragment name -> C text."""
     rest = {"lgamma_f32": by_lanes("lgamma", "lgammaf", "f32"), "digamma_f32": by_lanes("digamma", "digamma_lane", "f32", declare="")}
-    rest |= {f"{n}_f32": by_lanes(n, n + "f", "f32", 2) for n in ("pow", "hypot")}
-    return _EXPONENTIAL | _LOGARITHM | _CIRCULAR | _HYPERBOLIC | _ERROR | rest
+    rest |= {f"{n}_f32": by_lanes(n, n + "f", "f32", 2) for n in ("hypot",)}
+    return _EXPONENTIAL | _LOGARITHM | _POWER | _CIRCULAR | _HYPERBOLIC | _ERROR | rest

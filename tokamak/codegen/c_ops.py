@@ -171,7 +171,7 @@ def _floats(n: str) -> dict[str, str]:
     v, i, u = f"v_{n}", {"f32": "v_i32", "f64": "v_i64"}[n], {"f32": "v_u32", "f64": "v_u64"}[n]
     sign, whole, ctype, suffix = SIGN[n], {"f32": "0x1p23f", "f64": "0x1p52"}[n], {"f32": "float", "f64": "double"}[n], {"f32": "f", "f64": ""}[n]
     inf = {"f32": "0x7f800000", "f64": "0x7ff0000000000000"}[n]
-    zero, one = f"({v}){{0}}", f"({v}){{0}} + 1"
+    zero, one, near = f"({v}){{0}}", f"({v}){{0}} + 1", {"f32": "0x1p22f", "f64": "0x1p51"}[n]
     call = {k: f"{k}{suffix}" for k in ("fmod", "nextafter")}
     out = {
         "neg": f"TK {v} neg_{n}({v} a) {{ return -a; }}",
@@ -191,8 +191,20 @@ def _floats(n: str) -> dict[str, str]:
         "trunc": f"TK {v} trunc_{n}({v} a) {{ {v} m = abs_{n}(a), r = abs_{n}(round_{n}(a)); return copysign_{n}(select_{n}(gt_{n}(r, m), r - 1, r), a); }}",
         "floor": f"TK {v} floor_{n}({v} a) {{ {v} r = round_{n}(a); return copysign_{n}(select_{n}(gt_{n}(r, a), r - 1, r), a); }}",
         "ceil": f"TK {v} ceil_{n}({v} a) {{ {v} r = round_{n}(a); return copysign_{n}(select_{n}(lt_{n}(r, a), r + 1, r), a); }}",
-        "rem": f"extern {ctype} {call['fmod']}({ctype}, {ctype});\n"
-               f"TK {v} rem_{n}({v} a, {v} b) {{ {v} r; for (int k = 0; k < W; k++) r[k] = {call['fmod']}(a[k], b[k]); return r; }}",
+        # a quotient that rounds is at most one too large, which shows in the sign of a - q b, one rounding with FMA; others ask the C library
+        "rem": f"""\
+extern {ctype} {call['fmod']}({ctype}, {ctype});
+static __attribute__((noinline)) void far_rem_{n}(const {v} *a, const {v} *b, {v} *r) {{
+  for (int k = 0; k < W; k++) (*r)[k] = {call['fmod']}((*a)[k], (*b)[k]); }}
+TK {v} rem_{n}({v} a, {v} b) {{
+  {v} r, w = a / b, c = abs_{n}(b);
+#ifdef __FP_FAST_FMA
+  v_bool near = lt_{n}(abs_{n}(w), {zero} + {near}) & lt_{n}(c, {zero} + __builtin_inf{suffix}());
+  if (hall(near)) {{
+    {v} q = trunc_{n}(w); r = a - q * b;
+    return copysign_{n}(select_{n}(ne_{n}(r, {zero}) & (signbit_{n}(r) ^ signbit_{n}(a)), c - abs_{n}(r), r), a); }}
+#endif
+  far_rem_{n}(&a, &b, &r); return r; }}""",
         "mod": f"TK {v} mod_{n}({v} a, {v} b) {{\n  {v} zero = {{0}}, r = rem_{n}(a, b);\n"
                f"  return select_{n}(ne_{n}(r, zero) & (lt_{n}(r, zero) ^ lt_{n}(b, zero)), r + b, r); }}",
         # what is left after the remainder divides exactly but for rounding, hence the correction by a half
