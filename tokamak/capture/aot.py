@@ -1,6 +1,6 @@
 """AOTAutograd: a Dynamo graph becomes functional graphs of aten calls, one for inference or a pair for training, and each is compiled on its own.
 
-No decompositions: the graphs hold exactly the operations that eager runs. Mutations of inputs stay in the graph as trailing `copy_` calls.
+The graphs hold exactly the operations that eager runs (but for `DECOMPOSITIONS`). Mutations of inputs stay in the graph as trailing `copy_` calls.
 """
 from __future__ import annotations
 
@@ -16,6 +16,20 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 CompileOne = Callable[[fx.GraphModule, Sequence[Any], str], Callable[[list], Any]]
 
 
+def _log_softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
+    """log_softmax in its parts, so that the partitioner can save a row's maximum and logarithm in place of all its elements."""
+    if any(isinstance(s, int) and s == 0 for s in x.shape):
+        return NotImplemented
+    wide = x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
+    shifted = wide - wide.amax(dim, keepdim=True)
+    out = shifted - shifted.exp().sum(dim, keepdim=True).log()
+    return out if half_to_float else out.to(x.dtype)
+
+
+# Whole operators in whose place the joint graph holds their parts, because of what backward then needs to be saved; everything else stays whole.
+DECOMPOSITIONS = {torch.ops.aten._log_softmax.default: _log_softmax}
+
+
 def autograd(gm: fx.GraphModule, example_inputs: Sequence[Any], compile_one: CompileOne) -> Callable:
     """The function that runs Dynamo's graph `gm`, whose forward, backward and inference graphs `compile_one` has compiled."""
     def compiler(kind: str):
@@ -23,7 +37,7 @@ def autograd(gm: fx.GraphModule, example_inputs: Sequence[Any], compile_one: Com
 
     compiled = aot_module_simplified(
         gm, example_inputs, fw_compiler=compiler("forward"), bw_compiler=_backward(compiler("backward")), inference_compiler=compiler("inference"),
-        partition_fn=min_cut_rematerialization_partition, keep_inference_input_mutations=True)
+        partition_fn=min_cut_rematerialization_partition, keep_inference_input_mutations=True, decompositions=DECOMPOSITIONS)
     return _hidden(compiled)
 
 
