@@ -6,6 +6,8 @@ Coefficients are least-maximum fits of the relative error, in ascending order of
 """
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 
 def polynomial(variable: str, coefficients: tuple[float, ...], suffix: str = "f") -> str:
     """Horner's scheme, ascending coefficients, as C text."""
@@ -21,37 +23,71 @@ _LOG = (0.333333164, -0.250008106, 0.200022861, -0.166245505, 0.141812101, -0.13
 _ERF_LOW = (0.128379136, -0.376124799, 0.112821937, -0.026804911, 0.00510999048, -0.00074260676, 6.20239152e-05)   # erf(x) / x - 1 of x^2
 _ERF_HIGH = (0.986545563, 0.200786769, -0.0241791587, 0.145169035, -0.0740621015, 0.0316897519, -0.00659382297, 0.000747004175)  # erfc(x)^(-1/8)
 
-_EXPONENTIAL = {
-    "exp_f32": f"""\
-TK v_f32 exp_f32(v_f32 x) {{
-  v_f32 t = x * 0x1.715476p-1f + 0x1.8000fep23f, m = t - 0x1.8000fep23f, r = m * -0x1.62e43p0f + x;
-  r = m * 0x1.05c61p-28f + r;
-  v_f32 s = (v_f32)((v_i32)t << 23), p = {polynomial('r', _EXP)};
-  p = select_f32(x > 89.0f, (v_f32){{0}} + __builtin_inff(), p * s * s);
-  return (v_f32)(~(x < -104.0f) & (v_i32)p); }}""",
+@dataclass(frozen=True)
+class Width:
+    """What the exponentials need to know of a floating type. ln 2 is `high + low`, `high` short enough that its product with an exponent is exact."""
+    name: str
+    lanes: str           # register of integers as wide
+    suffix: str          # of constants
+    magic: str           # 1.5 * 2^(bits of the significand)
+    bias: int
+    shift: int
+    high: str
+    low: str
+    exp: tuple[float, ...]
+    expm1: tuple[float, ...]
+    top: str             # e^x overflows above
+    bottom: str          # e^x is 0 below
+    one: str             # tanh is 1 above
+    minus: str           # expm1 is -1 below
+
+
+F32 = Width("f32", "v_i32", "f", "12582912.0f", 127, 23, "0x1.62e4p-1f", "0x1.7f7d1cp-20f", _EXP, _EXPM1, "89.0f", "-104.0f", "9.1f", "-18.0f")
+
+
+def exponentials(t: Width) -> dict[str, str]:
+    """exp, expm1, tanh and sigmoid of a type."""
+    n, v, f = t.name, f"v_{t.name}", t.suffix
+    zero = f"({v}){{0}}"
+
+    def reduce(scaled: str, x: str, parts: int, bias: int) -> str:
+        """Statements: r = x - m ln 2 * parts, s = 2^m; `scaled` is log2(e) x / parts as C text, `bias` the exponent of s where m is 0."""
+        two = f"{parts}.0{f} * "
+        return (f"{v} t = {scaled} + ({t.magic} + {bias}.0{f}), m = t - ({t.magic} + {bias}.0{f});\n"
+                f"  {v} r = m * ({two}-{t.high}) + {x}; r = m * ({two}-{t.low}) + r;\n"
+                f"  {v} s = ({v})(({t.lanes})t << {t.shift})")
+    return {
+        f"exp_{n}": f"""\
+TK {v} exp_{n}({v} x) {{
+  {reduce(f'x * 0x1.71547652b82fep-1{f}', 'x', 2, t.bias)}, p = {polynomial('r', t.exp, f)};
+  p = select_{n}(gt_{n}(x, {zero} + {t.top}), {zero} + __builtin_inf{f}(), p * s * s);
+  return select_{n}(lt_{n}(x, {zero} + {t.bottom}), {zero}, p); }}""",
+        # s is half of 2^m, so that m may be one more than the largest exponent
+        f"expm1_{n}": f"""\
+TK {v} expm1_{n}({v} x) {{
+  {reduce(f'x * 0x1.71547652b82fep0{f}', 'x', 1, t.bias - 1)}, e = {polynomial('r', t.expm1, f)} * (r * r) + r;
+  e = s * e + (s - 0.5{f});
+  e = select_{n}(gt_{n}(x, {zero} + {t.top}), {zero} + __builtin_inf{f}(), e + e);
+  return copysign_{n}(select_{n}(lt_{n}(x, {zero} + {t.minus}), {zero} - 1.0{f}, e), x); }}""",
+        # -e / (e + 2) with e = expm1(-2 |x|)
+        f"tanh_{n}": f"""\
+TK {v} tanh_{n}({v} x) {{
+  {v} y = abs_{n}(x);
+  {reduce(f'y * -0x1.71547652b82fep1{f}', f'y * -2.0{f}', 1, t.bias)}, e = {polynomial('r', t.expm1, f)} * (r * r) + r;
+  e = s * e + (s - 1.0{f});
+  e = select_{n}(gt_{n}(y, {zero} + {t.one}), {zero} + 1.0{f}, e / (e + 2.0{f}));
+  return copysign_{n}(e, x); }}""",
+        f"sigmoid_{n}": f"TK {v} sigmoid_{n}({v} x) {{ return 1.0{f} / (1.0{f} + exp_{n}(-x)); }}",
+    }
+
+
+_EXP2 = {
     "exp2_f32": f"""\
 TK v_f32 exp2_f32(v_f32 x) {{
   v_f32 t = x * 0.5f + 0x1.8000fep23f, m = t - 0x1.8000fep23f, r = (m * -2.0f + x) * 0x1.62e43p-1f;
   v_f32 s = (v_f32)((v_i32)t << 23), p = {polynomial('r', _EXP)};
   p = select_f32(x > 128.5f, (v_f32){{0}} + __builtin_inff(), p * s * s);
   return (v_f32)(~(x < -151.0f) & (v_i32)p); }}""",
-    "expm1_f32": f"""\
-TK v_f32 expm1_f32(v_f32 x) {{
-  v_f32 t = x * 0x1.715476p0f + 0x1.8000fcp23f, n = t - 0x1.8000fcp23f, r = n * -0x1.62e43p-1f + x;
-  r = n * 0x1.05c61p-29f + r;
-  v_f32 s = (v_f32)((v_i32)t << 23), e = {polynomial('r', _EXPM1)} * (r * r) + r;
-  e = s * e + (s - 0.5f);
-  e = select_f32(x > 89.0f, (v_f32){{0}} + __builtin_inff(), e + e);
-  return copysign_f32(select_f32(x < -18.0f, (v_f32){{0}} - 1.0f, e), x); }}""",
-    "tanh_f32": f"""\
-TK v_f32 tanh_f32(v_f32 x) {{
-  v_f32 y = abs_f32(x), t = y * -0x1.715476p1f + 0x1.8000fep23f, n = t - 0x1.8000fep23f, r = n * -0x1.62e43p-1f + y * -2.0f;
-  r = n * 0x1.05c61p-29f + r;
-  v_f32 s = (v_f32)((v_i32)t << 23), e = {polynomial('r', _EXPM1)} * (r * r) + r;
-  e = s * e + (s - 1.0f);
-  e = select_f32(y > 9.1f, (v_f32){{0}} + 1.0f, e / (e + 2.0f));
-  return copysign_f32(e, x); }}""",
-    "sigmoid_f32": "TK v_f32 sigmoid_f32(v_f32 x) { return 1.0f / (1.0f + exp_f32(-x)); }",
     # above 1.25, 1 - 1 / p^8 costs half of an exponential; the eighth power multiplies p's rounding by 8 erfc(x), which is below 1 there
     "erf_f32": f"""\
 TK v_f32 erf_f32(v_f32 x) {{
@@ -213,4 +249,4 @@ def fragments(lanes: int) -> dict[str, str]:
     """Fragment name -> C text."""
     rest = {"lgamma_f32": by_lanes("lgamma", "lgammaf", "f32"), "digamma_f32": by_lanes("digamma", "digamma_lane", "f32", declare="")}
     rest |= {f"{n}_f32": by_lanes(n, n + "f", "f32", 2) for n in ("hypot",)}
-    return _EXPONENTIAL | _LOGARITHM | _POWER | _CIRCULAR | _HYPERBOLIC | _ERROR | rest
+    return exponentials(F32) | _EXP2 | _LOGARITHM | _POWER | _CIRCULAR | _HYPERBOLIC | _ERROR | rest
