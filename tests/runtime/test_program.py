@@ -1,5 +1,6 @@
 """Programs of hand-written steps with kernels that are Python functions."""
 import ctypes
+import gc
 import struct
 import threading
 
@@ -141,6 +142,17 @@ def test_reserved_names_are_refused():
         run([Let("tk_p_x", "1"), Return(())])
     with pytest.raises(InternalError):
         run([Return(())], inputs=("class",))
+
+
+def test_a_program_that_is_gone_leaves_no_idle_memory():
+    pool = Pool()
+    fn = run([Alloc("y", spec(1 << 19), str(4 << 19)), Return((Ref("y"),))], pool=pool)
+    kept = [fn([torch.ones(1)]), fn([torch.ones(1)])]
+    del kept[0]
+    assert pool.held() == (4 << 20, 2 << 20)
+    del fn
+    gc.collect()
+    assert pool.held() == (2 << 20, 0)
 
 
 def test_many_threads_may_call_one_program():

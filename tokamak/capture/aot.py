@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Callable
 
 import torch
+import torch._dynamo
 from torch import fx
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition

@@ -17,6 +17,7 @@ from __future__ import annotations
 import keyword
 import math
 import struct
+import weakref
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
@@ -144,6 +145,8 @@ def assemble(program: Program, kernels: dict[str, Callable[[bytes, int], int]], 
             fn.__code__ = _Printer(program, kernels, pool, printer.namespace).function(learned).__code__
         printer.namespace.update(tk_first=_first_result(learned), tk_input=_first_input(learned), tk_settle=settle)
     fn._boxed_call = True
+    if pool is not None:        # what a model that is gone has left idle goes back to the system
+        weakref.finalize(fn, pool.trim).atexit = False
     return fn
 
 
