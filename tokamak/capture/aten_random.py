@@ -120,3 +120,8 @@ def _kept(t: Tensor, mask: Expr, scale) -> Tensor:
     """t * mask * scale, as torch multiplies: a NaN that is dropped stays NaN."""
     value = compute(t.expr)
     return t.with_expr(Op("mul", Op("mul", value, cast(mask, value.dtype)), constant(scale, value.dtype)))
+
+
+@register(aten.native_dropout_backward.default)
+def native_dropout_backward(b, grad_output, mask, scale):
+    return _kept(grad_output, mask.expr, scale)
