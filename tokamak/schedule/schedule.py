@@ -58,12 +58,16 @@ def choose(b: Body, hints: Hints, target) -> Schedule:
     if vector is not None and vector in b.parallel:
         block = block_size(b, vector, folded - b.parallel - unrolled, hints, target)
     parallel = tuple(a for a in order if a in b.parallel and a is not vector)
+    across = across_axis(b, vector, parallel, hints) if block else None
+    if across is not None:
+        parallel, block = tuple(a for a in parallel if a is not across), TILE
     wide = any(e.dtype is F64 for e in walk(*exprs_of(b)) if isinstance(e, (Op, Reduce)))
     lanes = target.vector_bytes // (8 if wide else 4)
     return Schedule(parallel, vector, block, order, unrolled, lanes)
 
 
 UNROLL = 8              # a window's extent up to which its loop is written with a constant trip count
+TILE = 64               # rows of a tile that is read across its lines: 64 lines of 64 bytes stay in the first-level cache while all their elements are used
 BLOCK = 4096            # elements of a pointwise block: long enough to hide loop overhead, short enough to share out evenly
 
 
@@ -74,6 +78,20 @@ def block_size(b: Body, vector: Axis, long_folds, hints: Hints, target) -> int:
         share = max(hints(vector.extent) // (2 * target.threads), 1)
         return max(64, min(1024, 1 << (share.bit_length() - 1)))
     return BLOCK
+
+
+def across_axis(b: Body, vector: Axis, parallel, hints: Hints) -> Axis | None:
+    """The axis along which an access lies contiguously that strides along the vector axis (a transpose): it runs inside an iteration, over a
+    narrow block of the vector axis, so that every cache line is used up while it is there."""
+    best = None
+    for _, address, _ in strides_of(b):
+        step = address.coefficient(vector)
+        if not step.terms or step == 1 or _magnitude(step, hints) < 16:
+            continue
+        for a in parallel:
+            if address.coefficient(a) == 1 and hints(a.extent) >= 16 and (best is None or hints(a.extent) > hints(best.extent)):
+                best = a
+    return best
 
 
 def strides_of(b: Body) -> list[tuple[Store | Load, Index, int]]:
