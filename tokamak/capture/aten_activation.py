@@ -6,7 +6,7 @@ import math
 import torch
 
 from ..ir.expr import Const
-from .aten_views import join
+from .aten_join import join
 from .promote import Term, call, clip, formulas, like, pointwise, where
 from .registry import register
 from .tensor import Tensor

@@ -16,7 +16,7 @@ import torch
 
 from ..ir import dtype as dt
 from ..ir.dtype import BOOL, DType
-from ..ir.expr import Cast, Const, Expr, Op
+from ..ir.expr import Expr, Op
 from ..ir.index import Index
 from .fx import TORCH_DTYPES, to_dtype
 from .registry import NotCompiled, register
