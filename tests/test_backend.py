@@ -216,7 +216,8 @@ def test_views_of_one_base_that_are_mutated(how):
         check(how, fn, torch.randn(2, 5))
 
 
-@pytest.mark.parametrize("view", [lambda x: x.t(), lambda x: x[1:], lambda x: x.view(-1), lambda x: x.expand(2, 4, 6), lambda x: x, lambda x: x.detach()])
+@pytest.mark.parametrize("view", [lambda x: x.t(), lambda x: x[1:], lambda x: x.view(-1), lambda x: x.expand(2, 4, 6), lambda x: x,
+                                  lambda x: x.detach()])
 def test_output_is_a_view_of_an_input(how, view):
     def fn(x):
         return view(x), x + 1

@@ -13,7 +13,6 @@ from typing import Any, Callable
 import torch
 from torch import fx
 
-from . import log
 from .capture import aot, tables  # noqa: F401 (tables fill the registry)
 from .capture.fx import Capture, Unsupported
 from .codegen.host import host_program
@@ -25,21 +24,22 @@ from .ir.rewrite import simplify
 from .options import Options, current
 from .runtime import memory
 from .runtime.build import Unit, build
-from .runtime.program import assemble, source
+from .runtime.program import assemble
 from .target import target
+from .trace import Stopped, Trace, frame_of, tracer
 
-Trace = Callable[[str, Any], Any]
 _MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 _POOL = memory.Pool()
 _serial = itertools.count()
 
 
-def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None, **changes) -> Callable:
+def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None,
+            **changes) -> Callable:
     """Compiles one Dynamo graph. `options` and further keywords are fields of `Options`; `mode` is torch.compile's and changes nothing yet."""
     if mode not in _MODES:
         raise OptionError(f"mode={mode!r}: one of {', '.join(map(str, _MODES))}")
     chosen = current().change({**(options or {}), **changes})
-    return aot.autograd(gm, example_inputs, partial(compile_or_fall_back, options=chosen))
+    return aot.autograd(gm, example_inputs, partial(compile_or_fall_back, options=chosen, frame=frame_of(gm, chosen)))
 
 
 def compile(model=None, *, policy: str = "fast", dynamic: bool | None = None, mode: str | None = None, fullgraph: bool = False, **options):
@@ -51,21 +51,24 @@ def compile(model=None, *, policy: str = "fast", dynamic: bool | None = None, mo
     return torch.compile(model, backend=partial(backend, options=changes, mode=mode), dynamic=dynamic, fullgraph=fullgraph)
 
 
-def compile_or_fall_back(gm: fx.GraphModule, example_inputs: Sequence[Any], kind: str, options: Options) -> Callable[[list], Any]:
-    """The boxed function of one aten graph. What the language cannot hold, and a graph that hits a bug of ours (unless `strict`), runs through torch."""
+def compile_or_fall_back(gm: fx.GraphModule, example_inputs: Sequence[Any], kind: str, options: Options, frame: Any = None) -> Callable[[list], Any]:
+    """The boxed function of one aten graph. What the language cannot hold, and what hits a bug of ours (unless `strict`), runs through torch."""
     name = f"{kind}_{next(_serial)}"
+    trace = tracer(name, kind, frame, options)
     try:
-        return compile_graph(gm, example_inputs, options, tracer(name, options), name)
+        return compile_graph(gm, example_inputs, options, trace, name)
     except Stopped:
         pass
     except Unsupported as why:
-        log.say(options, "graph", name, f"runs through torch: {why}")
+        trace("eager", f"runs through torch: {why}")
     except (CompilerMissing, OptionError):
         raise
     except Exception as error:
         if options.strict:
             raise
-        warnings.warn(f"tokamak: a graph runs eagerly because of a bug in the compiler; TOKAMAK_STRICT=1 raises it: {type(error).__name__}: {error}", stacklevel=2)
+        trace("eager", f"runs through torch because of a bug in the compiler: {type(error).__name__}: {error}")
+        warnings.warn(f"tokamak: a graph runs eagerly because of a bug in the compiler; TOKAMAK_STRICT=1 raises it: {type(error).__name__}: {error}",
+                      stacklevel=2)
     return aot.eager(gm)
 
 
@@ -73,32 +76,19 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Op
     """FX graph of aten calls -> boxed function. Raises Unsupported when torch has to run the graph."""
     _require_plain(example_inputs)
     machine = target()
+    trace("aten", gm)
     capture = Capture(gm, options.policy, name, table={} if options.opaque_only else None)
     graph = trace("capture", capture.graph())
-    graph = trace("simplify", inline(simplify(graph, options.policy), options.policy))
+    graph = trace("simplify", simplify(graph, options.policy))
+    graph = trace("inline", inline(graph, options.policy))
     planned = trace("fuse", plan(graph, machine))
     scheduled = trace("schedule", schedule_plan(planned, machine, options.policy))
     lowered = trace("lower", lower_plan(scheduled, machine, options.policy))
-    built = render_plan(lowered)
-    program = trace("render", host_program(lowered.plan, built, capture.constants))
+    built = trace("render", render_plan(lowered))
+    program = trace("program", host_program(lowered.plan, built, capture.constants))
     units = {b.key: Unit(b.key, b.text, SYMBOL) for b in built.values()}
-    kernels = build(list(units.values()), cache_dir=options.cache_dir, cc=options.cc)
+    kernels = build(list(units.values()), cache_dir=options.cache_dir, cc=options.cc, report=partial(trace, "unit"))
     return trace("build", assemble(program, kernels, _POOL if options.pool else None))
-
-
-class Stopped(Exception):
-    """The stage that `options.until` names is done."""
-
-
-def tracer(name: str, options: Options) -> Trace:
-    """The hook between stages: prints what was asked for, and stops where `until` says."""
-    def trace(stage: str, value):
-        if stage == "render" and log.wanted(options, "output_code"):
-            log.say(options, "output_code", name, source(value))
-        if stage == options.until:
-            raise Stopped
-        return value
-    return trace
 
 
 def _require_plain(inputs: Sequence[Any]) -> None:

@@ -1,7 +1,7 @@
 """Every knob, typed, in one place; the only file that reads the environment.
 
-`Options()` holds the defaults with the environment's choices; `current()` is the innermost `scope`, which is only asked at the border (`backend`), from
-where the options travel as an argument.
+`Options()` holds the defaults with the environment's choices; `current()` is the innermost `scope`, which is only asked at the border
+(`backend`), from where the options travel as an argument.
 """
 from __future__ import annotations
 
@@ -16,7 +16,18 @@ from typing import Any, get_args, Literal
 from .errors import OptionError
 
 Policy = Literal["fast", "eager", "strict"]
-STAGES = ("capture", "simplify", "fuse", "schedule", "lower", "render", "build")
+STAGES = {
+    "aten": "the graph of aten calls that AOTAutograd traced",
+    "capture": "the same as a Graph of the language",
+    "simplify": "the Graph rewritten",
+    "inline": "pointwise producers moved into their readers",
+    "fuse": "the Plan: groups of values that share a kernel",
+    "schedule": "the Body and the Schedule of each group",
+    "lower": "the Kernel of each group",
+    "render": "the C text of each kernel",
+    "program": "the host's steps",
+    "build": "how each kernel was built, and the function that calls them",
+}
 TOPICS = {
     "graph": "the captured graph of each compile, in the text form of the language",
     "fusion": "the groups, and for every edge that ends in two kernels the reason and its bytes",
@@ -53,6 +64,7 @@ class Options:
     cc: str = field(default_factory=lambda: os.environ.get("TOKAMAK_CC", ""))      # the C compiler's command; "" looks for one
     pool: bool = True                                           # large outputs come from blocks that are used again
     until: str | None = None                                    # the last stage to run; the graph then runs eagerly
+    recorder: Any = None                                        # a `tools.record.Recorder` that keeps what every stage made
     opaque_only: bool = False                                   # every operation is a call of torch: the oracle of the tests
 
     def __post_init__(self):

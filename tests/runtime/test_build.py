@@ -79,7 +79,8 @@ def test_equal_names_do_not_share_a_shard(compiled):
 def test_a_kernel_may_call_libc_and_libgcc():
     text = """#include <stdint.h>
         double fmod(double, double); void *memcpy(void *, const void *, unsigned long);
-        int64_t k(const int64_t *w, int64_t t) { int64_t a[2]; memcpy(a, w, 16); volatile __int128 z = a[0]; return (int64_t)(z * z / a[1]) + (int64_t)fmod(a[0], 4); }"""
+        int64_t k(const int64_t *w, int64_t t) { int64_t a[2]; memcpy(a, w, 16); volatile __int128 z = a[0];
+        return (int64_t)(z * z / a[1]) + (int64_t)fmod(a[0], 4); }"""
     assert build([Unit("k", text)])["k"](WORDS, 1) == 5 + 2
 
 

@@ -39,7 +39,8 @@ def run(steps, inputs=("x",), errors=(), kernels=None, pool=None, **kw):
 
 
 def test_a_kernel_with_one_output():
-    fn = run([Alloc("y", spec(4), "16"), Launch("scale", (("ptr", "x"), ("ptr", "y"), ("int", "4"), ("float", "0.5"))), Drop("x"), Return((Ref("y"),))])
+    launch = Launch("scale", (("ptr", "x"), ("ptr", "y"), ("int", "4"), ("float", "0.5")))
+    fn = run([Alloc("y", spec(4), "16"), launch, Drop("x"), Return((Ref("y"),))])
     args = [torch.arange(4.0)]
     assert fn(args)[0].tolist() == [0, 0.5, 1, 1.5] and args == [] and fn._boxed_call
 
@@ -58,7 +59,8 @@ def test_a_padded_output_has_exactly_its_strides():
 
 
 def test_a_kernels_error_is_raised_with_its_message():
-    fn = run([Launch("bad", ()), Return(())], inputs=(), errors=((ValueError, "no"), (IndexError, "line 7: index out of range")), kernels={"bad": lambda w, t: 2})
+    errors = ((ValueError, "no"), (IndexError, "line 7: index out of range"))
+    fn = run([Launch("bad", ()), Return(())], inputs=(), errors=errors, kernels={"bad": lambda w, t: 2})
     with pytest.raises(IndexError, match="line 7"):
         fn([])
     with pytest.raises(InternalError):
@@ -133,7 +135,8 @@ def test_an_input_is_freed_at_its_drop():
 
 
 def test_constants_are_named_by_steps():
-    fn = run([Call(torch.add, (Ref("x"), Ref("constant_c")), {}, (("y", spec(2)),), True), Return((Ref("y"),))], constants={"constant_c": torch.tensor([1.0, 2.0])})
+    add = Call(torch.add, (Ref("x"), Ref("constant_c")), {}, (("y", spec(2)),), True)
+    fn = run([add, Return((Ref("y"),))], constants={"constant_c": torch.tensor([1.0, 2.0])})
     assert fn([torch.zeros(2)])[0].tolist() == [1, 2]
 
 
@@ -156,7 +159,8 @@ def test_a_program_that_is_gone_leaves_no_idle_memory():
 
 
 def test_many_threads_may_call_one_program():
-    fn = run([Alloc("y", spec(1 << 19), str(4 << 19)), Call(torch.Tensor.copy_, (Ref("y"), Ref("x")), {}, ((None, None),), True), Return((Ref("y"),))], pool=Pool())
+    copy = Call(torch.Tensor.copy_, (Ref("y"), Ref("x")), {}, ((None, None),), True)
+    fn = run([Alloc("y", spec(1 << 19), str(4 << 19)), copy, Return((Ref("y"),))], pool=Pool())
     wrong = []
 
     def work(value):

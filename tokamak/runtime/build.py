@@ -1,7 +1,8 @@
 """C text -> callable kernels.
 
-`build` compiles the units that are neither in this process nor in the cache on disk, in as many compiler processes as there are cores. Units that begin with
-the same prelude share a process (a shard): eight small kernels take 61 ms in one, 27 ms each alone. A library is loaded from the bytes that were built or checked, through a descriptor of its own, so that nothing on disk can come between.
+`build` compiles the units that are neither in this process nor in the cache on disk, in as many compiler processes as there are cores. Units that
+begin with the same prelude share a process (a shard): eight small kernels take 61 ms in one, 27 ms each alone. A library is loaded from the bytes
+that were built or checked, through a descriptor of its own, so that nothing on disk can come between.
 """
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -38,8 +40,9 @@ Kernel = Callable[[bytes, int], int]
 
 @dataclass(frozen=True)
 class Unit:
-    """C text that defines the kernel `symbol` (by default called `name`). `prelude`: pieces of text that stand before it, each after those that it uses; units
-    whose first piece is equal may be compiled as one translation unit that has every piece once, so what `text` defines must be named after its symbol.
+    """C text that defines the kernel `symbol` (by default called `name`). `prelude`: pieces of text that stand before it, each after those that it
+    uses; units whose first piece is equal may be compiled as one translation unit that has every piece once, so what `text` defines must be named
+    after its symbol.
     Without a prelude `text` is complete and is compiled alone. Units of equal text and prelude are built once."""
     name: str
     text: str
@@ -65,7 +68,8 @@ class Compiler:
     def line(self, output: str) -> list[str]:
         """The command that compiles standard input to the library `output`."""
         native = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
-        return [*self.command, *FLAGS, native, *(_GNU_FLAGS if self.gnu else ()), "-x", "c", "-", "-o", output, *(_GNU_LIBS if self.gnu else ("-lm",))]
+        extra, libraries = (_GNU_FLAGS, _GNU_LIBS) if self.gnu else ((), ("-lm",))
+        return [*self.command, *FLAGS, native, *extra, "-x", "c", "-", "-o", output, *libraries]
 
 
 @functools.cache
@@ -113,16 +117,29 @@ _LOADED: dict[str, ctypes.CDLL] = {}        # key -> library, for the life of th
 _LOCK = threading.Lock()
 
 
-def build(units: Sequence[Unit], *, cache_dir: str = "", cc: str = "") -> dict[str, Kernel]:
-    """The kernel of each unit by its name. `cache_dir`: where built kernels are kept ('' keeps none). Raises CompilerMissing or BuildError."""
+@dataclass(frozen=True)
+class Build:
+    """How one unit came to be callable. `how`: 'process' (it was loaded already), 'cache' (on disk) or 'compiled', in a compiler process that took
+    `seconds` for all units of its shard."""
+    name: str
+    how: str
+    seconds: float = 0.0
+
+
+def build(units: Sequence[Unit], *, cache_dir: str = "", cc: str = "", report: Callable[[Build], object] | None = None) -> dict[str, Kernel]:
+    """The kernel of each unit by its name. `cache_dir`: where built kernels are kept ('' keeps none). `report` is told of each unit.
+    Raises CompilerMissing or BuildError."""
     if not units:
         return {}
     chosen = compiler(cc)
     keys = {u: key(u.whole, chosen) for u in units}
+    seconds: dict[str, float] = {}
     with _LOCK:
         missing = {k: u for u, k in keys.items() if k not in _LOADED}
         if missing:
-            _LOADED.update(_load_all(missing, chosen, open_cache(cache_dir) if cache_dir else None))
+            _LOADED.update(_load_all(missing, chosen, open_cache(cache_dir) if cache_dir else None, seconds))
+    for u, k in keys.items() if report is not None else ():
+        report(Build(u.name, "process" if k not in missing else "compiled" if k in seconds else "cache", seconds.get(k, 0.0)))
     return {u.name: _kernel(_LOADED[k], u.entry) for u, k in keys.items()}
 
 
@@ -132,21 +149,27 @@ def _kernel(library: ctypes.CDLL, symbol: str) -> Kernel:
     return found
 
 
-def _load_all(missing: dict[str, Unit], cc: Compiler, cache: Cache | None) -> dict[str, ctypes.CDLL]:
-    """Libraries for `missing` (key -> unit), from the cache or built now. A shard's library is kept under the key of each of its kernels."""
+def _load_all(missing: dict[str, Unit], cc: Compiler, cache: Cache | None, seconds: dict[str, float]) -> dict[str, ctypes.CDLL]:
+    """Libraries for `missing` (key -> unit), from the cache or built now. A shard's library is kept under the key of each of its kernels.
+    `seconds` receives what the compiler took for each that was built."""
     libraries = {k: cache.get(k) for k in missing} if cache else dict.fromkeys(missing)
     shards = _shards({k: missing[k] for k, found in libraries.items() if found is None}, _cores())
     if shards:
         with tempfile.TemporaryDirectory(prefix="tokamak-") as folder, ThreadPoolExecutor(min(len(shards), _cores())) as workers:
             texts = [shard_text([missing[k] for k in shard]) for shard in shards]
-            made = workers.map(lambda i: compile_text(texts[i], cc, Path(folder) / f"{i}.so"), range(len(shards)))
-            for shard, library in zip(shards, made):
+            made = workers.map(lambda i: _timed(lambda: compile_text(texts[i], cc, Path(folder) / f"{i}.so")), range(len(shards)))
+            for shard, (library, took) in zip(shards, made):
                 for k in shard:
-                    libraries[k] = library
+                    libraries[k], seconds[k] = library, took
                     if cache:
                         cache.put(k, library)
     loaded = {library: load(library) for library in dict.fromkeys(libraries.values())}
     return {k: loaded[library] for k, library in libraries.items()}
+
+
+def _timed(work: Callable[[], bytes]) -> tuple[bytes, float]:
+    start = time.perf_counter()
+    return work(), time.perf_counter() - start
 
 
 def _shards(work: dict[str, Unit], most: int) -> list[list[str]]:
@@ -174,7 +197,7 @@ def _cores() -> int:
 
 
 def compile_text(text: str, cc: Compiler, output: Path) -> bytes:
-    """The library that `cc` makes of `text`; it passes through the file `output`. Raises BuildError with the command and the compiler's first lines."""
+    """The library that `cc` makes of `text`; it passes through the file `output`. Raises BuildError with the command and the compiler's words."""
     command = cc.line(str(output))
     done = subprocess.run(command, input=text.encode(), capture_output=True)
     if done.returncode:
@@ -208,7 +231,7 @@ def _load_from_memory(library: bytes) -> ctypes.CDLL:
 
 
 def _slashes(number: int) -> str:
-    """A path separator that spells `number` ('/' and './' as binary digits): the loader takes equal paths for one library, and descriptors are used again."""
+    """A path separator that spells `number` ('/' and './' as binary digits): the loader takes equal paths for one library, and numbers come again."""
     return "/" + "".join("./" if digit == "1" else "/" for digit in f"{number:b}")
 
 

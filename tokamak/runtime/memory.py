@@ -1,11 +1,11 @@
 """Memory for outputs and temporaries, without page faults.
 
 A fresh 64 MiB tensor is mapped, faulted in and unmapped at every call, which costs five times what writing it does. The pool keeps such
-blocks: a block is handed out again when nobody but the pool holds it, which its storage's use counts tell (views, numpy and DLPack exports, tensors saved
-for backward and Python storage objects all count). So an output that escapes never shares memory with anything that is written later.
+blocks: a block is handed out again when nobody but the pool holds it, which its storage's use counts tell (views, numpy and DLPack exports,
+tensors saved for backward and Python storage objects all count). So an output that escapes never shares memory with anything that is written later.
 
-Blocks come in size classes, eight an octave (at most 12.5 % of a block is unused). What the pool holds in all is bounded by 1.05 times the most that its
-users held at once (at least FLOOR); what lay idle for two generations goes back to the system.
+Blocks come in size classes, eight an octave (at most 12.5 % of a block is unused). What the pool holds in all is bounded by 1.05 times the most
+that its users held at once (at least FLOOR); what lay idle for two generations goes back to the system.
 """
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ of earlier Lets ("s0*4"); they are pasted into the source, so constants cost not
 
 The function has AOTAutograd's boxed convention: it takes one list, which it empties, so that inputs can be freed at their last use.
 
-Layout is part of a value: what an opaque call returns is compared with what was traced, and copied to the traced strides where it differs. Results with
-constant sizes are compared at the first call only, after which the function is printed again with what it learned; others at every call. torch's traced types
-can be wrong too (layer_norm's statistics in mixed precision): a kernel gets the traced type, torch's own calls what torch returned.
+Layout is part of a value: what an opaque call returns is compared with what was traced, and copied to the traced strides where it differs. Results
+with constant sizes are compared at the first call only, after which the function is printed again with what it learned; others at every call.
+torch's traced types can be wrong too (layer_norm's statistics in mixed precision): a kernel gets the traced type, torch's own calls what torch returned.
 """
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ class Launch:
 
 @dataclass(frozen=True)
 class Call:
-    """`target(*args, **kwargs)` by torch. `args` hold Ref, Host and plain values, nested in tuples, lists and dicts. `results` has (name or None, TensorSpec or
-    None) for each output; `single`: the target returns its one result bare. `reason` says why no kernel was made of it."""
+    """`target(*args, **kwargs)` by torch. `args` hold Ref, Host and plain values, nested in tuples, lists and dicts. `results` has (name or None,
+    TensorSpec or None) for each output; `single`: the target returns its one result bare. `reason` says why no kernel was made of it."""
     target: Any
     args: tuple
     kwargs: dict
@@ -156,8 +156,8 @@ def source(program: Program) -> str:
 
 
 class _Printer:
-    """Prints one version of a program's function. `learned` maps a Call's position, or an input's name, to what the first call showed: for each result, must
-    it be made to conform? None prints the version that learns it."""
+    """Prints one version of a program's function. `learned` maps a Call's position, or an input's name, to what the first call showed: for each
+    result, must it be made to conform? None prints the version that learns it."""
 
     def __init__(self, program: Program, kernels, pool, namespace: dict | None = None):
         self.program, self.kernels, self.pool = program, kernels, pool
@@ -337,7 +337,7 @@ def _failure(errors) -> Callable[[int], None]:
 
 
 def _first_result(learned: dict[int, tuple[bool, ...]]):
-    """tk_first(position, value, specs, single): records which results of the call at `position` differ from what was traced, and returns them as traced."""
+    """tk_first(position, value, specs, single): the call's results as they were traced; records in `learned` which of them differed."""
     def first(position: int, value, specs, single: bool):
         values = (value,) if single else tuple(value)
         out = tuple(v if s is None else _conform(v, *s) for v, s in zip(values, specs, strict=True))
@@ -355,8 +355,8 @@ def _first_input(learned: dict[int | str, tuple[bool, ...]]):
 
 
 def _conform(value: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype | None) -> torch.Tensor:
-    """`value` with the traced strides, and type unless that is None: itself when it has them (along extents of 1 and in empty tensors any stride will do),
-    else a copy. Raises InternalError when the shape is not the traced one."""
+    """`value` with the traced strides, and type unless that is None: itself when it has them (along extents of 1 and in empty tensors any stride will
+    do), else a copy. Raises InternalError when the shape is not the traced one."""
     if not isinstance(value, torch.Tensor) or tuple(value.shape) != shape:
         found = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
         raise InternalError(f"an opaque call returned {found} where a tensor of shape {shape} was traced")

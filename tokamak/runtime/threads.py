@@ -18,7 +18,7 @@ _forked = False
 
 
 def entry_points() -> tuple[int, int]:
-    """(GOMP_parallel, omp_get_thread_num) as addresses; (0, 0) in a forked child and when torch has loaded no libgomp: kernels then run on one thread."""
+    """(GOMP_parallel, omp_get_thread_num) as addresses; (0, 0) in a forked child and without a libgomp: kernels then run on one thread."""
     return (0, 0) if _forked else _found()
 
 
