@@ -15,6 +15,7 @@ from tokamak.capture import aten_loss, aten_norm, aten_reduce, aten_scan, tables
 from tokamak.capture.fx import TORCH_DTYPES, Capture
 from tokamak.capture.registry import TABLE
 from tokamak.ir import index
+from tokamak.ir.check import check_graph
 from tokamak.ir.graph import Opaque, View
 from tokamak.ir.index import as_index
 from tokamak.ir.reference import evaluate
@@ -22,19 +23,25 @@ from tokamak.ir.reference import evaluate
 aten = torch.ops.aten
 OWN = {o for o, fn in TABLE.items() if fn.__module__ in {m.__name__ for m in (aten_loss, aten_norm, aten_reduce, aten_scan)}}
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-EXACT = (torch.int64, torch.bool)
+INTEGERS = (torch.int64, torch.bool)
 TOLERANCE = {torch.float32: (1e-4, 1e-4), torch.float64: (1e-10, 1e-10), torch.bfloat16: (2e-2, 2e-2), torch.float16: (3e-3, 3e-3)}
 
 NAMES = """sum mean prod nansum amax amin aminmax max.reduction_no_dim max.reduction_with_dim min.reduction_no_dim min.reduction_with_dim argmax argmin any all
-count_nonzero trace var std var_mean std_mean var.unbiased std_mean.unbiased linalg.vector_norm norm norm.inf norm.fro dist renorm logsumexp cumsum cumprod
-cummax cummin logcumsumexp softmax log_softmax softmax.with_dtype nn.functional.softmin nn.functional.layer_norm nn.functional.rms_norm
-nn.functional.group_norm nn.functional.instance_norm nn.functional.batch_norm nn.functional.batch_norm.without_cudnn native_layer_norm
-native_batch_norm _native_batch_norm_legit _batch_norm_with_update nn.functional.cross_entropy nn.functional.nll_loss nn.functional.mse_loss
-nn.functional.l1_loss nn.functional.smooth_l1_loss nn.functional.huber_loss nn.functional.binary_cross_entropy
-nn.functional.binary_cross_entropy_with_logits nn.functional.kl_div nn.functional.soft_margin_loss nn.functional.cosine_embedding_loss
-nn.functional.poisson_nll_loss nn.functional.hinge_embedding_loss nn.functional.margin_ranking_loss
-nn.functional.normalize nn.functional.cosine_similarity nn.functional.pairwise_distance masked.softmax masked.sum masked.mean masked.var
-masked.amax masked.argmax masked.logsumexp masked.cumsum masked.normalize std.unbiased masked.prod masked.norm masked.log_softmax""".split()
+count_nonzero trace var std var_mean std_mean linalg.vector_norm norm norm.inf dist renorm logsumexp cumsum cumprod cummax cummin logcumsumexp
+softmax log_softmax softmax.with_dtype nn.functional.layer_norm nn.functional.rms_norm nn.functional.group_norm nn.functional.instance_norm
+nn.functional.batch_norm native_layer_norm native_batch_norm _batch_norm_with_update nn.functional.nll_loss nn.functional.mse_loss
+nn.functional.smooth_l1_loss nn.functional.huber_loss nn.functional.binary_cross_entropy nn.functional.binary_cross_entropy_with_logits
+nn.functional.soft_margin_loss""".split()
+
+MADE_OF_OTHERS = """var.unbiased std.unbiased std_mean.unbiased norm.fro nn.functional.softmin nn.functional.batch_norm.without_cudnn _native_batch_norm_legit
+nn.functional.cross_entropy nn.functional.l1_loss nn.functional.kl_div nn.functional.cosine_embedding_loss nn.functional.poisson_nll_loss
+nn.functional.hinge_embedding_loss nn.functional.margin_ranking_loss nn.functional.normalize nn.functional.cosine_similarity
+nn.functional.pairwise_distance masked.softmax masked.sum masked.mean masked.var masked.amax masked.argmax masked.logsumexp masked.cumsum masked.normalize
+masked.prod masked.norm masked.log_softmax""".split()
+"""Operators that arrive as several of the above: one type is enough."""
+
+CASES = [(n, d) for n in NAMES for d in (*FLOATS, *INTEGERS) if any(d in o.supported_dtypes("cpu") for o in op_db if n.startswith(o.name))]
+CASES += [(n, torch.float32) for n in MADE_OF_OTHERS]
 
 
 def named(name):
@@ -104,6 +111,7 @@ class Checker:
 
 def check(graph, args, expected, truth, constants, sizes={}):
     """Type, shape, strides and values of `graph`'s outputs against eager's: the same, or as near to the truth as eager is."""
+    check_graph(graph)
     found = evaluate(graph, [array(a) if isinstance(a, torch.Tensor) else a for a in args], opaque=call, constants=constants,
                      sizes={a.name: extent for a, extent in sizes.items()})
     for spec, value, want, exact in zip(graph.outputs, found.outputs, expected, truth):
@@ -154,11 +162,10 @@ def samples(op, dtype, grad, most):
     torch.manual_seed(0)
     found = list(op.sample_inputs("cpu", dtype, requires_grad=grad))
     step = max(1, len(found) // most)
-    return found[::step][:most + 1]
+    return found[::step][:most]
 
 
-@pytest.mark.parametrize("dtype", (*FLOATS, *EXACT), ids=lambda d: str(d).removeprefix("torch."))
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name, dtype", CASES, ids=lambda x: str(x).removeprefix("torch."))
 def test_operator_database(name, dtype):
     ops = named(name)
     assert ops, f"torch's operator database has no '{name}'"
@@ -166,7 +173,7 @@ def test_operator_database(name, dtype):
         if dtype not in op.supported_dtypes("cpu"):
             continue
         grad = dtype.is_floating_point and dtype in op.supported_backward_dtypes("cpu")
-        for sample in samples(op, dtype, grad, 3 if dtype is torch.float32 else 1):
+        for sample in samples(op, dtype, grad, 2 if dtype is torch.float32 else 1):
             checker = check_sample(op, sample, grad)
             assert not checker.opaque() & OWN
 
