@@ -1,0 +1,78 @@
+"""Imports point one way: what a package may import, and who may read the environment. Read from the source, so nothing has to run."""
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "tokamak"
+
+# package -> the packages it may import besides itself; the single files below any of them are COMMON
+ALLOWED = {
+    "ir": set(),
+    "capture": {"ir"},
+    "fuse": {"ir"},
+    "schedule": {"ir", "fuse"},
+    "codegen": {"ir", "fuse", "schedule", "capture", "runtime"},
+    "runtime": set(),
+    "tools": {"ir", "capture", "fuse", "schedule", "codegen", "runtime", "backend", "target", "trace"},
+    "backend": {"ir", "capture", "fuse", "schedule", "codegen", "runtime", "target", "trace"},
+    "trace": {"ir", "capture", "fuse", "schedule", "codegen", "runtime", "target"},
+    "target": set(),
+    "options": set(),
+    "errors": set(),
+    "log": set(),
+}
+COMMON = {"errors", "options", "log"}
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def part(path: Path) -> str:
+    """The package, or top-level file, that `path` belongs to."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> set[str]:
+    """Dotted names of everything that `path` imports, absolute."""
+    package = ("tokamak", *path.relative_to(PACKAGE).parts[:-1])
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(a.name for a in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[:len(package) - node.level + 1] if node.level else ()
+            module = ".".join((*base, *((node.module,) if node.module else ())))
+            found.update({f"{module}.{a.name}" for a in node.names})
+    return found
+
+
+def parts_imported(path: Path) -> set[str]:
+    """The parts of tokamak that `path` imports."""
+    return {name.split(".")[1] for name in imported(path) if name.startswith("tokamak.")} - {part(path)}
+
+
+@pytest.mark.parametrize("path", [f for f in FILES if part(f) in ALLOWED], ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_point_one_way(path):
+    assert parts_imported(path) <= ALLOWED[part(path)] | COMMON
+
+
+def test_every_part_has_a_rule():
+    assert {part(f) for f in FILES} - {"__init__", "__main__"} <= set(ALLOWED)
+
+
+@pytest.mark.parametrize("path", [f for f in FILES if part(f) not in ("tools", "__init__", "__main__")], ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_nothing_in_the_pipeline_imports_the_tools(path):
+    assert "tools" not in parts_imported(path)
+
+
+@pytest.mark.parametrize("path", [f for f in FILES if part(f) in ("ir", "fuse", "schedule")], ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_the_language_and_its_plans_know_nothing_of_torch(path):
+    assert not any(name.split(".")[0] == "torch" for name in imported(path))
+
+
+@pytest.mark.parametrize("path", [f for f in FILES if f.name != "options.py"], ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_only_options_reads_the_environment(path):
+    names = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+             and node.value.id == "os"} | {n.split(".")[-1] for n in imported(path) if n.startswith("os.")}
+    assert not names & {"environ", "getenv", "environb", "putenv"}
