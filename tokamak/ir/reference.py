@@ -2,9 +2,9 @@
 
     evaluate(graph, inputs) -> Evaluation(outputs, values, writes)
 
-Values are arrays of their logical shape; bf16 values are float32 arrays (see `meaning`, which holds the meaning of each operation). A View is evaluated by
-laying its node's memory out flat by the node's strides and striding over it. Slow and plain on purpose: one expression at a time over its whole grid,
-the axes of a Compute first and those that a fold binds behind them.
+Values are arrays of their logical shape; bf16 values are float32 arrays (see `meaning`, which holds the meaning of each operation). A View is
+evaluated by laying its node's memory out flat by the node's strides and striding over it. Slow and plain on purpose: one expression at a time over
+its whole grid, the axes of a Compute first and those that a fold binds behind them.
 """
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _HOST = {"math": math, "min": min, "max": max, "Min": min, "Max": max, "abs": ab
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`outputs` as Graph.outputs: an array for a View, an int for a size, a number for a Scalar, None and plain values themselves. `values`: node -> array
-    of its logical shape. `writes`: Input -> the array that it receives."""
+    """`outputs` as Graph.outputs: an array for a View, an int for a size, a number for a Scalar, None and plain values themselves. `values`: node ->
+    array of its logical shape. `writes`: Input -> the array that it receives."""
     outputs: list
     values: dict
     writes: dict
@@ -129,7 +129,8 @@ class _Run:
             value = np.asarray(self.results[node.opaque][node.position])
             self.values[node] = value if node.dtype.kind == "x" else value.astype(array_type(node.dtype))
             if value.shape != self.shape(node.shape):
-                raise InternalError(f"result {node.position} of {node.opaque.target} has shape {value.shape}, the graph says {self.shape(node.shape)}")
+                wanted = self.shape(node.shape)
+                raise InternalError(f"result {node.position} of {node.opaque.target} has shape {value.shape}, the graph says {wanted}")
         else:
             raise InternalError(f"{type(node).__name__} is no node")
 
@@ -240,8 +241,8 @@ def _bound(e: Expr) -> tuple[Axis, ...]:
 
 
 class _Grid:
-    """Expressions over one grid: `axes`, then `bound`, one array dimension each. Arrays broadcast: a dimension that an expression does not depend on has
-    extent 1. `cut` = (start, stop) restricts dimension `axis`."""
+    """Expressions over one grid: `axes`, then `bound`, one array dimension each. Arrays broadcast: a dimension that an expression does not depend
+    on has extent 1. `cut` = (start, stop) restricts dimension `axis`."""
 
     def __init__(self, run: _Run, axes, bound, axis: int = 0, cut: tuple[int, int] | None = None):
         self.run = run

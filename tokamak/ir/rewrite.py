@@ -3,8 +3,8 @@
     simplify(graph, policy) -> Graph       every node's expression simplified, copies and nodes that nothing reads gone
     Simplifier(policy)(expr) -> Expr       one expression; one object memoises across expressions
 
-Bottom-up: children first, then the rules of the expression's head until none applies. A node keeps its type: the rounding at its root, of a value that is
-stored, stays.
+Bottom-up: children first, then the rules of the expression's head until none applies. A node keeps its type: the rounding at its root, of a value
+that is stored, stays.
 """
 from __future__ import annotations
 

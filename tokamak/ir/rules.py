@@ -1,8 +1,8 @@
 """The rewrite rules, as data: each says at which heads it is tried and what it makes of an expression (None where it does not apply).
 
-Every rule keeps the value of its expression exactly, NaN, infinities and signed zeros included; two exceptions: `x ** small` follows torch, and the `FAST`
-rules, of that policy only, drop an implicit rounding. A head is the name of an operation, or the class of an expression. Constants stand on the right of a commutative operation (the first rule
-puts them there). The driver is in `rewrite`; children are simplified before their parent is looked at.
+Every rule keeps the value of its expression exactly, NaN, infinities and signed zeros included; two exceptions: `x ** small` follows torch, and the
+`FAST` rules, of that policy only, drop an implicit rounding. A head is the name of an operation, or the class of an expression. Constants stand on
+the right of a commutative operation (a rule puts them there). The driver is in `rewrite`; children are simplified before their parent is looked at.
 """
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def fits(e: Expr, d: DType, depth: int = 6) -> bool:
 
 
 # -- constants -----------------------------------------------------------------------------------------------------
-_CORRECTLY_ROUNDED = frozenset("add sub mul div neg abs min max fmin fmax sqrt floor ceil trunc round sign isnan isinf signbit eq ne lt le gt ge copysign "
-                               "where recip".split())
+_CORRECTLY_ROUNDED = frozenset("add sub mul div neg abs min max fmin fmax sqrt floor ceil trunc round sign isnan isinf signbit eq ne lt le gt ge "
+                               "copysign where recip".split())
 
 
 def _fold_op(e: Op) -> Expr | None:
@@ -87,8 +87,9 @@ def _fold_cast(e: Cast) -> Expr | None:
     if not isinstance(e.arg, Const) or e.dtype.kind == "x":
         return None
     value, source = e.arg.value, e.arg.dtype
-    if e.dtype.is_int and source.is_float and not (value == value and abs(value) < 2.0 ** (8 * e.dtype.bytes - 1) and (value >= 0 or e.dtype.kind == "i")):
-        return None                         # undefined: left to the machine
+    low, high = (0.0 if e.dtype.kind == "u" else -(2.0 ** (8 * e.dtype.bytes - 1))), 2.0 ** (8 * e.dtype.bytes - 1)
+    if e.dtype.is_int and source.is_float and not low <= value < high:
+        return None                         # undefined, as of NaN: left to the machine
     with np.errstate(all="ignore"):
         return Const(convert(np.asarray(value, array_type(source)), e.dtype, source).item(), e.dtype)
 
@@ -279,8 +280,8 @@ def _exact_rounding(e: Cast) -> Expr | None:
 
 RULES: tuple[Rule, ...] = (
     # constants
-    Rule("fold an operation on constants", "add sub mul div floordiv truncdiv mod rem neg abs min max fmin fmax sqrt recip pow floor ceil trunc round sign "
-         "isnan isinf signbit eq ne lt le gt ge and or xor not shl shr where copysign", _fold_op),
+    Rule("fold an operation on constants", "add sub mul div floordiv truncdiv mod rem neg abs min max fmin fmax sqrt recip pow floor ceil trunc "
+         "round sign isnan isinf signbit eq ne lt le gt ge and or xor not shl shr where copysign", _fold_op),
     Rule("fold a cast of a constant", "Cast", _fold_cast),
     Rule("constants to the right", "add mul min max fmin fmax and or xor eq ne", _const_right),
     Rule("compared constants to the right", "lt le gt ge", _const_right_order),

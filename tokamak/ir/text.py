@@ -18,8 +18,8 @@
     view   ::= '%'NAME ('{' '[' index, ... ']' '(' index, ... ')' '+' index '}')?          without braces: the whole node
     value  ::= view | 'size' '(' index ')' | 'expr' '(' expr ')' | Python literal | '`' text '`' | tuples, lists and dicts of values
 
-`s0'2` is the size s0, at least 2. `bf16~(x)` is an implicit rounding. `[expr < bound]` is a gathered index. Reading raises TextError for malformed text;
-an opaque call's target and every argument that is no Python literal come back as Symbol.
+`s0'2` is the size s0, at least 2. `bf16~(x)` is an implicit rounding. `[expr < bound]` is a gathered index. Reading raises TextError for malformed
+text; an opaque call's target and every argument that is no Python literal come back as Symbol.
 """
 from __future__ import annotations
 
