@@ -164,6 +164,7 @@ class Capture:
 
     def graph(self) -> Graph:
         outputs: tuple = ()
+        self._bind_sizes()
         for node in self.gm.graph.nodes:
             if node.op == "placeholder":
                 self.env[node] = self._placeholder(node)
@@ -181,6 +182,22 @@ class Capture:
         nodes = (*given, *self.constants, *(n for n in order if not isinstance(n, Input)))
         origins = {n: self.origins[n] for n in nodes if n in self.origins}
         return Graph(tuple(self.inputs), nodes, outputs, tuple(self.writes), origins, dict(self.sizes.host), name=self.name)
+
+    def _bind_sizes(self) -> None:
+        """A symbol may reach a graph only inside an expression (a saved s0*s1): that expression is then a size of its own."""
+        known: set = set()
+        composite: dict = {}
+        for node in self.gm.graph.nodes:
+            val = node.meta.get("val") if node.op == "placeholder" else None
+            for s in (val,) if isinstance(val, torch.SymInt) else val.shape if isinstance(val, torch.Tensor) else ():
+                if isinstance(s, torch.SymInt) and s.node.expr.is_symbol:
+                    known.add(s.node.expr)
+                elif isinstance(s, torch.SymInt):
+                    text = node.name if s is val else None
+                    composite[s.node.expr] = composite.get(s.node.expr) or text
+        for expr, text in composite.items():
+            if expr.free_symbols - known:
+                self.sizes.bind(expr, text)
 
     # -- values of the traced program --------------------------------------------------------------------------------
     def spec(self, val: torch.Tensor) -> Spec:

@@ -32,6 +32,14 @@ class Sizes:
             found = self._memo[expr] = self._convert(expr, lower)
         return found
 
+    def bind(self, expr, text: str | None) -> None:
+        """From now on the sympy expression `expr` is a Size of its own: `text` computes it, or (None) an input's shape shows it."""
+        if expr not in self._memo:
+            name = f"c{len(self._memo)}"
+            self._memo[expr] = as_index(Size(name))
+            if text is not None:
+                self.host[name] = text
+
     def _convert(self, expr, lower: int = 0) -> Index:
         if expr.is_integer is not None and expr.is_Integer:
             return as_index(int(expr))
