@@ -1,5 +1,5 @@
-"""Reductions, norms, softmax, losses and scans: the captured graph evaluated by the reference against eager, forward and backward, over torch's operator
-database (a fixed choice of its samples)."""
+"""Reductions, norms, softmax, losses and scans: the captured graph evaluated by the reference against eager, forward and backward, over
+torch's operator database (a fixed choice of its samples)."""
 import operator
 
 import numpy as np
@@ -26,18 +26,22 @@ FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int64, torch.bool)
 TOLERANCE = {torch.float32: (1e-4, 1e-4), torch.float64: (1e-10, 1e-10), torch.bfloat16: (2e-2, 2e-2), torch.float16: (3e-3, 3e-3)}
 
-NAMES = """sum mean prod nansum amax amin aminmax max.reduction_no_dim max.reduction_with_dim min.reduction_no_dim min.reduction_with_dim argmax argmin any all
-count_nonzero trace var std var_mean std_mean linalg.vector_norm norm norm.inf dist renorm logsumexp cumsum cumprod cummax cummin logcumsumexp
-softmax log_softmax softmax.with_dtype nn.functional.layer_norm nn.functional.rms_norm nn.functional.group_norm nn.functional.instance_norm
-nn.functional.batch_norm native_layer_norm native_batch_norm _batch_norm_with_update nn.functional.nll_loss nn.functional.mse_loss
-nn.functional.smooth_l1_loss nn.functional.huber_loss nn.functional.binary_cross_entropy nn.functional.binary_cross_entropy_with_logits
-nn.functional.soft_margin_loss""".split()
+NAMES = """
+sum mean prod nansum amax amin aminmax max.reduction_no_dim max.reduction_with_dim min.reduction_no_dim min.reduction_with_dim argmax argmin
+any all count_nonzero trace var std var_mean std_mean linalg.vector_norm norm norm.inf dist renorm logsumexp cumsum cumprod cummax cummin
+logcumsumexp softmax log_softmax softmax.with_dtype nn.functional.layer_norm nn.functional.rms_norm nn.functional.group_norm
+nn.functional.instance_norm nn.functional.batch_norm native_layer_norm native_batch_norm _batch_norm_with_update nn.functional.nll_loss
+nn.functional.mse_loss nn.functional.smooth_l1_loss nn.functional.huber_loss nn.functional.binary_cross_entropy
+nn.functional.binary_cross_entropy_with_logits nn.functional.soft_margin_loss
+""".split()
 
-MADE_OF_OTHERS = """var.unbiased std.unbiased std_mean.unbiased norm.fro nn.functional.softmin nn.functional.batch_norm.without_cudnn _native_batch_norm_legit
+MADE_OF_OTHERS = """
+var.unbiased std.unbiased std_mean.unbiased norm.fro nn.functional.softmin nn.functional.batch_norm.without_cudnn _native_batch_norm_legit
 nn.functional.cross_entropy nn.functional.l1_loss nn.functional.kl_div nn.functional.cosine_embedding_loss nn.functional.poisson_nll_loss
 nn.functional.hinge_embedding_loss nn.functional.margin_ranking_loss nn.functional.normalize nn.functional.cosine_similarity
-nn.functional.pairwise_distance masked.softmax masked.sum masked.mean masked.var masked.amax masked.argmax masked.logsumexp masked.cumsum masked.normalize
-masked.prod masked.norm masked.log_softmax""".split()
+nn.functional.pairwise_distance masked.softmax masked.sum masked.mean masked.var masked.amax masked.argmax masked.logsumexp masked.cumsum
+masked.normalize masked.prod masked.norm masked.log_softmax
+""".split()
 """Operators that arrive as several of the above: one type is enough."""
 
 CASES = [(n, d) for n in NAMES for d in (*FLOATS, *INTEGERS) if any(d in o.supported_dtypes("cpu") for o in op_db if n.startswith(o.name))]
@@ -120,7 +124,8 @@ def check(graph, args, expected, truth, constants, sizes={}):
         dtype = TORCH_DTYPES[spec.node.dtype]
         assert dtype is want.dtype and np.shape(value) == tuple(want.shape)
         if want.numel() > 1:
-            assert [index.evaluate(s, sizes) for s, e in zip(spec.strides, want.shape) if e != 1] == [s for s, e in zip(want.stride(), want.shape) if e != 1]
+            strides = [index.evaluate(s, sizes) for s in spec.strides]
+            assert [s for s, e in zip(strides, want.shape) if e != 1] == [s for s, e in zip(want.stride(), want.shape) if e != 1]
         got = tensor(value, dtype)
         assert near(got, want, exact) if dtype in TOLERANCE else torch.equal(got, want), f"{got} where eager has {want} and the truth is {exact}"
 
@@ -226,9 +231,9 @@ def test_rows_of_minus_infinity():
 
 
 @pytest.mark.parametrize("fn", (
-    lambda x: x.sum(1), lambda x: x.mean(1), lambda x: x.prod(1), lambda x: x.var(1), lambda x: torch.var_mean(x, 0, correction=7), lambda x: x.any(1),
-    lambda x: x.all(1), lambda x: x.logsumexp(1), lambda x: torch.linalg.vector_norm(x, 0.5, 1), lambda x: x.cumsum(1), lambda x: x.mean(),
-    lambda x: x.softmax(1), lambda x: x.amax(0)), ids=range(13))
+    lambda x: x.sum(1), lambda x: x.mean(1), lambda x: x.prod(1), lambda x: x.var(1), lambda x: torch.var_mean(x, 0, correction=7),
+    lambda x: x.any(1), lambda x: x.all(1), lambda x: x.logsumexp(1), lambda x: torch.linalg.vector_norm(x, 0.5, 1), lambda x: x.cumsum(1),
+    lambda x: x.mean(), lambda x: x.softmax(1), lambda x: x.amax(0)), ids=range(13))
 def test_empty_extent(fn):
     check_call(fn, torch.zeros(3, 0))
 

@@ -1,7 +1,8 @@
 """Arithmetic on lazy Tensors, so that the operator tables read like formulas.
 
-Arguments are Tensors or numbers (int, float, Index, Scalar expressions). They broadcast; 16-bit floats are taken to f32; Tensors of different types meet
-in the highest of them (bool < integers < floats); numbers take the Tensors' type. Every function returns a lazy Tensor in that type (comparisons: bool).
+Arguments are Tensors or numbers (int, float, Index, Scalar expressions). They broadcast; 16-bit floats are taken to f32; Tensors of different types
+meet in the highest of them (bool < integers < floats); numbers take the Tensors' type. Every function returns a lazy Tensor in that type
+(comparisons: bool).
 """
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ import torch
 
 from ..ir.dtype import I64
 from ..ir.index import as_index, Fetch
-from .arith import (absolute, add, all_dims, as_tensor, both, compute, coordinate, count, div, eq, exp, le, log, log1p, lt, maximum, minimum, mul, ne, neg, sign,
-                    size, square, sub, where)
+from .arith import (absolute, add, all_dims, as_tensor, both, compute, coordinate, count, div, eq, exp, le, log, log1p, lt, maximum, minimum, mul, ne,
+                    neg, sign, size, square, sub, where)
 from .registry import NotCompiled, register
 from .tensor import Tensor, broadcast_shapes
 

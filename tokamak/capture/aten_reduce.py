@@ -11,7 +11,7 @@ from ..ir.dtype import BOOL, I64, U8
 from ..ir.index import as_index, minimum as smaller
 from .arith import (absolute, add, all_dims, compute, coordinate, count, div, eq, exp, gt, isnan, log, maximum, mul, ne, power, size, sqrt,
                     square, sub, where)
-from .registry import register
+from .registry import NotCompiled, register
 from .tensor import Tensor
 
 aten = torch.ops.aten
@@ -192,6 +192,8 @@ def std_mean(b, x, dim=None, *, correction=None, keepdim=False):
 # -- norms of vectors ----------------------------------------------------------------------------------------------
 def vector_norm(b, x: Tensor, p, dims, keepdim: bool = False) -> Tensor:
     """(sum |x|^p)^(1/p) over `dims`; p = 0 counts what is not zero, +-inf is the largest or smallest |x|."""
+    if not isinstance(p, (int, float)):
+        raise NotCompiled("a norm whose order is known only at each call")
     x = compute(x)
     if p == 0:
         return b.reduce("sum", ne(x, 0).cast(x.dtype), dims, keepdim)
