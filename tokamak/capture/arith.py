@@ -92,10 +92,6 @@ def gt(a, b) -> Tensor:
     return apply("gt", a, b)
 
 
-def ge(a, b) -> Tensor:
-    return apply("ge", a, b)
-
-
 def neg(a: Tensor) -> Tensor:
     return apply("neg", a)
 
