@@ -23,7 +23,8 @@ def build(body: str, folder: Path, lanes: int, flags: list[str] = FLAGS, compile
 
 
 def elementwise(name: str, takes: list[DType], gives: DType, text: str) -> str:
-    """A C function `name(n, error, a, b, ..., out)` that computes `text` of registers x0, x1, ... over n elements; `active` masks the lanes that count."""
+    """A C function `name(n, error, a, b, ..., out)` that computes `text` of registers x0, x1, ... over n elements;
+    `active` masks the lanes that count."""
     pointers = "".join(f", const {d.c} *a{k}" for k, d in enumerate(takes))
     full = " ".join(f"{_register(d)} x{k} = load_{d}(a{k} + i);" for k, d in enumerate(takes))
     part = " ".join(f"{_register(d)} x{k} = loadn_{d}(a{k} + i, n - i);" for k, d in enumerate(takes))

@@ -20,7 +20,8 @@ TRUTH = {"sigmoid": lambda x: 1 / (1 + torch.exp(-x)), "recip": torch.reciprocal
          "sinh": lambda x: torch.from_numpy(np.sinh(x.numpy())), "cosh": lambda x: torch.from_numpy(np.cosh(x.numpy()))}
 """Where torch has no function of that name, or its own overflows too early."""
 
-SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 1e-38, -1e-38, 0.5, -0.5, 1, -1, 2, 3, -3, 88.7, -103.9, 3.4e38, -3.4e38], np.float32)
+SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 1e-38, -1e-38, 0.5, -0.5, 1, -1, 2, 3, -3, 88.7, -103.9,
+                    3.4e38, -3.4e38], np.float32)
 
 
 def samples(seed: int, count: int) -> np.ndarray:
@@ -50,7 +51,8 @@ def errors(found: np.ndarray, truth: np.ndarray) -> np.ndarray:
 
 @pytest.fixture(scope="module", params=[16, 4])
 def library(request, tmp_path_factory):
-    text = [elementwise(f"{name}_of_{d}", [d] * OPS[name].arity, d, c_op(name, d, ["x0", "x1"][:OPS[name].arity])) for name in ULP32 for d in (F32, F64)]
+    text = [elementwise(f"{name}_of_{d}", [d] * OPS[name].arity, d, c_op(name, d, ["x0", "x1"][:OPS[name].arity])) 
+            for name in ULP32 for d in (F32, F64)]
     return build("".join(text), tmp_path_factory.mktemp("math"), request.param)
 
 

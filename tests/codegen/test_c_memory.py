@@ -9,7 +9,7 @@ import torch
 
 from tests.codegen.c_harness import build
 from tokamak.ir import meaning
-from tokamak.ir.dtype import ALL, BF16, BOOL, F16, F32, F64, I64
+from tokamak.ir.dtype import ALL, BF16, BOOL, F16, F32, F64
 from tokamak.codegen.c_memory import register
 
 LANES = (16, 4)

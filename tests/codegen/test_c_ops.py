@@ -7,7 +7,7 @@ from tests.codegen.c_harness import build, call, elementwise
 from tokamak.codegen.c_cast import cast
 from tokamak.codegen.c_ops import c_op, can_fail
 from tokamak.codegen.c_prelude import fragments
-from tokamak.ir.dtype import ALL, BF16, BOOL, F16, F32, F64, I64
+from tokamak.ir.dtype import ALL, BF16, BOOL, F32, F64
 from tokamak.ir.ops import OPS
 
 TORCH = {
@@ -59,7 +59,8 @@ def values(d, count: int, seed: int) -> np.ndarray:
         edge = np.concatenate([edge, -edge[:9]]) if d.kind == "i" else edge
         wide = rng.integers(info.min, info.max, count, dtype=np.int64)
         return np.concatenate([edge, np.where(rng.random(count) < 0.5, wide, wide % 17 - (8 if d.kind == "i" else 0))]).astype(d.numpy)
-    edge = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 3.0, 1e-40, -1e-40, 1e-320, 0.49999997, 8388609.0, -8388607.5, 1e30, -1e30]
+    edge = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 3.0, 1e-40, -1e-40, 1e-320, 0.49999997, 8388609.0,
+            -8388607.5, 1e30, -1e30]
     return np.concatenate([edge, rng.normal(size=count) * 10.0 ** rng.integers(-3, 9, count)]).astype(np.float32 if d is not F64 else np.float64)
 
 

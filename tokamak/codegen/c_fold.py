@@ -82,8 +82,8 @@ def _folds(d: DType, lanes: int) -> dict[str, str]:
 
 
 def _transpose(name: str, v: str, bits: int, lanes: int) -> str:
-    """Statements exchange neighbours at distance 1, 2, 4 ...: first within 128 bits, where interleaving two rows is one instruction, then whole
-    128-bit groups. Registers that compilers do not shuffle in one piece go through memory."""
+    """Rows at distance 1, 2, 4 ... exchange the lanes that differ in that bit of row and lane. Registers that compilers do not shuffle in one
+    piece (beyond 512 bits) go through memory."""
     group = 128 // bits
     if lanes < group or lanes * bits > 512:
         ctype = v.replace("v_f32", "float").replace("v_f64", "double")
@@ -100,7 +100,8 @@ def _transpose(name: str, v: str, bits: int, lanes: int) -> str:
         for i in range(lanes):
             if not i & step:
                 lane = range(lanes)
-                exchange(i, i | step, [k if not k & step else k - step + lanes for k in lane], [k + step if not k & step else k + lanes for k in lane])
+                exchange(i, i | step, [k if not k & step else k - step + lanes for k in lane],
+                         [k + step if not k & step else k + lanes for k in lane])
         step *= 2
     return "\n  ".join(out) + " }"
 

@@ -128,12 +128,14 @@ _ATAN = (-0.333331525, 0.199937716, -0.142110437, 0.106659584, -0.0755211487, 0.
 _ASIN = (0.166667536, 0.0749523267, 0.0454783365, 0.0241410341, 0.0422304645)
 _ERFCX = (1.27697837, -0.0927637666, -0.166031003, 0.164049, -0.0542085841, -0.00800936669, 0.00864628796, 0.00116410258, -0.00124652614,
           -0.000251692807)                                        # e^(x^2) erfc(x) (1 + 2 x) over q = (x - 2) / (x + 2), 5.0e-9
-_ERFINV_LOW = (1.50140941, 0.246640727, -0.00417768164, -0.00125372503, 0.00021858087, -4.39150654e-06, -3.5233877e-06, 3.43273939e-07, 2.81022636e-08)
+_ERFINV_LOW = (1.50140941, 0.246640727, -0.00417768164, -0.00125372503, 0.00021858087, -4.39150654e-06, -3.5233877e-06,
+               3.43273939e-07, 2.81022636e-08)
 _ERFINV_HIGH = (2.83297682, 1.00167406, 0.00943887047, -0.0076224613, 0.00573950773, -0.00367342844, 0.00134934322, 0.000100950558, -0.000200214257)
 
 
 def _circular(name: str, far: str, result: str) -> str:
-    """sin, cos or tan: x = j pi/2 + r with |r| <= pi/4, pi/2 in three parts; lanes beyond 7e4 ask the C library. `s`, `c` are the sine and cosine of r."""
+    """sin, cos or tan: x = j pi/2 + r with |r| <= pi/4, pi/2 in three parts; lanes beyond 7e4 ask the C library.
+    `s`, `c` are the sine and cosine of r."""
     return f"""\
 extern double {name}(double);
 static __attribute__((noinline)) void far_{name}_f32(const v_f32 *x, v_f32 *r) {{
@@ -155,7 +157,8 @@ TK v_f32 {name}_f32(v_f32 x) {{
 _CIRCULAR = {
     "sin_f32": _circular("sin", "7e4f", "v_f32 y = (v_f32)((v_u32)select_f32(odd, c, s) ^ (q & 2) << 30 ^ (v_u32)x & 0x80000000u);"),
     "cos_f32": _circular("cos", "7e4f", "v_f32 y = (v_f32)((v_u32)select_f32(odd, s, c) ^ (q + 1 & 2) << 30);"),
-    "tan_f32": _circular("tan", "7e4f", "v_f32 y = (v_f32)((v_u32)(select_f32(odd, c, s) / select_f32(odd, s, c)) ^ (q & 1) << 31 ^ (v_u32)x & 0x80000000u);"),
+    "tan_f32": _circular("tan", "7e4f",
+                        "v_f32 y = (v_f32)((v_u32)(select_f32(odd, c, s) / select_f32(odd, s, c)) ^ (q & 1) << 31 ^ (v_u32)x & 0x80000000u);"),
     # above 1 the angle of 1 / x is taken from pi/2
     "atan_f32": f"""\
 TK v_f32 atan_f32(v_f32 x) {{

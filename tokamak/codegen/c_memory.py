@@ -4,7 +4,8 @@ A value of the language lives in a register of W lanes: `v_f32` and so on; bool 
 In memory bool is a byte 0 or 1, f16 and bf16 are uint16_t. Fragments (D is a type's name, p points to storage, n with 0 < n < W counts lanes):
 
     load_D(p)  loadn_D(p, n)  loads_D(p, stride)  loadsn_D(p, stride, n)  loadi_D(p, index)  loadin_D(p, index, n)  loadb_D(p)
-    store_D(p, v)  storen_D(p, v, n)  stores_D(p, stride, v)  storesn_D(p, stride, v, n)  storei_D(p, index, v)  storein_D(p, index, v, n)  store1_D(p, v)
+    store_D(p, v)  storen_D(p, v, n)  stores_D(p, stride, v)  storesn_D(p, stride, v, n)  storei_D(p, index, v)
+    storein_D(p, index, v, n)  store1_D(p, v)
 
 Strides and indices count elements. Lanes from n on are neither read nor written, and are 0 when loaded. A scatter writes its lanes in order.
 """
@@ -45,7 +46,8 @@ def _raw(name: str, ctype: str, lanes: int) -> dict[str, str]:
                          f"  {ctype} buf[W] __attribute__((aligned(64))) = {{0}}; int64_t at = 0;\n  {read}\n  return *(const u_{name} *)buf; }}",
         f"loads_{name}": f"TK {v} loads_{name}(const {ctype} *p, int64_t stride) {{ return ({v}){{{strided}}}; }}",
         f"loadsn_{name}": f"TK {v} loadsn_{name}(const {ctype} *p, int64_t stride, int64_t n) {{\n"
-                          f"  {ctype} buf[W] = {{0}};\n  for (int64_t k = 0; k < n; k++) buf[k] = p[k * stride];\n  return *(const u_{name} *)buf; }}",
+                          f"  {ctype} buf[W] = {{0}};\n  for (int64_t k = 0; k < n; k++) buf[k] = p[k * stride];\n"
+                          f"  return *(const u_{name} *)buf; }}",
         f"loadi_{name}": f"TK {v} loadi_{name}(const {ctype} *p, v_i64 i) {{ return ({v}){{{gathered}}}; }}",
         f"loadin_{name}": f"TK {v} loadin_{name}(const {ctype} *p, v_i64 i, int64_t n) {{\n"
                           f"  {ctype} buf[W] = {{0}};\n  for (int64_t k = 0; k < n; k++) buf[k] = p[i[k]];\n  return *(const u_{name} *)buf; }}",

@@ -114,6 +114,7 @@ def _integers(d: DType) -> dict[str, str]:
     signed = d.kind == "i"
     top = bits - 1 if signed else bits
     u = f"v_u{bits}"
+    inside = f"a >> select_{n}(ok, k, ({v}){{0}} + {top})" if signed else f"select_{n}(ok, a >> select_{n}(ok, k, ({v}){{0}}), ({v}){{0}})"
     out = {
         "abs": f"TK {v} abs_{n}({v} a) {{ return {'select_' + n + '(lt_' + n + '(a, (' + v + '){0}), -a, a)' if signed else 'a'}; }}",
         "sign": f"TK {v} sign_{n}({v} a) {{ {v} zero = {{0}}; return cast_i32_{n}(gt_{n}(zero, a) - gt_{n}(a, zero)); }}".replace("cast_i32_i32", ""),
@@ -124,7 +125,7 @@ def _integers(d: DType) -> dict[str, str]:
         "shl": f"TK {v} shl_{n}({v} a, {v} k) {{ v_bool ok = ge_{n}(k, ({v}){{0}}) & lt_{n}(k, ({v}){{0}} + {min(bits, 127)});\n"
                f"  return select_{n}(ok, ({v})(({u})a << ({u})select_{n}(ok, k, ({v}){{0}})), ({v}){{0}}); }}",
         "shr": f"TK {v} shr_{n}({v} a, {v} k) {{ v_bool ok = ge_{n}(k, ({v}){{0}}) & lt_{n}(k, ({v}){{0}} + {top});\n"
-               f"  return {f'a >> select_{n}(ok, k, ({v}){{0}} + {top})' if signed else f'select_{n}(ok, a >> select_{n}(ok, k, ({v}){{0}}), ({v}){{0}})'}; }}",
+               f"  return {inside}; }}",
         "pow": f"""\
 TK {v} pow_{n}({v} base, {v} e) {{
   {v} one = ({v}){{0}} + 1, r = one, square = base, left = e;
@@ -139,7 +140,7 @@ TK {v} pow_{n}({v} base, {v} e) {{
 
 def _division(n: str) -> dict[str, str]:
     """Integer division without traps. Up to 32 bits the quotient of doubles, truncated, is exact; 64 bits divide lane by lane."""
-    v, parameters, rest = f"v_{n}", f"v_bool active, int64_t *error, int64_t code", "active, error, code"
+    v, parameters, rest = f"v_{n}", "v_bool active, int64_t *error, int64_t code", "active, error, code"
     if n == "i64":
         quotient = "TK v_i64 quotient_i64(v_i64 a, v_i64 b) { return a / b; }"
     elif n == "i32":
@@ -188,7 +189,8 @@ def _floats(n: str) -> dict[str, str]:
         # adding and taking away 2^23 (2^52) rounds to a whole number, half to even; larger numbers are whole already
         "round": f"TK {v} round_{n}({v} a) {{\n  {v} m = abs_{n}(a), r = m + {whole}; r -= {whole};\n"
                  f"  return copysign_{n}(select_{n}(lt_{n}(m, {zero} + {whole}), r, m), a); }}",
-        "trunc": f"TK {v} trunc_{n}({v} a) {{ {v} m = abs_{n}(a), r = abs_{n}(round_{n}(a)); return copysign_{n}(select_{n}(gt_{n}(r, m), r - 1, r), a); }}",
+        "trunc": f"TK {v} trunc_{n}({v} a) {{\n  {v} m = abs_{n}(a), r = abs_{n}(round_{n}(a));\n"
+                 f"  return copysign_{n}(select_{n}(gt_{n}(r, m), r - 1, r), a); }}",
         "floor": f"TK {v} floor_{n}({v} a) {{ {v} r = round_{n}(a); return copysign_{n}(select_{n}(gt_{n}(r, a), r - 1, r), a); }}",
         "ceil": f"TK {v} ceil_{n}({v} a) {{ {v} r = round_{n}(a); return copysign_{n}(select_{n}(lt_{n}(r, a), r + 1, r), a); }}",
         # a quotient that rounds is at most one too large, which shows in the sign of a - q b, one rounding with FMA; others ask the C library

@@ -1,4 +1,4 @@
-"""C fragments: Philox4x32-10 random numbers, as `ir.reference` defines them, and torch's threads."""
+"""C fragments: Philox4x32-10 random numbers, as `ir.meaning` defines them, and torch's threads."""
 from __future__ import annotations
 
 _PHILOX = {
