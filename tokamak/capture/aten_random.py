@@ -1,6 +1,7 @@
 """Random numbers, policy `fast`: Philox of (a seed drawn at each call from torch's generator, a counter range of the operator's own).
 
-So `torch.manual_seed` reproduces a run, and a value read twice is computed twice alike. The other policies keep ATen's numbers: the calls stay opaque.
+So `torch.manual_seed` reproduces a run, and a value read twice is computed twice alike. The other policies keep ATen's numbers: the calls
+stay opaque.
 """
 from __future__ import annotations
 

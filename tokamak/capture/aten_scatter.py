@@ -57,8 +57,8 @@ def _inverse(index: Index, axis: Axis) -> tuple[int, int, int] | None:
 
 
 def _without_scatter(b, base: "Tensor | Const", shape, domain, index: Sequence[Index], value: Expr, monoid: str) -> Tensor | None:
-    """The scatter as a fold, where each result dimension's index is (an axis of its own + c) // q: element h gathers the q values that go to it, and sums
-    over the domain's axes that no index has. None where it is no such map, or where the scatter may be the cheaper form."""
+    """The scatter as a fold, where each result dimension's index is (an axis of its own + c) // q: element h gathers the q values
+    that go to it, and sums over the domain's axes that no index has. None where it is no such map, or where the scatter may be the cheaper form."""
     shape, domain = tuple(map(as_index, shape)), tuple(map(as_index, domain))
     free = {i: Axis(i, s) for i, s in enumerate(domain) if s != 1}
     maps = []
