@@ -53,8 +53,8 @@ def _logit(x: Term, eps=None) -> Term:
     return call("log", x / (1 - x))
 
 
-_SAME_NAME = """acos acosh asin asinh atan atanh cos cosh digamma erf erfc erfinv exp exp2 expm1 lgamma log log10 log1p log2 rsqrt sigmoid sin sinh sqrt
-tan tanh""".split()
+_SAME_NAME = """acos acosh asin asinh atan atanh cos cosh digamma erf erfc erfinv exp exp2 expm1 lgamma log log10 log1p log2 rsqrt sigmoid sin sinh
+sqrt tan tanh""".split()
 
 formulas({name: op(name) for name in _SAME_NAME})
 formulas({
