@@ -75,7 +75,7 @@ def compile_or_fall_back(gm: fx.GraphModule, example_inputs: Sequence[Any], kind
 def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, trace: Trace, name: str = "graph") -> Callable[[list], Any]:
     """FX graph of aten calls -> boxed function. Raises Unsupported when torch has to run the graph."""
     _require_plain(example_inputs)
-    machine = target()
+    machine = trace("target", target())
     trace("aten", gm)
     capture = Capture(gm, options.policy, name, table={} if options.opaque_only else None)
     graph = trace("capture", capture.graph())

@@ -23,10 +23,10 @@ extern void *malloc(unsigned long); extern void free(void *);
 
 def render(kernel: Kernel, name: str) -> str:
     """The complete C text of `kernel` as function `name`."""
-    return _Printer(kernel, name).text()
+    return Printer(kernel, name).text()
 
 
-class _Printer:
+class Printer:
     def __init__(self, kernel: Kernel, name: str):
         self.k, self.name = kernel, name
         self.tail = False                   # printing the ragged end of a vector loop
@@ -67,7 +67,7 @@ class _Printer:
     def _params(self, used: str) -> list[str]:
         import re
         words = set(re.findall(r"[A-Za-z_]\w*", used))
-        written = {s.memory for p in self.k.phases for s in _statements((*p.once, *p.body)) if isinstance(s, Write)}
+        written = {s.memory for p in self.k.phases for s in statements_of((*p.once, *p.body)) if isinstance(s, Write)}
         out = []
         for n, p in enumerate(self.k.params):
             if p.name not in words:
@@ -83,13 +83,13 @@ class _Printer:
 
     def _phase(self, p: Phase, number: int) -> str:
         self.buffers = {b.name: b for b in p.buffers}
-        self.flushed |= {a for loop in _loops((*p.once, *p.body)) for a in loop.flush}
+        self.flushed |= {a for loop in loops_of((*p.once, *p.body)) for a in loop.flush}
         lines: list[str] = []
         extents = [(self.k.axes[a], self.index(e)) for a, e in p.parallel]
         if p.block:
             extents.append(("blk", f"(({self.index(p.extent)}) + {p.block - 1}) / {p.block}"))
         for b in p.buffers:
-            lines.append(f"{_storage(b.dtype)} *{b.name} = malloc(({self.index(b.size)} + W) * sizeof *{b.name});")
+            lines.append(f"{stored_type(b.dtype)} *{b.name} = malloc(({self.index(b.size)} + W) * sizeof *{b.name});")
         for q in p.partials:
             lines += self._partial_start(q)
         for s in p.once:
@@ -134,7 +134,7 @@ class _Printer:
             lines.append(f"  job.threads = work < {self.k.grain} ? 1 : tk_max(1, tk_min(threads, total)); job.next = 0;")
             for q in p.partials:
                 slot = self.partial_slot[q]
-                lines.append(f"  job.copies = job.threads; job.partial[{slot}] = malloc(job.threads * ({self.index(q.size)} + W) * sizeof({_storage(_kept(q))}));")
+                lines.append(f"  job.copies = job.threads; job.partial[{slot}] = malloc(job.threads * ({self.index(q.size)} + W) * sizeof({stored_type(_kept(q))}));")
                 frees.append(f"free(job.partial[{slot}]);")
                 if q.monoid.startswith("arg"):
                     lines.append(f"  job.partial[{slot + 1}] = malloc(job.threads * ({self.index(q.size)} + W) * 8);")
@@ -348,7 +348,7 @@ class _Printer:
     # -- partial results ----------------------------------------------------------------------------------------------------
     def _partial_start(self, q: Partial) -> list[str]:
         slot, kept = self.partial_slot[q], _kept(q)
-        c = _storage(kept)
+        c = stored_type(kept)
         size = self.index(q.size)
         one = {"inf": "__builtin_inf()", "-inf": "-__builtin_inf()"}.get(_number(ops.identity(q.monoid, kept), kept), _number(ops.identity(q.monoid, kept), kept))
         one = "(-9223372036854775807 - 1)" if one == str(-(2**63)) else one
@@ -374,7 +374,7 @@ class _Printer:
 
     def _partialread(self, s: PartialRead) -> list[str]:
         q, kept = s.partial, _kept(s.partial)
-        slot, c, v, x = self.partial_slot[q], _storage(kept), register(kept), s.vars[0]
+        slot, c, v, x = self.partial_slot[q], stored_type(kept), register(kept), s.vars[0]
         n, tail = (", n", "n") if self.tail and s.mode == "unit" else ("", "")
         load = f"load{tail}_{{}}({{}}{n})" if s.mode == "unit" else "loadb_{}({})"
         at = f"z * ({self.index(q.size)} + W) + {self.index(s.address)}"
@@ -398,7 +398,7 @@ def _kept(q: Partial) -> DType:
     return F64 if q.monoid == "sum" and q.dtype is F32 else q.dtype
 
 
-def _storage(d: DType) -> str:
+def stored_type(d: DType) -> str:
     return "float" if d.is_half else d.c
 
 
@@ -407,16 +407,16 @@ def _number(value, d: DType) -> str:
     return _literal(value, d)
 
 
-def _loops(items):
+def loops_of(items):
     for s in items:
         if isinstance(s, Loop):
             yield s
-            yield from _loops(s.items)
+            yield from loops_of(s.items)
 
 
-def _statements(items):
+def statements_of(items):
     for s in items:
         if isinstance(s, Loop):
-            yield from _statements(s.items)
+            yield from statements_of(s.items)
         else:
             yield s

@@ -211,6 +211,7 @@ class Kernel:
     grain: int
     axes: dict                                        # Axis -> loop variable
     errors: tuple[tuple[str, object], ...]            # code n + 1 -> (error kind, the expression's node for its origin)
+    sources: dict = field(default_factory=dict)       # register -> the Expr that it holds: for people, no part of the text
 
 
 BLOCK = 128             # steps after which an f32 sum moves into f64

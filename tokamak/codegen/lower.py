@@ -87,6 +87,7 @@ class _Lowering:
         self.counter = 0
         self.errors: list = []
         self.phases: list[Phase] = []
+        self.sources: dict[str, Expr] = {}        # register -> what it holds: for people, no part of the text
 
     # -- names and parameters ------------------------------------------------------------------------------------------
     def fresh(self, prefix: str = "t") -> str:
@@ -153,7 +154,7 @@ class _Lowering:
         if tree.final:
             last = _Tree(self, (), _final_vector(tree.final, tree.made), None, tree.final, tree.made)
             self.phases.append(last.phase())
-        return Kernel(tuple(self.params), tuple(self.phases), self.s.lanes, self.s.grain, dict(self.names), tuple(self.errors))
+        return Kernel(tuple(self.params), tuple(self.phases), self.s.lanes, self.s.grain, dict(self.names), tuple(self.errors), self.sources)
 
     def _base_phase(self, base: Store) -> None:
         axes = sorted(base.axes, key=lambda a: -self.hints(base.address.coefficient(a)) if base.address.coefficient(a).constant is None
@@ -315,6 +316,7 @@ class _Tree:
         names = self._component_vars(f)
         if bound:
             acc = Accumulator(self.low.fresh("a"), f.monoid, f.args[0].dtype)
+            self.low.sources[acc.var] = f
             inner = self._descend(home, bound, needs)
             loop, _ = next((l, b) for l, b in reversed(home.loops) if self._under(inner, b))
             home.items.insert(home.items.index(loop), acc)
@@ -495,9 +497,11 @@ class _Tree:
 
     def emit(self, e: Expr, block: _Block) -> _Entry:
         """The register that holds `e` in `block`, computed in the outermost block that can."""
-        found = self._find(e, block)
-        if found is not None:
-            return found
+        entry = self._find(e, block) or self._make(e, block)
+        self.low.sources.setdefault(entry.var, e)
+        return entry
+
+    def _make(self, e: Expr, block: _Block) -> _Entry:
         if e in self.partial_of:
             return self._emit_partial(e, block)
         buffer = self.buffered.get(e)

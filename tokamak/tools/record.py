@@ -1,0 +1,252 @@
+"""What the stages made: one GraphRecord a compiled graph, filled by the hook between stages (`tokamak.trace`). The tools read these records and
+never derive a decision again.
+
+    Recorder ::= Frame (a graph that Dynamo captured) in order; GraphRecord (a graph that was compiled: forward, backward, inference) in order
+"""
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..capture.fx import origin
+from ..ir.graph import Origin
+from ..options import scope
+from ..runtime.build import Build
+
+
+@dataclass(frozen=True)
+class Source:
+    """A line of the user's program."""
+    file: str
+    line: int
+    code: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" + (f"  {self.code}" if self.code else "")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A graph that Dynamo captured. `id` is Dynamo's: '1/2' is the third capture of the second piece of code. `inputs`: the user's names, in calling
+    order. `ended`: why the graph ends; `broken`: it is a graph break, at `place`."""
+    id: str
+    inputs: tuple[str, ...] = ()
+    ended: str = ""
+    broken: bool = False
+    place: Source | None = None
+
+
+@dataclass(frozen=True)
+class AtenCall:
+    """A call that eager makes. `reads`, `writes`: how many tensors (none for a view); bytes count each element that a tensor shows once."""
+    name: str
+    op: str
+    origin: Origin
+    view: bool
+    reads: int
+    writes: int
+    bytes_read: int
+    bytes_written: int
+
+    @property
+    def source(self) -> Source | None:
+        return source_of(self.origin)
+
+
+@dataclass(frozen=True)
+class Recompile:
+    """Dynamo captured `code` (a function, at `place`) again, because `reason`."""
+    id: str
+    code: str
+    place: Source
+    reason: str
+
+
+@dataclass
+class GraphRecord:
+    """One compiled graph. `values`: stage -> what it made; `seconds`: stage -> what it took. `calls`: the aten calls; `labels`: value -> the user's
+    name of it ('x', 'gradient of fc.weight'). `units`: kernel key -> how it was built. `eager`: why torch runs the graph, if it does."""
+    name: str
+    kind: str
+    frame: Frame | None = None
+    values: dict[str, Any] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    calls: tuple[AtenCall, ...] = ()
+    labels: dict[str, str] = field(default_factory=dict)
+    units: dict[str, Build] = field(default_factory=dict)
+    eager: str = ""
+    _since: float = field(default_factory=time.perf_counter, repr=False)
+
+    def add(self, stage: str, value) -> None:
+        """Keeps the value of `stage`, which ends now."""
+        now = time.perf_counter()
+        if stage == "unit":
+            self.units[value.name] = value
+            return
+        if stage == "eager":
+            self.eager = value
+            return
+        self.seconds[stage] = now - self._since
+        self.values[stage] = value
+        if stage == "aten":
+            self.calls = tuple(aten_calls(value))
+            self.labels = labels(value, self.frame.inputs if self.frame else ())
+
+    def resume(self) -> None:
+        """The next stage begins now: what recording and printing took is no stage's."""
+        self._since = time.perf_counter()
+
+    def label(self, name: str) -> str:
+        """The user's name of value `name`, or `name`."""
+        return self.labels.get(name) or name
+
+
+class Recorder:
+    """Given as `Options.recorder`, it receives what every compile did, in order."""
+
+    def __init__(self):
+        self.frames: list[Frame] = []
+        self.graphs: list[GraphRecord] = []
+        self.recompiles: list[Recompile] = []
+
+
+@contextlib.contextmanager
+def recording(**options) -> Iterator[Recorder]:
+    """Within it, every compile is recorded; `options` as for `tokamak.scope`."""
+    recorder, before = Recorder(), set(map(id, torch._dynamo.utils.get_compilation_metrics()))
+    with scope(recorder=recorder, **options):
+        try:
+            yield recorder
+        finally:
+            recorder.recompiles += recompiles(m for m in torch._dynamo.utils.get_compilation_metrics() if id(m) not in before)
+
+
+def recompiles(metrics) -> list[Recompile]:
+    """The captures among Dynamo's `metrics` that were not the first of their code."""
+    return [Recompile(str(m.compile_id), m.co_name or "", Source(m.co_filename or "", m.co_firstlineno or 0), guard_text(m.recompile_reason))
+            for m in metrics if getattr(m, "recompile_reason", None)]
+
+
+def guard_text(reason: str) -> str:
+    """Dynamo's words for a guard that failed, without the capture's number."""
+    return re.sub(r"^\d+/\d+: ", "", reason.strip())
+
+
+# -- what Dynamo says ----------------------------------------------------------------------------------------------------
+def frame_record(gm: fx.GraphModule) -> Frame:
+    """The Frame of a graph that Dynamo hands to the backend."""
+    names = []
+    for node in gm.graph.nodes:
+        if node.op == "placeholder":
+            source = getattr(node.meta.get("grapharg"), "source", None)
+            names.append(user_name(getattr(source, "name", "")) or node.name)
+    why = getattr(gm, "compile_subgraph_reason", None)
+    stack = why.user_stack if why is not None else ()
+    place = Source(stack[-1].filename, stack[-1].lineno, stack[-1].line or "") if stack else None
+    current = torch._guards.CompileContext.current_compile_id()
+    broken = why is not None and why.graph_break
+    return Frame(str(current or ""), tuple(names), why.reason if broken else "", broken, place)
+
+
+def user_name(source) -> str:
+    """What the user would write for Dynamo's name of an argument: L['self']._modules['fc']._parameters['weight'] is fc.weight."""
+    name = source() if callable(source) else str(source)
+    name = re.sub(r"\b[LG]\['(\w+)'\]", r"\1", name)
+    name = re.sub(r"\._(?:modules|parameters|buffers)\['([^']+)'\]", r".\1", name)
+    name = re.sub(r"__import_\w+_dot_|___(?:from_numpy|as_tensor)\b", "", name)
+    return name.removeprefix("self.")
+
+
+# -- what eager does -----------------------------------------------------------------------------------------------------
+def aten_calls(gm: fx.GraphModule) -> Iterator[AtenCall]:
+    """The calls of a graph of aten operations. A view moves nothing; everything else reads its tensor arguments and writes its results."""
+    for node in gm.graph.nodes:
+        if node.op != "call_function" or not isinstance(node.target, torch._ops.OperatorBase):
+            continue
+        target = node.args[0] if node.target is torch.ops.aten.copy_.default else None
+        read = [v for n in node.all_input_nodes if n is not target for v in tensors(n)]
+        wrote = tensors(node)
+        storages = {storage(v) for v in read}
+        view = bool(wrote) and target is None and all(storage(v) in storages for v in wrote) or not read and not wrote
+        yield AtenCall(node.name, getattr(node.target, "__name__", str(node.target)), origin(node), view, 0 if view else len(read),
+                       0 if view else len(wrote), 0 if view else sum(map(tensor_bytes, read)), 0 if view else sum(map(tensor_bytes, wrote)))
+
+
+def storage(v: torch.Tensor) -> int:
+    """What two tensors that share memory have in common; sparse tensors share none."""
+    return v.untyped_storage()._cdata if v.layout is torch.strided else id(v)
+
+
+def tensors(node: fx.Node) -> list[torch.Tensor]:
+    """The tensors that an FX node stands for."""
+    val = node.meta.get("val")
+    return [v for v in (val if isinstance(val, (tuple, list)) else (val,)) if isinstance(v, torch.Tensor)]
+
+
+def tensor_bytes(v: torch.Tensor) -> int:
+    """Bytes of the elements that `v` shows, each once; symbolic sizes by their hints."""
+    count = 1
+    for extent, stride in zip(v.shape, v.stride() if v.layout is torch.strided else (1,) * v.dim()):
+        count *= 1 if isinstance(stride, int) and stride == 0 else size_hint(extent)
+    return count * v.element_size()
+
+
+def size_hint(extent) -> int:
+    """An extent as a number, for estimates: 64 where torch has seen none."""
+    if isinstance(extent, int):
+        return extent
+    hint = extent.node.hint if extent.node.has_hint() else None
+    return int(hint) if hint is not None else 64
+
+
+def labels(gm: fx.GraphModule, inputs: tuple[str, ...]) -> dict[str, str]:
+    """Value of the aten graph -> the user's name of it, for inputs and outputs. `inputs`: the names of Dynamo's inputs."""
+    found: dict[str, str] = {}
+    for node in gm.graph.nodes:
+        if node.op == "placeholder":
+            found[node.name] = described(node.meta.get("desc"), inputs)
+        elif node.op == "output":
+            outputs = node.args[0] if isinstance(node.args[0], (tuple, list)) else (node.args[0],)
+            for n, desc in zip(outputs, node.meta.get("desc") or ()):
+                while isinstance(n, fx.Node) and not found.get(n.name):
+                    found[n.name] = described(desc, inputs)
+                    n = viewed(n)
+    return {name: label for name, label in found.items() if label}
+
+
+def viewed(node: fx.Node) -> fx.Node | None:
+    """The value of which `node` is a view that shows all of it, in another shape perhaps; or None."""
+    made, read = tensors(node), [t for n in node.all_input_nodes for t in tensors(n)]
+    whole = len(made) == len(read) == 1 and storage(made[0]) == storage(read[0]) and tensor_bytes(made[0]) == tensor_bytes(read[0])
+    return next(n for n in node.all_input_nodes if tensors(n)) if whole else None
+
+
+def described(desc, inputs: tuple[str, ...]) -> str:
+    """AOTAutograd's description of an input or output in the user's words; '' for what has none."""
+    kind = type(desc).__name__
+    if kind == "PlainAOTInput":
+        return inputs[desc.idx] if desc.idx < len(inputs) else ""
+    if kind in ("ParamAOTInput", "BufferAOTInput"):
+        return desc.target
+    if kind == "PlainAOTOutput":
+        return f"output {desc.idx}"
+    about = getattr(desc, "output", None) or getattr(desc, "grad_of", None)
+    inner = described(about, inputs) if kind in ("TangentAOTInput", "GradAOTOutput") else ""
+    return f"gradient of {inner}" if inner else ""
+
+
+def source_of(origin: Origin) -> Source | None:
+    return Source(origin.file, origin.line, origin.code) if origin.file else None
+
+
+def sources_of(origins) -> tuple[Source, ...]:
+    """The user's lines of `origins`, each once, in order of file and line."""
+    found = {s: None for o in origins if (s := source_of(o)) is not None}
+    return tuple(sorted(found, key=lambda s: (s.file, s.line)))

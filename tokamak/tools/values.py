@@ -1,0 +1,83 @@
+"""Which value of the user's program a register of a kernel holds.
+
+Expressions are rewritten on their way from the captured graph to a kernel: axes are renamed, split and merged, casts dropped, producers moved into
+their readers. What stays is the tree of operations over the graph's inputs. `Keys` numbers these trees, regardless of axes and types; a register and a
+value of the captured graph with one number are the same value (or the same value at other coordinates).
+"""
+from __future__ import annotations
+
+from ..codegen.kernel import Kernel
+from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Reduce, Scalar, Scan, walk
+from ..ir.graph import Compute, Graph, fold
+from ..schedule.body import Memory
+from .names import value_name
+from .record import GraphRecord
+
+
+class Keys:
+    """Numbers of operation trees. `graphs`: those whose nodes the expressions may load."""
+
+    def __init__(self, *graphs: Graph):
+        self.numbers: dict[tuple, int] = {}
+        self.memo: dict[Expr, int] = {}
+        self.nodes: dict = {}
+        for graph in graphs:
+            for n in graph.nodes:
+                if isinstance(n, Compute):
+                    self.nodes[n] = self(n.expr)
+                else:
+                    self.nodes[n] = self._number("value", getattr(n, "name", "") or graph.origin(n).name, getattr(n, "position", 0))
+
+    def _number(self, *tree) -> int:
+        return self.numbers.setdefault(tree, len(self.numbers))
+
+    def __call__(self, e: Expr) -> int:
+        found = self.memo.get(e)
+        if found is None:
+            for x in walk(e):
+                self.memo[x] = self._tree(x)
+            found = self.memo[e]
+        return found
+
+    def _tree(self, e: Expr) -> int:
+        known = self.memo
+        if isinstance(e, Cast):
+            return known[e.arg]
+        if isinstance(e, Load):
+            node = e.node.node if isinstance(e.node, Memory) else e.node
+            plain = self.nodes[node] if node in self.nodes else self._number("value", id(node))
+            return plain if e.guard is None else self._number("where", known[e.guard], plain, self(e.other))
+        if isinstance(e, Const):
+            return self._number("number", repr(float(e.value)))
+        if isinstance(e, Scalar):
+            return self._number("number", e.argument)
+        if isinstance(e, Coord):
+            return self._number("coordinate")
+        kind = e.name if isinstance(e, Op) else getattr(e, "monoid", "random")
+        return self._number(kind, getattr(e, "component", 0), *(known[c] for c in e.children()))
+
+
+def register_names(record: GraphRecord, kernel: Kernel) -> dict[str, str]:
+    """Register -> the value of the user's program that it holds, for those that hold one."""
+    before, after = record.values["simplify"], record.values["lower"].plan.graph
+    keys = Keys(before, after)
+    names: dict[int, str] = {}
+    for n in before.nodes:
+        if hasattr(n, "dtype"):
+            names.setdefault(keys.nodes[n], described(record, before, n))
+    found = {}
+    for register, e in kernel.sources.items():
+        if isinstance(e, Const):
+            found[register] = f"{e.value:.6g}" if isinstance(e.value, float) else str(e.value)
+        elif (name := names.get(keys(e))) is not None:
+            found[register] = name
+    return found
+
+
+def described(record: GraphRecord, graph: Graph, node) -> str:
+    """A value by its name and line; a fold that is only part of a value says so."""
+    at, name = graph.origin(node), value_name(record, graph, node)
+    part = fold(node) if isinstance(node, Compute) else None
+    whole = sum(o[0].name == at.name for n, o in graph.origins.items() if o) < 2
+    text = name if part is None or whole else f"{part.monoid} for {name}"
+    return f"{text}, line {at.line}" if at.line else text
