@@ -23,6 +23,7 @@ from tokamak.ir.graph import Opaque
 from tokamak.options import Options
 
 TOLERANCE = {torch.float64: (1e-7, 1e-7), torch.float32: (1e-5, 1e-5), torch.float16: (2e-3, 1e-3), torch.bfloat16: (1.6e-2, 8e-3)}
+SEED = 42            # what torch's operator database seeds eager calls with
 FURTHER = 4          # times eager's largest error that a result may be from float64's
 
 
@@ -86,7 +87,7 @@ def agree(fn, tensors, grad: bool = False, policy: str = "fast", cache_dir: str 
         with torch.set_grad_enabled(grad):
             results = []
             for one, args in ((fn, want), (run, got)):
-                torch.manual_seed(0)
+                torch.manual_seed(SEED)
                 made = leaves(one(*args))
                 results.append((made, gradients(made, args) if grad else []))
             (outs, grads), (mine, mine_grads) = results
@@ -99,7 +100,7 @@ def agree(fn, tensors, grad: bool = False, policy: str = "fast", cache_dir: str 
 
 def precise_run(fn, tensors, grad: bool):
     """Results and gradients in float64; empty where torch refuses it."""
-    torch.manual_seed(0)
+    torch.manual_seed(SEED)
     try:
         made = leaves(fn(*tensors))
         return made, gradients(made, tensors) if grad else []
