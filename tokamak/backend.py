@@ -17,7 +17,7 @@ from torch import fx
 from .capture import aot, tables  # noqa: F401 (tables fill the registry)
 from .capture.fx import Capture, Unsupported
 from .codegen.host import host_program
-from .codegen.stages import SYMBOL, lower_plan, render_plan, schedule_plan
+from .codegen.stages import lower_plan, render_plan, schedule_plan
 from .errors import CompilerMissing, OptionError
 from .fuse.inline import inline
 from .fuse.plan import plan
@@ -88,7 +88,7 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Op
     built = trace("render", render_plan(lowered))
     check = _checker(options)
     program = trace("program", host_program(check.watched(lowered.plan) if check else lowered.plan, built, capture.constants))
-    units = {b.key: Unit(b.key, b.text, SYMBOL) for b in built.values()}
+    units = {b.key: Unit(b.key, b.text, prelude=b.prelude) for b in built.values()}
     kernels = build(list(units.values()), cache_dir=options.cache_dir, cc=options.cc, report=partial(trace, "unit"))
     call = assemble(program, kernels, _POOL if options.pool else None)
     return trace("build", check.checked(call, captured, lowered.plan, capture.constants) if check else call)

@@ -17,7 +17,7 @@ from ..ir.dtype import DType
 from ..ir.expr import Cast, Coord, Expr, Load, Random, Reduce, Rewriter, Scan, walk
 from ..ir.graph import Scatter
 from ..ir.index import Axis, Fetch, Index, as_index
-from ..fuse.inline import widened
+from ..ir.rewrite import Simplifier
 from ..ir.expr import Const, Op
 from ..ir.dtype import F32
 
@@ -75,12 +75,12 @@ def body(group: Group, stored: tuple, parallel: frozenset, memories: dict, polic
             if expr.dtype.is_half:
                 return Cast(expr.dtype, Op("where", e.guard, Cast(F32, expr), Const(e.other.value, F32)))
             return Op("where", e.guard, expr, e.other)
-        return widened(e, policy)
-    rewrite = Rewriter(leaf=leaf)
+        return None
+    rewrite, simplify = Rewriter(leaf=leaf), Simplifier(policy)
     out: list[Store] = []
     base = None
     for m in group.members:
-        expr = rewrite(m.expr)
+        expr = simplify.root(rewrite(m.expr))
         keep = m.node in stored
         if keep and isinstance(expr, Cast) and expr.implicit:
             expr = Cast(expr.dtype, expr.arg)
