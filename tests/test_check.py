@@ -25,9 +25,9 @@ def broken(monkeypatch, old: str, new: str):
     true = stages.render
 
     def render(kernel, name):
-        text = true(kernel, name)
+        prelude, text = true(kernel, name)
         at = text.rindex(old)
-        return text[:at] + new + text[at + len(old):]
+        return prelude, text[:at] + new + text[at + len(old):]
     monkeypatch.setattr(stages, "render", render)
 
 
