@@ -17,7 +17,7 @@ from torch import fx
 
 from ..capture.fx import origin
 from ..ir.graph import Origin
-from ..options import scope
+from ..options import STAGES, scope
 from ..runtime.build import Build
 
 
@@ -85,16 +85,16 @@ class GraphRecord:
     _since: float = field(default_factory=time.perf_counter, repr=False)
 
     def add(self, stage: str, value) -> None:
-        """Keeps the value of `stage`, which ends now."""
-        now = time.perf_counter()
+        """Keeps the value of `stage`, which ends now; also what is no stage: the `target`, each `unit` that was built, why torch runs the graph."""
         if stage == "unit":
             self.units[value.name] = value
             return
         if stage == "eager":
             self.eager = value
             return
-        self.seconds[stage] = now - self._since
         self.values[stage] = value
+        if stage in STAGES:
+            self.seconds[stage] = time.perf_counter() - self._since
         if stage == "aten":
             self.calls = tuple(aten_calls(value))
             self.labels = labels(value, self.frame.inputs if self.frame else ())
@@ -130,8 +130,13 @@ def recording(**options) -> Iterator[Recorder]:
 
 def recompiles(metrics) -> list[Recompile]:
     """The captures among Dynamo's `metrics` that were not the first of their code."""
-    return [Recompile(str(m.compile_id), m.co_name or "", Source(m.co_filename or "", m.co_firstlineno or 0), guard_text(m.recompile_reason))
+    return [Recompile(str(m.compile_id), code_name(m.co_name or ""), Source(m.co_filename or "", m.co_firstlineno or 0), guard_text(m.recompile_reason))
             for m in metrics if getattr(m, "recompile_reason", None)]
+
+
+def code_name(name: str) -> str:
+    """The name of a function; of the rest of one behind a graph break, for which Dynamo makes a function of its own, in words."""
+    return re.sub(r"^torch_dynamo_resume_in_(.+)_at_(\d+)$", r"\1 behind line \2", name)
 
 
 def guard_text(reason: str) -> str:

@@ -1,8 +1,8 @@
 """Which value of the user's program a register of a kernel holds.
 
 Expressions are rewritten on their way from the captured graph to a kernel: axes are renamed, split and merged, casts dropped, producers moved into
-their readers. What stays is the tree of operations over the graph's inputs. `Keys` numbers these trees, regardless of axes and types; a register and a
-value of the captured graph with one number are the same value (or the same value at other coordinates).
+their readers. What stays is the tree of operations over the graph's inputs. `Keys` numbers these trees, regardless of axes and types; a register and
+a value of the captured graph with one number are the same value (or the same value at other coordinates).
 """
 from __future__ import annotations
 
