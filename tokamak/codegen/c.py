@@ -214,7 +214,7 @@ class Printer:
     def _fetch(self, s: Fetch) -> str:
         code = f"(int64_t)1 << {min(s.code - 1, 61)}"
         if s.scalar:
-            active = f"{s.guard}[0]" if s.guard else "1"
+            active = f"hany({self._active(s.guard)})" if s.guard else "1"
             return f"const int64_t {s.var} = tk_index({s.arg}[0], {self.index(s.bound)}, {active}, error, {code});"
         return f"v_i64 {s.var} = tk_indices({s.arg}, {self.index(s.bound)}, {self._active(s.guard)}, error, {code});"
 
@@ -242,6 +242,8 @@ class Printer:
             return f"loadgi_{d}({p}, {s.at}, {active}, {s.other})"
         if s.mode == "splat":
             return f"{s.guard}[0] ? loadb_{d}({p}) : {s.other}"
+        if s.mode == "shared":
+            return f"hany({active}) ? select_{d}({s.guard}, loadb_{d}({p}), {s.other}) : {s.other}"
         step = "1" if s.mode == "unit" else self.index(s.step)
         slow = f"loadg_{d}({p}, {step}, {active}, {s.other})"
         if self.tail or s.mode != "unit":

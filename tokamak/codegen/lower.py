@@ -618,6 +618,8 @@ class _Tree:
         guard = self.emit(e.guard, block) if e.guard is not None else None
         other = self.emit(e.other, block) if e.guard is not None else None
         address, mode, step, at = self._address(e.index[0], block, e.node, guard.var if guard else None)
+        if mode == "splat" and guard is not None and self.vector in e.guard.free:
+            mode = "shared"
         var = self.low.fresh()
         statement = Read(var, self.low.memory(e.node), e.dtype, address, mode, step, at, guard.var if guard else None, other.var if other else None)
         entries = [x for x in (guard, other) if x is not None]
