@@ -18,7 +18,7 @@ from ..ir.expr import Op, Reduce, Scan, walk
 from ..ir.graph import Opaque, Result
 from ..runtime.program import Launch
 from ..schedule.body import Body, exprs_of
-from .names import group_names, module, operations, value_name
+from .names import group_names, module, operations
 from .record import GraphRecord, Source, source_of, sources_of
 
 
@@ -99,7 +99,7 @@ def _words(record: GraphRecord, graph, kernel: Kernel, launch: Launch | None) ->
     """What each parameter is: the user's name of a tensor, the text of a number."""
     for n, p in enumerate(kernel.params):
         if p.kind == "memory":
-            yield value_name(record, graph, p.source.node)
+            yield record.label(graph, p.source.node)
         else:
             yield launch.words[n][1] if launch is not None else str(p.source)
 
@@ -142,7 +142,7 @@ def accesses(record: GraphRecord, graph, kernel: Kernel, hints: Hints, cache: in
     def access(name: str, phases: dict) -> Access:
         moved = sum(sum(p.values()) if sum(touched[n].values()) > cache else max(p.values()) for n, p in phases.items())
         fewest = max(b for p in phases.values() for b in p.values())
-        return Access(value_name(record, graph, memories[name]), type_text(memories[name]), fewest, moved)
+        return Access(record.label(graph, memories[name]), type_text(memories[name]), fewest, moved)
     made = [(written, access(m, p)) for (m, written), p in passes.items()]
     return tuple(a for written, a in made if not written), tuple(a for written, a in made if written)
 

@@ -62,12 +62,6 @@ def module(origins) -> str:
     return ".".join(shared)
 
 
-def value_name(record: GraphRecord, graph: Graph, node) -> str:
-    """The user's name of a node's value, else its name in the captured graph."""
-    name = getattr(node, "name", "") or graph.origin(node).name or "constant"
-    return record.label(name)
-
-
 def size_text(count: float) -> str:
     """Bytes in the unit that leaves one to three digits before the point."""
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -40,7 +40,8 @@ def summary(e: Explanation) -> Iterator[Text]:
     calls, before, after = sum(g.calls for g in e.graphs), e.before, e.after
     yield Text(f"{plural(len(e.frames), 'capture')} by Dynamo, {plural(len(e.breaks), 'graph break')}, {len(e.recompiles)} captured again", "bold")
     yield Text(f"{plural(calls, 'operation')} became {plural(len(e.kernels), 'kernel')} and {plural(len(e.opaque), 'call')} of torch", "bold")
-    yield Text(f"tensors read or written: {before.accesses} -> {after.accesses}; bytes: {size_text(before.bytes)} -> {size_text(after.bytes)}", "bold")
+    moved = f"bytes: {size_text(before.bytes)} -> {size_text(after.bytes)}"
+    yield Text(f"tensors read or written: {before.accesses} -> {after.accesses}; {moved}", "bold")
 
 
 def place(s: Source | None) -> str:
@@ -64,7 +65,8 @@ def graph(g: GraphInfo) -> Iterator:
     if g.eager:
         yield Text(g.eager, "yellow")
     if g.kernels:
-        table = Table(Column("kernel", overflow="fold"), "operations", "lines", "reads", "writes", "over fewest", "FLOPs", "built", box=None, pad_edge=False)
+        columns = ("operations", "lines", "reads", "writes", "over fewest", "FLOPs", "built")
+        table = Table(Column("kernel", no_wrap=True), *columns, box=None, pad_edge=False)
         for k in g.kernels:
             table.add_row(*kernel_row(k))
         yield table
