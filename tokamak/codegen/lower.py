@@ -16,7 +16,7 @@ from ..ir.dtype import BOOL, F32, F64, I64, compute_type
 from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Random, Reduce, Scalar, Scan, walk
 from ..ir.index import Axis, Fetch as FetchAtom, FloorDiv, Index, Max, Min, Mod, Size, as_index
 from ..schedule.body import Body, Memory, Store
-from ..schedule.schedule import Schedule
+from ..schedule.schedule import LANE_SCANS, Schedule
 from .kernel import (Accumulator, Buffer, Convert, Fetch, Finish, Fold, IndexValue, Kernel, Let, Loop, Param, Partial, PartialRead,
                      PartialUpdate, Phase, Prefix, RandomValue, Read, Splat, Write)
 
@@ -409,7 +409,7 @@ class _Tree:
             inner.memo[s] = _Entry(names[s.component], inner, len(inner.loops))
             return
         along_lanes = s.along is self.vector
-        if along_lanes and (self.block or s.monoid not in ("sum", "prod", "max", "min")):
+        if along_lanes and (self.block or s.monoid not in LANE_SCANS):
             raise Unschedulable("a scan of this kind along the vector axis")
         free = [a for a in self._inner(s.free) if a is not s.along]
         needs = self._needs(*s.args)

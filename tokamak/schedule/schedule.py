@@ -66,6 +66,7 @@ def choose(b: Body, hints: Hints, target) -> Schedule:
     return Schedule(parallel, vector, block, order, unrolled, lanes)
 
 
+LANE_SCANS = ("sum", "prod", "max", "min")      # what a register's lanes can be scanned with
 UNROLL = 8              # a window's extent up to which its loop is written with a constant trip count
 TILE = 64               # rows of a tile that is read across its lines: 64 lines of 64 bytes stay in the first-level cache while all their elements are used
 BLOCK = 4096            # elements of a pointwise block: long enough to hide loop overhead, short enough to share out evenly
@@ -130,8 +131,9 @@ def vector_axis(b: Body, hints: Hints, target) -> Axis | None:
     """The axis to run along lanes: the one along which most bytes are contiguous, if it is long enough to fill a register; scans along
     the only long axis are vectorised too."""
     scans = {e.along for e in walk(*exprs_of(b)) if isinstance(e, Scan)}
+    serial = {e.along for e in walk(*exprs_of(b)) if isinstance(e, Scan) and e.monoid not in LANE_SCANS}
     updates = any(s.monoid is not None for s in b.stores)      # lanes may not meet in one element: only along axes of the result
-    score: dict[Axis, int] = {a: 0 for a in b.axes if not updates or a in b.parallel}
+    score: dict[Axis, int] = {a: 0 for a in b.axes if a not in serial and (not updates or a in b.parallel)}
     for _, address, size in strides_of(b):
         elements = hints.count(address.axes())
         for a in score:
