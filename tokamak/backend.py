@@ -82,7 +82,7 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Op
     captured = trace("capture", capture.graph())
     graph = trace("simplify", simplify(captured, options.policy))
     graph = trace("inline", inline(graph, options.policy))
-    planned = trace("fuse", plan(graph, machine))
+    planned = trace("fuse", plan(graph, machine, options.policy))
     scheduled = trace("schedule", schedule_plan(planned, machine, options.policy))
     lowered = trace("lower", lower_plan(scheduled, machine, options.policy))
     built = trace("render", render_plan(lowered))
