@@ -6,6 +6,7 @@ never derive a decision again.
 from __future__ import annotations
 
 import contextlib
+import operator
 import re
 import time
 from collections.abc import Iterator
@@ -239,7 +240,14 @@ def output_nodes(gm: fx.GraphModule) -> tuple:
 
 def output_labels(gm: fx.GraphModule, inputs: tuple[str, ...]) -> tuple[str, ...]:
     """The user's name of each output, '' for what has none."""
-    return tuple(described(d, inputs) for d in gm.graph.output_node().meta.get("desc") or ())
+    descriptions = gm.graph.output_node().meta.get("desc") or ()
+    return tuple(described(d, inputs) or result_name(n) for n, d in zip(output_nodes(gm), descriptions))
+
+
+def result_name(node) -> str:
+    """A name for one result of a call that has several, by which a later graph calls it too."""
+    taken = isinstance(node, fx.Node) and node.target is operator.getitem
+    return f"{node.name} ({node.args[0].name})" if taken else ""
 
 
 def viewed(node: fx.Node) -> fx.Node | None:
