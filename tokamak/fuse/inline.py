@@ -9,26 +9,26 @@ from __future__ import annotations
 
 from ..ir.dtype import F32
 from ..ir.expr import Cast, Const, Expr, Load, Op, Reduce, Rewriter, Scan, walk
-from ..ir.graph import Compute, Graph, Opaque, Result, Scatter, View, Write, elements, is_pointwise, reads
+from ..ir.graph import Compute, Graph, Opaque, Result, Scatter, View, Write, is_pointwise, reads
 from ..ir.index import Axis, as_index
 from ..ir.rewrite import Simplifier
-from .cost import Hints, is_heavy, weight
+from .cost import estimates, is_heavy, weight
 from .plan import pinned_nodes
 
 SMALL = 4           # operations below which computing again is cheaper than any memory traffic
 GROWN = 160         # operations to which an inlined expression may grow
 
 
-def inline(graph: Graph, policy: str = "fast") -> Graph:
+def inline(graph: Graph, target) -> Graph:
     """`graph` with producers moved into their readers; nodes that nobody reads any more are gone."""
-    return _Inliner(graph, policy).run()
+    return _Inliner(graph, target).run()
 
 
 class _Inliner:
-    def __init__(self, graph: Graph, policy: str):
+    def __init__(self, graph: Graph, target):
         self.graph = graph
-        self.simplify = Simplifier(policy)
-        self.hints = Hints(graph.hints)
+        self.simplify = Simplifier()
+        self.hints = estimates(graph, target)
         self.pinned = pinned_nodes(graph)
         self.uses: dict = {}
         for n in graph.nodes:
@@ -98,7 +98,7 @@ class _Inliner:
         if len(uses) > 1 or cost > GROWN:
             return False
         reader, _ = uses[0]
-        return self._domain(reader) <= self.hints(elements(n)) * 1.01 or (cheap and cost == 0)
+        return self._domain(reader) <= self.hints.extents(n.shape) * 1.01 or (cheap and cost == 0)
 
     def _domain(self, reader) -> int:
         """How many elements a reader evaluates, its folded axes included."""

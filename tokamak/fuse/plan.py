@@ -11,7 +11,7 @@ from itertools import count
 from ..ir.expr import Load, Reduce, Scan, walk
 from ..ir.graph import Compute, Graph, Input, Opaque, Result, Scatter, View, reads
 from .axes import Group, Member, Unifier, singleton
-from .cost import GRAIN, Hints, best_roles, contiguous_axis, node_bytes, parallelism, row_bytes, weight
+from .cost import GRAIN, best_roles, contiguous_axis, estimates, node_bytes, parallelism, row_bytes, weight
 from .legal import Roles
 from .reason import Decision, Reason
 
@@ -49,7 +49,7 @@ def plan(graph: Graph, target) -> Plan:
 class _Planner:
     def __init__(self, graph: Graph, target):
         self.graph, self.target = graph, target
-        self.hints = Hints(graph.hints)
+        self.hints = estimates(graph, target)
         self.fresh = count(1000)
         self.pinned = pinned_nodes(graph)
         self.position = {n: i for i, n in enumerate(graph.nodes)}
