@@ -5,7 +5,7 @@ from typing import Iterable
 
 from ..ir import ops
 from ..ir.expr import Expr, Load, Op, Reduce, Scan, walk
-from ..ir.graph import Compute, Scatter
+from ..ir.graph import Compute, Graph, Opaque, Scatter, View
 from ..ir.index import Axis, Index, Size, evaluate
 from .axes import Group, Member
 from .legal import Roles, candidates
@@ -63,6 +63,19 @@ def _sizes(i: Index) -> set:
 def node_bytes(node, hints: Hints) -> int:
     """Bytes of a tensor node."""
     return hints.extents(node.shape) * node.dtype.bytes
+
+
+def pinned_nodes(graph: Graph) -> set:
+    """Nodes that need memory whatever is fused: outputs, written values, what opaque calls and scatters (as base) are handed."""
+    found = {o.node for o in graph.outputs if isinstance(o, View)} | {w.source.node for w in graph.writes}
+    for n in graph.nodes:
+        if isinstance(n, Opaque):
+            found.update(n.reads)
+        elif isinstance(n, Scatter):
+            found.add(n)
+            if not hasattr(n.base, "free"):
+                found.add(n.base)
+    return found
 
 
 def weight(e: Expr) -> int:

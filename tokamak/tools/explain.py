@@ -15,14 +15,13 @@ from torch.utils._pytree import tree_leaves
 from ..backend import backend
 from ..ir.graph import Opaque, Result
 from .kernels import KernelInfo, Memory, Opaqued, kernels, memory_operations, opaques, plan_of, recomputed_calls
-from .names import value_name
 from .record import Frame, GraphRecord, Recompile, Recorder, Source, recording, source_of
 
 
 @dataclass(frozen=True)
 class Edge:
-    """A value that one kernel (or call of torch) writes and another reads. `code`: a key of `fuse.reason.CODES`; `kind`: illegal, infeasible, unprofitable
-    or not attempted; `reason` in words; `bytes`: the value's."""
+    """A value that one kernel (or call of torch) writes and another reads. `code`: a key of `fuse.reason.CODES`; `kind`: illegal, infeasible,
+    unprofitable or not attempted; `reason` in words; `bytes`: the value's."""
     producer: str
     consumer: str
     code: str
@@ -35,8 +34,8 @@ class Edge:
 
 @dataclass(frozen=True)
 class GraphInfo:
-    """One compiled graph. `kind`: forward, backward or inference; `capture`: the id of its Frame; `eager`: why torch runs it, if it does; `calls`: how many
-    operations eager runs, views aside; `seconds`: stage -> what it took, `build` with the C compiler's time."""
+    """One compiled graph. `kind`: forward, backward or inference; `capture`: the id of its Frame; `eager`: why torch runs it, if it does; `calls`:
+    how many operations eager runs, views aside; `seconds`: stage -> what it took, `build` with the C compiler's time."""
     name: str
     kind: str
     capture: str
@@ -122,15 +121,15 @@ def edges(record: GraphRecord) -> Iterator[Edge]:
 def _end(record: GraphRecord, graph, node) -> str:
     """A value with the operation that makes it."""
     op = graph.origin(node.opaque if isinstance(node, Result) else node).op
-    name = value_name(record, graph, node)
+    name = record.label(graph, node)
     return f"{name} ({op})" if op and (isinstance(node, Opaque) or op.split(".")[0] not in name) else name
 
 
 # -- running the program -------------------------------------------------------------------------------------------------
 def explain(model: Callable, *inputs, also: Sequence[tuple] = (), **kwargs) -> Explanation:
     """Compiles `model` (a module or function) for `inputs`, runs it once, backward too where a result requires gradients, and says what became of it.
-    `also`: further argument tuples to call it with, to see what Dynamo captures again and why. The model really runs: buffers and random state change;
-    gradients are computed but not accumulated. Compiled functions of the process are compiled again at their next call."""
+    `also`: further argument tuples to call it with, to see what Dynamo captures again and why. The model really runs: buffers and random state
+    change; gradients are computed but not accumulated. Compiled functions of the process are compiled again at their next call."""
     torch._dynamo.reset()
     original = getattr(model, "_orig_mod", None) or getattr(model, "_torchdynamo_orig_callable", None) or model
     try:

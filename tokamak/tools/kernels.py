@@ -16,9 +16,10 @@ from ..fuse.cost import Hints, node_bytes
 from ..ir import ops
 from ..ir.expr import Op, Reduce, Scan, walk
 from ..ir.graph import Opaque, Result
+from ..ir.index import Index, Size
 from ..runtime.program import Launch
 from ..schedule.body import Body, exprs_of
-from .names import group_names, module, operations, value_name
+from .names import group_names, module, operations
 from .record import GraphRecord, Source, source_of, sources_of
 
 
@@ -99,7 +100,7 @@ def _words(record: GraphRecord, graph, kernel: Kernel, launch: Launch | None) ->
     """What each parameter is: the user's name of a tensor, the text of a number."""
     for n, p in enumerate(kernel.params):
         if p.kind == "memory":
-            yield value_name(record, graph, p.source.node)
+            yield record.label(graph, p.source.node)
         else:
             yield launch.words[n][1] if launch is not None else str(p.source)
 
@@ -142,7 +143,7 @@ def accesses(record: GraphRecord, graph, kernel: Kernel, hints: Hints, cache: in
     def access(name: str, phases: dict) -> Access:
         moved = sum(sum(p.values()) if sum(touched[n].values()) > cache else max(p.values()) for n, p in phases.items())
         fewest = max(b for p in phases.values() for b in p.values())
-        return Access(value_name(record, graph, memories[name]), type_text(memories[name]), fewest, moved)
+        return Access(record.label(graph, memories[name]), type_text(memories[name]), fewest, moved)
     made = [(written, access(m, p)) for (m, written), p in passes.items()]
     return tuple(a for written, a in made if not written), tuple(a for written, a in made if written)
 
@@ -160,13 +161,18 @@ def _footprint(s: Read | Write, phase: Phase, loops: tuple, node, hints: Hints) 
     """Bytes that all iterations of an access reach, each once, and those of one parallel iteration."""
     parallel = {a for a, _ in phase.parallel}
     around = {*parallel, *(loop.axis for loop in loops)}
-    axes = around if s.mode == "gather" else s.address.axes() & around
+    axes = around if s.mode == "gather" or fetched(s.address) else s.address.axes() & around
     size = node.dtype.bytes
     whole = min(hints.count(axes) * size, node_bytes(node, hints))
     part = hints.count(a for a in axes if a not in parallel and not (phase.block and a is phase.vector)) * size
     if phase.block and phase.vector in axes:
         part *= min(phase.block, hints(phase.vector.extent))
     return whole, min(part, whole)
+
+
+def fetched(address: Index) -> bool:
+    """Does an address hold an index that the kernel has read from memory (f0, ...)?"""
+    return any(isinstance(a, Size) and a.name.startswith("f") for a in address.atoms())
 
 
 # -- opaque calls and totals ---------------------------------------------------------------------------------------------
@@ -184,7 +190,7 @@ def opaques(record: GraphRecord) -> list[Opaqued]:
             made = [n for n in graph.nodes if isinstance(n, Result) and n.opaque is s]
             moved = () if at.name in views else (*s.reads, *made)
             out.append(Opaqued(at.name, at.op, s.reason, 0 if at.name in views else len(s.reads), 0 if at.name in views else len(made),
-                               sum(node_bytes(n, hints) for n in moved), source_of(at), at.module))
+                               sum(node_bytes(n, hints) for n in moved), source_of(at), module((at,))))
     return out
 
 

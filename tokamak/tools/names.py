@@ -5,7 +5,7 @@ from ..fuse.axes import Group
 from ..fuse.plan import Plan
 from ..ir.expr import Reduce, Scan, walk
 from ..ir.graph import Graph, Origin, Scatter
-from .record import AtenCall, GraphRecord
+from .record import AtenCall, GraphRecord, user_name
 
 FAMILIES = {
     "poi": "pointwise",
@@ -53,19 +53,13 @@ def operations(graph: Graph, nodes, calls: tuple[AtenCall, ...]) -> list[Origin]
 
 def module(origins) -> str:
     """The module path that all of `origins` that have one share."""
-    paths = [o.module.split(".") for o in origins if o.module]
+    paths = [user_name(o.module).split(".") for o in origins if o.module]
     if not paths:
         return ""
     shared = paths[0]
     for path in paths[1:]:
         shared = shared[:next((i for i, (a, b) in enumerate(zip(shared, path)) if a != b), min(len(shared), len(path)))]
     return ".".join(shared)
-
-
-def value_name(record: GraphRecord, graph: Graph, node) -> str:
-    """The user's name of a node's value, else its name in the captured graph."""
-    name = getattr(node, "name", "") or graph.origin(node).name or "constant"
-    return record.label(name)
 
 
 def size_text(count: float) -> str:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 from rich.console import Console, Group
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from .explain import Explanation, GraphInfo
@@ -16,6 +16,7 @@ from .record import Source
 
 LONGEST = 20         # rows of the tables of edges and opaque calls: the most expensive; the JSON has all
 WIDTH = 140
+BUILT = {"compiled": "compiled", "cache": "from the cache", "process": "known"}
 
 
 def text(e: Explanation) -> str:
@@ -40,7 +41,8 @@ def summary(e: Explanation) -> Iterator[Text]:
     calls, before, after = sum(g.calls for g in e.graphs), e.before, e.after
     yield Text(f"{plural(len(e.frames), 'capture')} by Dynamo, {plural(len(e.breaks), 'graph break')}, {len(e.recompiles)} captured again", "bold")
     yield Text(f"{plural(calls, 'operation')} became {plural(len(e.kernels), 'kernel')} and {plural(len(e.opaque), 'call')} of torch", "bold")
-    yield Text(f"tensors read or written: {before.accesses} -> {after.accesses}; bytes: {size_text(before.bytes)} -> {size_text(after.bytes)}", "bold")
+    moved = f"bytes: {size_text(before.bytes)} -> {size_text(after.bytes)}"
+    yield Text(f"tensors read or written: {before.accesses} -> {after.accesses}; {moved}", "bold")
 
 
 def place(s: Source | None) -> str:
@@ -64,7 +66,7 @@ def graph(g: GraphInfo) -> Iterator:
     if g.eager:
         yield Text(g.eager, "yellow")
     if g.kernels:
-        table = Table(Column("kernel", overflow="fold"), "operations", "lines", "reads", "writes", "over fewest", "FLOPs", "built", box=None, pad_edge=False)
+        table = Table("kernel", "reads", "writes", "over fewest", "FLOPs", "built", box=None, pad_edge=False)
         for k in g.kernels:
             table.add_row(*kernel_row(k))
         yield table
@@ -74,11 +76,18 @@ def kernel_row(k: KernelInfo) -> tuple[str, ...]:
     counts: dict[str, int] = {}
     for op in k.operations:
         counts[op.split(".")[0]] = counts.get(op.split(".")[0], 0) + 1
-    lines = dict.fromkeys(map(place, k.sources))
-    built = {"compiled": time_text(k.compile_seconds), "cache": "from the cache", "process": "known"}.get(k.how, "")
-    return (f"{k.name}\n  {k.module}" if k.module else k.name, " ".join(op if n == 1 else f"{op}*{n}" for op, n in counts.items()), " ".join(lines),
-            size_text(sum(a.bytes for a in k.reads)), size_text(sum(a.bytes for a in k.writes)), f"{k.bytes / k.fewest:.2f}" if k.fewest else "",
-            count_text(k.flops), built)
+    called = " ".join(op if n == 1 else f"{op}*{n}" for op, n in counts.items())
+    about = "  ".join(filter(None, (k.module, called, places(k.sources))))
+    return (f"{k.name}\n    {about}", size_text(sum(a.bytes for a in k.reads)), size_text(sum(a.bytes for a in k.writes)),
+            f"{k.bytes / k.fewest:.2f}" if k.fewest else "", count_text(k.flops), BUILT.get(k.how, ""))
+
+
+def places(sources: tuple[Source, ...]) -> str:
+    """Lines by file: model.py:3,5."""
+    files: dict[str, list[str]] = {}
+    for s in sources:
+        files.setdefault(os.path.basename(s.file), []).append(str(s.line))
+    return " ".join(f"{file}:{','.join(lines)}" for file, lines in files.items())
 
 
 def edge_table(e: Explanation) -> Iterator:

@@ -13,7 +13,7 @@ from ..ir.text import print_graph
 from ..runtime.program import source
 from . import annotate
 from .kernels import kernels, launch_steps, plan_of
-from .names import group_names, size_text, value_name
+from .names import group_names, size_text
 from .record import GraphRecord
 
 
@@ -42,12 +42,12 @@ def _step(record: GraphRecord, plan: Plan, step, names: dict[Group, str]) -> lis
     for m in step.members:
         ops = dict.fromkeys(o.op for o in reversed(graph.origins.get(m.node, ())))
         kept = f", stored, {size_text(node_bytes(m.node, hints))}" if m.node in plan.stores[step] else ""
-        lines.append(f"    {value_name(record, graph, m.node)} = {' '.join(ops)}{kept}")
+        lines.append(f"    {record.label(graph, m.node)} = {' '.join(ops)}{kept}")
     return lines
 
 
 def edge_text(record: GraphRecord, plan: Plan, d: Decision) -> str:
-    producer, consumer = (value_name(record, plan.graph, n) for n in (d.producer, d.consumer))
+    producer, consumer = (record.label(plan.graph, n) for n in (d.producer, d.consumer))
     return f"{producer} -> {consumer}: {size_text(d.bytes)}, {d.reason.kind}: {d.reason}"
 
 
@@ -100,5 +100,5 @@ STAGE_TEXTS: dict[str, Callable[[GraphRecord], str]] = {
 
 
 def exact_text(record: GraphRecord) -> str:
-    """The C of each kernel as it is built."""
-    return "\n".join(b.text for b in record.values["render"].values())
+    """The C of each kernel as it is built, vocabulary and all."""
+    return "\n".join("".join((*b.prelude, b.text)) for b in record.values["render"].values())
