@@ -17,6 +17,7 @@ test: $(VENV)/installed-test
 	$(VENV)/bin/python -m pytest tests $(PYTEST_FLAGS)
 
 $(VENV)/installed: pyproject.toml constraints.txt
+	@echo 'installing torch and tokamak into $(VENV)'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) -e .
 	touch $@

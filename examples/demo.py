@@ -13,11 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from accounting import Traffic, eager_traffic, planned
+from accounting import eager_memory, least_bytes
 from programs import EXAMPLES, Example
 from rich.console import Console
 from rich.table import Table
 from torch import nn
+
+from tokamak.tools.kernels import Memory, memory_operations, opaques, plan_of
+from tokamak.tools.record import recording
 
 SECONDS = 0.5          # of calls to time, for each column of a row
 NUMBERS = "no one two three four five six seven eight nine ten eleven twelve".split()
@@ -27,8 +30,8 @@ NUMBERS = "no one two three four five six seven eight nine ten eleven twelve".sp
 class Row:
     """What was counted and measured of one example. `least`: bytes that any way of running the graphs moves; errors are relative to the largest value."""
     name: str
-    eager: Traffic
-    fused: Traffic
+    eager: Memory
+    fused: Memory
     opaque: int
     least: int
     eager_ms: float
@@ -81,19 +84,27 @@ def median_ms(fn: Callable[[], object]) -> float:
     return sorted(times)[len(times) // 2] * 1e3
 
 
+def count(eager: Callable, fused: Callable) -> tuple[Memory, Memory, int, int]:
+    """Runs both once: (eager's memory operations, tokamak's, calls of torch among these, fewest bytes possible)."""
+    before = eager_memory(eager)
+    with recording() as recorder:
+        fused()
+    graphs = recorder.graphs
+    after = sum((memory_operations(r)[1] for r in graphs), Memory())
+    return before, after, sum(len(opaques(r)) for r in graphs), sum(least_bytes(plan_of(r).graph) for r in graphs)
+
+
 def measure(example: Example) -> Row:
     torch.manual_seed(0)
-    program, args = example.make()
     torch._dynamo.reset()
+    program, args = example.make()
     eager = runner(program, args, example.backward)
     fused = runner(program, args, example.backward, lambda f: torch.compile(f, backend="tokamak"))
-    wanted, found = exact(program, args, example.backward), eager()
-    eager_error = error(found, wanted)
-    del found
-    before, plan = eager_traffic(eager), planned(runner, program, args, example.backward)
-    fused_error = error(fused(), wanted)
+    counts = count(eager, fused)
+    wanted = exact(program, args, example.backward)
+    errors = error(eager(), wanted), error(fused(), wanted)
     del wanted
-    return Row(example.name, before, plan.traffic, plan.opaque, plan.least, median_ms(eager), median_ms(fused), eager_error, fused_error)
+    return Row(example.name, *counts, median_ms(eager), median_ms(fused), *errors)
 
 
 def mebibytes(count: int) -> str:
@@ -102,7 +113,7 @@ def mebibytes(count: int) -> str:
 
 def table(rows: list[Row]) -> Table:
     out = Table(title="tokamak: what eager runs → what is left", title_justify="left", header_style="bold")
-    out.add_column("program")
+    out.add_column("program", no_wrap=True)
     for head in ("eager\noperations", "kernels\n(+ calls of torch)", "memory\noperations", "MiB moved", "fewest\npossible", "ms eager →\ntokamak", "eager /\ntokamak",
                  "largest error\neager → tokamak"):
         out.add_column(head, justify="right")
@@ -132,7 +143,7 @@ Times: medians of this run on {threads} threads; other work on the machine shows
 
 def main() -> None:
     rows = [measure(e) for e in EXAMPLES]
-    console = Console(width=max(Console().width, 150), highlight=False)
+    console = Console(width=max(Console().width, 160), highlight=False)
     console.print(table(rows))
     console.print(sentence(rows[0]))
     console.print(CAPTION.format(threads=torch.get_num_threads()))

@@ -65,8 +65,8 @@ def mlp(features: int, hidden: int) -> nn.Module:
 ROWS, WIDTH = 8192, 1024
 
 
-def _matrices(count: int, rows: int = ROWS, width: int = WIDTH) -> tuple[torch.Tensor, ...]:
-    return tuple(torch.randn(rows, width) for _ in range(count))
+def _matrices(count: int, rows: int | None = None, width: int = WIDTH) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.randn(rows or ROWS, width) for _ in range(count))
 
 
 EXAMPLES = (

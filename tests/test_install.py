@@ -15,8 +15,8 @@ pytestmark = pytest.mark.skipif(INSTALLED is None, reason="the package is not in
 
 BY_NAME = """
 import sys, torch
-f = torch.compile(lambda x: torch.relu(x) * 2, backend="tokamak")
 assert "tokamak" not in sys.modules
+f = torch.compile(lambda x: torch.relu(x) * 2, backend="tokamak")
 x = torch.randn(8, 9)
 assert torch.equal(f(x), torch.relu(x) * 2)
 print("tokamak" in sys.modules)

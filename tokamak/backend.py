@@ -4,6 +4,7 @@
 """
 from __future__ import annotations
 
+import importlib
 import itertools
 import warnings
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from torch import fx
 from .capture import aot, tables  # noqa: F401 (tables fill the registry)
 from .capture.fx import Capture, Unsupported
 from .codegen.host import host_program
-from .codegen.stages import SYMBOL, lower_plan, render_plan, schedule_plan
+from .codegen.stages import lower_plan, render_plan, schedule_plan
 from .errors import CompilerMissing, OptionError
 from .fuse.inline import inline
 from .fuse.plan import plan
@@ -78,17 +79,24 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Op
     machine = trace("target", target())
     trace("aten", gm)
     capture = Capture(gm, options.policy, name, table={} if options.opaque_only else None)
-    graph = trace("capture", capture.graph())
-    graph = trace("simplify", simplify(graph, options.policy))
+    captured = trace("capture", capture.graph())
+    graph = trace("simplify", simplify(captured, options.policy))
     graph = trace("inline", inline(graph, options.policy))
     planned = trace("fuse", plan(graph, machine))
     scheduled = trace("schedule", schedule_plan(planned, machine, options.policy))
     lowered = trace("lower", lower_plan(scheduled, machine, options.policy))
     built = trace("render", render_plan(lowered))
-    program = trace("program", host_program(lowered.plan, built, capture.constants))
-    units = {b.key: Unit(b.key, b.text, SYMBOL) for b in built.values()}
+    check = _checker(options)
+    program = trace("program", host_program(check.watched(lowered.plan) if check else lowered.plan, built, capture.constants))
+    units = {b.key: Unit(b.key, b.text, prelude=b.prelude) for b in built.values()}
     kernels = build(list(units.values()), cache_dir=options.cache_dir, cc=options.cc, report=partial(trace, "unit"))
-    return trace("build", assemble(program, kernels, _POOL if options.pool else None))
+    call = assemble(program, kernels, _POOL if options.pool else None)
+    return trace("build", check.checked(call, captured, lowered.plan, capture.constants) if check else call)
+
+
+def _checker(options: Options):
+    """The module that checks calls, only loaded where it is asked for; or None."""
+    return importlib.import_module(".check", __package__) if options.check else None
 
 
 def _require_plain(inputs: Sequence[Any]) -> None:

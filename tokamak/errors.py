@@ -20,3 +20,7 @@ class BuildError(TokamakError):
 
 class InternalError(Exception):
     """A bug in tokamak: an invariant does not hold. The graph falls back to eager with one warning, or raises under TOKAMAK_STRICT=1."""
+
+
+class CheckFailed(InternalError):
+    """Under TOKAMAK_CHECK=1: a call computed something else than the program means."""

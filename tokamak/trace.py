@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from . import log
-from .options import Options
+from .options import STAGES, Options
 from .tools import show
 from .tools.record import Frame, GraphRecord, frame_record
 
@@ -41,7 +41,8 @@ def tracer(name: str, kind: str, frame: Frame | None, options: Options) -> Trace
             for topic in TOPICS_AT.get(stage, ()):
                 if log.wanted(options, topic):
                     log.say(options, topic, name, show.TOPICS[topic](record))
-            record.resume()
+            if stage in STAGES:
+                record.resume()
         if stage == options.until:
             raise Stopped
         return value

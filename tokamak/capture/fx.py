@@ -482,7 +482,7 @@ def origin(node: fx.Node) -> Origin:
             line = int(number) if number.isdigit() else 0
             code = lines[i + 1].strip() if i + 1 < len(lines) else ""
             break
-    stack = node.meta.get("nn_module_stack") or {}
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     path = list(stack.values())[-1][0] if stack else ""
     target = node.target
     op = target.__name__ if isinstance(target, torch._ops.OpOverload) else str(getattr(target, "__name__", target))

@@ -11,19 +11,23 @@ from ..ir.dtype import BOOL, F32, F64, I64, DType
 from ..ir.index import Axis, FloorDiv, Index, Max, Min, Mod
 from .c_memory import register
 from .c_ops import c_op, can_fail
-from .c_prelude import fragments_in, prelude
+from .c_prelude import fragments_in, pieces
 from .kernel import (BLOCK, Accumulator, Buffer, Convert, Fetch, Finish, Fold, IndexValue, Kernel, Let, Loop, Partial, PartialRead,
                      PartialUpdate, Phase, Prefix, RandomValue, Read, Splat, Write)
 
-_JOB = """\
-typedef struct { const int64_t *w; int64_t threads, next, error; void *partial[@]; int64_t copies; } tk_job;
+TICKETS = 16            # shares of a kernel with partial results
+PARTIALS = 64           # arrays of partial results that a kernel may have
+
+_JOB = f"""\
+typedef struct {{ const int64_t *w; int64_t tickets, next, error, copies; void *partial[{PARTIALS}]; }} tk_job;
 extern void *malloc(unsigned long); extern void free(void *);
 """
 
 
-def render(kernel: Kernel, name: str) -> str:
-    """The complete C text of `kernel` as function `name`."""
-    return Printer(kernel, name).text()
+def render(kernel: Kernel, name: str) -> tuple[tuple[str, ...], str]:
+    """(prelude, text): the C text of `kernel` as function `name`, and the pieces of text that stand before it."""
+    text = Printer(kernel, name).text()
+    return (*pieces(fragments_in(text, kernel.lanes) | {"threads"}, kernel.lanes), _JOB), text
 
 
 class Printer:
@@ -41,8 +45,7 @@ class Printer:
         for n, p in enumerate(self.k.phases):
             body.append(self._phase(p, n))
         body.append(self._entry())
-        text = _JOB.replace("@", str(max(2 * len(self.partial_slot), 1))) + "\n".join(body)
-        return prelude(fragments_in(text, self.k.lanes) | {"threads"}, self.k.lanes) + text
+        return "\n".join(body)
 
     # -- integers ---------------------------------------------------------------------------------------------------------
     def index(self, i: Index) -> str:
@@ -104,7 +107,7 @@ class Printer:
         inner = "\n".join("    " + x for x in lines)
         params = "\n".join("  " + x for x in self._params(inner))
         return (f"static void {self.name}_{number}(void *data) {{\n  tk_job *job = data; const int64_t *w = job->w; int64_t *error = &job->error;\n{params}\n"
-                f"  for (int64_t ticket; (ticket = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED)) < job->threads;) {{\n{inner}\n  }}\n}}")
+                f"  for (int64_t ticket; (ticket = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED)) < job->tickets;) {{\n{inner}\n  }}\n}}")
 
     def _parallel(self, extents, body: list[str]) -> list[str]:
         """The loops of one ticket's share, as one counter with the coordinates carried along."""
@@ -112,7 +115,7 @@ class Printer:
             return ["if (ticket == 0) {", *("  " + x for x in body), "}"]
         out = [f"const int64_t e{n} = {e};" for n, (_, e) in enumerate(extents)]
         total = " * ".join(f"e{n}" for n in range(len(extents)))
-        out.append(f"int64_t total = {total}, lo = total * ticket / job->threads, hi = total * (ticket + 1) / job->threads, rest = lo;")
+        out.append(f"int64_t total = {total}, lo = total * ticket / job->tickets, hi = total * (ticket + 1) / job->tickets, rest = lo;")
         for n in reversed(range(len(extents))):
             v = extents[n][0]
             out.append(f"int64_t {v} = " + (f"e{n} ? rest % e{n} : 0; rest = e{n} ? rest / e{n} : 0;" if n else "rest;"))
@@ -131,15 +134,17 @@ class Printer:
         for n, p in enumerate(self.k.phases):
             total = " * ".join([f"({self.index(e)})" for _, e in p.parallel] + ([f"((({self.index(p.extent)}) + {p.block - 1}) / {p.block})"] if p.block else []))
             lines.append(f"{{ int64_t work = {self.index(p.work)}, total = {total or '1'};")
-            lines.append(f"  job.threads = work < {self.k.grain} ? 1 : tk_max(1, tk_min(threads, total)); job.next = 0;")
+            # partial results: as many shares whatever the number of threads, so that sums do not depend on it
+            shares = TICKETS if p.partials else "threads"
+            lines.append(f"  job.tickets = work < {self.k.grain} ? 1 : tk_max(1, tk_min({shares}, total)); job.next = 0;")
             for q in p.partials:
                 slot = self.partial_slot[q]
-                lines.append(f"  job.copies = job.threads; job.partial[{slot}] = malloc(job.threads * ({self.index(q.size)} + W) * sizeof({stored_type(_kept(q))}));")
+                lines.append(f"  job.copies = job.tickets; job.partial[{slot}] = malloc(job.tickets * ({self.index(q.size)} + W) * sizeof({stored_type(_kept(q))}));")
                 frees.append(f"free(job.partial[{slot}]);")
                 if q.monoid.startswith("arg"):
-                    lines.append(f"  job.partial[{slot + 1}] = malloc(job.threads * ({self.index(q.size)} + W) * 8);")
+                    lines.append(f"  job.partial[{slot + 1}] = malloc(job.tickets * ({self.index(q.size)} + W) * 8);")
                     frees.append(f"free(job.partial[{slot + 1}]);")
-            lines.append(f"  tk_parallel({self.name}_{n}, &job, job.threads); }}")
+            lines.append(f"  tk_parallel({self.name}_{n}, &job, tk_min(threads, job.tickets)); }}")
         lines += frees
         lines.append("return job.error ? 1 + __builtin_ctzll(job.error) : 0;")
         inner = "\n".join("  " + x for x in lines)
@@ -209,7 +214,7 @@ class Printer:
     def _fetch(self, s: Fetch) -> str:
         code = f"(int64_t)1 << {min(s.code - 1, 61)}"
         if s.scalar:
-            active = f"{s.guard}[0]" if s.guard else "1"
+            active = f"hany({self._active(s.guard)})" if s.guard else "1"
             return f"const int64_t {s.var} = tk_index({s.arg}[0], {self.index(s.bound)}, {active}, error, {code});"
         return f"v_i64 {s.var} = tk_indices({s.arg}, {self.index(s.bound)}, {self._active(s.guard)}, error, {code});"
 
@@ -237,6 +242,8 @@ class Printer:
             return f"loadgi_{d}({p}, {s.at}, {active}, {s.other})"
         if s.mode == "splat":
             return f"{s.guard}[0] ? loadb_{d}({p}) : {s.other}"
+        if s.mode == "shared":
+            return f"hany({active}) ? select_{d}({s.guard}, loadb_{d}({p}), {s.other}) : {s.other}"
         step = "1" if s.mode == "unit" else self.index(s.step)
         slow = f"loadg_{d}({p}, {step}, {active}, {s.other})"
         if self.tail or s.mode != "unit":
@@ -245,8 +252,6 @@ class Printer:
 
     def _write(self, s: Write) -> list[str]:
         p, d = self._pointer(s.memory, s.address), s.dtype
-        if s.memory in self.buffers and d is BOOL:
-            d = BOOL
         value = s.value
         before: list[str] = []
         if s.monoid not in (None, "last"):
@@ -255,6 +260,8 @@ class Printer:
         n, tail = (", n", "n") if self.tail else ("", "")
         if s.guard is not None and s.mode == "splat":
             return [f"if ({s.guard}[0]) {{", *("  " + x for x in before), f"  store1_{d}({p}, {value});", "}"]
+        if s.guard is not None and s.mode == "gather":
+            return [*before, f"storegi_{d}({p}, {s.at}, {value}, {self._active(s.guard)});"]
         if s.guard is not None:
             step = "1" if s.mode == "unit" else self.index(s.step)
             return [*before, f"storeg_{d}({p}, {step}, {value}, {self._active(s.guard)});"]
@@ -332,18 +339,10 @@ class Printer:
         args = self._masked(a.monoid, d, s.args) if s.along and self.tail else list(s.args)
         v = register(d)
         if a.monoid.startswith("arg"):
-            return [*self._take_last(a.monoid, d, a.var, f"{a.var}i", args[0], args[1]), f"{v} {s.vars[0]} = {a.var}; v_i64 {s.vars[1]} = {a.var}i;"]
+            return [*self._take(a.monoid, d, a.var, f"{a.var}i", args[0], args[1]), f"{v} {s.vars[0]} = {a.var}; v_i64 {s.vars[1]} = {a.var}i;"]
         if not s.along:
             return [f"{a.var} = {self.combine(a.monoid, d, a.var, args[0])};", f"{v} {s.vars[0]} = {a.var};"]
         return [f"{v} {s.vars[0]} = {self.combine(a.monoid, d, a.var, f'scan{a.monoid}_{d}({args[0]})')};", f"{a.var} = splat_{d}({s.vars[0]}[W - 1]);"]
-
-    def _take_last(self, monoid, d, va, ia, vb, ib) -> list[str]:
-        """As `_take`, but of equal values the later index: cummax and cummin."""
-        v, better = register(d), "ge" if monoid == "argmax" else "le"
-        nan = f" | isnan_{d}(tv)" if d.is_float else ""
-        keep = f" & ~(isnan_{d}({va}) & ~isnan_{d}(tv))" if d.is_float else ""
-        return [f"{{ {v} tv = {vb}; v_i64 ti = {ib}; v_bool take = ({better}_{d}(tv, {va}){nan}){keep}; "
-                f"{va} = select_{d}(take, tv, {va}); {ia} = select_i64(take, ti, {ia}); }}"]
 
     # -- partial results ----------------------------------------------------------------------------------------------------
     def _partial_start(self, q: Partial) -> list[str]:

@@ -1,7 +1,7 @@
 """C fragments: accesses under a mask, checked indices, integer helpers of addresses.
 
     loadg_D(p, stride, guard, other)  loadgi_D(p, index, guard, other): lanes where guard is false are not read and are `other`
-    storeg_D(p, stride, value, guard): only lanes where guard holds are written
+    storeg_D(p, stride, value, guard)  storegi_D(p, index, value, guard): only lanes where guard holds are written
     tk_index(i, bound, active, error, code)  tk_indices(...): i, clamped to 0 .. bound - 1; `code` is ORed into *error where an active one was outside
     tk_div tk_mod: rounding down, divisor positive      tk_min tk_max
 """
@@ -44,4 +44,6 @@ def fragments(lanes: int) -> dict[str, str]:
                               f"  for (int k = 0; k < W; k++) if (guard[k]) buf[k] = p[index[k]];\n  return select_{d}(guard, {widen}, other); }}")
         out[f"storeg_{d}"] = (f"{slow} void storeg_{d}({ctype} *p, int64_t stride, {v} v, v_bool guard) {{\n  {ctype} buf[W]; *(u_{raw} *)buf = {narrow};\n"
                               f"  for (int k = 0; k < W; k++) if (guard[k]) p[k * stride] = buf[k]; }}")
+        out[f"storegi_{d}"] = (f"{slow} void storegi_{d}({ctype} *p, v_i64 index, {v} v, v_bool guard) {{\n  {ctype} buf[W]; *(u_{raw} *)buf = {narrow};\n"
+                               f"  for (int k = 0; k < W; k++) if (guard[k]) p[index[k]] = buf[k]; }}")
     return out

@@ -1,6 +1,7 @@
 """A kernel's C for people to read: the statements that are built, in one plain loop nest.
 
-Left out are the vocabulary, the sharing of iterations among threads, and the second copy of each vector loop for its ragged end; `c.render` has it all.
+Left out are the vocabulary, the sharing of iterations among threads, and the second copy of each vector loop for its ragged end;
+`c.render` has it all.
 """
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ class _Listing(Printer):
             depth += 1
         if p.block:
             high = self.index(p.extent)
-            out.append("  " * depth + _commented(f"for (int64_t b0 = 0, b1; b0 < {high}; b0 += {p.block}) {{ b1 = tk_min(b0 + {p.block}, {high});", "in parallel"))
+            head = f"for (int64_t b0 = 0, b1; b0 < {high}; b0 += {p.block}) {{ b1 = tk_min(b0 + {p.block}, {high});"
+            out.append("  " * depth + _commented(head, "in parallel"))
             depth += 1
         out += ["  " * depth + line for s in p.body for line in self._statement(s)]
         return out + ["  " * n + "}" for n in reversed(range(depth))]

@@ -63,15 +63,21 @@ def fragments_in(text: str, lanes: int) -> set[str]:
     return {w for w in _WORD.findall(text) if w in table}
 
 
-def prelude(names: Iterable[str], lanes: int) -> str:
-    """C text that defines the fragments `names` for registers of `lanes` lanes. KeyError for a name that is no fragment."""
+def pieces(names: Iterable[str], lanes: int) -> tuple[str, ...]:
+    """C texts that define the fragments `names` for registers of `lanes` lanes: the common head, then each fragment behind those that it uses.
+    KeyError for a name that is no fragment."""
     table, done = fragments(lanes), {}
 
     def visit(name: str) -> None:
         if name not in done:
             for used in _uses(name, lanes):
                 visit(used)
-            done[name] = table[name]
+            done[name] = table[name] + "\n"
     for name in sorted(set(names)):
         visit(name)
-    return _head(lanes) + "\n".join(done.values()) + "\n"
+    return (_head(lanes), *done.values())
+
+
+def prelude(names: Iterable[str], lanes: int) -> str:
+    """The pieces as one text."""
+    return "".join(pieces(names, lanes))

@@ -21,11 +21,12 @@ ERRORS = {"index": (IndexError, "index out of range"), "division": (RuntimeError
 
 @dataclass(frozen=True, eq=False)
 class Built:
-    """A kernel of the plan: its text under the canonical name, and the `key` that stands for the text."""
+    """A kernel of the plan: its text, which stands behind the pieces of `prelude`, and the `key` that stands for both: the function's name."""
     group: Group
     kernel: Kernel
     text: str
     key: str
+    prelude: tuple[str, ...]
 
 
 def host_program(plan: Plan, built: dict[Group, Built], constants: dict[Input, torch.Tensor]) -> Program:

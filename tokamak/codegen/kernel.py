@@ -87,7 +87,8 @@ class Fetch:
 @dataclass(frozen=True)
 class Read:
     """var = memory[address]. `mode`: 'splat' (one element), 'unit' (along the vector axis), 'strided' (`step` apart), 'gather' (`at`: i64 register of
-    offsets from `address`). With `guard` (a bool register) lanes where it is false are not read and are `other`."""
+    offsets from `address`). With `guard` (a bool register) lanes where it is false are not read and are `other`; 'shared' is 'splat' with a guard that
+    differs between lanes."""
     var: str
     memory: str
     dtype: DType

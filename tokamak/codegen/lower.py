@@ -293,8 +293,6 @@ class _Tree:
         value = self.emit(s.expr, block)
         guard = self.emit(s.guard, block).var if s.guard is not None else None
         address, mode, step, at = self._address(s.address, block, s.memory, guard)
-        if s.monoid is not None and mode in ("gather", "strided") and mode == "gather":
-            raise Unschedulable("a scatter across lanes")
         block.items.append(Write(self.low.memory(s.memory), s.memory.dtype, address, mode, value.var, step, at, s.monoid, guard))
 
     def _place_fold(self, f: Reduce) -> None:
@@ -369,6 +367,8 @@ class _Tree:
             size = size * low.extent(a)
         partial = Partial(low.fresh("q"), f.monoid, f.args[0].dtype, size)
         self.partials.append(partial)
+        if len(self.partials) > 24:
+            raise Unschedulable("too many partial results")
         mode = "unit" if self.vector is not None and self.vector in f.free else "splat"
         home.items.append(PartialUpdate(partial, address, mode, names))
         self.made[f] = (partial, axes)
@@ -617,6 +617,8 @@ class _Tree:
         guard = self.emit(e.guard, block) if e.guard is not None else None
         other = self.emit(e.other, block) if e.guard is not None else None
         address, mode, step, at = self._address(e.index[0], block, e.node, guard.var if guard else None)
+        if mode == "splat" and guard is not None and self.vector in e.guard.free:
+            mode = "shared"
         var = self.low.fresh()
         statement = Read(var, self.low.memory(e.node), e.dtype, address, mode, step, at, guard.var if guard else None, other.var if other else None)
         entries = [x for x in (guard, other) if x is not None]

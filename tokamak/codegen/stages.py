@@ -85,13 +85,14 @@ def taken_apart(plan: Plan, g: Group, why: str, target) -> tuple[Plan, list[Grou
     return Plan(plan.graph, tuple(steps), stores, roles, decisions), parts
 
 
-SYMBOL = "kernel"
+_PLACEHOLDER = "tk_kernel"
 
 
 def render_plan(lowered: Lowered) -> dict[Group, Built]:
-    """C text of every kernel, under one canonical name: equal kernels have equal text."""
+    """C text of every kernel, named by what it says: equal kernels have equal text, whatever program they come from."""
     out = {}
     for g, k in lowered.kernels.items():
-        text = render(k, SYMBOL)
-        out[g] = Built(g, k, text, "k" + hashlib.sha256(text.encode()).hexdigest()[:16])
+        prelude, text = render(k, _PLACEHOLDER)
+        key = "k" + hashlib.sha256("".join((*prelude, text)).encode()).hexdigest()[:16]
+        out[g] = Built(g, k, text.replace(_PLACEHOLDER, key), key, prelude)
     return out

@@ -11,6 +11,7 @@ from ..ir.dtype import F32
 from ..ir.expr import Cast, Const, Expr, Load, Op, Reduce, Rewriter, Scan, walk
 from ..ir.graph import Compute, Graph, Opaque, Result, Scatter, View, Write, elements, is_pointwise, reads
 from ..ir.index import Axis, as_index
+from ..ir.rewrite import Simplifier
 from .cost import Hints, is_heavy, weight
 from .plan import pinned_nodes
 
@@ -25,7 +26,8 @@ def inline(graph: Graph, policy: str = "fast") -> Graph:
 
 class _Inliner:
     def __init__(self, graph: Graph, policy: str):
-        self.graph, self.policy = graph, policy
+        self.graph = graph
+        self.simplify = Simplifier(policy)
         self.hints = Hints(graph.hints)
         self.pinned = pinned_nodes(graph)
         self.uses: dict = {}
@@ -55,14 +57,14 @@ class _Inliner:
 
     def _rebuild(self, n):
         if isinstance(n, Compute):
-            expr = self._rewriter(n)(n.expr)
+            expr = self.simplify.root(self._rewriter(n)(n.expr))
             if n not in self.pinned and is_pointwise(n) and self._moves(n, expr):
                 return expr
             return Compute(n.shape, n.strides, expr, n.device, n.tag)
         if isinstance(n, Scatter):
             rw = self._rewriter(n)
             base = n.base if isinstance(n.base, Expr) else self.new[n.base]
-            return Scatter(base, n.shape, n.strides, n.domain, tuple(rw.index(i) for i in n.index), rw(n.value), n.monoid,
+            return Scatter(base, n.shape, n.strides, n.domain, tuple(rw.index(i) for i in n.index), self.simplify.root(rw(n.value)), n.monoid,
                            rw(n.guard) if n.guard is not None else None, n.device)
         if isinstance(n, Opaque):
             fix = lambda x: _map(x, lambda v: self._view(v) if isinstance(v, View) else v)
@@ -80,7 +82,7 @@ class _Inliner:
                     self.origins[reader].extend(self.origins.get(e.node, ()))
                     return substituted(e, e.node.axes, made)
                 return Load(made, e.index, e.guard, e.other) if made is not e.node else None
-            return widened(e, self.policy)
+            return None
         return Rewriter(leaf=leaf)
 
     def _moves(self, n: Compute, expr: Expr) -> bool:
@@ -132,20 +134,16 @@ def substituted(load: Load, axes: tuple[Axis, ...], made: Expr) -> Expr:
 
 
 def under_guard(e: Expr, guard: Expr) -> Expr:
-    """`e` with every load in it done only where `guard` holds: its indices may be out of range elsewhere."""
+    """`e` with every load in it done only where `guard` holds: its indices may be out of range elsewhere. Integers are divided by 1 there, since a
+    load that is not done gives 0."""
     def leaf(x: Expr):
+        if isinstance(x, Op) and x.name in ("floordiv", "truncdiv", "mod", "rem") and x.dtype.is_int:
+            return Op(x.name, x.args[0], Op("where", guard, x.args[1], Const(1, x.dtype)))
         if isinstance(x, Load) and x.node.shape:
             both = guard if x.guard is None or x.guard is guard else Op("and", guard, x.guard)
             return Load(x.node, x.index, both, x.other if x.guard is not None else Const(0, x.dtype))
         return None
     return Rewriter(leaf=leaf)(e)
-
-
-def widened(e: Expr, policy: str) -> Expr | None:
-    """Policy `fast`: an operation's own 16-bit rounding is dropped where the value is read back in a wider type."""
-    if policy == "fast" and isinstance(e, Cast) and isinstance(e.arg, Cast) and e.arg.implicit and e.arg.arg.dtype is e.dtype:
-        return e.arg.arg
-    return None
 
 
 def _map(value, leaf):

@@ -39,7 +39,7 @@ class Evaluation:
 
 def evaluate(graph: Graph, inputs: list, *, constants: Mapping[Input, np.ndarray] | None = None,
              opaque: Callable[[Opaque, tuple, dict], tuple] | None = None, sizes: Mapping[str, int] | None = None,
-             random: Callable | None = None) -> Evaluation:
+             random: Callable | None = None, observe: Callable | None = None) -> Evaluation:
     """Evaluates `graph`.
 
     inputs     match graph.inputs: arrays for Input nodes (their logical shape; bf16 as float32), numbers for names
@@ -48,6 +48,7 @@ def evaluate(graph: Graph, inputs: list, *, constants: Mapping[Input, np.ndarray
                array (or None) for each of call.results
     sizes      further sizes, by name
     random     `random(kind, seed, counter) -> float32 array` in place of the language's Philox
+    observe    `observe(node, value, values) -> array` sees every tensor as it is made, and says what its readers get
 
     Raises IndexError for a gather or scatter out of range, ZeroDivisionError for an integer division by zero, InternalError for a malformed graph.
     """
@@ -56,6 +57,8 @@ def evaluate(graph: Graph, inputs: list, *, constants: Mapping[Input, np.ndarray
     with np.errstate(all="ignore"):
         for node in graph.nodes:
             run.node(node)
+            if observe is not None and isinstance(node, (Compute, Scatter, Result)):
+                run.values[node] = observe(node, run.values[node], run.values)
         outputs = [run.argument(o) for o in graph.outputs]
         writes = {w.target: run.view(w.source) for w in graph.writes}
     return Evaluation(outputs, run.values, writes)

@@ -17,7 +17,7 @@ from ..ir.dtype import DType
 from ..ir.expr import Cast, Coord, Expr, Load, Random, Reduce, Rewriter, Scan, walk
 from ..ir.graph import Scatter
 from ..ir.index import Axis, Fetch, Index, as_index
-from ..fuse.inline import widened
+from ..ir.rewrite import Simplifier
 from ..ir.expr import Const, Op
 from ..ir.dtype import F32
 
@@ -75,18 +75,18 @@ def body(group: Group, stored: tuple, parallel: frozenset, memories: dict, polic
             if expr.dtype.is_half:
                 return Cast(expr.dtype, Op("where", e.guard, Cast(F32, expr), Const(e.other.value, F32)))
             return Op("where", e.guard, expr, e.other)
-        return widened(e, policy)
-    rewrite = Rewriter(leaf=leaf)
+        return None
+    rewrite, simplify = Rewriter(leaf=leaf), Simplifier(policy)
     out: list[Store] = []
     base = None
     for m in group.members:
-        expr = rewrite(m.expr)
+        expr = simplify.root(rewrite(m.expr))
         keep = m.node in stored
         if keep and isinstance(expr, Cast) and expr.implicit:
             expr = Cast(expr.dtype, expr.arg)
         made[m.node] = (m, expr)
         if isinstance(m.node, Scatter):
-            base = _scatter_base(m, memory, parallel)
+            base = _scatter_base(m, memory)
             out.append(Store(memory(m.node), flat(tuple(rewrite.index(i) for i in m.index), m.node.strides), expr, m.free, m.node.monoid,
                              rewrite(m.guard) if m.guard is not None else None))
         elif keep:
@@ -102,14 +102,14 @@ def flat(index: tuple[Index, ...], strides: tuple[Index, ...]) -> Index:
     return total
 
 
-def _scatter_base(m: Member, memory, parallel) -> Store:
-    """The store that fills a scatter's result with its base, over axes of its own (dimensions that are parallel keep their axis)."""
+def _scatter_base(m: Member, memory) -> Store:
+    """The store that fills a scatter's result with its base: a phase of its own, over all of the result and so over axes of its own."""
     node = m.node
     fresh = count(max((a.id for a in m.free), default=0) + 100000)
-    dims = tuple(i if any(as_index(a) is i for a in parallel) else as_index(Axis(next(fresh), s)) if s != 1 else as_index(0)
-                 for i, s in zip(m.index, node.shape))
+    dims = tuple(as_index(Axis(next(fresh), s)) if s != 1 else as_index(0) for s in node.shape)
     value = node.base if isinstance(node.base, Expr) else Load(memory(node.base), (flat(dims, node.base.strides),))
-    return Store(memory(node), flat(dims, node.strides), value, frozenset(a for d in dims for a in d.axes()))
+    axes = tuple(a for d in dims for a in d.axes())
+    return coalesce(Body(axes, (Store(memory(node), flat(dims, node.strides), value, frozenset(axes)),), frozenset(axes))).stores[0]
 
 
 def exprs_of(b: Body) -> list[Expr]:

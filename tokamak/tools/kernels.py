@@ -16,9 +16,10 @@ from ..fuse.cost import Hints, node_bytes
 from ..ir import ops
 from ..ir.expr import Op, Reduce, Scan, walk
 from ..ir.graph import Opaque, Result
+from ..ir.index import Index, Size
 from ..runtime.program import Launch
 from ..schedule.body import Body, exprs_of
-from .names import family, kernel_name, module, operations, value_name
+from .names import group_names, module, operations
 from .record import GraphRecord, Source, source_of, sources_of
 
 
@@ -46,7 +47,8 @@ class Opaqued:
 
 @dataclass(frozen=True)
 class KernelInfo:
-    """One kernel of a graph. `words`: what it is launched with, by the name in the C text; `key` stands for its text; `how` it was built."""
+    """One kernel of a graph. `words`: what it is launched with, by the name in the C text; `key` stands for its text; `how` it was built.
+    `bytes`: what its loops move; `fewest`: each memory once."""
     name: str
     key: str
     operations: tuple[str, ...]
@@ -59,22 +61,16 @@ class KernelInfo:
     words: tuple[tuple[str, str], ...]
     how: str
     compile_seconds: float
-
-    @property
-    def bytes(self) -> int:
-        return sum(a.bytes for a in (*self.reads, *self.writes))
-
-    @property
-    def fewest(self) -> int:
-        return sum(a.fewest for a in (*self.reads, *self.writes))
+    bytes: int
+    fewest: int
 
 
 def kernels(record: GraphRecord) -> list[KernelInfo]:
     """The kernels of a graph in running order; none when the compile stopped before they were lowered."""
     lowered = record.values.get("lower")
     groups = [s for s in lowered.plan.steps if isinstance(s, Group)] if lowered is not None else []
-    launches = launch_steps(record)
-    return [_info(record, g, n, launches.get(g)) for n, g in enumerate(groups)]
+    names, launches = group_names(record, lowered.plan) if groups else {}, launch_steps(record)
+    return [_info(record, g, names[g], launches.get(g)) for g in groups]
 
 
 def launch_steps(record: GraphRecord) -> dict[Group, Launch]:
@@ -86,23 +82,25 @@ def launch_steps(record: GraphRecord) -> dict[Group, Launch]:
     return dict(zip(groups, (s for s in program.steps if isinstance(s, Launch)), strict=True))
 
 
-def _info(record: GraphRecord, g: Group, number: int, launch: Launch | None) -> KernelInfo:
+def _info(record: GraphRecord, g: Group, name: str, launch: Launch | None) -> KernelInfo:
     lowered = record.values["lower"]
     graph, (body, schedule), kernel = lowered.plan.graph, lowered.bodies[g], lowered.kernels[g]
-    hints, made = Hints(graph.hints), operations(graph, g.nodes(), record.calls)
-    ops_ = tuple(o.op for o in made)
-    reads, writes = accesses(record, graph, kernel, hints, getattr(record.values.get("target"), "l2", 0))
+    hints, origins = Hints(graph.hints), operations(graph, g.nodes(), record.calls)
+    reads, writes = accesses(record, graph, kernel, hints, record.values["target"].l2)
     build = record.units.get(launch.kernel) if launch is not None else None
-    return KernelInfo(kernel_name(family(lowered, g), ops_, number), launch.kernel if launch is not None else "", ops_, sources_of(made), module(made),
-                      reads, writes, flops(body, hints), str(schedule), tuple(zip((p.name for p in kernel.params), _words(record, graph, kernel, launch))),
-                      build.how if build is not None else "", build.seconds if build is not None else 0.0)
+    return KernelInfo(
+        name=name, key=launch.kernel if launch is not None else "", operations=tuple(o.op for o in origins),
+        sources=sources_of(origins), module=module(origins), reads=reads, writes=writes, flops=flops(body, hints), schedule=str(schedule),
+        words=tuple(zip((p.name for p in kernel.params), _words(record, graph, kernel, launch))),
+        how=build.how if build is not None else "", compile_seconds=build.seconds if build is not None else 0.0,
+        bytes=sum(a.bytes for a in (*reads, *writes)), fewest=sum(a.fewest for a in (*reads, *writes)))
 
 
 def _words(record: GraphRecord, graph, kernel: Kernel, launch: Launch | None) -> Iterator[str]:
     """What each parameter is: the user's name of a tensor, the text of a number."""
     for n, p in enumerate(kernel.params):
         if p.kind == "memory":
-            yield value_name(record, graph, p.source.node)
+            yield record.label(graph, p.source.node)
         else:
             yield launch.words[n][1] if launch is not None else str(p.source)
 
@@ -145,8 +143,9 @@ def accesses(record: GraphRecord, graph, kernel: Kernel, hints: Hints, cache: in
     def access(name: str, phases: dict) -> Access:
         moved = sum(sum(p.values()) if sum(touched[n].values()) > cache else max(p.values()) for n, p in phases.items())
         fewest = max(b for p in phases.values() for b in p.values())
-        return Access(value_name(record, graph, memories[name]), type_text(memories[name]), fewest, moved)
-    return (tuple(access(m, p) for (m, written), p in passes.items() if not written), tuple(access(m, p) for (m, written), p in passes.items() if written))
+        return Access(record.label(graph, memories[name]), type_text(memories[name]), fewest, moved)
+    made = [(written, access(m, p)) for (m, written), p in passes.items()]
+    return tuple(a for written, a in made if not written), tuple(a for written, a in made if written)
 
 
 def _statements(items, loops: tuple) -> Iterator[tuple[Any, tuple]]:
@@ -162,13 +161,18 @@ def _footprint(s: Read | Write, phase: Phase, loops: tuple, node, hints: Hints) 
     """Bytes that all iterations of an access reach, each once, and those of one parallel iteration."""
     parallel = {a for a, _ in phase.parallel}
     around = {*parallel, *(loop.axis for loop in loops)}
-    axes = around if s.mode == "gather" else s.address.axes() & around
+    axes = around if s.mode == "gather" or fetched(s.address) else s.address.axes() & around
     size = node.dtype.bytes
     whole = min(hints.count(axes) * size, node_bytes(node, hints))
     part = hints.count(a for a in axes if a not in parallel and not (phase.block and a is phase.vector)) * size
     if phase.block and phase.vector in axes:
         part *= min(phase.block, hints(phase.vector.extent))
     return whole, min(part, whole)
+
+
+def fetched(address: Index) -> bool:
+    """Does an address hold an index that the kernel has read from memory (f0, ...)?"""
+    return any(isinstance(a, Size) and a.name.startswith("f") for a in address.atoms())
 
 
 # -- opaque calls and totals ---------------------------------------------------------------------------------------------
@@ -186,7 +190,7 @@ def opaques(record: GraphRecord) -> list[Opaqued]:
             made = [n for n in graph.nodes if isinstance(n, Result) and n.opaque is s]
             moved = () if at.name in views else (*s.reads, *made)
             out.append(Opaqued(at.name, at.op, s.reason, 0 if at.name in views else len(s.reads), 0 if at.name in views else len(made),
-                               sum(node_bytes(n, hints) for n in moved), source_of(at), at.module))
+                               sum(node_bytes(n, hints) for n in moved), source_of(at), module((at,))))
     return out
 
 

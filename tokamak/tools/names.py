@@ -1,11 +1,11 @@
 """Names for people: kernels in Inductor's family form, values by the user's names, bytes and times in units."""
 from __future__ import annotations
 
-from ..codegen.stages import Lowered
 from ..fuse.axes import Group
+from ..fuse.plan import Plan
 from ..ir.expr import Reduce, Scan, walk
 from ..ir.graph import Graph, Origin, Scatter
-from .record import AtenCall, GraphRecord
+from .record import AtenCall, GraphRecord, user_name
 
 FAMILIES = {
     "poi": "pointwise",
@@ -17,8 +17,8 @@ FAMILIES = {
 LONGEST = 6         # operations that a kernel's name spells out
 
 
-def family(lowered: Lowered, group: Group) -> str:
-    """The kind of kernel that `group` became, a key of FAMILIES."""
+def family(plan: Plan, group: Group) -> str:
+    """The kind of kernel that `group` becomes, a key of FAMILIES."""
     if any(isinstance(m.node, Scatter) for m in group.members):
         return "sca"
     folds = [e for m in group.members for e in walk(*m.roots()) if isinstance(e, (Reduce, Scan))]
@@ -26,8 +26,15 @@ def family(lowered: Lowered, group: Group) -> str:
         return "poi"
     if any(isinstance(e, Scan) for e in folds):
         return "scn"
-    roles = lowered.plan.roles[group]
+    roles = plan.roles[group]
     return "per" if roles.parallel and not roles.accumulating else "red"
+
+
+def group_names(record: GraphRecord, plan: Plan) -> dict[Group, str]:
+    """The name of each group's kernel."""
+    groups = [s for s in plan.steps if isinstance(s, Group)]
+    called = {g: tuple(o.op for o in operations(plan.graph, g.nodes(), record.calls)) for g in groups}
+    return {g: kernel_name(family(plan, g), called[g], n) for n, g in enumerate(groups)}
 
 
 def kernel_name(kind: str, operations: tuple[str, ...], number: int) -> str:
@@ -46,19 +53,13 @@ def operations(graph: Graph, nodes, calls: tuple[AtenCall, ...]) -> list[Origin]
 
 def module(origins) -> str:
     """The module path that all of `origins` that have one share."""
-    paths = [o.module.split(".") for o in origins if o.module]
+    paths = [user_name(o.module).split(".") for o in origins if o.module]
     if not paths:
         return ""
     shared = paths[0]
     for path in paths[1:]:
         shared = shared[:next((i for i, (a, b) in enumerate(zip(shared, path)) if a != b), min(len(shared), len(path)))]
     return ".".join(shared)
-
-
-def value_name(record: GraphRecord, graph: Graph, node) -> str:
-    """The user's name of a node's value, else its name in the captured graph."""
-    name = getattr(node, "name", "") or graph.origin(node).name or "constant"
-    return record.label(name)
 
 
 def size_text(count: float) -> str:

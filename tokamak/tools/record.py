@@ -16,8 +16,8 @@ import torch
 from torch import fx
 
 from ..capture.fx import origin
-from ..ir.graph import Origin
-from ..options import scope
+from ..ir.graph import Graph, Origin, View
+from ..options import STAGES, scope
 from ..runtime.build import Build
 
 
@@ -72,7 +72,8 @@ class Recompile:
 @dataclass
 class GraphRecord:
     """One compiled graph. `values`: stage -> what it made; `seconds`: stage -> what it took. `calls`: the aten calls; `labels`: value -> the user's
-    name of it ('x', 'gradient of fc.weight'). `units`: kernel key -> how it was built. `eager`: why torch runs the graph, if it does."""
+    name of it ('x', 'gradient of fc.weight'); `outputs`: those of the outputs, in order. `units`: kernel key -> how it was built.
+    `eager`: why torch runs the graph, if it does."""
     name: str
     kind: str
     frame: Frame | None = None
@@ -80,32 +81,40 @@ class GraphRecord:
     seconds: dict[str, float] = field(default_factory=dict)
     calls: tuple[AtenCall, ...] = ()
     labels: dict[str, str] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
     units: dict[str, Build] = field(default_factory=dict)
     eager: str = ""
     _since: float = field(default_factory=time.perf_counter, repr=False)
+    _named: Graph | None = field(default=None, repr=False)             # the graph whose outputs `_by_node` holds
+    _by_node: dict[Any, str] = field(default_factory=dict, repr=False)
 
     def add(self, stage: str, value) -> None:
-        """Keeps the value of `stage`, which ends now."""
-        now = time.perf_counter()
+        """Keeps the value of `stage`, which ends now; also what is no stage: the `target`, each `unit` that was built, why torch runs the graph."""
         if stage == "unit":
             self.units[value.name] = value
             return
         if stage == "eager":
             self.eager = value
             return
-        self.seconds[stage] = now - self._since
         self.values[stage] = value
+        if stage in STAGES:
+            self.seconds[stage] = time.perf_counter() - self._since
         if stage == "aten":
             self.calls = tuple(aten_calls(value))
-            self.labels = labels(value, self.frame.inputs if self.frame else ())
+            inputs = self.frame.inputs if self.frame else ()
+            self.labels, self.outputs = labels(value, inputs), output_labels(value, inputs)
 
     def resume(self) -> None:
         """The next stage begins now: what recording and printing took is no stage's."""
         self._since = time.perf_counter()
 
-    def label(self, name: str) -> str:
-        """The user's name of value `name`, or `name`."""
-        return self.labels.get(name) or name
+    def label(self, graph: Graph, node) -> str:
+        """The user's name of a node's value in one of the stages' graphs, else its name in the captured graph."""
+        if self._named is not graph:
+            pairs = [(o.node, text) for o, text in zip(graph.outputs, self.outputs) if isinstance(o, View) and text]
+            self._named, self._by_node = graph, dict(reversed(pairs))
+        name = getattr(node, "name", "") or graph.origin(node).name or "constant"
+        return self.labels.get(name) or self._by_node.get(node) or name
 
 
 class Recorder:
@@ -130,8 +139,14 @@ def recording(**options) -> Iterator[Recorder]:
 
 def recompiles(metrics) -> list[Recompile]:
     """The captures among Dynamo's `metrics` that were not the first of their code."""
-    return [Recompile(str(m.compile_id), m.co_name or "", Source(m.co_filename or "", m.co_firstlineno or 0), guard_text(m.recompile_reason))
+    place = lambda m: Source(m.co_filename or "", m.co_firstlineno or 0)
+    return [Recompile(str(m.compile_id), code_name(m.co_name or ""), place(m), guard_text(m.recompile_reason))
             for m in metrics if getattr(m, "recompile_reason", None)]
+
+
+def code_name(name: str) -> str:
+    """The name of a function; of the rest of one behind a graph break, for which Dynamo makes a function of its own, in words."""
+    return re.sub(r"^torch_dynamo_resume_in_(.+)_at_(\d+)$", r"\1 behind line \2", name)
 
 
 def guard_text(reason: str) -> str:
@@ -208,17 +223,23 @@ def size_hint(extent) -> int:
 
 def labels(gm: fx.GraphModule, inputs: tuple[str, ...]) -> dict[str, str]:
     """Value of the aten graph -> the user's name of it, for inputs and outputs. `inputs`: the names of Dynamo's inputs."""
-    found: dict[str, str] = {}
-    for node in gm.graph.nodes:
-        if node.op == "placeholder":
-            found[node.name] = described(node.meta.get("desc"), inputs)
-        elif node.op == "output":
-            outputs = node.args[0] if isinstance(node.args[0], (tuple, list)) else (node.args[0],)
-            for n, desc in zip(outputs, node.meta.get("desc") or ()):
-                while isinstance(n, fx.Node) and not found.get(n.name):
-                    found[n.name] = described(desc, inputs)
-                    n = viewed(n)
+    found = {n.name: described(n.meta.get("desc"), inputs) for n in gm.graph.nodes if n.op == "placeholder"}
+    for node, text in zip(output_nodes(gm), output_labels(gm, inputs)):
+        while isinstance(node, fx.Node) and not found.get(node.name):
+            found[node.name] = text
+            node = viewed(node)
     return {name: label for name, label in found.items() if label}
+
+
+def output_nodes(gm: fx.GraphModule) -> tuple:
+    """What the graph returns: FX nodes and plain values."""
+    found = gm.graph.output_node().args[0]
+    return tuple(found) if isinstance(found, (tuple, list)) else (found,)
+
+
+def output_labels(gm: fx.GraphModule, inputs: tuple[str, ...]) -> tuple[str, ...]:
+    """The user's name of each output, '' for what has none."""
+    return tuple(described(d, inputs) for d in gm.graph.output_node().meta.get("desc") or ())
 
 
 def viewed(node: fx.Node) -> fx.Node | None:

@@ -13,7 +13,7 @@ from ..ir.text import print_graph
 from ..runtime.program import source
 from . import annotate
 from .kernels import kernels, launch_steps, plan_of
-from .names import size_text, value_name
+from .names import group_names, size_text
 from .record import GraphRecord
 
 
@@ -25,40 +25,41 @@ def graph_text(record: GraphRecord) -> str:
 def fusion_text(record: GraphRecord) -> str:
     """The groups with their members, then every edge with what was decided, the most expensive first."""
     plan = plan_of(record)
-    lines = [line for n, step in enumerate(plan.steps) for line in _step(record, plan, n, step)]
+    names = group_names(record, plan)
+    lines = [line for step in plan.steps for line in _step(record, plan, step, names)]
     split = sorted((d for d in plan.decisions if d.reason is not None), key=lambda d: -d.bytes)
     joined = [d for d in plan.decisions if d.reason is None]
-    lines.append(f"{len(joined)} edges fused, {size_text(sum(d.bytes for d in joined))} that no memory holds or one kernel reads back from its caches")
+    if joined:
+        lines.append(f"{len(joined)} edges within kernels: {size_text(sum(d.bytes for d in joined))} are not read back from memory")
     return "\n".join([*lines, *(edge_text(record, plan, d) for d in split)])
 
 
-def _step(record: GraphRecord, plan: Plan, number: int, step) -> list[str]:
+def _step(record: GraphRecord, plan: Plan, step, names: dict[Group, str]) -> list[str]:
     graph, hints = plan.graph, Hints(plan.graph.hints)
     if isinstance(step, Opaque):
-        return [f"step {number}: torch runs {graph.origin(step).op}: {step.reason}"]
-    lines = [f"step {number}: a kernel of {len(step.members)} value{'s' if len(step.members) > 1 else ''}"]
+        return [f"torch runs {graph.origin(step).op}: {step.reason}"]
+    lines = [names[step]]
     for m in step.members:
-        names = dict.fromkeys(o.op for o in reversed(graph.origins.get(m.node, ())))
+        ops = dict.fromkeys(o.op for o in reversed(graph.origins.get(m.node, ())))
         kept = f", stored, {size_text(node_bytes(m.node, hints))}" if m.node in plan.stores[step] else ""
-        lines.append(f"    {value_name(record, graph, m.node)} = {' '.join(names)}{kept}")
+        lines.append(f"    {record.label(graph, m.node)} = {' '.join(ops)}{kept}")
     return lines
 
 
 def edge_text(record: GraphRecord, plan: Plan, d: Decision) -> str:
-    producer, consumer = (value_name(record, plan.graph, n) for n in (d.producer, d.consumer))
+    producer, consumer = (record.label(plan.graph, n) for n in (d.producer, d.consumer))
     return f"{producer} -> {consumer}: {size_text(d.bytes)}, {d.reason.kind}: {d.reason}"
 
 
 def schedule_text(record: GraphRecord) -> str:
     """The schedule of each kernel, with what its axes are."""
     value = record.values.get("lower") or record.values["schedule"]
-    named = iter(kernels(record)) if "lower" in record.values else None
-    lines = []
+    names, lines = group_names(record, value.plan), []
     for g in value.plan.steps:
         if isinstance(g, Group):
             schedule = value.bodies[g][1]
             axes = ", ".join(f"i{n} < {a.extent!r}" for n, a in enumerate(schedule.order))
-            lines.append(f"{next(named).name if named else 'group'}: {schedule}  over {axes or 'one element'}")
+            lines.append(f"{names[g]}: {schedule}  over {axes or 'one element'}")
     return "\n".join(lines)
 
 
@@ -96,3 +97,8 @@ STAGE_TEXTS: dict[str, Callable[[GraphRecord], str]] = {
     "program": lambda r: source(r.values["program"]),
     "build": _build_text,
 }
+
+
+def exact_text(record: GraphRecord) -> str:
+    """The C of each kernel as it is built, vocabulary and all."""
+    return "\n".join("".join((*b.prelude, b.text)) for b in record.values["render"].values())

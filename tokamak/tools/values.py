@@ -1,8 +1,8 @@
 """Which value of the user's program a register of a kernel holds.
 
 Expressions are rewritten on their way from the captured graph to a kernel: axes are renamed, split and merged, casts dropped, producers moved into
-their readers. What stays is the tree of operations over the graph's inputs. `Keys` numbers these trees, regardless of axes and types; a register and a
-value of the captured graph with one number are the same value (or the same value at other coordinates).
+their readers. What stays is the tree of operations over the graph's inputs. `Keys` numbers these trees, regardless of axes and types; a register and
+a value of the captured graph with one number are the same value (or the same value at other coordinates).
 """
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from ..codegen.kernel import Kernel
 from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Reduce, Scalar, Scan, walk
 from ..ir.graph import Compute, Graph, fold
 from ..schedule.body import Memory
-from .names import value_name
 from .record import GraphRecord
 
 
@@ -76,7 +75,7 @@ def register_names(record: GraphRecord, kernel: Kernel) -> dict[str, str]:
 
 def described(record: GraphRecord, graph: Graph, node) -> str:
     """A value by its name and line; a fold that is only part of a value says so."""
-    at, name = graph.origin(node), value_name(record, graph, node)
+    at, name = graph.origin(node), record.label(graph, node)
     part = fold(node) if isinstance(node, Compute) else None
     whole = sum(o[0].name == at.name for n, o in graph.origins.items() if o) < 2
     text = name if part is None or whole else f"{part.monoid} for {name}"

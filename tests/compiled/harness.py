@@ -1,0 +1,182 @@
+"""Compiled code against eager, without Dynamo: AOTAutograd traces a function and the compiler takes each graph.
+
+    seen = agree(fn, tensors)               # AssertionError where type, shape, strides, values or mutated arguments differ
+    seen = agree(fn, tensors, grad=True)    # the gradients too
+
+Integers and bools must be equal. A float may differ from eager by a few roundings, or be no further from what float64 gives than a few times
+eager's own error.
+"""
+from __future__ import annotations
+
+import functools
+import tempfile
+from dataclasses import dataclass, field
+
+import torch
+from functorch.compile import aot_function, make_boxed_func
+from torch.utils import _pytree as pytree
+
+from tokamak.backend import compile_graph
+from tokamak.capture import aot
+from tokamak.capture.fx import Unsupported
+from tokamak.ir.graph import Opaque
+from tokamak.options import Options
+
+TOLERANCE = {torch.float64: (1e-7, 1e-7), torch.float32: (1e-5, 1e-5), torch.float16: (2e-3, 1e-3), torch.bfloat16: (1.6e-2, 8e-3)}
+FURTHER = 4          # times eager's largest error that a result may be from float64's
+
+
+@functools.cache
+def cache() -> str:
+    """Where the tests of one process keep built kernels."""
+    found = tempfile.TemporaryDirectory(prefix="tokamak-test-")
+    cache.keep = found
+    return found.name
+
+
+class CompilerFailed(Exception):
+    """The compiler raised (the cause says what)."""
+
+
+@dataclass
+class Seen:
+    """What the compiler met. `opaque`: operator -> reason; `graphs`, `kernels`: how many."""
+    opaque: dict[str, str] = field(default_factory=dict)
+    graphs: int = 0
+    kernels: int = 0
+
+
+def compiler(seen: Seen, policy: str = "fast", cache_dir: str | None = None):
+    """A compiler for AOTAutograd that notes in `seen` what it met."""
+    options = Options(policy=policy, strict=True, cache_dir=cache() if cache_dir is None else cache_dir)
+
+    def trace(stage, value):
+        if stage == "capture":
+            seen.graphs += 1
+            seen.opaque.update({str(n.target): n.reason for n in value.nodes if isinstance(n, Opaque)})
+        elif stage == "lower":
+            seen.kernels += len(value.kernels)
+        return value
+
+    def compile(gm, inputs):
+        try:
+            made = compile_graph(gm, inputs, options, trace)
+        except Unsupported as why:
+            seen.opaque["the whole graph"] = str(why)
+            return aot.eager(gm)
+        except Exception as error:
+            raise CompilerFailed(f"{type(error).__name__}: {error}") from error
+        return made if getattr(made, "_boxed_call", False) else make_boxed_func(made)
+    return compile
+
+
+def compiled(fn, seen: Seen, policy: str = "fast", cache_dir: str | None = None):
+    """`fn` (tensors in, a pytree of tensors out) compiled."""
+    one = compiler(seen, policy, cache_dir)
+    return aot_function(fn, fw_compiler=one, bw_compiler=one, inference_compiler=one, keep_inference_input_mutations=True,
+                        decompositions=aot.DECOMPOSITIONS)
+
+
+def agree(fn, tensors, grad: bool = False, policy: str = "fast", cache_dir: str | None = None, calls: int = 1) -> Seen:
+    """Compares compiled `fn(*tensors)` with eager, and with `grad` its gradients; what the compiler met."""
+    seen = Seen()
+    run = compiled(fn, seen, policy, cache_dir)
+    for _ in range(calls):
+        want, got, exact = twins(tensors), twins(tensors), twins(tensors, torch.float64)
+        with torch.set_grad_enabled(grad):
+            results = []
+            for one, args in ((fn, want), (run, got)):
+                torch.manual_seed(0)
+                made = leaves(one(*args))
+                results.append((made, gradients(made, args) if grad else []))
+            (outs, grads), (mine, mine_grads) = results
+            precise = functools.cache(lambda: precise_run(fn, exact, grad))
+            same(mine, outs, lambda i: precise()[0][i])
+            same(mine_grads, grads, lambda i: precise()[1][i])
+            same([t.detach() for t in got], [t.detach() for t in want], lambda i: exact[i].detach())
+    return seen
+
+
+def precise_run(fn, tensors, grad: bool):
+    """Results and gradients in float64; empty where torch refuses it."""
+    torch.manual_seed(0)
+    try:
+        made = leaves(fn(*tensors))
+        return made, gradients(made, tensors) if grad else []
+    except (RuntimeError, ValueError, TypeError, IndexError):
+        return [], []
+
+
+def twins(tensors, floats: torch.dtype | None = None) -> list[torch.Tensor]:
+    """Copies with memory, strides and offset of their own; floating ones in type `floats` when given."""
+    out = []
+    for t in tensors:
+        d = t.detach()
+        wanted = floats if floats is not None and d.is_floating_point() else d.dtype
+        last = 1 + sum((n - 1) * s for n, s in zip(d.shape, d.stride())) if d.numel() else 0
+        memory = torch.empty(d.storage_offset() + last, dtype=d.dtype)
+        if d.numel():
+            memory[d.storage_offset():] = d.as_strided((last,), (1,))
+        copy = memory.to(wanted).as_strided(d.shape, d.stride(), d.storage_offset())
+        out.append(copy.requires_grad_(t.requires_grad))
+    return out
+
+
+def leaves(made) -> list[torch.Tensor]:
+    return [x for x in pytree.tree_leaves(made) if x is not None]
+
+
+def gradients(outs, inputs) -> list[torch.Tensor]:
+    outs = [x for x in outs if isinstance(x, torch.Tensor) and x.requires_grad]
+    inputs = [t for t in inputs if t.requires_grad]
+    g = torch.Generator().manual_seed(1)
+    directions = [torch.rand(x.shape, generator=g, dtype=torch.float32).to(x.dtype) for x in outs]
+    return [x for x in torch.autograd.grad(outs, inputs, directions, allow_unused=True) if x is not None] if outs and inputs else []
+
+
+def same(got, want, precise) -> None:
+    """Every result like eager's; `precise(i)` gives result i in float64 (IndexError when there is none)."""
+    assert len(got) == len(want), f"{len(got)} results, eager {len(want)}"
+    for i, (g, w) in enumerate(zip(got, want)):
+        if not isinstance(w, torch.Tensor):
+            assert g == w, f"result {i}: {g}, eager {w}"
+            continue
+        assert g.dtype is w.dtype and g.shape == w.shape, f"result {i}: {g.dtype} {tuple(g.shape)}, eager {w.dtype} {tuple(w.shape)}"
+        if w.layout is not torch.strided:
+            continue
+        fit = w.numel() == 0 or all(n == 1 or p == q for n, p, q in zip(w.shape, g.stride(), w.stride()))
+        assert fit, f"result {i}: strides {g.stride()}, eager {w.stride()} of shape {tuple(w.shape)}"
+        wrong = differing(g.detach(), w.detach(), functools.partial(precise, i))
+        if wrong is not None:
+            raise AssertionError(f"result {i}: {wrong}")
+
+
+def differing(got: torch.Tensor, want: torch.Tensor, precise) -> str | None:
+    """Where `got` is wrong, or None."""
+    if not (want.dtype.is_floating_point or want.dtype.is_complex):
+        bad = got != want
+    else:
+        rtol, atol = TOLERANCE.get(want.dtype, (1e-5, 1e-5))
+        bad = ~torch.isclose(got, want, rtol=rtol, atol=atol, equal_nan=True)
+        if bool(bad.any()):
+            bad &= ~_as_good(got, want, precise)
+    if not bool(bad.any()):
+        return None
+    spot = tuple(bad.nonzero()[0].tolist())
+    return f"{int(bad.sum())} of {bad.numel()} elements differ, first at {spot}: {got[spot].item()!r}, eager {want[spot].item()!r}"
+
+
+def _as_good(got: torch.Tensor, want: torch.Tensor, precise) -> torch.Tensor:
+    """Where `got` is not much further from float64 than `want` is anywhere."""
+    try:
+        exact = precise()
+    except IndexError:
+        return torch.zeros((), dtype=torch.bool)
+    if not isinstance(exact, torch.Tensor) or exact.shape != want.shape or exact.dtype is not torch.float64:
+        return torch.zeros((), dtype=torch.bool)
+    exact = exact.detach()
+    both = exact.isfinite() & want.isfinite()
+    eager = float((want.double() - exact)[both].abs().max()) if bool(both.any()) else 0.0
+    eps = torch.finfo(want.dtype).eps
+    bound = torch.maximum(torch.tensor(FURTHER * eager, dtype=torch.float64), 2 * eps * exact.abs())
+    return exact.isfinite() & ((got.double() - exact).abs() <= bound) | exact.isnan() & got.isnan() | (exact == got.double())

@@ -1,0 +1,75 @@
+"""`tokamak.explain`."""
+import json
+
+import pytest
+import torch
+
+import tokamak
+from tokamak.fuse.reason import CODES
+
+from .programs import Block, broken, chain, line_of
+
+
+@pytest.fixture(autouse=True)
+def strict():
+    torch.manual_seed(0)
+    with tokamak.scope(strict=True):
+        yield
+
+
+def test_kernels_with_operations_and_lines():
+    found, = tokamak.explain(chain, *(torch.randn(8, 32) for _ in range(3))).kernels
+    assert found.operations == ("pow.Tensor_Scalar", "mul.Tensor", "add.Tensor")
+    first = line_of(chain, "x.pow")
+    assert [s.line for s in found.sources] == [first, first + 1, first + 2] and found.sources[0].code == "y = x.pow(2)"
+    assert dict(found.words)["n0"] == "256" and "x" in dict(found.words).values()
+
+
+def test_graph_breaks_have_a_line():
+    e = tokamak.explain(broken, torch.randn(4))
+    where, = e.breaks
+    assert where.place.line == line_of(broken, "graph_break") and "graph_break" in where.ended
+    assert len(e.frames) == len(e.graphs) == 2
+
+
+def test_why_dynamo_captured_again():
+    e = tokamak.explain(lambda x: x + 1, torch.randn(4), also=[(torch.randn(5),), (torch.randn(6),)])
+    again, = e.recompiles
+    assert "size mismatch" in again.reason and "expected 4, actual 5" in again.reason
+    assert [k.how for k in e.kernels][1:] == ["process"]
+
+
+def test_backward_is_explained_and_leaves_gradients_alone():
+    model = Block()
+    e = tokamak.explain(model, torch.randn(4, 16))
+    assert [g.kind for g in e.graphs] == ["forward", "backward"] and all(p.grad is None for p in model.parameters())
+
+
+def test_unfused_edges_and_opaque_calls_say_why_and_what_it_costs():
+    with torch.no_grad():
+        e = tokamak.explain(Block(), torch.randn(4, 16))
+    call, = e.opaque
+    assert call.op == "addmm.default" and call.reason and call.module == "fc" and call.bytes == 4 * (16 + 64 + 256 + 64)
+    assert all(x.code in CODES and x.bytes == 256 for x in e.edges) and {"opaque"} == {x.code for x in e.edges}
+    assert [x.bytes for x in e.edges] == sorted((x.bytes for x in e.edges), reverse=True)
+
+
+def test_what_backward_computes_again_is_no_operation_of_eager():
+    def fn(x):
+        return (x.exp() + 1).sum()
+    e = tokamak.explain(fn, torch.randn(64, requires_grad=True))
+    forward, backward = e.graphs
+    assert forward.calls == 3 and backward.calls <= 2
+
+
+def test_it_prints_and_all_of_it_is_json():
+    e = tokamak.explain(broken, torch.randn(4), also=[(torch.randn(5),)])
+    text = str(e)
+    for words in ("2 graph breaks", "captured again as 0/1: broken", "poi_fused_mul_0", "programs.py"):
+        assert words in text, words
+    data = json.loads(e.to_json())
+    assert len(data["graphs"]) == 4 and data["graphs"][0]["kernels"][0]["fewest"] == 32
+
+
+def test_a_compiled_module_is_explained_as_its_original():
+    assert tokamak.explain(torch.compile(Block(), backend="eager"), torch.randn(4, 16)).kernels

@@ -1,0 +1,111 @@
+"""The command `tokamak`.
+
+    tokamak explain [--json] SCRIPT [ARGUMENT ...]
+    tokamak compile [--until STAGE] [--exact] SCRIPT [ARGUMENT ...]
+
+Both run the script as `python SCRIPT ARGUMENT ...` would and record what it compiles with tokamak. What the script prints goes to standard error, the
+answer to standard output. Exit status: 0; 1 when the script failed or compiled nothing; 2 for a wrong command line.
+"""
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from .. import __version__
+from ..errors import TokamakError
+from ..options import STAGES
+from .explain import explanation
+from .record import GraphRecord, Recorder, recording
+from .show import STAGE_TEXTS, exact_text
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit status."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if not os.path.isfile(given.script):
+        parser.exit(2, f"tokamak: there is no file '{given.script}'\n")
+    with recording(**({"until": given.until} if given.command == "compile" else {})) as recorder:
+        status = run_script(given.script, given.arguments)
+    if not recorder.graphs and status:
+        return status
+    if not recorder.graphs:
+        print(f"tokamak: {given.script} compiled nothing with tokamak: no call of a function that torch.compile(..., backend=\"tokamak\") "
+              "or tokamak.compile(...) returned", file=sys.stderr)
+        return 1
+    if given.command == "explain":
+        print_explanation(recorder, given.json)
+    else:
+        for record in recorder.graphs:
+            print(stage_text(record, given.until, given.exact))
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tokamak", description="a fusing compiler for PyTorch: see what it does with a program")
+    parser.add_argument("--version", action="version", version=f"tokamak {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    explain = commands.add_parser("explain", help="graphs, graph breaks, kernels, memory operations, and why what was not fused")
+    explain.add_argument("--json", action="store_true", help="everything that was recorded, as JSON")
+    stages = "; ".join(f"{name}: {what}" for name, what in STAGES.items())
+    compile = commands.add_parser("compile", help="what a stage of the compiler made of each graph", epilog=f"stages: {stages}")
+    compile.add_argument("--until", metavar="STAGE", choices=tuple(STAGES), default="build", help="stop behind this stage and print what it made")
+    compile.add_argument("--exact", action="store_true", help="C as it is built instead of a listing for people (stage render)")
+    for command in (explain, compile):
+        command.add_argument("script", metavar="SCRIPT")
+        command.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER)
+    return parser
+
+
+def run_script(path: str, arguments: list[str]) -> int:
+    """Runs a script as the main program, its output on standard error. Returns its exit status: 1 when it raised, with its traceback printed."""
+    saved, sys.argv = (sys.argv, list(sys.path)), [path, *arguments]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            runpy.run_path(path, run_name="__main__")
+    except SystemExit as leave:
+        if isinstance(leave.code, str):
+            print(leave.code, file=sys.stderr)
+        return leave.code if isinstance(leave.code, int) else int(leave.code is not None)
+    except TokamakError as error:
+        print(f"tokamak: {error}", file=sys.stderr)
+        return 1
+    except Exception as error:
+        traceback.print_exception(error.with_traceback(_from(error.__traceback__, path)))
+        return 1
+    finally:
+        sys.argv, sys.path[:] = saved
+    return 0
+
+
+def _from(trace, path: str):
+    """A traceback without the frames above the script's own."""
+    step = trace
+    while step is not None and step.tb_frame.f_code.co_filename != path:
+        step = step.tb_next
+    return step or trace
+
+
+def print_explanation(recorder: Recorder, as_json: bool) -> None:
+    found = explanation(recorder)
+    if as_json:
+        print(found.to_json(indent=2))
+    elif sys.stdout.isatty():
+        Console().print(found)
+    else:
+        print(found, end="")
+
+
+def stage_text(record: GraphRecord, stage: str, exact: bool) -> str:
+    """What `stage` made of a graph, under the graph's name; why there is nothing, if torch runs the graph."""
+    if stage not in record.values:
+        return f"-- {record.name}: {record.eager or 'stopped before'}"
+    return f"-- {record.name}\n{exact_text(record) if exact and stage == 'render' else STAGE_TEXTS[stage](record)}"

@@ -1,0 +1,117 @@
+"""An Explanation as tables in a terminal."""
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from .explain import Explanation, GraphInfo
+from .kernels import KernelInfo
+from .names import count_text, size_text, time_text
+from .record import Source
+
+LONGEST = 20         # rows of the tables of edges and opaque calls: the most expensive; the JSON has all
+WIDTH = 140
+BUILT = {"compiled": "compiled", "cache": "from the cache", "process": "known"}
+
+
+def text(e: Explanation) -> str:
+    """The report without colours."""
+    console = Console(file=io.StringIO(), width=WIDTH, color_system=None)
+    console.print(report(e))
+    return console.file.getvalue()
+
+
+def report(e: Explanation) -> Group:
+    """The report for a rich console."""
+    parts: list = [*summary(e), *captures(e)]
+    parts += [part for g in e.graphs for part in graph(g)]
+    return Group(*parts, *edge_table(e), *opaque_table(e))
+
+
+def plural(count: int, what: str) -> str:
+    return f"{count} {what}" + ("" if count == 1 else "s")
+
+
+def summary(e: Explanation) -> Iterator[Text]:
+    calls, before, after = sum(g.calls for g in e.graphs), e.before, e.after
+    yield Text(f"{plural(len(e.frames), 'capture')} by Dynamo, {plural(len(e.breaks), 'graph break')}, {len(e.recompiles)} captured again", "bold")
+    yield Text(f"{plural(calls, 'operation')} became {plural(len(e.kernels), 'kernel')} and {plural(len(e.opaque), 'call')} of torch", "bold")
+    moved = f"bytes: {size_text(before.bytes)} -> {size_text(after.bytes)}"
+    yield Text(f"tensors read or written: {before.accesses} -> {after.accesses}; {moved}", "bold")
+
+
+def place(s: Source | None) -> str:
+    return f"{os.path.basename(s.file)}:{s.line}" if s is not None else ""
+
+
+def captures(e: Explanation) -> Iterator[Text]:
+    for f in e.breaks:
+        yield Text(f"\ngraph break behind capture {f.id} at {f.place or '?'}", "yellow")
+        yield Text("    " + f.ended.strip().split("\n\n")[0].replace("\n", "\n    "))
+    for r in e.recompiles:
+        yield Text(f"\ncaptured again as {r.id}: {r.code} at {place(r.place)}", "yellow")
+        yield Text("    " + r.reason.replace("\n", "\n    "))
+
+
+def graph(g: GraphInfo) -> Iterator:
+    took = sum(g.seconds.values())
+    compiler = max((k.compile_seconds for k in g.kernels), default=0)
+    yield Text(f"\n{g.name} (capture {g.capture}): {g.before.accesses} -> {g.after.accesses} tensors read or written, compiled in {time_text(took)}"
+               + (f", {time_text(compiler)} of it in the C compiler" if compiler else ""), "bold")
+    if g.eager:
+        yield Text(g.eager, "yellow")
+    if g.kernels:
+        table = Table("kernel", "reads", "writes", "over fewest", "FLOPs", "built", box=None, pad_edge=False)
+        for k in g.kernels:
+            table.add_row(*kernel_row(k))
+        yield table
+
+
+def kernel_row(k: KernelInfo) -> tuple[str, ...]:
+    counts: dict[str, int] = {}
+    for op in k.operations:
+        counts[op.split(".")[0]] = counts.get(op.split(".")[0], 0) + 1
+    called = " ".join(op if n == 1 else f"{op}*{n}" for op, n in counts.items())
+    about = "  ".join(filter(None, (k.module, called, places(k.sources))))
+    return (f"{k.name}\n    {about}", size_text(sum(a.bytes for a in k.reads)), size_text(sum(a.bytes for a in k.writes)),
+            f"{k.bytes / k.fewest:.2f}" if k.fewest else "", count_text(k.flops), BUILT.get(k.how, ""))
+
+
+def places(sources: tuple[Source, ...]) -> str:
+    """Lines by file: model.py:3,5."""
+    files: dict[str, list[str]] = {}
+    for s in sources:
+        files.setdefault(os.path.basename(s.file), []).append(str(s.line))
+    return " ".join(f"{file}:{','.join(lines)}" for file, lines in files.items())
+
+
+def edge_table(e: Explanation) -> Iterator:
+    if e.edges:
+        shown = e.edges[:LONGEST]
+        yield Text(f"\nvalues that pass through memory: {plural(len(e.edges), 'edge')}, {size_text(sum(x.bytes for x in e.edges))}", "bold")
+        table = Table("bytes", "made by", "at", "read by", "at", "why not one kernel", box=None, pad_edge=False)
+        for x in shown:
+            table.add_row(size_text(x.bytes), x.producer, place(x.made), x.consumer, place(x.used), f"{x.kind}: {x.reason}")
+        yield table
+        yield from more(len(e.edges) - len(shown))
+
+
+def opaque_table(e: Explanation) -> Iterator:
+    if e.opaque:
+        found = sorted(e.opaque, key=lambda o: -o.bytes)
+        yield Text(f"\ncalls of torch: {len(found)}, {size_text(sum(o.bytes for o in found))}", "bold")
+        table = Table("bytes", "operation", "at", "module", "reason", box=None, pad_edge=False)
+        for o in found[:LONGEST]:
+            table.add_row(size_text(o.bytes), o.op, place(o.source), o.module, o.reason)
+        yield table
+        yield from more(len(found) - LONGEST)
+
+
+def more(count: int) -> Iterator[Text]:
+    if count > 0:
+        yield Text(f"... and {count} more")
