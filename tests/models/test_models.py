@@ -4,6 +4,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+import tokamak
+
 from .steps import compare, exact, train
 from .zoo import CONVOLUTIONS, SMALL, STEPS
 
@@ -41,7 +43,7 @@ def test_channels_last(name, autocast):
     check(name, channels_last=True, autocast=autocast)
 
 
-@pytest.mark.parametrize("name", ["bert", "efficientnet_b4"])
+@pytest.mark.parametrize("name", ["bert"])
 def test_dropout_keeps_the_distribution(name):
     """With dropout the loss of a step is random: over some steps its mean is eager's within their spread."""
     step = STEPS[name]
@@ -49,8 +51,15 @@ def test_dropout_keeps_the_distribution(name):
 
     def losses(compiled: bool) -> torch.Tensor:
         model = step.build(SMALL, dropout=0.2)
-        return torch.stack([loss(model, inputs, compiled) for _ in range(1)]).flatten()
+        run = tokamak.compile(model, strict=True) if compiled else model
+        made = []
+        for _ in range(24):
+            loss = run(**inputs).loss
+            loss.backward()
+            made.append(loss.detach())
+        assert all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)
+        return torch.stack(made)
     mine, theirs = losses(True), losses(False)
     spread = float((mine.var() / len(mine) + theirs.var() / len(theirs)).sqrt())
     assert len(set(mine.tolist())) > 1
-    assert abs(float(mine.mean() - theirs.mean())) < 4 * spread + 1e-6
+    assert abs(float(mine.mean() - theirs.mean())) < 4 * spread
