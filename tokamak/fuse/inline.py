@@ -9,26 +9,28 @@ from __future__ import annotations
 
 from ..ir.dtype import F32
 from ..ir.expr import Cast, Const, Expr, Load, Op, Reduce, Rewriter, Scan, walk
-from ..ir.graph import Compute, Graph, Opaque, Result, Scatter, View, Write, elements, is_pointwise, reads
+from ..ir.graph import Compute, Graph, Input, Opaque, Result, Scatter, View, Write, is_pointwise, topological
 from ..ir.index import Axis, as_index
 from ..ir.rewrite import Simplifier
-from .cost import Hints, is_heavy, weight
-from .plan import pinned_nodes
+from .cost import estimates, is_heavy, pinned_nodes, weight
 
 SMALL = 4           # operations below which computing again is cheaper than any memory traffic
 GROWN = 160         # operations to which an inlined expression may grow
 
 
-def inline(graph: Graph, policy: str = "fast") -> Graph:
-    """`graph` with producers moved into their readers; nodes that nobody reads any more are gone."""
-    return _Inliner(graph, policy).run()
+def inline(graph: Graph, target, moves: frozenset = frozenset()) -> Graph:
+    """`graph` with producers moved into their readers; nodes that nobody reads any more are gone. `moves`: pairs (producer, reader) that the planner
+    found cheaper computed again, whatever else reads the producer."""
+    return _Inliner(graph, target, moves).run()
 
 
 class _Inliner:
-    def __init__(self, graph: Graph, policy: str):
+    def __init__(self, graph: Graph, target, moves: frozenset):
+        self.moves = moves
+        self.exprs: dict = {}               # producer of a move -> its expression over its own axes
         self.graph = graph
-        self.simplify = Simplifier(policy)
-        self.hints = Hints(graph.hints)
+        self.simplify = Simplifier()
+        self.hints = estimates(graph, target)
         self.pinned = pinned_nodes(graph)
         self.uses: dict = {}
         for n in graph.nodes:
@@ -44,7 +46,10 @@ class _Inliner:
         fix = self._view
         outputs = tuple(fix(o) if isinstance(o, View) else o for o in g.outputs)
         writes = tuple(Write(w.target, fix(w.source)) for w in g.writes)
-        nodes = [n for n in dict.fromkeys(x for x in self.new.values() if not isinstance(x, Expr))]
+        roots = [n for n in self.new.values() if isinstance(n, Opaque)]
+        roots += [o.node for o in outputs if isinstance(o, View)] + [w.source.node for w in writes]
+        needed = set(topological(roots))
+        nodes = [n for n in dict.fromkeys(x for x in self.new.values() if not isinstance(x, Expr)) if n in needed or isinstance(n, Input)]
         origins: dict = {}
         for n in g.nodes:
             made = self.new[n]
@@ -58,6 +63,7 @@ class _Inliner:
     def _rebuild(self, n):
         if isinstance(n, Compute):
             expr = self.simplify.root(self._rewriter(n)(n.expr))
+            self.exprs[n] = expr
             if n not in self.pinned and is_pointwise(n) and self._moves(n, expr):
                 return expr
             return Compute(n.shape, n.strides, expr, n.device, n.tag)
@@ -76,7 +82,7 @@ class _Inliner:
     def _rewriter(self, reader) -> Rewriter:
         def leaf(e: Expr):
             if isinstance(e, Load):
-                made = self.new[e.node]
+                made = self.exprs[e.node] if (e.node, reader) in self.moves else self.new[e.node]
                 if isinstance(made, Expr):
                     self.origins.setdefault(reader, []).extend(self.graph.origins.get(e.node, ()))
                     self.origins[reader].extend(self.origins.get(e.node, ()))
@@ -98,7 +104,7 @@ class _Inliner:
         if len(uses) > 1 or cost > GROWN:
             return False
         reader, _ = uses[0]
-        return self._domain(reader) <= self.hints(elements(n)) * 1.01 or (cheap and cost == 0)
+        return self._domain(reader) <= self.hints.extents(n.shape) * 1.01 or (cheap and cost == 0)
 
     def _domain(self, reader) -> int:
         """How many elements a reader evaluates, its folded axes included."""
