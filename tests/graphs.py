@@ -361,9 +361,9 @@ def _scatter(w: _Writer) -> None:
             return w.line(f"{n}.scatter({d}, {i.name}, 1)", v)
         return w.line(f"{n}.{kind}({d}, {i.name}, {more})", v, rough=True)
     if kind == "select_scatter":
-        return w.line(f"{n}.select_scatter({n}.select({d}, 0) * 2, {d}, {t.shape[d] - 1})", v)
+        return w.line(f"{n}.contiguous().select_scatter({n}.select({d}, 0) * 2, {d}, {t.shape[d] - 1})", v)
     if kind == "slice_scatter":
-        return w.line(f"{n}.slice_scatter({n}.narrow({d}, 0, 1) + 1, {d}, {t.shape[d] - 1}, {t.shape[d]})", v)
+        return w.line(f"{n}.contiguous().slice_scatter({n}.narrow({d}, 0, 1) + 1, {d}, {t.shape[d] - 1}, {t.shape[d]})", v)
     i = w.input([t.shape[d] if kind == "index_add" else w.integer(0, 4)], torch.int64, t.shape[d] if kind == "index_add" else t.shape[0])
     if kind == "index_add":
         return w.line(f"{n}.index_add({d}, {i.name}, {n})", v, rough=True)

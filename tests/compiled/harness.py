@@ -94,9 +94,9 @@ def agree(fn, tensors, grad: bool = False, policy: str = "fast", cache_dir: str 
             (outs, grads), (mine, mine_grads) = results
             precise = functools.cache(lambda: plain_run(fn, exact, grad))
             traced = functools.cache(lambda: traced_run(fn, tensors, grad))
-            same(mine, outs, lambda i: precise()[0][i], lambda i: traced()[0][i])
-            same(mine_grads, grads, lambda i: precise()[1][i], lambda i: traced()[1][i])
-            same([t.detach() for t in got], [t.detach() for t in want], lambda i: exact[i].detach(), lambda i: want[i])
+            same("result", mine, outs, lambda i: precise()[0][i], lambda i: traced()[0][i])
+            same("gradient", mine_grads, grads, lambda i: precise()[1][i], lambda i: traced()[1][i])
+            same("argument", [t.detach() for t in got], [t.detach() for t in want], lambda i: exact[i].detach(), lambda i: want[i])
     return seen
 
 
@@ -122,10 +122,7 @@ def twins(tensors, floats: torch.dtype | None = None) -> list[torch.Tensor]:
     for t in tensors:
         d = t.detach()
         wanted = floats if floats is not None and d.is_floating_point() else d.dtype
-        last = 1 + sum((n - 1) * s for n, s in zip(d.shape, d.stride())) if d.numel() else 0
-        memory = torch.empty(d.storage_offset() + last, dtype=d.dtype)
-        if d.numel():
-            memory[d.storage_offset():] = d.as_strided((last,), (1,))
+        memory = d.as_strided((d.untyped_storage().nbytes() // d.element_size(),), (1,), 0).clone()
         copy = memory.to(wanted).as_strided(d.shape, d.stride(), d.storage_offset())
         out.append(copy.requires_grad_(t.requires_grad))
     return out
@@ -139,25 +136,25 @@ def gradients(outs, inputs) -> list[torch.Tensor]:
     outs = [x for x in outs if isinstance(x, torch.Tensor) and x.requires_grad]
     inputs = [t for t in inputs if t.requires_grad]
     g = torch.Generator().manual_seed(1)
-    directions = [torch.rand(x.shape, generator=g, dtype=torch.float32).to(x.dtype) for x in outs]
+    directions = [torch.empty_like(x).copy_(torch.rand(x.shape, generator=g)) for x in (o.detach() for o in outs)]      # laid out as the results
     return [x for x in torch.autograd.grad(outs, inputs, directions, allow_unused=True) if x is not None] if outs and inputs else []
 
 
-def same(got, want, precise, traced) -> None:
-    """Every result like eager's; `precise(i)` gives result i in float64, `traced(i)` as torch's fake tensors see it (IndexError when there is none)."""
-    assert len(got) == len(want), f"{len(got)} results, eager {len(want)}"
+def same(kind: str, got, want, precise, traced) -> None:
+    """Every one like eager's; `precise(i)` gives number i in float64, `traced(i)` as torch's fake tensors see it (IndexError when there is none)."""
+    assert len(got) == len(want), f"{len(got)} {kind}s, eager {len(want)}"
     for i, (g, w) in enumerate(zip(got, want)):
         if not isinstance(w, torch.Tensor):
-            assert g == w, f"result {i}: {g}, eager {w}"
+            assert g == w, f"{kind} {i}: {g}, eager {w}"
             continue
-        assert g.dtype is w.dtype and g.shape == w.shape, f"result {i}: {g.dtype} {tuple(g.shape)}, eager {w.dtype} {tuple(w.shape)}"
+        assert g.dtype is w.dtype and g.shape == w.shape, f"{kind} {i}: {g.dtype} {tuple(g.shape)}, eager {w.dtype} {tuple(w.shape)}"
         if w.layout is not torch.strided:
             continue
         fit = same_strides(g, w) or same_strides(g, traced(i))
-        assert fit, f"result {i}: strides {g.stride()}, eager {w.stride()} of shape {tuple(w.shape)}"
+        assert fit, f"{kind} {i}: strides {g.stride()}, eager {w.stride()} of shape {tuple(w.shape)}"
         wrong = differing(g.detach(), w.detach(), functools.partial(precise, i))
         if wrong is not None:
-            raise AssertionError(f"result {i}: {wrong}")
+            raise AssertionError(f"{kind} {i}: {wrong}")
 
 
 def same_strides(a: torch.Tensor, b: torch.Tensor) -> bool:
