@@ -20,7 +20,8 @@ from ..ir.index import Index, Size
 from ..runtime.program import Launch
 from ..schedule.body import Body, exprs_of
 from .names import group_names, module, operations
-from .record import GraphRecord, Source, source_of, sources_of
+from .record import GraphRecord
+from .sources import Source, source_of, sources_of
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def _words(record: GraphRecord, graph, kernel: Kernel, launch: Launch | None) ->
 
 
 def flops(body: Body, hints: Hints) -> int:
-    """Arithmetic operations: each distinct sub-expression once for all coordinates it depends on, each fold once an element."""
+    """Arithmetic operations: each distinct sub-expression once for all coordinates it depends on, each fold and update once an element."""
     total = 0
     for e in walk(*exprs_of(body)):
         if isinstance(e, Op):
@@ -115,7 +116,7 @@ def flops(body: Body, hints: Hints) -> int:
             total += hints.count(e.free | frozenset(e.over))
         elif isinstance(e, Scan):
             total += hints.count(e.free)
-    return total
+    return total + sum(hints.count(s.axes) for s in body.stores if s.monoid not in (None, "last"))
 
 
 # -- bytes ---------------------------------------------------------------------------------------------------------------

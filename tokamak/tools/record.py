@@ -6,67 +6,18 @@ never derive a decision again.
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import fx
 
-from ..capture.fx import origin
-from ..ir.graph import Graph, Origin, View
+from ..ir.graph import Graph, View
 from ..options import STAGES, scope
 from ..runtime.build import Build
-
-
-@dataclass(frozen=True)
-class Source:
-    """A line of the user's program."""
-    file: str
-    line: int
-    code: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}" + (f"  {self.code}" if self.code else "")
-
-
-@dataclass(frozen=True)
-class Frame:
-    """A graph that Dynamo captured. `id` is Dynamo's: '1/2' is the third capture of the second piece of code. `inputs`: the user's names, in calling
-    order. `ended`: why the graph ends; `broken`: it is a graph break, at `place`."""
-    id: str
-    inputs: tuple[str, ...] = ()
-    ended: str = ""
-    broken: bool = False
-    place: Source | None = None
-
-
-@dataclass(frozen=True)
-class AtenCall:
-    """A call that eager makes. `reads`, `writes`: how many tensors (none for a view); bytes count each element that a tensor shows once."""
-    name: str
-    op: str
-    origin: Origin
-    view: bool
-    reads: int
-    writes: int
-    bytes_read: int
-    bytes_written: int
-
-    @property
-    def source(self) -> Source | None:
-        return source_of(self.origin)
-
-
-@dataclass(frozen=True)
-class Recompile:
-    """Dynamo captured `code` (a function, at `place`) again, because `reason`."""
-    id: str
-    code: str
-    place: Source
-    reason: str
+from .aten import AtenCall, aten_calls, labels, output_labels
+from .dynamo import Break, Frame, Recompile, graph_breaks, recompiles
 
 
 @dataclass
@@ -123,7 +74,13 @@ class Recorder:
     def __init__(self):
         self.frames: list[Frame] = []
         self.graphs: list[GraphRecord] = []
+        self.breaks: list[Break] = []
         self.recompiles: list[Recompile] = []
+
+    def finish(self, metrics: list) -> None:
+        """Takes in what Dynamo says of its captures when they are over."""
+        self.breaks += graph_breaks(metrics, {f.id: f for f in self.frames})
+        self.recompiles += recompiles(metrics)
 
 
 @contextlib.contextmanager
@@ -134,140 +91,4 @@ def recording(**options) -> Iterator[Recorder]:
         try:
             yield recorder
         finally:
-            recorder.recompiles += recompiles(m for m in torch._dynamo.utils.get_compilation_metrics() if id(m) not in before)
-
-
-def recompiles(metrics) -> list[Recompile]:
-    """The captures among Dynamo's `metrics` that were not the first of their code."""
-    place = lambda m: Source(m.co_filename or "", m.co_firstlineno or 0)
-    return [Recompile(str(m.compile_id), code_name(m.co_name or ""), place(m), guard_text(m.recompile_reason))
-            for m in metrics if getattr(m, "recompile_reason", None)]
-
-
-def code_name(name: str) -> str:
-    """The name of a function; of the rest of one behind a graph break, for which Dynamo makes a function of its own, in words."""
-    return re.sub(r"^torch_dynamo_resume_in_(.+)_at_(\d+)$", r"\1 behind line \2", name)
-
-
-def guard_text(reason: str) -> str:
-    """Dynamo's words for a guard that failed, without the capture's number."""
-    return re.sub(r"^\d+/\d+: ", "", reason.strip())
-
-
-# -- what Dynamo says ----------------------------------------------------------------------------------------------------
-def frame_record(gm: fx.GraphModule) -> Frame:
-    """The Frame of a graph that Dynamo hands to the backend."""
-    names = []
-    for node in gm.graph.nodes:
-        if node.op == "placeholder":
-            source = getattr(node.meta.get("grapharg"), "source", None)
-            names.append(user_name(getattr(source, "name", "")) or node.name)
-    why = getattr(gm, "compile_subgraph_reason", None)
-    stack = why.user_stack if why is not None else ()
-    place = Source(stack[-1].filename, stack[-1].lineno, stack[-1].line or "") if stack else None
-    current = torch._guards.CompileContext.current_compile_id()
-    broken = why is not None and why.graph_break
-    return Frame(str(current or ""), tuple(names), why.reason if broken else "", broken, place)
-
-
-def user_name(source) -> str:
-    """What the user would write for Dynamo's name of an argument: L['self']._modules['fc']._parameters['weight'] is fc.weight."""
-    name = source() if callable(source) else str(source)
-    name = re.sub(r"\b[LG]\['(\w+)'\]", r"\1", name)
-    name = re.sub(r"\._(?:modules|parameters|buffers)\['([^']+)'\]", r".\1", name)
-    name = re.sub(r"__import_\w+_dot_|___(?:from_numpy|as_tensor)\b", "", name)
-    return name.removeprefix("self.")
-
-
-# -- what eager does -----------------------------------------------------------------------------------------------------
-def aten_calls(gm: fx.GraphModule) -> Iterator[AtenCall]:
-    """The calls of a graph of aten operations. A view moves nothing; everything else reads its tensor arguments and writes its results."""
-    for node in gm.graph.nodes:
-        if node.op != "call_function" or not isinstance(node.target, torch._ops.OperatorBase):
-            continue
-        target = node.args[0] if node.target is torch.ops.aten.copy_.default else None
-        read = [v for n in node.all_input_nodes if n is not target for v in tensors(n)]
-        wrote = tensors(node)
-        storages = {storage(v) for v in read}
-        view = bool(wrote) and target is None and all(storage(v) in storages for v in wrote) or not read and not wrote
-        yield AtenCall(node.name, getattr(node.target, "__name__", str(node.target)), origin(node), view, 0 if view else len(read),
-                       0 if view else len(wrote), 0 if view else sum(map(tensor_bytes, read)), 0 if view else sum(map(tensor_bytes, wrote)))
-
-
-def storage(v: torch.Tensor) -> int:
-    """What two tensors that share memory have in common; sparse tensors share none."""
-    return v.untyped_storage()._cdata if v.layout is torch.strided else id(v)
-
-
-def tensors(node: fx.Node) -> list[torch.Tensor]:
-    """The tensors that an FX node stands for."""
-    val = node.meta.get("val")
-    return [v for v in (val if isinstance(val, (tuple, list)) else (val,)) if isinstance(v, torch.Tensor)]
-
-
-def tensor_bytes(v: torch.Tensor) -> int:
-    """Bytes of the elements that `v` shows, each once; symbolic sizes by their hints."""
-    count = 1
-    for extent, stride in zip(v.shape, v.stride() if v.layout is torch.strided else (1,) * v.dim()):
-        count *= 1 if isinstance(stride, int) and stride == 0 else size_hint(extent)
-    return count * v.element_size()
-
-
-def size_hint(extent) -> int:
-    """An extent as a number, for estimates: 64 where torch has seen none."""
-    if isinstance(extent, int):
-        return extent
-    hint = extent.node.hint if extent.node.has_hint() else None
-    return int(hint) if hint is not None else 64
-
-
-def labels(gm: fx.GraphModule, inputs: tuple[str, ...]) -> dict[str, str]:
-    """Value of the aten graph -> the user's name of it, for inputs and outputs. `inputs`: the names of Dynamo's inputs."""
-    found = {n.name: described(n.meta.get("desc"), inputs) for n in gm.graph.nodes if n.op == "placeholder"}
-    for node, text in zip(output_nodes(gm), output_labels(gm, inputs)):
-        while isinstance(node, fx.Node) and not found.get(node.name):
-            found[node.name] = text
-            node = viewed(node)
-    return {name: label for name, label in found.items() if label}
-
-
-def output_nodes(gm: fx.GraphModule) -> tuple:
-    """What the graph returns: FX nodes and plain values."""
-    found = gm.graph.output_node().args[0]
-    return tuple(found) if isinstance(found, (tuple, list)) else (found,)
-
-
-def output_labels(gm: fx.GraphModule, inputs: tuple[str, ...]) -> tuple[str, ...]:
-    """The user's name of each output, '' for what has none."""
-    return tuple(described(d, inputs) for d in gm.graph.output_node().meta.get("desc") or ())
-
-
-def viewed(node: fx.Node) -> fx.Node | None:
-    """The value of which `node` is a view that shows all of it, in another shape perhaps; or None."""
-    made, read = tensors(node), [t for n in node.all_input_nodes for t in tensors(n)]
-    whole = len(made) == len(read) == 1 and storage(made[0]) == storage(read[0]) and tensor_bytes(made[0]) == tensor_bytes(read[0])
-    return next(n for n in node.all_input_nodes if tensors(n)) if whole else None
-
-
-def described(desc, inputs: tuple[str, ...]) -> str:
-    """AOTAutograd's description of an input or output in the user's words; '' for what has none."""
-    kind = type(desc).__name__
-    if kind == "PlainAOTInput":
-        return inputs[desc.idx] if desc.idx < len(inputs) else ""
-    if kind in ("ParamAOTInput", "BufferAOTInput"):
-        return desc.target
-    if kind == "PlainAOTOutput":
-        return f"output {desc.idx}"
-    about = getattr(desc, "output", None) or getattr(desc, "grad_of", None)
-    inner = described(about, inputs) if kind in ("TangentAOTInput", "GradAOTOutput") else ""
-    return f"gradient of {inner}" if inner else ""
-
-
-def source_of(origin: Origin) -> Source | None:
-    return Source(origin.file, origin.line, origin.code) if origin.file else None
-
-
-def sources_of(origins) -> tuple[Source, ...]:
-    """The user's lines of `origins`, each once, in order of file and line."""
-    found = {s: None for o in origins if (s := source_of(o)) is not None}
-    return tuple(sorted(found, key=lambda s: (s.file, s.line)))
+            recorder.finish([m for m in torch._dynamo.utils.get_compilation_metrics() if id(m) not in before])

@@ -12,7 +12,7 @@ from rich.text import Text
 from .explain import Explanation, GraphInfo
 from .kernels import KernelInfo
 from .names import count_text, size_text, time_text
-from .record import Source
+from .sources import Source
 
 LONGEST = 20         # rows of the tables of edges and opaque calls: the most expensive; the JSON has all
 WIDTH = 140
@@ -50,9 +50,9 @@ def place(s: Source | None) -> str:
 
 
 def captures(e: Explanation) -> Iterator[Text]:
-    for f in e.breaks:
-        yield Text(f"\ngraph break behind capture {f.id} at {f.place or '?'}", "yellow")
-        yield Text("    " + f.ended.strip().split("\n\n")[0].replace("\n", "\n    "))
+    for b in e.breaks:
+        yield Text(f"\ngraph break behind capture {b.id}, in {b.code} at {b.place}", "yellow")
+        yield Text("    " + b.reason.replace("\n", "\n    "))
     for r in e.recompiles:
         yield Text(f"\ncaptured again as {r.id}: {r.code} at {place(r.place)}", "yellow")
         yield Text("    " + r.reason.replace("\n", "\n    "))
