@@ -65,7 +65,7 @@ def test_a_wrong_integer_is_found(monkeypatch):
 
 
 def test_a_wrong_rewrite_is_found(monkeypatch):
-    def wrong(graph, policy):
+    def wrong(graph):
         flip = Rewriter(leaf=lambda e: Op("sub", *e.args) if isinstance(e, Op) and e.name == "add" else None)
         node, = (n for n in graph.nodes if isinstance(n, Compute))
         new = Compute(node.shape, node.strides, flip(node.expr))

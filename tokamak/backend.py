@@ -21,15 +21,18 @@ from .codegen.stages import lower_plan, render_plan, schedule_plan
 from .errors import CompilerMissing, OptionError
 from .fuse.inline import inline
 from .fuse.plan import plan
+from .ir.graph import Graph, Opaque
 from .ir.rewrite import simplify
 from .options import Options, current
 from .runtime import memory
-from .runtime.build import Unit, build
+from .runtime.build import ROUND_EACH, Unit, build
 from .runtime.program import assemble
 from .target import target
 from .trace import Stopped, Trace, frame_of, tracer
 
 _MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+_MOVES_ONLY = frozenset({torch.ops.aten.sort.default, torch.ops.aten.sort.stable, torch.ops.aten.topk.default, torch.ops.aten.clone.default,
+                         torch.ops.aten.empty.memory_format, torch.ops.aten.index.Tensor, torch.ops.aten.nonzero.default})
 _POOL = memory.Pool()
 _serial = itertools.count()
 
@@ -76,19 +79,22 @@ def compile_or_fall_back(gm: fx.GraphModule, example_inputs: Sequence[Any], kind
 def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, trace: Trace, name: str = "graph") -> Callable[[list], Any]:
     """FX graph of aten calls -> boxed function. Raises Unsupported when torch has to run the graph."""
     _require_plain(example_inputs)
-    machine = trace("target", target())
     trace("aten", gm)
     capture = Capture(gm, options.policy, name, table={} if options.opaque_only else None)
     captured = trace("capture", capture.graph())
-    graph = trace("simplify", simplify(captured, options.policy))
-    graph = trace("inline", inline(graph, options.policy))
-    planned = trace("fuse", plan(graph, machine, options.policy))
-    scheduled = trace("schedule", schedule_plan(planned, machine, options.policy))
-    lowered = trace("lower", lower_plan(scheduled, machine, options.policy))
+    machine = trace("target", target(ordered="strict" in capture.policies))
+    if machine.ordered:
+        trace("strict", unordered(captured))
+    graph = trace("simplify", simplify(captured))
+    graph = trace("inline", inline(graph, machine))
+    planned = trace("fuse", plan(graph, machine))
+    scheduled = trace("schedule", schedule_plan(planned, machine))
+    lowered = trace("lower", lower_plan(scheduled, machine))
     built = trace("render", render_plan(lowered))
     check = _checker(options)
     program = trace("program", host_program(check.watched(lowered.plan) if check else lowered.plan, built, capture.constants))
-    units = {b.key: Unit(b.key, b.text, prelude=b.prelude) for b in built.values()}
+    flags = () if capture.policies == {"fast"} else (ROUND_EACH,)
+    units = {b.key: Unit(b.key, b.text, prelude=b.prelude, flags=flags) for b in built.values()}
     kernels = build(list(units.values()), cache_dir=options.cache_dir, cc=options.cc, report=partial(trace, "unit"))
     call = assemble(program, kernels, _POOL if options.pool else None)
     return trace("build", check.checked(call, captured, lowered.plan, capture.constants) if check else call)
@@ -97,6 +103,15 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Op
 def _checker(options: Options):
     """The module that checks calls, only loaded where it is asked for; or None."""
     return importlib.import_module(".check", __package__) if options.check else None
+
+
+def unordered(graph: Graph) -> tuple[Opaque, ...]:
+    """The opaque calls that may take the terms of a sum in an order that depends on other sizes or on threads: torch promises nothing."""
+    def promises(call: Opaque) -> bool:
+        tags = getattr(call.target, "tags", ())
+        exact = all(r is None or not r.dtype.is_float for r in call.results)
+        return exact or torch.Tag.pointwise in tags or torch.Tag.nondeterministic_seeded in tags or call.target in _MOVES_ONLY
+    return tuple(n for n in graph.nodes if isinstance(n, Opaque) and not promises(n))
 
 
 def _require_plain(inputs: Sequence[Any]) -> None:

@@ -20,6 +20,17 @@ def broken(x):
     return y + 1
 
 
+def broken_at_once(x):
+    torch._dynamo.graph_break()
+    return x + 1
+
+
+def branch(x):
+    if x.sum() > 0:
+        return x + 1
+    return x - 1
+
+
 class Block(nn.Module):
     """A norm, a linear layer and a residual."""
 

@@ -7,7 +7,7 @@ import torch
 import tokamak
 from tokamak.fuse.reason import CODES
 
-from .programs import Block, broken, chain, line_of
+from .programs import Block, branch, broken, broken_at_once, chain, line_of
 
 
 @pytest.fixture(autouse=True)
@@ -28,8 +28,18 @@ def test_kernels_with_operations_and_lines():
 def test_graph_breaks_have_a_line():
     e = tokamak.explain(broken, torch.randn(4))
     where, = e.breaks
-    assert where.place.line == line_of(broken, "graph_break") and "graph_break" in where.ended
+    assert where.place.line == line_of(broken, "graph_break") and "graph_break" in where.reason and where.code == "broken"
     assert len(e.frames) == len(e.graphs) == 2
+
+
+def test_a_break_before_any_operation_has_a_line_too():
+    where, = tokamak.explain(broken_at_once, torch.randn(4)).breaks
+    assert where.place.line == line_of(broken_at_once, "graph_break") and where.code == "broken_at_once"
+
+
+def test_a_branch_on_a_tensors_value():
+    where, = tokamak.explain(branch, torch.ones(4)).breaks
+    assert where.place.line == line_of(branch, "if ") and "branches on a tensor's value" in where.reason
 
 
 def test_why_dynamo_captured_again():

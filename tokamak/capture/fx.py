@@ -15,9 +15,10 @@ from torch import fx
 from ..errors import InternalError
 from ..ir import dtype as dt
 from ..ir.dtype import DType
-from ..ir.expr import Cast, Const, Expr, Load, Random, Reduce, Scalar, Scan, walk
+from ..ir.expr import Cast, Const, Expr, Load, Random, Reduce, Rewriter, Scalar, Scan, walk
 from ..ir.graph import (Compute, Graph, Input, Node, Opaque, Origin, Result, Scatter, View, Write, topological)
 from ..ir.index import Axis, Index, as_index, axis
+from .regions import Regions, aliases
 from .registry import TABLE, NotCompiled
 from .sizes import Sizes
 from .tensor import Tensor, cast, strided
@@ -57,7 +58,8 @@ class Builder:
 
     def __init__(self, sizes: Sizes, policy: str):
         self.sizes = sizes
-        self.policy = policy
+        self.policy = policy                            # of the call being built
+        self.rounds = policy != "fast"                  # are the roundings in it there to stay?
         self.specs: tuple[Spec | None, ...] = ()
         self.fx: fx.Node | None = None
         self.opaques: list[Opaque] = []                 # every opaque call, in program order
@@ -77,7 +79,7 @@ class Builder:
 
     def realize(self, t: Tensor, strides=None, tag: int = 0) -> Tensor:
         """`t` as a node of its own (row-major unless `strides` are given), read back at its own coordinates."""
-        node = Compute(t.shape, strides, t.expr, t.device, tag)
+        node = Compute(t.shape, strides, self.rounded(t.expr), t.device, tag)
         return Tensor(t.shape, Load(node, t.axes), t.device)
 
     def reduce(self, monoid: str, ts: "Tensor | tuple[Tensor, ...]", dims, keepdim: bool = False, component: int = 0) -> Tensor:
@@ -121,9 +123,15 @@ class Builder:
             if not (isinstance(spot, Load) and spot.guard is None and spot.index == base.axes and spot.node.shape == shape):
                 base = self.realize(base)
             base = base.expr.node
-        node = Scatter(base, shape, row_major(shape), domain, tuple(as_index(i) for i in index), value, monoid, guard, self.spec.device)
+        node = Scatter(base, shape, row_major(shape), domain, tuple(as_index(i) for i in index), self.rounded(value), monoid, guard, self.spec.device)
         t = Tensor(shape, Load(node, tuple(as_index(Axis(i, s)) if s != 1 else as_index(0) for i, s in enumerate(shape))), self.spec.device)
         return t
+
+    def rounded(self, e: Expr) -> Expr:
+        """`e` with every rounding of an operation's own result one that stays, unless this call may leave them out."""
+        if not self.rounds:
+            return e
+        return Rewriter(leaf=lambda x: Cast(x.dtype, x.arg) if isinstance(x, Cast) and x.implicit else None)(e)
 
     def random(self, kind: str, shape) -> Expr:
         """Fresh random numbers ('uniform' in [0, 1) or 'normal', f32) over the coordinates of `shape`: each call of this has counters of its own."""
@@ -153,6 +161,8 @@ class Capture:
         self.name = name
         self.sizes = Sizes()
         self.b = Builder(self.sizes, policy)
+        self.regions = Regions(gm, policy)
+        self.policies = self.regions.all
         self.env: dict[fx.Node, Any] = {}
         self.inputs: list = []
         self.constants: dict[Input, torch.Tensor] = {}
@@ -171,6 +181,7 @@ class Capture:
             elif node.op == "get_attr":
                 self.env[node] = self._attribute(node)
             elif node.op == "call_function":
+                self.b.policy, self.b.rounds = self.regions.policy[node], node in self.regions.rounds
                 self.env[node] = self._call(node)
             elif node.op == "output":
                 outputs = self._outputs(node.args[0])
@@ -320,7 +331,7 @@ class Capture:
             return t                                # a constant: every reader holds it
         view = strided(t)
         if view is not None and (isinstance(view.node, (Input, Result)) or view.node in self.origins):
-            if _aliases(node.target) or _same_layout(view, spec):
+            if aliases(node.target) or _same_layout(view, spec):
                 return t                            # a view of a value that exists already
             t = self.b.realize(t, spec.strides)     # torch copies here (flip, clone): an opaque reader must meet the copy's layout
             self._note_new(t, node)
@@ -436,11 +447,6 @@ def _relayout(t: Tensor, spec: Spec) -> Tensor | None:
     else:
         return None
     return Tensor(t.shape, Load(node, load.index), spec.device)
-
-
-def _aliases(target) -> bool:
-    """Does torch's operator return a view of its argument?"""
-    return isinstance(target, torch._ops.OpOverload) and any(r.alias_info is not None for r in target._schema.returns)
 
 
 def _same_layout(view: View, spec: Spec) -> bool:

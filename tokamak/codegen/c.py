@@ -401,17 +401,23 @@ class Printer:
         slot, c, v, x = self.partial_slot[q], stored_type(kept), register(kept), s.vars[0]
         n, tail = (", n", "n") if self.tail and s.mode == "unit" else ("", "")
         load = f"load{tail}_{{}}({{}}{n})" if s.mode == "unit" else "loadb_{}({})"
-        at = f"z * ({self.index(q.size)} + W) + {self.index(s.address)}"
-        p = f"({c} *)job->partial[{slot}] + {at}"
+        at = self.index(s.address)
+        p = f"{self._share(q, c, slot)} + {at}"
         out = [f"{v} {x}k = {self._neutral(q.monoid, kept)};"]
         if q.monoid.startswith("arg"):
             out.append(f"v_i64 {s.vars[1]} = splat_i64(9223372036854775807);")
-            update = self._take(q.monoid, kept, f"{x}k", s.vars[1], load.format(kept, p), load.format("i64", f"(int64_t *)job->partial[{slot + 1}] + {at}"))
+            update = self._take(q.monoid, kept, f"{x}k", s.vars[1], load.format(kept, p), load.format("i64", f"{self._share(q, 'int64_t', slot + 1)} + {at}"))
         else:
             update = [f"{x}k = {self.combine(q.monoid, kept, f'{x}k', load.format(kept, p))};"]
-        out += ["for (int64_t z = 0; z < job->copies; z++) {", *("  " + u for u in update), "}"]
+        out += [f"for (int64_t z = 0; z < {self.copies}; z++) {{", *("  " + u for u in update), "}"]
         out.append(f"{register(q.dtype)} {x} = " + (f"{x}k;" if kept is q.dtype else f"cast_{kept}_{q.dtype}({x}k);"))
         return out
+
+    copies = "job->copies"
+
+    def _share(self, q: Partial, c: str, slot: int) -> str:
+        """Address of copy z of a partial result."""
+        return f"({c} *)job->partial[{slot}] + z * ({self.index(q.size)} + W)"
 
     def _randomvalue(self, s: RandomValue) -> str:
         return f"v_f32 {s.var} = philox_{s.kind}({s.seed}, {s.index});"

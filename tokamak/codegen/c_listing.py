@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..ir.dtype import F32
 from .c import Printer, loops_of, statements_of, stored_type
-from .kernel import BLOCK, Kernel, Loop, Param, Partial, Phase, Write
+from .kernel import BLOCK, Fetch, Kernel, Loop, Param, Partial, Phase, Write
 
 _COLUMN = 64        # where comments begin
 _MARK = "\0"         # between a line and its comment, until its indentation is known
@@ -29,7 +29,7 @@ class _Listing(Printer):
         for q in (q for p in self.k.phases for q in p.partials):
             self.partial_slot[q] = 2 * len(self.partial_slot)
         for n, p in enumerate(self.k.phases):
-            lines += ["", *(("// when all threads are done:",) if n else ()), *self._phase_lines(p)]
+            lines += ["", *(("// when all threads are done with that:",) if n else ()), *self._phase_lines(p)]
         return "\n".join(map(_aligned, lines)) + "\n"
 
     def _param(self, p: Param, written: bool) -> str:
@@ -59,13 +59,18 @@ class _Listing(Printer):
 
     def _partial_start(self, q: Partial) -> list[str]:
         kept = "double" if q.monoid == "sum" and q.dtype is F32 else stored_type(q.dtype)
-        return [_commented(f"{kept} {q.name}[{self.index(q.size)}];", f"each thread's part of the {q.monoid}")]
+        return [_commented(f"{kept} {q.name}[{self.index(q.size)}];", f"one of the copies that threads fill, of a {q.monoid}")]
+
+    copies = "copies"
+
+    def _share(self, q: Partial, c: str, slot: int) -> str:
+        return f"{q.name}{'i' if slot % 2 else ''}[z]"
 
     def _loop(self, loop: Loop) -> list[str]:
         v, step = self.k.axes[loop.axis], self.k.lanes if loop.vector else 1
         head = f"for (int64_t {v} = {self.index(loop.low)}; {v} < {self.index(loop.high)}; {v} {f'+= {step}' if step > 1 else '++'}) {{"
         said = [f"{step} elements at a time"] if loop.vector else []
-        said += [f"{a.var} is added to {a.var}w, in f64, after every {BLOCK} steps" for a in loop.flush]
+        said += [f"{a.var} moves into {a.var}w every {BLOCK} steps" for a in loop.flush]
         return [_commented(head.replace(" ++", "++"), "; ".join(said)), *self._block(loop.items), "}"]
 
     def _statement(self, s) -> list[str]:
@@ -74,6 +79,8 @@ class _Listing(Printer):
             return lines
         named = [s.memory] if isinstance(s, Write) else [getattr(s, "var", "")] + [v for v in getattr(s, "vars", ()) if v]
         said = next((self.comments[n].split(": ")[0] for n in named if n in self.comments), "")
+        if isinstance(s, Fetch):
+            said = "an index from memory, checked and clamped"
         return [_commented(lines[0], said), *lines[1:]] if said else lines
 
 

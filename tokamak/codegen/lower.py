@@ -309,7 +309,7 @@ class _Tree:
         vector_free = self.vector is not None and self.vector in f.free
         long = [a for a in bound if a not in self.low.s.unrolled]
         crossing = self._crosses(f)
-        if vector_free and long and self.low.hints.count(long) > 16 and not crossing:
+        if self.low.s.columns == "buffer" and vector_free and long and self.low.hints.count(long) > 16 and not crossing:
             self._place_buffered_fold(f, free, bound, needs)
             return
         home = self._descend(self.root, free, needs)

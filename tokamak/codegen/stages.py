@@ -7,7 +7,7 @@ from itertools import count
 
 from ..errors import InternalError
 from ..fuse.axes import Group, singleton
-from ..fuse.cost import Hints, best_roles
+from ..fuse.cost import Hints, best_roles, estimates
 from ..fuse.legal import Roles
 from ..fuse.plan import Plan
 from ..fuse.reason import Decision, Reason
@@ -35,21 +35,21 @@ class Lowered:
     kernels: dict[Group, Kernel]
 
 
-def schedule_plan(plan: Plan, target, policy: str) -> Scheduled:
+def schedule_plan(plan: Plan, target) -> Scheduled:
     """Body and schedule for every group of `plan`."""
-    hints, memories = Hints(plan.graph.hints), {}
-    return Scheduled(plan, {g: _schedule(g, plan, target, policy, hints, memories) for g in plan.steps if isinstance(g, Group)})
+    hints, memories = estimates(plan.graph, target), {}
+    return Scheduled(plan, {g: _schedule(g, plan, target, hints, memories) for g in plan.steps if isinstance(g, Group)})
 
 
-def _schedule(g: Group, plan: Plan, target, policy: str, hints: Hints, memories: dict) -> tuple[Body, Schedule]:
-    b = coalesce(body(g, plan.stores[g], plan.roles[g].parallel, memories, policy))
+def _schedule(g: Group, plan: Plan, target, hints: Hints, memories: dict) -> tuple[Body, Schedule]:
+    b = coalesce(body(g, plan.stores[g], plan.roles[g].parallel, memories))
     return b, choose(b, hints, target)
 
 
-def lower_plan(scheduled: Scheduled, target, policy: str) -> Lowered:
+def lower_plan(scheduled: Scheduled, target) -> Lowered:
     """A kernel for every group."""
     plan, bodies, kernels = scheduled.plan, dict(scheduled.bodies), {}
-    hints = Hints(plan.graph.hints)
+    hints = estimates(plan.graph, target)
     for g in scheduled.plan.steps:
         if not isinstance(g, Group):
             continue
@@ -61,14 +61,14 @@ def lower_plan(scheduled: Scheduled, target, policy: str) -> Lowered:
             plan, parts = taken_apart(plan, g, str(why), target)
             del bodies[g]
             for part in parts:
-                bodies[part] = _schedule(part, plan, target, policy, hints, {})
+                bodies[part] = _schedule(part, plan, target, hints, {})
                 kernels[part] = lower(*bodies[part], hints)
     return Lowered(plan, bodies, kernels)
 
 
 def taken_apart(plan: Plan, g: Group, why: str, target) -> tuple[Plan, list[Group]]:
     """`plan` with the members of `g` as groups of their own, each with memory."""
-    hints, fresh = Hints(plan.graph.hints), count(1_000_000)
+    hints, fresh = estimates(plan.graph, target), count(1_000_000)
     parts = [singleton(m.node, fresh) for m in g.members]
     steps = []
     for s in plan.steps:

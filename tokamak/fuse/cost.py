@@ -5,7 +5,7 @@ from typing import Iterable
 
 from ..ir import ops
 from ..ir.expr import Expr, Load, Op, Reduce, Scan, walk
-from ..ir.graph import Compute, Graph, Opaque, Scatter, View, elements
+from ..ir.graph import Compute, Graph, Opaque, Scatter, View
 from ..ir.index import Axis, Index, Size, evaluate
 from .axes import Group, Member
 from .legal import Roles, candidates
@@ -27,10 +27,27 @@ class Hints:
         return max(int(evaluate(i, env)), 0)
 
     def count(self, axes: Iterable[Axis]) -> int:
+        return self.extents(a.extent for a in axes)
+
+    def extents(self, shape: Iterable[Index]) -> int:
+        """Elements of a value of `shape`."""
         total = 1
-        for a in axes:
-            total *= self(a.extent)
+        for s in shape:
+            total *= self(s)
         return total
+
+
+class Alike(Hints):
+    """Every extent but 1 counts as the same number, constant or not: what is decided with these depends on a program's structure alone."""
+    EXTENT = 64
+
+    def __call__(self, i: Index) -> int:
+        return i.constant if i.constant in (0, 1) else self.EXTENT
+
+
+def estimates(graph, target) -> Hints:
+    """Sizes as numbers, for decisions about kernels on `target`."""
+    return Alike({}) if target.ordered else Hints(graph.hints)
 
 
 def _sizes(i: Index) -> set:
@@ -45,7 +62,7 @@ def _sizes(i: Index) -> set:
 
 def node_bytes(node, hints: Hints) -> int:
     """Bytes of a tensor node."""
-    return hints(elements(node)) * node.dtype.bytes
+    return hints.extents(node.shape) * node.dtype.bytes
 
 
 def pinned_nodes(graph: Graph) -> set:
@@ -101,7 +118,7 @@ def contiguous_axis(group: Group, hints: Hints) -> Axis | None:
 
 def best_roles(group: Group, hints: Hints, target) -> Roles | None:
     """The legal choice of parallel axes that keeps the cores busy at the least traffic; None when there is none."""
-    found = candidates(group)
+    found = [r for r in candidates(group) if not target.ordered or not r.accumulating]      # shares of a fold are cut by sizes beside it
     if not found:
         return None
     v = contiguous_axis(group, hints)

@@ -9,28 +9,28 @@ from __future__ import annotations
 
 from ..ir.dtype import F32
 from ..ir.expr import Cast, Const, Expr, Load, Op, Reduce, Rewriter, Scan, walk
-from ..ir.graph import Compute, Graph, Input, Opaque, Result, Scatter, View, Write, elements, is_pointwise, topological
+from ..ir.graph import Compute, Graph, Input, Opaque, Result, Scatter, View, Write, is_pointwise, topological
 from ..ir.index import Axis, as_index
 from ..ir.rewrite import Simplifier
-from .cost import Hints, is_heavy, pinned_nodes, weight
+from .cost import estimates, is_heavy, pinned_nodes, weight
 
 SMALL = 4           # operations below which computing again is cheaper than any memory traffic
 GROWN = 160         # operations to which an inlined expression may grow
 
 
-def inline(graph: Graph, policy: str = "fast", moves: frozenset = frozenset()) -> Graph:
+def inline(graph: Graph, target, moves: frozenset = frozenset()) -> Graph:
     """`graph` with producers moved into their readers; nodes that nobody reads any more are gone. `moves`: pairs (producer, reader) that the planner
     found cheaper computed again, whatever else reads the producer."""
-    return _Inliner(graph, policy, moves).run()
+    return _Inliner(graph, target, moves).run()
 
 
 class _Inliner:
-    def __init__(self, graph: Graph, policy: str, moves: frozenset):
+    def __init__(self, graph: Graph, target, moves: frozenset):
         self.moves = moves
         self.exprs: dict = {}               # producer of a move -> its expression over its own axes
         self.graph = graph
-        self.simplify = Simplifier(policy)
-        self.hints = Hints(graph.hints)
+        self.simplify = Simplifier()
+        self.hints = estimates(graph, target)
         self.pinned = pinned_nodes(graph)
         self.uses: dict = {}
         for n in graph.nodes:
@@ -104,7 +104,7 @@ class _Inliner:
         if len(uses) > 1 or cost > GROWN:
             return False
         reader, _ = uses[0]
-        return self._domain(reader) <= self.hints(elements(n)) * 1.01 or (cheap and cost == 0)
+        return self._domain(reader) <= self.hints.extents(n.shape) * 1.01 or (cheap and cost == 0)
 
     def _domain(self, reader) -> int:
         """How many elements a reader evaluates, its folded axes included."""

@@ -11,7 +11,7 @@ from itertools import count
 from ..ir.expr import Load, Reduce, Scan, walk
 from ..ir.graph import Compute, Graph, Input, Opaque, Result, Scatter, View, reads
 from .axes import Group, Member, Unifier, singleton
-from .cost import GRAIN, Hints, best_roles, contiguous_axis, node_bytes, parallelism, pinned_nodes, row_bytes, weight
+from .cost import GRAIN, best_roles, contiguous_axis, estimates, node_bytes, parallelism, pinned_nodes, row_bytes, weight
 from .legal import Roles
 from .inline import inline
 from .reason import Decision, Reason
@@ -33,21 +33,21 @@ class Plan:
 ROUNDS = 3          # plans at most: each moves values into readers for which computing them again is cheaper, and plans anew
 
 
-def plan(graph: Graph, target, policy: str = "fast") -> Plan:
+def plan(graph: Graph, target) -> Plan:
     """Groups for every Compute and Scatter of `graph` (already simplified and inlined)."""
     made = _Planner(graph, target).run()
     for _ in range(ROUNDS - 1):
-        moves = recomputed(made)
+        moves = recomputed(made, estimates(graph, target))
         if not moves:
             break
-        made = _Planner(inline(made.graph, policy, moves), target).run()
+        made = _Planner(inline(made.graph, target, moves), target).run()
     return made
 
 
 class _Planner:
     def __init__(self, graph: Graph, target):
         self.graph, self.target = graph, target
-        self.hints = Hints(graph.hints)
+        self.hints = estimates(graph, target)
         self.fresh = count(1000)
         self.pinned = pinned_nodes(graph)
         self.position = {n: i for i, n in enumerate(graph.nodes)}

@@ -16,10 +16,9 @@ FLOPS_A_BYTE = 4        # arithmetic that takes as long as moving a byte, a core
 LARGEST_DOMAIN = 1.01   # readers that use an element more than once compute it more than once: not worth it
 
 
-def recomputed(plan) -> frozenset:
+def recomputed(plan, hints: Hints) -> frozenset:
     """Pairs (producer, reader) for which computing again moves fewer bytes."""
     graph = plan.graph
-    hints = Hints(graph.hints)
     pinned = pinned_nodes(graph)
     owner = {n: g for g in plan.steps if isinstance(g, Group) for n in g.nodes()}
     stored = {n for nodes in plan.stores.values() for n in nodes}

@@ -32,6 +32,7 @@ from .cache import Cache, open_cache
 
 ABI = 1        # of the kernels' calling convention: int64_t NAME(const int64_t *words, int64_t threads), void tk_init(void *, void *)
 FLAGS = ("-O2", "-fPIC", "-shared", "-fwrapv", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fno-strict-aliasing", "-w")
+ROUND_EACH = "-ffp-contract=off"           # a product is rounded before it is added to something
 _GNU_FLAGS = ("-pipe", "-nostdlib")        # 26 ms a small kernel instead of 43: no temporary files, no start files; libc and libm are in the process
 _GNU_LIBS = ("-lgcc",)
 
@@ -43,11 +44,13 @@ class Unit:
     """C text that defines the kernel `symbol` (by default called `name`). `prelude`: pieces of text that stand before it, each after those that it
     uses; units whose first piece is equal may be compiled as one translation unit that has every piece once, so what `text` defines must be named
     after its symbol.
-    Without a prelude `text` is complete and is compiled alone. Units of equal text and prelude are built once."""
+    Without a prelude `text` is complete and is compiled alone. `flags`: further words for the compiler. Units equal in text, prelude and flags are
+    built once."""
     name: str
     text: str
     symbol: str = ""
     prelude: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
 
     @property
     def entry(self) -> str:
@@ -65,11 +68,11 @@ class Compiler:
     version: str
     gnu: bool = False
 
-    def line(self, output: str) -> list[str]:
-        """The command that compiles standard input to the library `output`."""
+    def line(self, output: str, flags: Sequence[str] = ()) -> list[str]:
+        """The command that compiles standard input to the library `output`; of `flags` that contradict ours these count."""
         native = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
         extra, libraries = (_GNU_FLAGS, _GNU_LIBS) if self.gnu else ((), ("-lm",))
-        return [*self.command, *FLAGS, native, *extra, "-x", "c", "-", "-o", output, *libraries]
+        return [*self.command, *FLAGS, *flags, native, *extra, "-x", "c", "-", "-o", output, *libraries]
 
 
 @functools.cache
@@ -106,9 +109,9 @@ def target() -> str:
     return "\n".join(facts)
 
 
-def key(text: str, cc: Compiler) -> str:
+def key(text: str, cc: Compiler, flags: Sequence[str] = ()) -> str:
     """What a kernel is kept under: everything that its library depends on."""
-    parts = (str(ABI), target(), cc.version, " ".join(cc.line("")), text)
+    parts = (str(ABI), target(), cc.version, " ".join(cc.line("", flags)), text)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -132,7 +135,7 @@ def build(units: Sequence[Unit], *, cache_dir: str = "", cc: str = "", report: C
     if not units:
         return {}
     chosen = compiler(cc)
-    keys = {u: key(u.whole, chosen) for u in units}
+    keys = {u: key(u.whole, chosen, u.flags) for u in units}
     seconds: dict[str, float] = {}
     with _LOCK:
         missing = {k: u for u, k in keys.items() if k not in _LOADED}
@@ -157,7 +160,7 @@ def _load_all(missing: dict[str, Unit], cc: Compiler, cache: Cache | None, secon
     if shards:
         with tempfile.TemporaryDirectory(prefix="tokamak-") as folder, ThreadPoolExecutor(min(len(shards), _cores())) as workers:
             texts = [shard_text([missing[k] for k in shard]) for shard in shards]
-            made = workers.map(lambda i: _timed(lambda: compile_text(texts[i], cc, Path(folder) / f"{i}.so")), range(len(shards)))
+            made = workers.map(lambda i: _timed(lambda: compile_text(texts[i], cc, Path(folder) / f"{i}.so", missing[shards[i][0]].flags)), range(len(shards)))
             for shard, (library, took) in zip(shards, made):
                 for k in shard:
                     libraries[k], seconds[k] = library, took
@@ -177,7 +180,7 @@ def _shards(work: dict[str, Unit], most: int) -> list[list[str]]:
     families: dict[tuple, list[str]] = {}
     occurrence: Counter = Counter()
     for k, unit in work.items():
-        head = unit.prelude[:1] or (k,)
+        head = (unit.prelude[:1] or (k,), unit.flags)
         families.setdefault((head, occurrence[head, unit.entry]), []).append(k)
         occurrence[head, unit.entry] += 1
     shards: list[list[str]] = []
@@ -196,9 +199,9 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def compile_text(text: str, cc: Compiler, output: Path) -> bytes:
+def compile_text(text: str, cc: Compiler, output: Path, flags: Sequence[str] = ()) -> bytes:
     """The library that `cc` makes of `text`; it passes through the file `output`. Raises BuildError with the command and the compiler's words."""
-    command = cc.line(str(output))
+    command = cc.line(str(output), flags)
     done = subprocess.run(command, input=text.encode(), capture_output=True)
     if done.returncode:
         said = "\n".join(done.stderr.decode(errors="replace").splitlines()[:12])

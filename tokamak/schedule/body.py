@@ -52,7 +52,7 @@ class Body:
     base: Store | None = None
 
 
-def body(group: Group, stored: tuple, parallel: frozenset, memories: dict, policy: str) -> Body:
+def body(group: Group, stored: tuple, parallel: frozenset, memories: dict) -> Body:
     """The Body of `group`; `memories` keeps one Memory a node over the whole plan."""
     made: dict = {}
 
@@ -76,7 +76,7 @@ def body(group: Group, stored: tuple, parallel: frozenset, memories: dict, polic
                 return Cast(expr.dtype, Op("where", e.guard, Cast(F32, expr), Const(e.other.value, F32)))
             return Op("where", e.guard, expr, e.other)
         return None
-    rewrite, simplify = Rewriter(leaf=leaf), Simplifier(policy)
+    rewrite, simplify = Rewriter(leaf=leaf), Simplifier()
     out: list[Store] = []
     base = None
     for m in group.members:

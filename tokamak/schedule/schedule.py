@@ -5,6 +5,8 @@
     block       elements of the vector axis in one parallel iteration; None: the vector axis lies inside an iteration
     unrolled    folded axes of small constant extent: their extents are part of the text
     lanes       vector lanes of every register
+    columns     where the partial results of a long fold lie that leaves the vector axis free: a whole block's in a 'buffer' while the input is read
+                in its own order, or one register's at a time in 'registers'
 """
 from __future__ import annotations
 
@@ -26,12 +28,13 @@ class Schedule:
     unrolled: frozenset[Axis]
     lanes: int
     grain: int = GRAIN                # elements below which one thread runs all
+    columns: str = "buffer"
 
     def __str__(self) -> str:
         name = lambda a: f"i{self.order.index(a)}"
         vector = "none" if self.vector is None else name(self.vector) + (f"/{self.block}" if self.block else "")
         return (f"parallel({', '.join(map(name, self.parallel))}) vector({vector}) unrolled({', '.join(sorted(map(name, self.unrolled)))}) "
-                f"lanes({self.lanes}) grain({self.grain})")
+                f"lanes({self.lanes}) grain({self.grain}) columns({self.columns})")
 
 
 def parse(text: str, order: tuple[Axis, ...]) -> Schedule:
@@ -43,7 +46,7 @@ def parse(text: str, order: tuple[Axis, ...]) -> Schedule:
         vector, size = vector.split("/")
         block = int(size)
     return Schedule(axes(fields["parallel"]), None if vector == "none" else axes(vector)[0], block, tuple(order), frozenset(axes(fields["unrolled"])),
-                    int(fields["lanes"]), int(fields["grain"]))
+                    int(fields["lanes"]), int(fields["grain"]), fields["columns"])
 
 
 def choose(b: Body, hints: Hints, target) -> Schedule:
@@ -63,7 +66,7 @@ def choose(b: Body, hints: Hints, target) -> Schedule:
         parallel, block = tuple(a for a in parallel if a is not across), TILE
     wide = any(e.dtype is F64 for e in walk(*exprs_of(b)) if isinstance(e, (Op, Reduce)))
     lanes = target.vector_bytes // (8 if wide else 4)
-    return Schedule(parallel, vector, block, order, unrolled, lanes)
+    return Schedule(parallel, vector, block, order, unrolled, lanes, columns="registers" if target.ordered else "buffer")
 
 
 UNROLL = 8              # a window's extent up to which its loop is written with a constant trip count
@@ -128,7 +131,7 @@ def loop_order(b: Body, hints: Hints) -> tuple[Axis, ...]:
 
 def vector_axis(b: Body, hints: Hints, target) -> Axis | None:
     """The axis to run along lanes: the one along which most bytes are contiguous, if it is long enough to fill a register; scans along
-    the only long axis are vectorised too."""
+    the only long axis are vectorised too. On an ordered target a folded axis runs along lanes exactly where it is contiguous."""
     scans = {e.along for e in walk(*exprs_of(b)) if isinstance(e, Scan)}
     updates = any(s.monoid is not None for s in b.stores)      # lanes may not meet in one element: only along axes of the result
     score: dict[Axis, int] = {a: 0 for a in b.axes if not updates or a in b.parallel}
@@ -137,6 +140,8 @@ def vector_axis(b: Body, hints: Hints, target) -> Axis | None:
         for a in score:
             if address.coefficient(a) == 1:
                 score[a] += elements * size
+    folded = {a for e in walk(*exprs_of(b)) if isinstance(e, Reduce) for a in e.over} if target.ordered else set()
+    score = {a: n for a, n in score.items() if n or a not in folded}
     if not score:
         return None
     lanes = target.vector_bytes // 4
@@ -144,5 +149,5 @@ def vector_axis(b: Body, hints: Hints, target) -> Axis | None:
     def rank(a: Axis):
         n = hints(a.extent)
         fills = min(n, lanes) / lanes
-        return (score[a] + 1) * fills * fills * (0.5 if a in scans else 1.0)
+        return a in folded, (score[a] + 1) * fills * fills * (0.5 if a in scans else 1.0)
     return max(score, key=rank)

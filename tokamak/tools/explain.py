@@ -1,6 +1,6 @@
 """`tokamak.explain`: what became of a program, as frozen data that prints.
 
-    Explanation ::= Frame (a capture by Dynamo, graph breaks among them), Recompile, GraphInfo
+    Explanation ::= Frame (a capture by Dynamo), Break, Recompile, GraphInfo
     GraphInfo   ::= KernelInfo in order, Opaqued (calls of torch), Edge (values that pass through memory, and why); memory operations before and after
 """
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from ..backend import backend
 from ..ir.graph import Opaque, Result
 from .kernels import KernelInfo, Memory, Opaqued, kernels, memory_operations, opaques, plan_of, recomputed_calls
-from .record import Frame, GraphRecord, Recompile, Recorder, Source, recording, source_of
+from .record import Break, Frame, GraphRecord, Recompile, Recorder, Source, recording, source_of
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,9 @@ class GraphInfo:
 class Explanation:
     """Everything that was recorded. Prints as tables; `to_json` gives all of it."""
     frames: tuple[Frame, ...]
+    breaks: tuple[Break, ...]
     recompiles: tuple[Recompile, ...]
     graphs: tuple[GraphInfo, ...]
-
-    @property
-    def breaks(self) -> tuple[Frame, ...]:
-        return tuple(f for f in self.frames if f.broken)
 
     @property
     def kernels(self) -> tuple[KernelInfo, ...]:
@@ -95,7 +92,8 @@ class Explanation:
 
 def explanation(recorder: Recorder) -> Explanation:
     """What `recorder` has seen."""
-    return Explanation(tuple(recorder.frames), tuple(recorder.recompiles), tuple(graph_info(r, recorder.graphs) for r in recorder.graphs))
+    graphs = tuple(graph_info(r, recorder.graphs) for r in recorder.graphs)
+    return Explanation(tuple(recorder.frames), tuple(recorder.breaks), tuple(recorder.recompiles), graphs)
 
 
 def graph_info(record: GraphRecord, others: Iterable[GraphRecord] = ()) -> GraphInfo:

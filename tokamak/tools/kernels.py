@@ -16,6 +16,7 @@ from ..fuse.cost import Hints, node_bytes
 from ..ir import ops
 from ..ir.expr import Op, Reduce, Scan, walk
 from ..ir.graph import Opaque, Result
+from ..ir.index import Index, Size
 from ..runtime.program import Launch
 from ..schedule.body import Body, exprs_of
 from .names import group_names, module, operations
@@ -105,7 +106,7 @@ def _words(record: GraphRecord, graph, kernel: Kernel, launch: Launch | None) ->
 
 
 def flops(body: Body, hints: Hints) -> int:
-    """Arithmetic operations: each distinct sub-expression once for all coordinates it depends on, each fold once an element."""
+    """Arithmetic operations: each distinct sub-expression once for all coordinates it depends on, each fold and update once an element."""
     total = 0
     for e in walk(*exprs_of(body)):
         if isinstance(e, Op):
@@ -114,7 +115,7 @@ def flops(body: Body, hints: Hints) -> int:
             total += hints.count(e.free | frozenset(e.over))
         elif isinstance(e, Scan):
             total += hints.count(e.free)
-    return total
+    return total + sum(hints.count(s.axes) for s in body.stores if s.monoid not in (None, "last"))
 
 
 # -- bytes ---------------------------------------------------------------------------------------------------------------
@@ -160,13 +161,18 @@ def _footprint(s: Read | Write, phase: Phase, loops: tuple, node, hints: Hints) 
     """Bytes that all iterations of an access reach, each once, and those of one parallel iteration."""
     parallel = {a for a, _ in phase.parallel}
     around = {*parallel, *(loop.axis for loop in loops)}
-    axes = around if s.mode == "gather" else s.address.axes() & around
+    axes = around if s.mode == "gather" or fetched(s.address) else s.address.axes() & around
     size = node.dtype.bytes
     whole = min(hints.count(axes) * size, node_bytes(node, hints))
     part = hints.count(a for a in axes if a not in parallel and not (phase.block and a is phase.vector)) * size
     if phase.block and phase.vector in axes:
         part *= min(phase.block, hints(phase.vector.extent))
     return whole, min(part, whole)
+
+
+def fetched(address: Index) -> bool:
+    """Does an address hold an index that the kernel has read from memory (f0, ...)?"""
+    return any(isinstance(a, Size) and a.name.startswith("f") for a in address.atoms())
 
 
 # -- opaque calls and totals ---------------------------------------------------------------------------------------------
@@ -184,7 +190,7 @@ def opaques(record: GraphRecord) -> list[Opaqued]:
             made = [n for n in graph.nodes if isinstance(n, Result) and n.opaque is s]
             moved = () if at.name in views else (*s.reads, *made)
             out.append(Opaqued(at.name, at.op, s.reason, 0 if at.name in views else len(s.reads), 0 if at.name in views else len(made),
-                               sum(node_bytes(n, hints) for n in moved), source_of(at), at.module))
+                               sum(node_bytes(n, hints) for n in moved), source_of(at), module((at,))))
     return out
 
 

@@ -5,7 +5,7 @@ from ..fuse.axes import Group
 from ..fuse.plan import Plan
 from ..ir.expr import Reduce, Scan, walk
 from ..ir.graph import Graph, Origin, Scatter
-from .record import AtenCall, GraphRecord
+from .record import AtenCall, GraphRecord, user_name
 
 FAMILIES = {
     "poi": "pointwise",
@@ -53,7 +53,7 @@ def operations(graph: Graph, nodes, calls: tuple[AtenCall, ...]) -> list[Origin]
 
 def module(origins) -> str:
     """The module path that all of `origins` that have one share."""
-    paths = [o.module.split(".") for o in origins if o.module]
+    paths = [user_name(o.module).split(".") for o in origins if o.module]
     if not paths:
         return ""
     shared = paths[0]

@@ -6,6 +6,7 @@ never derive a decision again.
 from __future__ import annotations
 
 import contextlib
+import operator
 import re
 import time
 from collections.abc import Iterator
@@ -41,6 +42,15 @@ class Frame:
     ended: str = ""
     broken: bool = False
     place: Source | None = None
+
+
+@dataclass(frozen=True)
+class Break:
+    """Dynamo could not go on in `code` (a function), at `place`: the graph before it, if there is any, is the capture `id`."""
+    id: str
+    code: str
+    place: Source
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -123,7 +133,13 @@ class Recorder:
     def __init__(self):
         self.frames: list[Frame] = []
         self.graphs: list[GraphRecord] = []
+        self.breaks: list[Break] = []
         self.recompiles: list[Recompile] = []
+
+    def finish(self, metrics: list) -> None:
+        """Takes in what Dynamo says of its captures when they are over."""
+        self.breaks += graph_breaks(metrics, {f.id: f for f in self.frames})
+        self.recompiles += recompiles(metrics)
 
 
 @contextlib.contextmanager
@@ -134,7 +150,7 @@ def recording(**options) -> Iterator[Recorder]:
         try:
             yield recorder
         finally:
-            recorder.recompiles += recompiles(m for m in torch._dynamo.utils.get_compilation_metrics() if id(m) not in before)
+            recorder.finish([m for m in torch._dynamo.utils.get_compilation_metrics() if id(m) not in before])
 
 
 def recompiles(metrics) -> list[Recompile]:
@@ -142,6 +158,36 @@ def recompiles(metrics) -> list[Recompile]:
     place = lambda m: Source(m.co_filename or "", m.co_firstlineno or 0)
     return [Recompile(str(m.compile_id), code_name(m.co_name or ""), place(m), guard_text(m.recompile_reason))
             for m in metrics if getattr(m, "recompile_reason", None)]
+
+
+def graph_breaks(metrics: list, frames: dict[str, Frame]) -> list[Break]:
+    """Where captures ended early. A capture that found nothing before its break has no graph and no Frame: the function that Dynamo makes of the rest
+    tells the line."""
+    known, found = torch._dynamo.utils.counters["graph_break"], []
+    rest = {m.co_name: m for m in metrics if m.co_name}
+    for m in metrics:
+        frame = frames.get(str(m.compile_id))
+        code = code_name(m.co_name or "")
+        if frame is not None and frame.broken and m.co_name:
+            found.append(Break(frame.id, code, frame.place or Source(m.co_filename or "", 0), break_text(frame.ended)))
+        elif frame is None and (reasons := [r for r in m.restart_reasons or () if r in known]):
+            function = code.split(" ")[0]
+            lines = [int(name.rpartition("_")[2]) for name in rest if re.fullmatch(rf"torch_dynamo_resume_in_{re.escape(function)}_at_\d+", name)]
+            line = min((n for n in lines if n > _behind(m)), default=m.co_firstlineno or 0)
+            found.append(Break(str(m.compile_id), code, Source(m.co_filename or "", line), break_text(reasons[0])))
+    return found
+
+
+def _behind(metric) -> int:
+    """The line behind which a capture began: 0 for the start of a function."""
+    line = (metric.co_name or "").rpartition("_at_")[2]
+    return int(line) if line.isdigit() else 0
+
+
+def break_text(reason: str) -> str:
+    """Dynamo's words for a graph break, without what is for its developers."""
+    said = reason.strip().split("\n\n")[0]
+    return f"the program branches on a tensor's value ({said})" if said.startswith("generic_jump") else said
 
 
 def code_name(name: str) -> str:
@@ -239,7 +285,14 @@ def output_nodes(gm: fx.GraphModule) -> tuple:
 
 def output_labels(gm: fx.GraphModule, inputs: tuple[str, ...]) -> tuple[str, ...]:
     """The user's name of each output, '' for what has none."""
-    return tuple(described(d, inputs) for d in gm.graph.output_node().meta.get("desc") or ())
+    descriptions = gm.graph.output_node().meta.get("desc") or ()
+    return tuple(described(d, inputs) or result_name(n) for n, d in zip(output_nodes(gm), descriptions))
+
+
+def result_name(node) -> str:
+    """A name for one result of a call that has several, by which a later graph calls it too."""
+    taken = isinstance(node, fx.Node) and node.target is operator.getitem
+    return f"{node.name} ({node.args[0].name})" if taken else ""
 
 
 def viewed(node: fx.Node) -> fx.Node | None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 from rich.console import Console, Group
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from .explain import Explanation, GraphInfo
@@ -16,6 +16,7 @@ from .record import Source
 
 LONGEST = 20         # rows of the tables of edges and opaque calls: the most expensive; the JSON has all
 WIDTH = 140
+BUILT = {"compiled": "compiled", "cache": "from the cache", "process": "known"}
 
 
 def text(e: Explanation) -> str:
@@ -49,9 +50,9 @@ def place(s: Source | None) -> str:
 
 
 def captures(e: Explanation) -> Iterator[Text]:
-    for f in e.breaks:
-        yield Text(f"\ngraph break behind capture {f.id} at {f.place or '?'}", "yellow")
-        yield Text("    " + f.ended.strip().split("\n\n")[0].replace("\n", "\n    "))
+    for b in e.breaks:
+        yield Text(f"\ngraph break behind capture {b.id}, in {b.code} at {b.place}", "yellow")
+        yield Text("    " + b.reason.replace("\n", "\n    "))
     for r in e.recompiles:
         yield Text(f"\ncaptured again as {r.id}: {r.code} at {place(r.place)}", "yellow")
         yield Text("    " + r.reason.replace("\n", "\n    "))
@@ -65,8 +66,7 @@ def graph(g: GraphInfo) -> Iterator:
     if g.eager:
         yield Text(g.eager, "yellow")
     if g.kernels:
-        columns = ("operations", "lines", "reads", "writes", "over fewest", "FLOPs", "built")
-        table = Table(Column("kernel", no_wrap=True), *columns, box=None, pad_edge=False)
+        table = Table("kernel", "reads", "writes", "over fewest", "FLOPs", "built", box=None, pad_edge=False)
         for k in g.kernels:
             table.add_row(*kernel_row(k))
         yield table
@@ -76,11 +76,18 @@ def kernel_row(k: KernelInfo) -> tuple[str, ...]:
     counts: dict[str, int] = {}
     for op in k.operations:
         counts[op.split(".")[0]] = counts.get(op.split(".")[0], 0) + 1
-    lines = dict.fromkeys(map(place, k.sources))
-    built = {"compiled": time_text(k.compile_seconds), "cache": "from the cache", "process": "known"}.get(k.how, "")
-    return (f"{k.name}\n  {k.module}" if k.module else k.name, " ".join(op if n == 1 else f"{op}*{n}" for op, n in counts.items()), " ".join(lines),
-            size_text(sum(a.bytes for a in k.reads)), size_text(sum(a.bytes for a in k.writes)), f"{k.bytes / k.fewest:.2f}" if k.fewest else "",
-            count_text(k.flops), built)
+    called = " ".join(op if n == 1 else f"{op}*{n}" for op, n in counts.items())
+    about = "  ".join(filter(None, (k.module, called, places(k.sources))))
+    return (f"{k.name}\n    {about}", size_text(sum(a.bytes for a in k.reads)), size_text(sum(a.bytes for a in k.writes)),
+            f"{k.bytes / k.fewest:.2f}" if k.fewest else "", count_text(k.flops), BUILT.get(k.how, ""))
+
+
+def places(sources: tuple[Source, ...]) -> str:
+    """Lines by file: model.py:3,5."""
+    files: dict[str, list[str]] = {}
+    for s in sources:
+        files.setdefault(os.path.basename(s.file), []).append(str(s.line))
+    return " ".join(f"{file}:{','.join(lines)}" for file, lines in files.items())
 
 
 def edge_table(e: Explanation) -> Iterator:

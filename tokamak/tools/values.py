@@ -57,13 +57,17 @@ class Keys:
 
 
 def register_names(record: GraphRecord, kernel: Kernel) -> dict[str, str]:
-    """Register -> the value of the user's program that it holds, for those that hold one."""
+    """Register -> the value of the user's program that it holds, or ('in ...') that it is a part of; for those that are either."""
     before, after = record.values["simplify"], record.values["lower"].plan.graph
     keys = Keys(before, after)
     names: dict[int, str] = {}
     for n in before.nodes:
         if hasattr(n, "dtype"):
             names.setdefault(keys.nodes[n], described(record, before, n))
+    for n in before.nodes:
+        if isinstance(n, Compute):
+            for e in walk(n.expr):
+                names.setdefault(keys(e), f"in {described(record, before, n)}")
     found = {}
     for register, e in kernel.sources.items():
         if isinstance(e, Const):
