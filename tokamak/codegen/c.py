@@ -320,6 +320,8 @@ class Printer:
             text += f" v_i64 {a.var}i = splat_i64(9223372036854775807);"
         if a in self.flushed:
             text += f" v_f64 {a.var}w = {{0}};"
+        if _watched(a):
+            text += f" v_bool {a.var}n = {{0}};"
         return text
 
     def _masked(self, monoid: str, d: DType, args) -> list[str]:
@@ -331,9 +333,12 @@ class Printer:
     def _fold(self, s: Fold) -> list[str]:
         a, d = s.accumulator, s.accumulator.dtype
         args = self._masked(a.monoid, d, s.args) if s.masked and self.tail else list(s.args)
-        if not a.monoid.startswith("arg"):
-            return [f"{a.var} = {self.combine(a.monoid, d, a.var, args[0])};"]
-        return self._take(a.monoid, d, a.var, f"{a.var}i", args[0], args[1])
+        if a.monoid.startswith("arg"):
+            return self._take(a.monoid, d, a.var, f"{a.var}i", args[0], args[1])
+        if _watched(a):      # two short chains of dependent operations in place of a long one
+            name = {"max": "top", "min": "low"}[a.monoid]
+            return [f"{a.var} = {name}_{d}({args[0]}, {a.var}); {a.var}n |= isnan_{d}({args[0]});"]
+        return [f"{a.var} = {self.combine(a.monoid, d, a.var, args[0])};"]
 
     def _take(self, monoid: str, d: DType, va: str, ia: str, vb: str, ib: str) -> list[str]:
         v = register(d)
@@ -350,9 +355,8 @@ class Printer:
         if a in self.flushed:
             wide = f"{a.var}w + cast_f32_f64({a.var})"
             return [f"v_f32 {s.vars[0]} = " + (f"splat_f32((float)hsum_f64({wide}));" if s.across else f"cast_f64_f32({wide});")]
-        if not s.across:
-            return [f"{register(d)} {s.vars[0]} = {a.var};"]
-        return [f"{register(d)} {s.vars[0]} = {self._across(a.monoid, d, a.var)};"]
+        value = f"select_{d}({a.var}n, splat_{d}(__builtin_nan(\"\")), {a.var})" if _watched(a) else a.var
+        return [f"{register(d)} {s.vars[0]} = {self._across(a.monoid, d, value) if s.across else value};"]
 
     def _across(self, monoid: str, d: DType, reg: str) -> str:
         if d is BOOL:
@@ -421,6 +425,11 @@ class Printer:
 
     def _randomvalue(self, s: RandomValue) -> str:
         return f"v_f32 {s.var} = philox_{s.kind}({s.seed}, {s.index});"
+
+
+def _watched(a: Accumulator) -> bool:
+    """Folds that carry a mask of the lanes in which they met a NaN."""
+    return a.monoid in ("max", "min") and a.dtype.is_float
 
 
 def _kept(q: Partial) -> DType:
