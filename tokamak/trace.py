@@ -10,7 +10,8 @@ from torch import fx
 from . import log
 from .options import STAGES, Options
 from .tools import show
-from .tools.record import Frame, GraphRecord, frame_record
+from .tools.dynamo import Frame, frame_record
+from .tools.record import GraphRecord
 
 Trace = Callable[[str, Any], Any]
 

@@ -6,7 +6,8 @@ import tokamak
 from tokamak.options import STAGES
 from tokamak.tools.kernels import kernels, memory_operations
 from tokamak.tools.names import FAMILIES, count_text, kernel_name, size_text
-from tokamak.tools.record import Recorder, recording, user_name
+from tokamak.tools.dynamo import user_name
+from tokamak.tools.record import Recorder, recording
 
 from .programs import Block, chain, softmax
 

@@ -384,10 +384,9 @@ class _Tree:
         outer = [a for a in free if a is not self.vector]
         home = self._descend(self.root, outer, needs)
         wide = F64 if f.monoid == "sum" and f.dtype is F32 else f.dtype
-        size = as_index(self.block) if self.block else low.extent(self.vector)
+        spot, size, _ = self._buffer_spot(f)
         buffer = Buffer(low.fresh("u"), wide, size)
         self.buffers.append(buffer)
-        spot = as_index(self.vector) - (as_index(Size("b0")) if self.block else 0)
         start = self._open(home, self.vector)
         first = low.fresh()
         start.items.append(Splat(first, wide, _literal(ops.identity(f.monoid, wide), wide)))

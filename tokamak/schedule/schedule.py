@@ -133,8 +133,9 @@ def vector_axis(b: Body, hints: Hints, target) -> Axis | None:
     """The axis to run along lanes: the one along which most bytes are contiguous, if it is long enough to fill a register; scans along
     the only long axis are vectorised too. On an ordered target a folded axis runs along lanes exactly where it is contiguous."""
     scans = {e.along for e in walk(*exprs_of(b)) if isinstance(e, Scan)}
-    updates = any(s.monoid is not None for s in b.stores)      # lanes may not meet in one element: only along axes of the result
-    score: dict[Axis, int] = {a: 0 for a in b.axes if not updates or a in b.parallel}
+    updates = [s for s in b.stores if s.monoid is not None]     # lanes may not meet in one element: only along axes of the result
+    fetched = {a for s in updates for x in s.address.atoms() if not isinstance(x, Axis) for a in Index({(x,): 1}).axes()}
+    score: dict[Axis, int] = {a: 0 for a in b.axes if not updates or a in b.parallel and a not in fetched}
     for _, address, size in strides_of(b):
         elements = hints.count(address.axes())
         for a in score:

@@ -14,8 +14,10 @@ from torch.utils._pytree import tree_leaves
 
 from ..backend import backend
 from ..ir.graph import Opaque, Result
+from .dynamo import Break, Frame, Recompile
 from .kernels import KernelInfo, Memory, Opaqued, kernels, memory_operations, opaques, plan_of, recomputed_calls
-from .record import Break, Frame, GraphRecord, Recompile, Recorder, Source, recording, source_of
+from .record import GraphRecord, Recorder, recording
+from .sources import Source, source_of
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from ..ir.index import Index, Size
 from ..runtime.program import Launch
 from ..schedule.body import Body, exprs_of
 from .names import group_names, module, operations
-from .record import GraphRecord, Source, source_of, sources_of
+from .record import GraphRecord
+from .sources import Source, source_of, sources_of
 
 
 @dataclass(frozen=True)

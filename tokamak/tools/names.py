@@ -5,7 +5,9 @@ from ..fuse.axes import Group
 from ..fuse.plan import Plan
 from ..ir.expr import Reduce, Scan, walk
 from ..ir.graph import Graph, Origin, Scatter
-from .record import AtenCall, GraphRecord, user_name
+from .aten import AtenCall
+from .dynamo import user_name
+from .record import GraphRecord
 
 FAMILIES = {
     "poi": "pointwise",

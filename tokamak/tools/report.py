@@ -12,7 +12,7 @@ from rich.text import Text
 from .explain import Explanation, GraphInfo
 from .kernels import KernelInfo
 from .names import count_text, size_text, time_text
-from .record import Source
+from .sources import Source
 
 LONGEST = 20         # rows of the tables of edges and opaque calls: the most expensive; the JSON has all
 WIDTH = 140

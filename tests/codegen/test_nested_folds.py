@@ -1,0 +1,26 @@
+"""Folds over rows and over planes of one read, in one kernel."""
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tokamak
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize("batch", [2, 9])
+def test_a_mean_per_image_of_a_batch_norm(layout, batch):
+    """Sums over everything, then sums for each image: the partial results of every image must have room."""
+    def fn(x):
+        y = F.silu(F.batch_norm(x, None, None, training=True))
+        return y.mean((2, 3), keepdim=True)
+    x = torch.randn(batch, 16, 9, 8).to(memory_format=layout)
+    torch._dynamo.reset()
+    torch.testing.assert_close(tokamak.compile(fn, strict=True)(x), fn(x))
+
+
+def test_an_index_gathered_by_each_row_scatters():
+    """top-k's backward: every row writes to columns of its own choice; rows are many, so they would run along lanes."""
+    values, index = torch.randn(64, 2), torch.randn(64, 4).topk(2, 1).indices
+    fn = lambda v, i: torch.zeros(64, 4).scatter(1, i, v)
+    torch._dynamo.reset()
+    torch.testing.assert_close(tokamak.compile(fn, strict=True)(values, index), fn(values, index))
