@@ -193,7 +193,7 @@ class Capture:
         given = [i for i in self.inputs if isinstance(i, Input)]
         nodes = (*given, *self.constants, *(n for n in order if not isinstance(n, Input)))
         origins = {n: self.origins[n] for n in nodes if n in self.origins}
-        return Graph(tuple(self.inputs), nodes, outputs, tuple(self.writes), origins, dict(self.sizes.host), name=self.name)
+        return Graph(tuple(self.inputs), nodes, outputs, tuple(self.writes), origins, dict(self.sizes.host), dict(self.sizes.hints), self.name)
 
     def _bind_sizes(self) -> None:
         """A symbol may reach a graph only inside an expression (a saved s0*s1): that expression is then a size of its own."""

@@ -16,9 +16,9 @@ from ..ir.dtype import BOOL, F32, F64, I64, compute_type
 from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Random, Reduce, Scalar, Scan, walk
 from ..ir.index import Axis, Fetch as FetchAtom, FloorDiv, Index, Max, Min, Mod, Size, as_index
 from ..schedule.body import Body, Memory, Store
-from ..schedule.schedule import Schedule
+from ..schedule.schedule import TILE, Schedule
 from .kernel import (Accumulator, Buffer, Convert, Fetch, Finish, Fold, IndexValue, Kernel, Let, Loop, Param, Partial, PartialRead,
-                     PartialUpdate, Phase, Prefix, RandomValue, Read, Splat, Write)
+                     PartialUpdate, Phase, Prefix, RandomValue, Read, Splat, Tile, Write)
 
 
 class Unschedulable(Exception):
@@ -226,6 +226,8 @@ class _Tree:
                 self._place_scan(item)
             else:
                 self._place_fold(item)
+        if self.block and self.block <= TILE:
+            self._turn(self.root)
         work = as_index(1)
         axes: dict = {}
         for item in items:
@@ -422,6 +424,22 @@ class _Tree:
         inner.items.append(Prefix(names, acc, args, along_lanes))
         self.accumulators[key] = (names, inner)
         inner.memo[s] = _Entry(names[s.component], inner, len(inner.loops))
+
+    def _turn(self, block: _Block) -> None:
+        """Reads that stride along the vector axis and are contiguous along an enclosing loop go through a tile that is filled line by line."""
+        for loop, child in block.loops:
+            self._turn(child)
+            for _, inner in child.loops:
+                if inner.open - child.open == {self.vector} and not loop.vector:
+                    inner.items[:] = [self._turned(s, loop) if isinstance(s, Read) else s for s in inner.items]
+
+    def _turned(self, s: Read, loop: Loop) -> Read:
+        if s.mode != "strided" or s.guard is not None or s.address.coefficient(loop.axis) != 1:
+            return s
+        tile = Tile(self.low.fresh("u"), s.memory, s.dtype, s.address, s.step, self.block)
+        loop.tiles.append(tile)
+        rows = as_index(loop.axis) - as_index(Size(f"c{self.low.names[loop.axis]}"))
+        return Read(s.var, tile.name, s.dtype, rows * self.block + as_index(self.vector) - as_index(Size("b0")), "unit")
 
     # -- row buffers -----------------------------------------------------------------------------------------------------------
     def _choose_buffers(self, items) -> None:
