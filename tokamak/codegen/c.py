@@ -51,12 +51,17 @@ class Printer:
     def index(self, i: Index) -> str:
         """C text of an integer expression."""
         parts = []
-        for k, v in i.terms.items():
+        for k, v in sorted(i.terms.items(), key=lambda term: self._depth(term[0])):
             factors = [self._atom(a) for a in k]
             if v != 1 or not factors:
                 factors.append(str(v) if v >= 0 else f"({v})")
             parts.append(" * ".join(factors))
         return " + ".join(parts) if parts else "0"
+
+    def _depth(self, atoms) -> tuple[int, int]:
+        """Place of a term in a sum: by its loop variable, constants last."""
+        numbers = [int(self.k.axes[a][1:]) for a in atoms if isinstance(a, Axis)]
+        return (0 if numbers else 1 if atoms else 2, min(numbers, default=0))
 
     def _atom(self, a) -> str:
         if isinstance(a, Axis):

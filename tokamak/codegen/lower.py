@@ -81,6 +81,7 @@ def folds_in(e: Expr) -> list[Expr]:
 class _Lowering:
     def __init__(self, body: Body, schedule: Schedule, hints: Hints):
         self.body_, self.s, self.hints = body, schedule, hints
+        self.places = {a: n for n, a in enumerate(schedule.order)}
         self.params: list[Param] = []
         self.keys: dict = {}
         self.names: dict[Axis, str] = {}
@@ -121,12 +122,16 @@ class _Lowering:
             rest = Index({tuple(a for a in k if not _varies(a)): v})
             parts[atoms] = parts.get(atoms, as_index(0)) + rest
         total = as_index(0)
-        for atoms, factor in parts.items():
+        for atoms, factor in sorted(parts.items(), key=lambda p: self._depth(p[0])):      # parameters are numbered alike whatever the axes' ids
             term = self._factor(factor, (key, atoms, factor))
             for a in atoms:
                 term = term * self._atom(a, block, key)
             total = total + term
         return total
+
+    def _depth(self, atoms) -> tuple[int, ...]:
+        """How deep the loops of a term's axes lie, for an order of terms; a term without any is last."""
+        return tuple(sorted(self.places.get(a, len(self.places)) for a in atoms)) or (len(self.places) + 1,)
 
     def _factor(self, factor: Index, key) -> Index:
         if factor.constant in (-1, 0, 1):
