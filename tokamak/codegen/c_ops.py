@@ -180,6 +180,9 @@ def _floats(n: str) -> dict[str, str]:
         "copysign": f"TK {v} copysign_{n}({v} a, {v} b) {{ {u} s = ({u}){{0}} + {sign}; return ({v})(({u})a & ~s | ({u})b & s); }}",
         "fmin": f"TK {v} fmin_{n}({v} a, {v} b) {{ return select_{n}(le_{n}(a, b) | ne_{n}(b, b), a, b); }}",
         "fmax": f"TK {v} fmax_{n}({v} a, {v} b) {{ return select_{n}(ge_{n}(a, b) | ne_{n}(b, b), a, b); }}",
+        # the machine's own extremes, which drop a NaN in a: folds that watch for NaN apart use them
+        "top": f"TK {v} top_{n}({v} a, {v} b) {{ {v} r; for (int k = 0; k < W; k++) r[k] = a[k] > b[k] ? a[k] : b[k]; return r; }}",
+        "low": f"TK {v} low_{n}({v} a, {v} b) {{ {v} r; for (int k = 0; k < W; k++) r[k] = a[k] < b[k] ? a[k] : b[k]; return r; }}",
         "recip": f"TK {v} recip_{n}({v} a) {{ return 1 / a; }}",
         "rsqrt": f"TK {v} rsqrt_{n}({v} a) {{ return 1 / sqrt_{n}(a); }}",
         "sign": f"TK {v} sign_{n}({v} a) {{ return select_{n}(gt_{n}(a, {zero}), {one}, select_{n}(lt_{n}(a, {zero}), -({one}), {zero})); }}",

@@ -71,7 +71,7 @@ def choose(b: Body, hints: Hints, target) -> Schedule:
 
 LANE_SCANS = ("sum", "prod", "max", "min")      # what a register's lanes can be scanned with
 UNROLL = 8              # a window's extent up to which its loop is written with a constant trip count
-TILE = 64               # rows of a tile that is read across its lines: 64 lines of 64 bytes stay in the first-level cache while all their elements are used
+TILE = 256              # elements of a block that is read across its lines: their lines stay in the first-level cache until all of them is used
 BLOCK = 4096            # elements of a pointwise block: long enough to hide loop overhead, short enough to share out evenly
 
 
