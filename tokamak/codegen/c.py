@@ -16,6 +16,7 @@ from .kernel import (BLOCK, Accumulator, Buffer, Convert, Fetch, Finish, Fold, I
                      PartialUpdate, Phase, Prefix, RandomValue, Read, Splat, Tile, Write)
 
 TICKETS = 16            # shares of a kernel with partial results
+NO_MEMORY = "((int64_t)1 << 62)"       # the error of a kernel that could not have its scratch memory
 PARTIALS = 64           # arrays of partial results that a kernel may have
 
 _JOB = f"""\
@@ -98,6 +99,9 @@ class Printer:
             extents.append(("blk", f"(({self.index(p.extent)}) + {p.block - 1}) / {p.block}"))
         for b in p.buffers:
             lines.append(f"{stored_type(b.dtype)} *{b.name} = malloc(({self.index(b.size)} + W) * sizeof *{b.name});")
+        if p.buffers:
+            frees = " ".join(f"free({b.name});" for b in p.buffers)
+            lines.append(f"if ({' || '.join(f'!{b.name}' for b in p.buffers)}) {{ {frees} *error |= {NO_MEMORY}; return; }}")
         for q in p.partials:
             lines += self._partial_start(q)
         for s in p.once:
@@ -149,7 +153,10 @@ class Printer:
                 if q.monoid.startswith("arg"):
                     lines.append(f"  job.partial[{slot + 1}] = malloc(job.tickets * ({self.index(q.size)} + W) * 8);")
                     frees.append(f"free(job.partial[{slot + 1}]);")
-            lines.append(f"  tk_parallel({self.name}_{n}, &job, tk_min(threads, job.tickets)); }}")
+            if p.partials:
+                held = [f"job.partial[{self.partial_slot[q] + k}]" for q in p.partials for k in range(1 + q.monoid.startswith("arg"))]
+                lines.append(f"  if ({' || '.join('!' + x for x in held)}) job.error |= {NO_MEMORY};")
+            lines.append(f"  if (!(job.error & {NO_MEMORY})) tk_parallel({self.name}_{n}, &job, tk_min(threads, job.tickets)); }}")
         lines += frees
         lines.append("return job.error ? 1 + __builtin_ctzll(job.error) : 0;")
         inner = "\n".join("  " + x for x in lines)

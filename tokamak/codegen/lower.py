@@ -257,7 +257,20 @@ class _Tree:
             folds = {f: None for f in folds if f not in inside}
         keyed = [(max((_level(a) for a in f.args), default=0), 0, n, f) for n, f in enumerate(folds)]
         keyed += [(_level(s.expr) if not self.partial_of else 0, 1, n, s) for n, s in enumerate(self.stores)]
-        return [k[3] for k in sorted(keyed, key=lambda k: k[:3])]
+        return self._in_parts([k[3] for k in sorted(keyed, key=lambda k: k[:3])])
+
+    def _in_parts(self, items: list) -> list:
+        """`items` so that those which share loops or folds follow each other: nothing unrelated closes a loop that a later one still needs."""
+        parts: list[tuple[set, list]] = []
+        for n, item in enumerate(items):
+            store = isinstance(item, Store)
+            axes = item.axes if store else item.free | frozenset(getattr(item, "over", ()))
+            roots = (item.expr, *((item.guard,) if item.guard is not None else ())) if store else item.args
+            marks = {item, *self._inner(axes), *(e for e in walk(*roots) if isinstance(e, (Reduce, Scan)))}
+            mine = [p for p in parts if p[0] & marks]
+            parts = [p for p in parts if not p[0] & marks]
+            parts.append((marks.union(*(p[0] for p in mine)), sorted([(n, item), *(x for p in mine for x in p[1])], key=lambda x: x[0])))
+        return [item for _, part in sorted(parts, key=lambda p: p[1][0][0]) for _, item in part]
 
     # -- placing -------------------------------------------------------------------------------------------------------------
     def _inner(self, axes) -> list[Axis]:
