@@ -74,13 +74,15 @@ UNROLL = 8              # a window's extent up to which its loop is written with
 TILE = 256              # elements of a block that is read across its lines: their lines stay in the first-level cache until all of them is used
 BLOCK = 4096            # elements of a pointwise block: long enough to hide loop overhead, short enough to share out evenly
 
+BLOCKS = (1024, 256, 64)        # elements of a block of columns: few sizes, since each is a kernel of its own
+
 
 def block_size(b: Body, vector: Axis, long_folds, hints: Hints, target) -> int:
     """Elements of the vector axis per iteration. With a long fold inside, a block's partial results stay in the first-level cache
     and the block spans whole cache lines; otherwise one block is a plain stretch of a loop."""
     if long_folds:
         share = max(hints(vector.extent) // (2 * target.threads), 1)
-        return max(64, min(1024, 1 << (share.bit_length() - 1)))
+        return next((n for n in BLOCKS if n <= share), BLOCKS[-1])
     return BLOCK
 
 
