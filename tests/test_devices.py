@@ -1,4 +1,4 @@
-"""Kernels run on CPUs; what computes elsewhere, or moves between devices, runs through torch. The device `meta`, whose memory is nowhere, stands for all."""
+"""Kernels run on CPUs; what computes elsewhere runs through torch. The device `meta`, whose memory is nowhere, stands for all others."""
 from __future__ import annotations
 
 import pytest

@@ -16,6 +16,7 @@ from .kernel import (BLOCK, Accumulator, Buffer, Convert, Fetch, Finish, Fold, I
                      PartialUpdate, Phase, Prefix, RandomValue, Read, Splat, Tile, Write)
 
 TICKETS = 16            # shares of a kernel with partial results
+NO_MEMORY = "((int64_t)1 << 62)"       # the error of a kernel that could not have its scratch memory
 PARTIALS = 64           # arrays of partial results that a kernel may have
 
 _JOB = f"""\
@@ -51,12 +52,17 @@ class Printer:
     def index(self, i: Index) -> str:
         """C text of an integer expression."""
         parts = []
-        for k, v in i.terms.items():
+        for k, v in sorted(i.terms.items(), key=lambda term: self._depth(term[0])):
             factors = [self._atom(a) for a in k]
             if v != 1 or not factors:
                 factors.append(str(v) if v >= 0 else f"({v})")
             parts.append(" * ".join(factors))
         return " + ".join(parts) if parts else "0"
+
+    def _depth(self, atoms) -> tuple[int, int]:
+        """Place of a term in a sum: by its loop variable, constants last."""
+        numbers = [int(self.k.axes[a][1:]) for a in atoms if isinstance(a, Axis)]
+        return (0 if numbers else 1 if atoms else 2, min(numbers, default=0))
 
     def _atom(self, a) -> str:
         if isinstance(a, Axis):
@@ -93,6 +99,9 @@ class Printer:
             extents.append(("blk", f"(({self.index(p.extent)}) + {p.block - 1}) / {p.block}"))
         for b in p.buffers:
             lines.append(f"{stored_type(b.dtype)} *{b.name} = malloc(({self.index(b.size)} + W) * sizeof *{b.name});")
+        if p.buffers:
+            frees = " ".join(f"free({b.name});" for b in p.buffers)
+            lines.append(f"if ({' || '.join(f'!{b.name}' for b in p.buffers)}) {{ {frees} *error |= {NO_MEMORY}; return; }}")
         for q in p.partials:
             lines += self._partial_start(q)
         for s in p.once:
@@ -144,7 +153,10 @@ class Printer:
                 if q.monoid.startswith("arg"):
                     lines.append(f"  job.partial[{slot + 1}] = malloc(job.tickets * ({self.index(q.size)} + W) * 8);")
                     frees.append(f"free(job.partial[{slot + 1}]);")
-            lines.append(f"  tk_parallel({self.name}_{n}, &job, tk_min(threads, job.tickets)); }}")
+            if p.partials:
+                held = [f"job.partial[{self.partial_slot[q] + k}]" for q in p.partials for k in range(1 + q.monoid.startswith("arg"))]
+                lines.append(f"  if ({' || '.join('!' + x for x in held)}) job.error |= {NO_MEMORY};")
+            lines.append(f"  if (!(job.error & {NO_MEMORY})) tk_parallel({self.name}_{n}, &job, tk_min(threads, job.tickets)); }}")
         lines += frees
         lines.append("return job.error ? 1 + __builtin_ctzll(job.error) : 0;")
         inner = "\n".join("  " + x for x in lines)

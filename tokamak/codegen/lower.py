@@ -81,6 +81,7 @@ def folds_in(e: Expr) -> list[Expr]:
 class _Lowering:
     def __init__(self, body: Body, schedule: Schedule, hints: Hints):
         self.body_, self.s, self.hints = body, schedule, hints
+        self.places = {a: n for n, a in enumerate(schedule.order)}
         self.params: list[Param] = []
         self.keys: dict = {}
         self.names: dict[Axis, str] = {}
@@ -121,12 +122,16 @@ class _Lowering:
             rest = Index({tuple(a for a in k if not _varies(a)): v})
             parts[atoms] = parts.get(atoms, as_index(0)) + rest
         total = as_index(0)
-        for atoms, factor in parts.items():
+        for atoms, factor in sorted(parts.items(), key=lambda p: self._depth(p[0])):      # parameters are numbered alike whatever the axes' ids
             term = self._factor(factor, (key, atoms, factor))
             for a in atoms:
                 term = term * self._atom(a, block, key)
             total = total + term
         return total
+
+    def _depth(self, atoms) -> tuple[int, ...]:
+        """How deep the loops of a term's axes lie, for an order of terms; a term without any is last."""
+        return tuple(sorted(self.places.get(a, len(self.places)) for a in atoms)) or (len(self.places) + 1,)
 
     def _factor(self, factor: Index, key) -> Index:
         if factor.constant in (-1, 0, 1):
@@ -252,7 +257,20 @@ class _Tree:
             folds = {f: None for f in folds if f not in inside}
         keyed = [(max((_level(a) for a in f.args), default=0), 0, n, f) for n, f in enumerate(folds)]
         keyed += [(_level(s.expr) if not self.partial_of else 0, 1, n, s) for n, s in enumerate(self.stores)]
-        return [k[3] for k in sorted(keyed, key=lambda k: k[:3])]
+        return self._in_parts([k[3] for k in sorted(keyed, key=lambda k: k[:3])])
+
+    def _in_parts(self, items: list) -> list:
+        """`items` so that those which share loops or folds follow each other: nothing unrelated closes a loop that a later one still needs."""
+        parts: list[tuple[set, list]] = []
+        for n, item in enumerate(items):
+            store = isinstance(item, Store)
+            axes = item.axes if store else item.free | frozenset(getattr(item, "over", ()))
+            roots = (item.expr, *((item.guard,) if item.guard is not None else ())) if store else item.args
+            marks = {item, *self._inner(axes), *(e for e in walk(*roots) if isinstance(e, (Reduce, Scan)))}
+            mine = [p for p in parts if p[0] & marks]
+            parts = [p for p in parts if not p[0] & marks]
+            parts.append((marks.union(*(p[0] for p in mine)), sorted([(n, item), *(x for p in mine for x in p[1])], key=lambda x: x[0])))
+        return [item for _, part in sorted(parts, key=lambda p: p[1][0][0]) for _, item in part]
 
     # -- placing -------------------------------------------------------------------------------------------------------------
     def _inner(self, axes) -> list[Axis]:

@@ -300,10 +300,14 @@ def _bound_axes(a: Axis, mapping) -> tuple[Axis, ...]:
     new = mapping.get(a)
     if new is None:
         return (a,)
-    atoms = as_index(new).atoms()
-    if not all(isinstance(x, Axis) for x in atoms):
-        raise TypeError(f"a bound axis can be renamed or split, not replaced by {new!r}")
-    return tuple(sorted(atoms, key=lambda x: -as_index(new).coefficient(x).constant if as_index(new).coefficient(x).constant else 0))
+    left, weight, found = as_index(new), as_index(1), []
+    while left.terms:
+        digit = next((x for x in left.atoms() if isinstance(x, Axis) and left.coefficient(x) is weight), None)
+        if digit is None:
+            raise TypeError(f"a bound axis can be renamed or split, not replaced by {new!r}")
+        found.append(digit)
+        left, weight = left.without(digit), weight * digit.extent
+    return tuple(reversed(found))
 
 
 def rebuild(e: Expr, child: Callable[[Expr], Expr], index: Callable[[Index], Index], mapping=()) -> Expr:
