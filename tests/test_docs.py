@@ -1,4 +1,4 @@
-"""The documentation runs: every Python block of README.md and ARCHITECTURE.md, each file's blocks in order in one namespace, as a reader would type them."""
+"""The documentation runs: every Python block of README.md and ARCHITECTURE.md, a file's blocks in order in one namespace."""
 from __future__ import annotations
 
 import re

@@ -21,7 +21,7 @@ from .codegen.stages import lower_plan, render_plan, schedule_plan
 from .errors import CompilerMissing, OptionError
 from .fuse.inline import inline
 from .fuse.plan import plan
-from .ir.graph import Graph, Opaque
+from .ir.graph import Compute, Graph, Opaque, Scatter, reads
 from .ir.rewrite import simplify
 from .options import Options, current
 from .runtime import memory
@@ -83,6 +83,7 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Op
     capture = Capture(gm, options.policy, name, table={} if options.opaque_only else None)
     captured = trace("capture", capture.graph())
     machine = trace("target", target(ordered="strict" in capture.policies))
+    _require_here(captured, machine.name)
     if machine.ordered:
         trace("strict", unordered(captured))
     graph = trace("simplify", simplify(captured))
@@ -118,3 +119,11 @@ def _require_plain(inputs: Sequence[Any]) -> None:
     """Kernels read memory as it is, so a tensor whose values are the negatives of its memory is torch's business."""
     if any(isinstance(x, torch.Tensor) and x.is_neg() for x in inputs):
         raise Unsupported("an input with the negative bit")
+
+
+def _require_here(graph: Graph, device: str) -> None:
+    """Kernels run on `device` and read its memory, so a graph that computes elsewhere is torch's business."""
+    for n in graph.nodes:
+        elsewhere = {x.device for x in (n, *reads(n))} - {device} if isinstance(n, (Compute, Scatter)) else set()
+        if elsewhere:
+            raise Unsupported(f"it computes with values on {', '.join(sorted(elsewhere))}")

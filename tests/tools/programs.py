@@ -42,6 +42,17 @@ class Block(nn.Module):
         return x + self.fc(self.norm(x)).relu()
 
 
+class Dropped(nn.Module):
+    """A norm and dropout, whose mask is made over one flat axis."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(32)
+
+    def forward(self, x):
+        return nn.functional.dropout(self.norm(x), 0.1)
+
+
 def line_of(fn, text: str) -> int:
     """The number of the line of `fn` that has `text`."""
     code = fn.__code__

@@ -77,6 +77,15 @@ def test_wrong_command_lines(arguments, words, capsys):
     assert leave.value.code == 2 and words in capsys.readouterr().err
 
 
+def test_a_users_mistake_is_one_line(run, monkeypatch):
+    monkeypatch.setenv("TOKAMAK_CC", "nonesuch")
+    status, _, err = run(SCRIPT, "explain", "{}")
+    assert status == 1 and err.splitlines()[-1].startswith("tokamak: 'nonesuch' is no C compiler that runs") and "Traceback" not in err
+    monkeypatch.setenv("TOKAMAK_LOGS", "fusing")
+    status, _, err = run(SCRIPT, "explain", "{}")
+    assert status == 2 and err == "tokamak: there is no log topic 'fusing': graph, fusion, schedule, output_code; did you mean 'fusion'?\n"
+
+
 def test_it_is_a_command():
     done = subprocess.run([sys.executable, "-m", "tokamak", "--version"], capture_output=True, text=True)
     assert done.stdout.startswith("tokamak ") and done.returncode == 0

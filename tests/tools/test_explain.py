@@ -6,8 +6,10 @@ import torch
 
 import tokamak
 from tokamak.fuse.reason import CODES
+from tokamak.tools.explain import explanation
+from tokamak.tools.record import recording
 
-from .programs import Block, branch, broken, broken_at_once, chain, line_of
+from .programs import Block, Dropped, branch, broken, broken_at_once, chain, line_of
 
 
 @pytest.fixture(autouse=True)
@@ -83,3 +85,14 @@ def test_it_prints_and_all_of_it_is_json():
 
 def test_a_compiled_module_is_explained_as_its_original():
     assert tokamak.explain(torch.compile(Block(), backend="eager"), torch.randn(4, 16)).kernels
+
+
+def test_loops_that_share_no_axis_stand_in_one_kernel_only_at_known_sizes():
+    def kernels(**how):
+        torch._dynamo.reset()
+        with recording() as seen:
+            tokamak.compile(Dropped(), **how)(torch.randn(5, 32, requires_grad=True))
+        return [k.name for g in explanation(seen).graphs if g.kind == "forward" for k in g.kernels]
+    assert len(kernels()) == 1
+    norm, mask = kernels(dynamic=True)
+    assert norm.startswith("per_fused_native_dropout_native_layer_norm") and mask.startswith("poi_fused_native_dropout")

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from ..errors import InternalError
 from ..ir import dtype as dt
@@ -192,7 +193,7 @@ class Capture:
         given = [i for i in self.inputs if isinstance(i, Input)]
         nodes = (*given, *self.constants, *(n for n in order if not isinstance(n, Input)))
         origins = {n: self.origins[n] for n in nodes if n in self.origins}
-        return Graph(tuple(self.inputs), nodes, outputs, tuple(self.writes), origins, dict(self.sizes.host), name=self.name)
+        return Graph(tuple(self.inputs), nodes, outputs, tuple(self.writes), origins, dict(self.sizes.host), dict(self.sizes.hints), self.name)
 
     def _bind_sizes(self) -> None:
         """A symbol may reach a graph only inside an expression (a saved s0*s1): that expression is then a size of its own."""
@@ -260,7 +261,7 @@ class Capture:
     def _call(self, node: fx.Node):
         target = node.target
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: self.env[n])
-        val = node.meta.get("val")
+        val = node.meta["val"] if "val" in node.meta else _parts(node)
         if target is operator.getitem:
             return args[0][args[1]]
         if not isinstance(target, torch._ops.OperatorBase):
@@ -345,6 +346,9 @@ class Capture:
         return t
 
     def _opaque(self, node, target, args, kwargs, val, reason):
+        if isinstance(val, (tuple, list)) and any(isinstance(v, (tuple, list)) for v in val):      # a call within a call (of random numbers, say)
+            leaves, structure = pytree.tree_flatten(val)
+            return pytree.tree_unflatten(self._opaque(node, Flat(target), args, kwargs, tuple(leaves), reason), structure)
         specs = self._specs(val) if not (isinstance(val, (torch.SymInt, torch.SymFloat)) or val is None) else (None,)
         reads: dict = {}
 
@@ -423,6 +427,25 @@ class Capture:
                 stack.extend(reads(n))
             elif isinstance(t.expr, Load) and n is t.expr.node:
                 self._note(n, node)
+
+
+def _parts(node: fx.Node):
+    """The value of a call that has none in its metadata (the partitioner's, of random numbers): what is taken out of it."""
+    parts = {u.args[1]: u.meta.get("val") for u in node.users if u.target is operator.getitem}
+    return tuple(parts.get(i) for i in range(max(parts) + 1)) if parts else None
+
+
+class Flat:
+    """Calls `target` and returns its results, tuples within tuples, as one tuple."""
+
+    def __init__(self, target):
+        self.target, self.__name__ = target, getattr(target, "__name__", str(target))
+
+    def __call__(self, *args, **kwargs) -> tuple:
+        return tuple(pytree.tree_leaves(self.target(*args, **kwargs)))
+
+    def __repr__(self) -> str:
+        return repr(self.target)
 
 
 def _relayout(t: Tensor, spec: Spec) -> Tensor | None:

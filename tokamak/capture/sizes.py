@@ -10,27 +10,39 @@ class Sizes:
     """Turns SymInts into Index values and remembers, for each Size, how the host computes it.
 
     `host` maps a size's name to a Python expression over the names of inputs (`s0`) or of other sizes; a sympy function the language has no
-    form for becomes a Size of its own, computed on the host by `text`.
+    form for becomes a Size of its own, computed on the host by `text`. `hints`: the values seen while tracing.
     """
 
     def __init__(self) -> None:
         self.host: dict[str, str] = {}
+        self.hints: dict[str, int] = {}
         self._memo: dict = {}
+        self._env = None
 
     def index(self, value) -> Index:
         """An Index of an int, SymInt or sympy integer expression."""
         if isinstance(value, (int, Index)):
             return as_index(value)
         expr = value.node.expr if isinstance(value, torch.SymInt) else value
+        if isinstance(value, torch.SymInt) and self._env is None:
+            self._env = value.node.shape_env
         found = self._memo.get(expr)
         if found is None:
-            lower = 0
-            if isinstance(value, torch.SymInt) and expr.is_symbol:
-                env = value.node.shape_env
-                r = env.var_to_range.get(expr) if env is not None else None
-                lower = max(0, int(r.lower)) if r is not None and r.lower.is_finite and r.lower >= 0 else 0
-            found = self._memo[expr] = self._convert(expr, lower)
+            found = self._memo[expr] = self._convert(expr)
         return found
+
+    def _symbol(self, symbol) -> Index:
+        """A size that torch left symbolic: its lower bound, a fact, and its hint, for estimates only, come from torch's shape environment."""
+        name, lower = str(symbol), 0
+        if self._env is not None:
+            r = self._env.var_to_range.get(symbol)
+            if r is not None and r.lower.is_finite and r.lower >= 0:
+                lower = int(r.lower)
+            values = self._env.backed_var_to_val if hasattr(self._env, "backed_var_to_val") else self._env.var_to_val      # torch 2.13, before
+            hint = values.get(symbol)
+            if hint is not None:
+                self.hints[name] = int(hint)
+        return as_index(Size(name, lower))
 
     def bind(self, expr, text: str | None) -> None:
         """From now on the sympy expression `expr` is a Size of its own: `text` computes it, or (None) an input's shape shows it."""
@@ -40,11 +52,11 @@ class Sizes:
             if text is not None:
                 self.host[name] = text
 
-    def _convert(self, expr, lower: int = 0) -> Index:
+    def _convert(self, expr) -> Index:
         if expr.is_integer is not None and expr.is_Integer:
             return as_index(int(expr))
         if expr.is_symbol:
-            return as_index(Size(str(expr), lower))
+            return self._symbol(expr)
         args = expr.args
         name = type(expr).__name__
         if expr.is_Add or expr.is_Mul:

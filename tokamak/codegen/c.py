@@ -13,9 +13,10 @@ from .c_memory import register
 from .c_ops import c_op, can_fail
 from .c_prelude import fragments_in, pieces
 from .kernel import (BLOCK, Accumulator, Buffer, Convert, Fetch, Finish, Fold, IndexValue, Kernel, Let, Loop, Partial, PartialRead,
-                     PartialUpdate, Phase, Prefix, RandomValue, Read, Splat, Write)
+                     PartialUpdate, Phase, Prefix, RandomValue, Read, Splat, Tile, Write)
 
 TICKETS = 16            # shares of a kernel with partial results
+NO_MEMORY = "((int64_t)1 << 62)"       # the error of a kernel that could not have its scratch memory
 PARTIALS = 64           # arrays of partial results that a kernel may have
 
 _JOB = f"""\
@@ -51,12 +52,17 @@ class Printer:
     def index(self, i: Index) -> str:
         """C text of an integer expression."""
         parts = []
-        for k, v in i.terms.items():
+        for k, v in sorted(i.terms.items(), key=lambda term: self._depth(term[0])):
             factors = [self._atom(a) for a in k]
             if v != 1 or not factors:
                 factors.append(str(v) if v >= 0 else f"({v})")
             parts.append(" * ".join(factors))
         return " + ".join(parts) if parts else "0"
+
+    def _depth(self, atoms) -> tuple[int, int]:
+        """Place of a term in a sum: by its loop variable, constants last."""
+        numbers = [int(self.k.axes[a][1:]) for a in atoms if isinstance(a, Axis)]
+        return (0 if numbers else 1 if atoms else 2, min(numbers, default=0))
 
     def _atom(self, a) -> str:
         if isinstance(a, Axis):
@@ -85,7 +91,7 @@ class Printer:
         return out
 
     def _phase(self, p: Phase, number: int) -> str:
-        self.buffers = {b.name: b for b in p.buffers}
+        self.vector = p.vector
         self.flushed |= {a for loop in loops_of((*p.once, *p.body)) for a in loop.flush}
         lines: list[str] = []
         extents = [(self.k.axes[a], self.index(e)) for a, e in p.parallel]
@@ -93,6 +99,9 @@ class Printer:
             extents.append(("blk", f"(({self.index(p.extent)}) + {p.block - 1}) / {p.block}"))
         for b in p.buffers:
             lines.append(f"{stored_type(b.dtype)} *{b.name} = malloc(({self.index(b.size)} + W) * sizeof *{b.name});")
+        if p.buffers:
+            frees = " ".join(f"free({b.name});" for b in p.buffers)
+            lines.append(f"if ({' || '.join(f'!{b.name}' for b in p.buffers)}) {{ {frees} *error |= {NO_MEMORY}; return; }}")
         for q in p.partials:
             lines += self._partial_start(q)
         for s in p.once:
@@ -144,7 +153,10 @@ class Printer:
                 if q.monoid.startswith("arg"):
                     lines.append(f"  job.partial[{slot + 1}] = malloc(job.tickets * ({self.index(q.size)} + W) * 8);")
                     frees.append(f"free(job.partial[{slot + 1}]);")
-            lines.append(f"  tk_parallel({self.name}_{n}, &job, tk_min(threads, job.tickets)); }}")
+            if p.partials:
+                held = [f"job.partial[{self.partial_slot[q] + k}]" for q in p.partials for k in range(1 + q.monoid.startswith("arg"))]
+                lines.append(f"  if ({' || '.join('!' + x for x in held)}) job.error |= {NO_MEMORY};")
+            lines.append(f"  if (!(job.error & {NO_MEMORY})) tk_parallel({self.name}_{n}, &job, tk_min(threads, job.tickets)); }}")
         lines += frees
         lines.append("return job.error ? 1 + __builtin_ctzll(job.error) : 0;")
         inner = "\n".join("  " + x for x in lines)
@@ -164,12 +176,37 @@ class Printer:
     def _loop(self, loop: Loop) -> list[str]:
         v, low, high = self.k.axes[loop.axis], self.index(loop.low), self.index(loop.high)
         step = self.k.lanes if loop.vector else 1
+        if loop.tiles:
+            return self._tiled_loop(loop, v, low, high)
         if loop.flush:
             part = f"tk_min(c{v} + {BLOCK * step}, {high})"
             inner = self._plain_loop(loop, v, f"c{v}", f"d{v}", step)
             flush = [f"  {a.var}w += cast_f32_f64({a.var}); {a.var} = (v_f32){{0}};" for a in loop.flush]
             return [f"for (int64_t c{v} = {low}; c{v} < {high}; c{v} += {BLOCK * step}) {{ const int64_t d{v} = {part};", *("  " + x for x in inner), *flush, "}"]
         return self._plain_loop(loop, v, low, high, step)
+
+    def _tiled_loop(self, loop: Loop, v: str, low: str, high: str) -> list[str]:
+        """A loop in pieces of W steps, each with its tiles filled first."""
+        lanes = self.k.lanes
+        out = [f"{t.dtype.c} {t.name}[{lanes * t.width}] __attribute__((aligned(64)));" for t in loop.tiles]
+        out.append(f"for (int64_t c{v} = {low}; c{v} < {high}; c{v} += {lanes}) {{ const int64_t d{v} = tk_min(c{v} + {lanes}, {high});")
+        for t in loop.tiles:
+            out += self._fill(t, loop.axis, v)
+        return [*out, *("  " + x for x in self._plain_loop(loop, v, f"c{v}", f"d{v}", 1)), "}"]
+
+    def _fill(self, t: Tile, axis: Axis, v: str) -> list[str]:
+        x = self.k.axes[self.vector]
+        self.k.axes[axis], start = f"c{v}", self.k.axes[axis]
+        p, step = self._pointer(t.memory, t.address), self.index(t.step)
+        self.k.axes[axis] = start
+        out = [f"  for (int64_t {x} = b0; {x} < b1; {x} += W) {{ const {t.dtype.c} *s = {p}; {t.dtype.c} *d = {t.name} + ({x} - b0);"]
+        if t.dtype.bytes in (4, 8) and not t.dtype.is_half:
+            reg = register(t.dtype)
+            out += [f"    if ({x} + W <= b1 && d{v} - c{v} == W) {{ {reg} r[W];",
+                    f"      for (int k = 0; k < W; k++) r[k] = load_{t.dtype}(s + k * {step});",
+                    f"      transpose_{t.dtype.bytes * 8}((void *)r); for (int k = 0; k < W; k++) store_{t.dtype}(d + k * {t.width}, r[k]); continue; }}"]
+        out.append(f"    for (int64_t k = 0; k < tk_min(W, b1 - {x}); k++) for (int64_t j = 0; j < d{v} - c{v}; j++) d[j * {t.width} + k] = s[k * {step} + j]; }}")
+        return out
 
     def _plain_loop(self, loop: Loop, v: str, low: str, high: str, step: int) -> list[str]:
         if not loop.vector:
@@ -255,7 +292,10 @@ class Printer:
         value = s.value
         before: list[str] = []
         if s.monoid not in (None, "last"):
-            before.append(f"{register(d)} o{s.value} = {self._plain_read(s.mode, p, d, s.step, s.at)};")
+            guarded = s.guard is not None and s.mode != "splat"
+            old = self._guarded(Read("", s.memory, d, s.address, s.mode, s.step, s.at, s.guard, s.value), p, d) if guarded else \
+                self._plain_read(s.mode, p, d, s.step, s.at)
+            before.append(f"{register(d)} o{s.value} = {old};")
             value = self.combine(s.monoid, d, f"o{s.value}", s.value)
         n, tail = (", n", "n") if self.tail else ("", "")
         if s.guard is not None and s.mode == "splat":
@@ -295,6 +335,8 @@ class Printer:
             text += f" v_i64 {a.var}i = splat_i64(9223372036854775807);"
         if a in self.flushed:
             text += f" v_f64 {a.var}w = {{0}};"
+        if _watched(a):
+            text += f" v_bool {a.var}n = {{0}};"
         return text
 
     def _masked(self, monoid: str, d: DType, args) -> list[str]:
@@ -306,9 +348,12 @@ class Printer:
     def _fold(self, s: Fold) -> list[str]:
         a, d = s.accumulator, s.accumulator.dtype
         args = self._masked(a.monoid, d, s.args) if s.masked and self.tail else list(s.args)
-        if not a.monoid.startswith("arg"):
-            return [f"{a.var} = {self.combine(a.monoid, d, a.var, args[0])};"]
-        return self._take(a.monoid, d, a.var, f"{a.var}i", args[0], args[1])
+        if a.monoid.startswith("arg"):
+            return self._take(a.monoid, d, a.var, f"{a.var}i", args[0], args[1])
+        if _watched(a):      # two short chains of dependent operations in place of a long one
+            name = {"max": "top", "min": "low"}[a.monoid]
+            return [f"{a.var} = {name}_{d}({args[0]}, {a.var}); {a.var}n |= isnan_{d}({args[0]});"]
+        return [f"{a.var} = {self.combine(a.monoid, d, a.var, args[0])};"]
 
     def _take(self, monoid: str, d: DType, va: str, ia: str, vb: str, ib: str) -> list[str]:
         v = register(d)
@@ -325,9 +370,8 @@ class Printer:
         if a in self.flushed:
             wide = f"{a.var}w + cast_f32_f64({a.var})"
             return [f"v_f32 {s.vars[0]} = " + (f"splat_f32((float)hsum_f64({wide}));" if s.across else f"cast_f64_f32({wide});")]
-        if not s.across:
-            return [f"{register(d)} {s.vars[0]} = {a.var};"]
-        return [f"{register(d)} {s.vars[0]} = {self._across(a.monoid, d, a.var)};"]
+        value = f"select_{d}({a.var}n, splat_{d}(__builtin_nan(\"\")), {a.var})" if _watched(a) else a.var
+        return [f"{register(d)} {s.vars[0]} = {self._across(a.monoid, d, value) if s.across else value};"]
 
     def _across(self, monoid: str, d: DType, reg: str) -> str:
         if d is BOOL:
@@ -396,6 +440,11 @@ class Printer:
 
     def _randomvalue(self, s: RandomValue) -> str:
         return f"v_f32 {s.var} = philox_{s.kind}({s.seed}, {s.index});"
+
+
+def _watched(a: Accumulator) -> bool:
+    """Folds that carry a mask of the lanes in which they met a NaN."""
+    return a.monoid in ("max", "min") and a.dtype.is_float
 
 
 def _kept(q: Partial) -> DType:

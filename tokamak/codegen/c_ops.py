@@ -88,7 +88,7 @@ def _basics(lanes: int) -> dict[str, str]:
     for d in ALL:
         v, c = register(d), {"bool": "int", "f16": "float", "bf16": "float"}.get(d.name, d.c)
         s = "-(s != 0)" if d is BOOL else "s"
-        out[f"splat_{d}"] = f"TK {v} splat_{d}({c} s) {{ {c} t = {s}; return ({v}){{{lane_list(lanes, 't')}}}; }}"
+        out[f"splat_{d}"] = f"TK {v} splat_{d}({c} s) {{ return ({c})({s}) - ({v}){{0}}; }}"
         out[f"select_{d}"] = _select(d)
         if d.is_half:
             continue
@@ -180,6 +180,9 @@ def _floats(n: str) -> dict[str, str]:
         "copysign": f"TK {v} copysign_{n}({v} a, {v} b) {{ {u} s = ({u}){{0}} + {sign}; return ({v})(({u})a & ~s | ({u})b & s); }}",
         "fmin": f"TK {v} fmin_{n}({v} a, {v} b) {{ return select_{n}(le_{n}(a, b) | ne_{n}(b, b), a, b); }}",
         "fmax": f"TK {v} fmax_{n}({v} a, {v} b) {{ return select_{n}(ge_{n}(a, b) | ne_{n}(b, b), a, b); }}",
+        # the machine's own extremes, which drop a NaN in a: folds that watch for NaN apart use them
+        "top": f"TK {v} top_{n}({v} a, {v} b) {{ {v} r; for (int k = 0; k < W; k++) r[k] = a[k] > b[k] ? a[k] : b[k]; return r; }}",
+        "low": f"TK {v} low_{n}({v} a, {v} b) {{ {v} r; for (int k = 0; k < W; k++) r[k] = a[k] < b[k] ? a[k] : b[k]; return r; }}",
         "recip": f"TK {v} recip_{n}({v} a) {{ return 1 / a; }}",
         "rsqrt": f"TK {v} rsqrt_{n}({v} a) {{ return 1 / sqrt_{n}(a); }}",
         "sign": f"TK {v} sign_{n}({v} a) {{ return select_{n}(gt_{n}(a, {zero}), {one}, select_{n}(lt_{n}(a, {zero}), -({one}), {zero})); }}",

@@ -29,13 +29,26 @@ class Param:
 @dataclass
 class Loop:
     """`axis` over `low` .. `high` - 1 (texts are Index). `vector`: a register at a time, ragged end included. `flush`: accumulators whose f32 part moves
-    into their f64 part after every `BLOCK` steps (error stays that of short sums)."""
+    into their f64 part after every `BLOCK` steps (error stays that of short sums). `tiles`: filled anew for every `lanes` steps."""
     axis: Axis
     low: Index
     high: Index
     vector: bool
     items: list = field(default_factory=list)
     flush: list = field(default_factory=list)
+    tiles: list = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A piece of memory turned round: `rows` steps of the loop it belongs to, by one block of the vector axis, filled before those steps run.
+    `address` is that of the first element; `step` lies between elements along the vector axis, which are one apart along the loop's axis."""
+    name: str
+    memory: str
+    dtype: DType
+    address: Index
+    step: Index
+    width: int
 
 
 @dataclass(frozen=True)

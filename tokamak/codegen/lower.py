@@ -16,9 +16,9 @@ from ..ir.dtype import BOOL, F32, F64, I64, compute_type
 from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Random, Reduce, Scalar, Scan, walk
 from ..ir.index import Axis, Fetch as FetchAtom, FloorDiv, Index, Max, Min, Mod, Size, as_index
 from ..schedule.body import Body, Memory, Store
-from ..schedule.schedule import Schedule
+from ..schedule.schedule import LANE_SCANS, TILE, Schedule
 from .kernel import (Accumulator, Buffer, Convert, Fetch, Finish, Fold, IndexValue, Kernel, Let, Loop, Param, Partial, PartialRead,
-                     PartialUpdate, Phase, Prefix, RandomValue, Read, Splat, Write)
+                     PartialUpdate, Phase, Prefix, RandomValue, Read, Splat, Tile, Write)
 
 
 class Unschedulable(Exception):
@@ -81,6 +81,7 @@ def folds_in(e: Expr) -> list[Expr]:
 class _Lowering:
     def __init__(self, body: Body, schedule: Schedule, hints: Hints):
         self.body_, self.s, self.hints = body, schedule, hints
+        self.places = {a: n for n, a in enumerate(schedule.order)}
         self.params: list[Param] = []
         self.keys: dict = {}
         self.names: dict[Axis, str] = {}
@@ -121,12 +122,16 @@ class _Lowering:
             rest = Index({tuple(a for a in k if not _varies(a)): v})
             parts[atoms] = parts.get(atoms, as_index(0)) + rest
         total = as_index(0)
-        for atoms, factor in parts.items():
+        for atoms, factor in sorted(parts.items(), key=lambda p: self._depth(p[0])):      # parameters are numbered alike whatever the axes' ids
             term = self._factor(factor, (key, atoms, factor))
             for a in atoms:
                 term = term * self._atom(a, block, key)
             total = total + term
         return total
+
+    def _depth(self, atoms) -> tuple[int, ...]:
+        """How deep the loops of a term's axes lie, for an order of terms; a term without any is last."""
+        return tuple(sorted(self.places.get(a, len(self.places)) for a in atoms)) or (len(self.places) + 1,)
 
     def _factor(self, factor: Index, key) -> Index:
         if factor.constant in (-1, 0, 1):
@@ -189,6 +194,23 @@ def _level(e: Expr) -> int:
     return max(inner, default=0)
 
 
+def _scan_key(s: Scan):
+    """What the components of one scan have in common."""
+    return ("scan", s.monoid, s.along, s.reverse, s.args)
+
+
+def _around_scans(items) -> dict:
+    """Key of each scan -> the axes that all its readers run over: it runs inside their loops, also in those that it does not depend on."""
+    found: dict = {}
+    for item in items:
+        axes = item.axes if isinstance(item, Store) else item.free | frozenset(getattr(item, "over", ()))
+        for root in (item.expr,) if isinstance(item, Store) else item.args:
+            for s in inner_walk(root):
+                if isinstance(s, Scan):
+                    found[_scan_key(s)] = found.get(_scan_key(s), axes) & axes
+    return found
+
+
 class _Tree:
     """The loop tree of one phase."""
 
@@ -219,6 +241,7 @@ class _Tree:
         extents = tuple((a, low.extent(a)) for a in self.parallel)
         items = self._items()
         self._choose_buffers(items)
+        self.around = _around_scans(items)
         for item in items:
             if isinstance(item, Store):
                 self._place_store(item)
@@ -226,6 +249,8 @@ class _Tree:
                 self._place_scan(item)
             else:
                 self._place_fold(item)
+        if self.block and self.block <= TILE:
+            self._turn(self.root)
         work = as_index(1)
         axes: dict = {}
         for item in items:
@@ -250,7 +275,20 @@ class _Tree:
             folds = {f: None for f in folds if f not in inside}
         keyed = [(max((_level(a) for a in f.args), default=0), 0, n, f) for n, f in enumerate(folds)]
         keyed += [(_level(s.expr) if not self.partial_of else 0, 1, n, s) for n, s in enumerate(self.stores)]
-        return [k[3] for k in sorted(keyed, key=lambda k: k[:3])]
+        return self._in_parts([k[3] for k in sorted(keyed, key=lambda k: k[:3])])
+
+    def _in_parts(self, items: list) -> list:
+        """`items` so that those which share loops or folds follow each other: nothing unrelated closes a loop that a later one still needs."""
+        parts: list[tuple[set, list]] = []
+        for n, item in enumerate(items):
+            store = isinstance(item, Store)
+            axes = item.axes if store else item.free | frozenset(getattr(item, "over", ()))
+            roots = (item.expr, *((item.guard,) if item.guard is not None else ())) if store else item.args
+            marks = {item, *self._inner(axes), *(e for e in walk(*roots) if isinstance(e, (Reduce, Scan)))}
+            mine = [p for p in parts if p[0] & marks]
+            parts = [p for p in parts if not p[0] & marks]
+            parts.append((marks.union(*(p[0] for p in mine)), sorted([(n, item), *(x for p in mine for x in p[1])], key=lambda x: x[0])))
+        return [item for _, part in sorted(parts, key=lambda p: p[1][0][0]) for _, item in part]
 
     # -- placing -------------------------------------------------------------------------------------------------------------
     def _inner(self, axes) -> list[Axis]:
@@ -401,16 +439,16 @@ class _Tree:
         self.buffered[f] = buffer
 
     def _place_scan(self, s: Scan) -> None:
-        key = ("scan", s.monoid, s.along, s.args)
+        key = _scan_key(s)
         twin = self.accumulators.get(key)
         if twin is not None:
             names, inner = twin
             inner.memo[s] = _Entry(names[s.component], inner, len(inner.loops))
             return
         along_lanes = s.along is self.vector
-        if along_lanes and (self.block or s.monoid not in ("sum", "prod", "max", "min")):
+        if along_lanes and (self.block or s.monoid not in LANE_SCANS):
             raise Unschedulable("a scan of this kind along the vector axis")
-        free = [a for a in self._inner(s.free) if a is not s.along]
+        free = [a for a in self._inner(s.free | self.around.get(key, frozenset())) if a is not s.along]
         needs = self._needs(*s.args)
         home = self._descend(self.root, free, needs)
         inner = self._descend(home, [s.along], needs)
@@ -422,6 +460,22 @@ class _Tree:
         inner.items.append(Prefix(names, acc, args, along_lanes))
         self.accumulators[key] = (names, inner)
         inner.memo[s] = _Entry(names[s.component], inner, len(inner.loops))
+
+    def _turn(self, block: _Block) -> None:
+        """Reads that stride along the vector axis and are contiguous along an enclosing loop go through a tile that is filled line by line."""
+        for loop, child in block.loops:
+            self._turn(child)
+            for _, inner in child.loops:
+                if inner.open - child.open == {self.vector} and not loop.vector:
+                    inner.items[:] = [self._turned(s, loop) if isinstance(s, Read) else s for s in inner.items]
+
+    def _turned(self, s: Read, loop: Loop) -> Read:
+        if s.mode != "strided" or s.guard is not None or s.address.coefficient(loop.axis) != 1:
+            return s
+        tile = Tile(self.low.fresh("u"), s.memory, s.dtype, s.address, s.step, self.block)
+        loop.tiles.append(tile)
+        rows = as_index(loop.axis) - as_index(Size(f"c{self.low.names[loop.axis]}"))
+        return Read(s.var, tile.name, s.dtype, rows * self.block + as_index(self.vector) - as_index(Size("b0")), "unit")
 
     # -- row buffers -----------------------------------------------------------------------------------------------------------
     def _choose_buffers(self, items) -> None:

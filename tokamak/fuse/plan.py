@@ -192,6 +192,8 @@ class _Planner:
         saved = self._saved(a, b)
         if saved <= 0:
             return Reason("no_saving", "unprofitable")
+        if not roles.parallel and any(self.roles[g].parallel for g in (a, b)) and any(x.extent.constant is None for x in joined.axes):
+            return Reason("no_common_axes", "unprofitable", "one thread would run all, at any size")
         work = max(hints.count(m.free | m.bound) for m in joined.members)
         v = contiguous_axis(joined, hints)
         if work > GRAIN and parallelism(roles, v, hints) < 2 * t.threads:

@@ -24,7 +24,7 @@ _TABLE: WeakValueDictionary = WeakValueDictionary()
 
 
 class Expr:
-    __slots__ = ("dtype", "free", "_hash", "__weakref__")
+    __slots__ = ("dtype", "free", "below", "__weakref__")
     fields: tuple[str, ...] = ()
 
     @classmethod
@@ -37,6 +37,7 @@ class Expr:
                 object.__setattr__(found, name, value)
             found.dtype = dtype
             found.free = free()
+            found.below = None
             _TABLE[key] = found
         return found
 
@@ -137,7 +138,7 @@ class Const(Expr):
         found = _TABLE.get((cls, key))
         if found is None:
             found = object.__new__(cls)
-            found.value, found.bits, found.dtype, found.free = value, key, dtype, frozenset()
+            found.value, found.bits, found.dtype, found.free, found.below = value, key, dtype, frozenset(), ()
             _TABLE[(cls, key)] = found
         return found
 
@@ -254,18 +255,33 @@ class Random(Expr):
 # -- walking and rewriting -----------------------------------------------------------------------------------------
 def walk(*roots: Expr) -> list[Expr]:
     """Every sub-expression of `roots`, each once, children before parents."""
+    if len(roots) == 1:
+        return [*_below(roots[0]), roots[0]]
     seen: dict[Expr, None] = {}
-    stack = [(r, False) for r in reversed(roots)]
-    while stack:
-        e, ready = stack.pop()
-        if e in seen:
-            continue
-        if ready:
-            seen[e] = None
-        else:
-            stack.append((e, True))
-            stack.extend((c, False) for c in e.children() if c not in seen)
+    for r in roots:
+        if r not in seen:
+            seen.update(dict.fromkeys(_below(r)))
+            seen[r] = None
     return list(seen)
+
+
+def _below(root: Expr) -> tuple[Expr, ...]:
+    """What stands under `root`, children before parents; kept with it, since the planner asks for the same roots again and again."""
+    found = root.below
+    if found is None:
+        seen: dict[Expr, None] = {}
+        stack = [(c, False) for c in reversed(root.children())]
+        while stack:
+            e, ready = stack.pop()
+            if e in seen:
+                continue
+            if ready:
+                seen[e] = None
+            else:
+                stack.append((e, True))
+                stack.extend((c, False) for c in e.children() if c not in seen)
+        found = root.below = tuple(seen)
+    return found
 
 
 def loads(*roots: Expr) -> list[Load]:
@@ -300,10 +316,14 @@ def _bound_axes(a: Axis, mapping) -> tuple[Axis, ...]:
     new = mapping.get(a)
     if new is None:
         return (a,)
-    atoms = as_index(new).atoms()
-    if not all(isinstance(x, Axis) for x in atoms):
-        raise TypeError(f"a bound axis can be renamed or split, not replaced by {new!r}")
-    return tuple(sorted(atoms, key=lambda x: -as_index(new).coefficient(x).constant if as_index(new).coefficient(x).constant else 0))
+    left, weight, found = as_index(new), as_index(1), []
+    while left.terms:
+        digit = next((x for x in left.atoms() if isinstance(x, Axis) and left.coefficient(x) is weight), None)
+        if digit is None:
+            raise TypeError(f"a bound axis can be renamed or split, not replaced by {new!r}")
+        found.append(digit)
+        left, weight = left.without(digit), weight * digit.extent
+    return tuple(reversed(found))
 
 
 def rebuild(e: Expr, child: Callable[[Expr], Expr], index: Callable[[Index], Index], mapping=()) -> Expr:

@@ -27,6 +27,7 @@ from ..errors import InternalError
 from . import memory
 
 _RESERVED = "tk_"
+NO_MEMORY = 63          # what a kernel returns that could not have its scratch memory
 
 
 # -- the steps ---------------------------------------------------------------------------------------------------------
@@ -221,7 +222,7 @@ class _Printer:
         words = ", ".join(self._pointer(text) if kind in ("ptr", "temp") else text for kind, text in step.words)
         kernel = self._bind(self.kernels.get(step.kernel), f"tk_k_{step.kernel}")
         self.lines.append(f"tk_e = {kernel}({pack}({words}), tk_threads())")
-        self.lines.append(f"if tk_e: tk_fail(tk_e + {step.first_error})" if step.first_error else "if tk_e: tk_fail(tk_e)")
+        self.lines.append(f"if tk_e: tk_fail(tk_e{f', {step.first_error}' if step.first_error else ''})")
 
     def _call(self, position: int, step: Call):
         target = step.target._op if isinstance(step.target, torch._ops.OpOverload) else step.target
@@ -328,7 +329,10 @@ def _tuple(texts: tuple[str, ...]) -> str:
 
 # -- what the function calls at run time ---------------------------------------------------------------------------------
 def _failure(errors) -> Callable[[int], None]:
-    def fail(code: int):
+    def fail(code: int, first: int = 0):
+        if code == NO_MEMORY:
+            raise MemoryError("a kernel could not have its scratch memory")
+        code += first
         if not 1 <= code <= len(errors):
             raise InternalError(f"a kernel returned the unknown error {code}")
         kind, message = errors[code - 1]

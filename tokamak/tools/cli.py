@@ -28,6 +28,14 @@ from .show import STAGE_TEXTS, exact_text
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
+    try:
+        return run(arguments)
+    except TokamakError as error:        # an option in the environment that cannot be
+        print(f"tokamak: {error}", file=sys.stderr)
+        return 2
+
+
+def run(arguments: Sequence[str] | None) -> int:
     parser = _parser()
     given = parser.parse_args(arguments)
     if not os.path.isfile(given.script):
@@ -75,11 +83,12 @@ def run_script(path: str, arguments: list[str]) -> int:
         if isinstance(leave.code, str):
             print(leave.code, file=sys.stderr)
         return leave.code if isinstance(leave.code, int) else int(leave.code is not None)
-    except TokamakError as error:
-        print(f"tokamak: {error}", file=sys.stderr)
-        return 1
     except Exception as error:
-        traceback.print_exception(error.with_traceback(_from(error.__traceback__, path)))
+        inner = getattr(error, "inner_exception", error)        # torch wraps what a backend raises
+        if isinstance(inner, TokamakError):
+            print(f"tokamak: {inner}", file=sys.stderr)
+        else:
+            traceback.print_exception(error.with_traceback(_from(error.__traceback__, path)))
         return 1
     finally:
         sys.argv, sys.path[:] = saved

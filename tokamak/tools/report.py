@@ -3,12 +3,14 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from ..fuse.reason import CODES
 from .explain import Explanation, GraphInfo
 from .kernels import KernelInfo
 from .names import count_text, size_text, time_text
@@ -63,6 +65,7 @@ def graph(g: GraphInfo) -> Iterator:
     compiler = max((k.compile_seconds for k in g.kernels), default=0)
     yield Text(f"\n{g.name} (capture {g.capture}): {g.before.accesses} -> {g.after.accesses} tensors read or written, compiled in {time_text(took)}"
                + (f", {time_text(compiler)} of it in the C compiler" if compiler else ""), "bold")
+    yield Text("    " + "  ".join(f"{stage} {time_text(s)}" for stage, s in g.seconds.items()), "dim")
     if g.eager:
         yield Text(g.eager, "yellow")
     if g.kernels:
@@ -94,6 +97,7 @@ def edge_table(e: Explanation) -> Iterator:
     if e.edges:
         shown = e.edges[:LONGEST]
         yield Text(f"\nvalues that pass through memory: {plural(len(e.edges), 'edge')}, {size_text(sum(x.bytes for x in e.edges))}", "bold")
+        yield from totals(e.edges, lambda x: f"{x.code}: {CODES[x.code]}")
         table = Table("bytes", "made by", "at", "read by", "at", "why not one kernel", box=None, pad_edge=False)
         for x in shown:
             table.add_row(size_text(x.bytes), x.producer, place(x.made), x.consumer, place(x.used), f"{x.kind}: {x.reason}")
@@ -105,11 +109,21 @@ def opaque_table(e: Explanation) -> Iterator:
     if e.opaque:
         found = sorted(e.opaque, key=lambda o: -o.bytes)
         yield Text(f"\ncalls of torch: {len(found)}, {size_text(sum(o.bytes for o in found))}", "bold")
+        yield from totals(found, lambda o: f"{o.op}: {o.reason}")
         table = Table("bytes", "operation", "at", "module", "reason", box=None, pad_edge=False)
         for o in found[:LONGEST]:
             table.add_row(size_text(o.bytes), o.op, place(o.source), o.module, o.reason)
         yield table
         yield from more(len(found) - LONGEST)
+
+
+def totals(items: Sequence, key: Callable[[Any], str]) -> Iterator[Text]:
+    """How many of `items`, and how many bytes, have each key; the most expensive first."""
+    found: dict[str, list[int]] = {}
+    for x in items:
+        found.setdefault(key(x), []).append(x.bytes)
+    for text, sizes in sorted(found.items(), key=lambda kv: -sum(kv[1])):
+        yield Text(f"    {size_text(sum(sizes)):>8} in {len(sizes)}  {text}")
 
 
 def more(count: int) -> Iterator[Text]:
