@@ -18,7 +18,7 @@ from tests.compiled.harness import CompilerFailed, agree, leaves
 
 DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool)}
 RANDOM = ("bernoulli", "multinomial", "normal", "rand", "randint", "randn", "uniform", "cauchy", "exponential", "geometric", "log_normal", "dropout",
-          "rrelu", "fractional_max_pool", "empty", "pca_lowrank", "svd_lowrank")
+          "rrelu", "fractional_max_pool", "empty", "pca_lowrank", "svd_lowrank", "multi_head_attention", "scaled_dot_product_attention")
 SKIPPED = {"empty": "values are whatever memory holds", "empty_like": "values are whatever memory holds", "new_empty": "values are whatever memory holds",
            "new_empty_strided": "values are whatever memory holds", "empty_strided": "values are whatever memory holds",
            "empty_permuted": "values are whatever memory holds"}

@@ -23,6 +23,7 @@ def main() -> int:
     args = arguments()
     from tests.compiled.op_cases import Case, cases
     chosen = cases(args.ops, args.dtypes, 10**6 if args.all else args.samples, args.part)
+    chosen = [c for c in chosen if c.name >= args.start]
     if args.worker is not None:
         return work([Case(*c) for c in json.loads(Path(args.worker).read_text())])
     found: list[dict] = []
@@ -48,6 +49,7 @@ def arguments():
     parser.add_argument("--samples", type=int, default=4, help="samples of each operator and type")
     parser.add_argument("--all", action="store_true", help="every sample")
     parser.add_argument("--part", type=float, default=1.0, help="share of the cases, a fixed stratified sample")
+    parser.add_argument("--start", default="", help="the first operator, in alphabetical order")
     parser.add_argument("--shards", type=int, default=1, help="workers at once")
     parser.add_argument("--table", help="file to write the table to")
     parser.add_argument("--worker", help=argparse.SUPPRESS)

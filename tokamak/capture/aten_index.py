@@ -72,6 +72,8 @@ def position(expr: Expr, extent: Index | int, wrap: bool = False) -> Index:
     """The value of `expr` as a position below `extent`, checked when it is read; with `wrap` negative values count from the end. A value that depends
     on one coordinate alone may be known to be in range now: then it is a plain index."""
     expr, extent = cast(expr, I64), as_index(extent)
+    if extent == 0:
+        raise NotCompiled("a position among no elements")
     if wrap:
         expr = Op("where", Op("lt", expr, Const(0, I64)), Op("add", expr, size_value(extent, I64)), expr)
     known = closed_form(expr, extent)

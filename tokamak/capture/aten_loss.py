@@ -4,9 +4,10 @@ from __future__ import annotations
 import torch
 
 from ..ir.dtype import I64
-from ..ir.index import as_index, Fetch
+from ..ir.index import as_index
 from .arith import (absolute, add, all_dims, as_tensor, both, compute, coordinate, count, div, eq, exp, le, log, log1p, lt, maximum, minimum, mul, ne,
                     neg, sign, size, square, sub, where)
+from .aten_index import position
 from .registry import NotCompiled, register
 from .tensor import Tensor, broadcast_shapes
 
@@ -120,7 +121,7 @@ def nll_loss(b, x, target, weight, reduction, ignore_index):
         raise NotCompiled("a target of one dimension for an input without a batch dimension")
     target = target.cast(I64)
     counted = ne(target, ignore_index)
-    chosen = as_index(Fetch(where(counted, target, 0).expr, x.shape[dim]))
+    chosen = position(where(counted, target, 0).expr, x.shape[dim])
     coords = list(target.axes)
     picked = compute(target.with_expr(x.at([*coords[:dim], chosen, *coords[dim:]])))
     scale = target.with_expr(weight.at([chosen])) if weight is not None else 1.0

@@ -293,7 +293,10 @@ class Printer:
         value = s.value
         before: list[str] = []
         if s.monoid not in (None, "last"):
-            before.append(f"{register(d)} o{s.value} = {self._plain_read(s.mode, p, d, s.step, s.at)};")
+            guarded = s.guard is not None and s.mode != "splat"
+            old = self._guarded(Read("", s.memory, d, s.address, s.mode, s.step, s.at, s.guard, s.value), p, d) if guarded else \
+                self._plain_read(s.mode, p, d, s.step, s.at)
+            before.append(f"{register(d)} o{s.value} = {old};")
             value = self.combine(s.monoid, d, f"o{s.value}", s.value)
         n, tail = (", n", "n") if self.tail else ("", "")
         if s.guard is not None and s.mode == "splat":

@@ -16,7 +16,7 @@ from ..ir.dtype import BOOL, F32, F64, I64, compute_type
 from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Random, Reduce, Scalar, Scan, walk
 from ..ir.index import Axis, Fetch as FetchAtom, FloorDiv, Index, Max, Min, Mod, Size, as_index
 from ..schedule.body import Body, Memory, Store
-from ..schedule.schedule import TILE, Schedule
+from ..schedule.schedule import LANE_SCANS, TILE, Schedule
 from .kernel import (Accumulator, Buffer, Convert, Fetch, Finish, Fold, IndexValue, Kernel, Let, Loop, Param, Partial, PartialRead,
                      PartialUpdate, Phase, Prefix, RandomValue, Read, Splat, Tile, Write)
 
@@ -194,6 +194,23 @@ def _level(e: Expr) -> int:
     return max(inner, default=0)
 
 
+def _scan_key(s: Scan):
+    """What the components of one scan have in common."""
+    return ("scan", s.monoid, s.along, s.reverse, s.args)
+
+
+def _around_scans(items) -> dict:
+    """Key of each scan -> the axes that all its readers run over: it runs inside their loops, also in those that it does not depend on."""
+    found: dict = {}
+    for item in items:
+        axes = item.axes if isinstance(item, Store) else item.free | frozenset(getattr(item, "over", ()))
+        for root in (item.expr,) if isinstance(item, Store) else item.args:
+            for s in inner_walk(root):
+                if isinstance(s, Scan):
+                    found[_scan_key(s)] = found.get(_scan_key(s), axes) & axes
+    return found
+
+
 class _Tree:
     """The loop tree of one phase."""
 
@@ -224,6 +241,7 @@ class _Tree:
         extents = tuple((a, low.extent(a)) for a in self.parallel)
         items = self._items()
         self._choose_buffers(items)
+        self.around = _around_scans(items)
         for item in items:
             if isinstance(item, Store):
                 self._place_store(item)
@@ -421,16 +439,16 @@ class _Tree:
         self.buffered[f] = buffer
 
     def _place_scan(self, s: Scan) -> None:
-        key = ("scan", s.monoid, s.along, s.args)
+        key = _scan_key(s)
         twin = self.accumulators.get(key)
         if twin is not None:
             names, inner = twin
             inner.memo[s] = _Entry(names[s.component], inner, len(inner.loops))
             return
         along_lanes = s.along is self.vector
-        if along_lanes and (self.block or s.monoid not in ("sum", "prod", "max", "min")):
+        if along_lanes and (self.block or s.monoid not in LANE_SCANS):
             raise Unschedulable("a scan of this kind along the vector axis")
-        free = [a for a in self._inner(s.free) if a is not s.along]
+        free = [a for a in self._inner(s.free | self.around.get(key, frozenset())) if a is not s.along]
         needs = self._needs(*s.args)
         home = self._descend(self.root, free, needs)
         inner = self._descend(home, [s.along], needs)

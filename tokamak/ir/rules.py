@@ -13,7 +13,7 @@ from typing import Callable
 import numpy as np
 
 from .dtype import BOOL, I64, DType
-from .expr import Cast, Const, Coord, Expr, Op, Reduce, Scan, _fetches, round_to
+from .expr import Cast, Const, Coord, Expr, Load, Op, Reduce, Scan, _fetches, round_to
 from .index import as_index, nonnegative, positive
 from .meaning import MEANING, array_type, convert
 
@@ -257,6 +257,13 @@ def _coordinate_constant(e: Coord) -> Expr | None:
     return Const(e.index.constant, I64) if e.index.constant is not None else None
 
 
+def _load_of_nothing(e: Load) -> Expr | None:
+    """A value without elements is read nowhere, but code that stands before the loop might reach for its memory."""
+    if _fetches(e.index) or not any(s == 0 for s in e.node.shape):
+        return None
+    return e.other if e.guard is not None else Const(0, e.dtype) if e.dtype.kind != "x" else None
+
+
 # -- conversions ---------------------------------------------------------------------------------------------------
 def _cast_of_cast(e: Cast) -> Expr | None:
     inner = e.arg
@@ -312,6 +319,7 @@ RULES: tuple[Rule, ...] = (
     Rule("compare coordinates", "eq ne lt le gt ge", _compare_coordinates),
     Rule("coordinate arithmetic", "add sub mul neg floordiv mod", _coordinate_arithmetic),
     Rule("constant coordinate", "Coord", _coordinate_constant),
+    Rule("load of nothing", "Load", _load_of_nothing),
     # conversions
     Rule("cast of an exact cast", "Cast", _cast_of_cast),
     Rule("rounding of a rounded value", "Cast", _exact_rounding),

@@ -69,9 +69,12 @@ def choose(b: Body, hints: Hints, target) -> Schedule:
     return Schedule(parallel, vector, block, order, unrolled, lanes, columns="registers" if target.ordered else "buffer")
 
 
+LANE_SCANS = ("sum", "prod", "max", "min")      # what a register's lanes can be scanned with
 UNROLL = 8              # a window's extent up to which its loop is written with a constant trip count
 TILE = 256              # elements of a block that is read across its lines: their lines stay in the first-level cache until all of them is used
 BLOCK = 4096            # elements of a pointwise block: long enough to hide loop overhead, short enough to share out evenly
+
+BLOCKS = (1024, 256, 64)        # elements of a block of columns: few sizes, since each is a kernel of its own
 
 
 def block_size(b: Body, vector: Axis, long_folds, hints: Hints, target) -> int:
@@ -79,7 +82,7 @@ def block_size(b: Body, vector: Axis, long_folds, hints: Hints, target) -> int:
     and the block spans whole cache lines; otherwise one block is a plain stretch of a loop."""
     if long_folds:
         share = max(hints(vector.extent) // (2 * target.threads), 1)
-        return max(64, min(1024, 1 << (share.bit_length() - 1)))
+        return next((n for n in BLOCKS if n <= share), BLOCKS[-1])
     return BLOCK
 
 
@@ -133,9 +136,10 @@ def vector_axis(b: Body, hints: Hints, target) -> Axis | None:
     """The axis to run along lanes: the one along which most bytes are contiguous, if it is long enough to fill a register; scans along
     the only long axis are vectorised too. On an ordered target a folded axis runs along lanes exactly where it is contiguous."""
     scans = {e.along for e in walk(*exprs_of(b)) if isinstance(e, Scan)}
+    serial = {e.along for e in walk(*exprs_of(b)) if isinstance(e, Scan) and e.monoid not in LANE_SCANS}
     updates = [s for s in b.stores if s.monoid is not None]     # lanes may not meet in one element: only along axes of the result
     fetched = {a for s in updates for x in s.address.atoms() if not isinstance(x, Axis) for a in Index({(x,): 1}).axes()}
-    score: dict[Axis, int] = {a: 0 for a in b.axes if not updates or a in b.parallel and a not in fetched}
+    score: dict[Axis, int] = {a: 0 for a in b.axes if a not in serial and (not updates or a in b.parallel and a not in fetched)}
     for _, address, size in strides_of(b):
         elements = hints.count(address.axes())
         for a in score:

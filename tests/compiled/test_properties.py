@@ -1,0 +1,113 @@
+"""Random programs, compiled, against eager and against the reference. A failing example prints as a few lines of source that run as they are."""
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import torch
+from functorch.compile import aot_function
+from hypothesis import HealthCheck, Phase, given, settings
+
+from tests.compiled.harness import Seen, compiled, compiler, gradients, leaves, same_strides, traced_run, twins
+from tests.graphs import programs
+from tests.ir.test_programs import array, call
+from tokamak.capture.fx import Capture
+from tokamak.ir.reference import evaluate
+
+EXAMPLES = int(os.environ.get("TOKAMAK_TEST_EXAMPLES", "0"))       # for long hunts
+FEW = settings(max_examples=EXAMPLES or 30, derandomize=not EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), report_multiple_bugs=False,
+               phases=[Phase.generate, Phase.shrink] if EXAMPLES else [Phase.generate])
+EXACT = (torch.float32, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+
+
+def close(got: torch.Tensor, want: torch.Tensor, tolerance: dict, traced=None) -> None:
+    """Type, shape, strides and values; a float that need not be rough may still be off by a last place (a product and a sum that
+    round once). `traced` gives the result as torch's fake tensors see it; without it strides are not looked at."""
+    assert got.dtype is want.dtype and got.shape == want.shape
+    assert traced is None or same_strides(got, want) or same_strides(got, traced()), f"strides {got.stride()}, eager {want.stride()}"
+    if want.dtype.is_floating_point and not tolerance["rtol"]:
+        tolerance = {"rtol": 2 * torch.finfo(want.dtype).eps, "atol": 2 * torch.finfo(want.dtype).tiny}
+    torch.testing.assert_close(got.detach(), want.detach(), equal_nan=True, **tolerance)
+
+
+def check(program, policy: str) -> Seen:
+    """The compiled program, called twice, gives what eager gives and leaves its arguments alone."""
+    seen = Seen()
+    run = compiled(program.fn, seen, policy)
+    given = program.inputs
+    want = program.fn(*given)
+    for _ in range(2):
+        args = twins(given)
+        got = leaves(run(*args))
+        assert len(got) == len(want)
+        for i, (g, w) in enumerate(zip(got, want)):
+            close(g, w, program.tolerance(i, w), lambda i=i: traced_run(program.fn, given, False)[0][i])
+        for a, b in zip(args, given):
+            torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+    return seen
+
+
+@FEW
+@given(programs())
+def test_every_type_with_eagers_rounding(program):
+    check(program, "eager")
+
+
+@FEW
+@given(programs(dtypes=EXACT))
+def test_types_without_rounding_between(program):
+    check(program, "fast")
+
+
+@FEW
+@given(programs(families=("view", "join", "fold", "scan", "gather", "scatter", "cast"), lines=6))
+def test_movement_and_folds(program):
+    check(program, "eager")
+
+
+@FEW
+@given(programs(families=("view", "pointwise", "binary", "fold"), dtypes=(torch.float32,), lines=12, special=False))
+def test_chains_of_folds(program):
+    check(program, "fast")
+
+
+@FEW
+@given(programs(dtypes=(torch.float64,), special=False, lines=6))
+def test_gradients(program):
+    seen = Seen()
+    want, got = (program.inputs for _ in range(2))
+    found = []
+    for fn, args in ((program.fn, want), (compiled(program.fn, seen), got)):
+        args = [t.requires_grad_() if t.is_floating_point() else t for t in twins(args)]
+        outs = leaves(fn(*args))
+        found.append([*outs, *gradients(outs, args)])
+    assert len(found[0]) == len(found[1])
+    for g, w in zip(found[1], found[0]):
+        bound = 1e-9 if w.dtype.is_floating_point else 0
+        close(g, w, {"rtol": bound, "atol": bound * program.scale**2})
+
+
+@FEW
+@given(programs(lines=6))
+def test_reference_agrees(program):
+    """The reference's values of the captured graph are the compiled program's, to the same tolerance as eager's."""
+    graphs = []
+
+    def both(gm, inputs):
+        run = compiler(Seen(), "eager")(gm, inputs)
+        capture = Capture(gm, "eager")
+        graph = capture.graph()
+
+        def step(args):
+            data = [array(a) if isinstance(a, torch.Tensor) else a for a in args]
+            constants = {node: array(t) for node, t in capture.constants.items()}
+            graphs.append(evaluate(graph, data, constants=constants, opaque=call).outputs)
+            made = run(args)
+            graphs[-1] = list(zip(graphs[-1], made))
+            return made
+        step._boxed_call = True
+        return step
+    aot_function(program.fn, fw_compiler=both, inference_compiler=both)(*program.inputs)
+    for i, (meant, made) in enumerate(graphs[0] if graphs else ()):
+        if isinstance(made, torch.Tensor):
+            close(made, torch.from_numpy(np.array(meant)).to(made.dtype).reshape(made.shape), program.tolerance(min(i, len(program.rough) - 1), made))
