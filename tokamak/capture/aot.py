@@ -11,7 +11,8 @@ import torch
 import torch._dynamo
 from torch import fx
 from torch._functorch.aot_autograd import aot_module_simplified
-from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+from .partition import partition
 
 # compile_one(gm, example_inputs, kind) -> boxed function; kind is 'forward', 'backward' or 'inference'
 CompileOne = Callable[[fx.GraphModule, Sequence[Any], str], Callable[[list], Any]]
@@ -38,7 +39,7 @@ def autograd(gm: fx.GraphModule, example_inputs: Sequence[Any], compile_one: Com
 
     compiled = aot_module_simplified(
         gm, example_inputs, fw_compiler=compiler("forward"), bw_compiler=_backward(compiler("backward")), inference_compiler=compiler("inference"),
-        partition_fn=min_cut_rematerialization_partition, keep_inference_input_mutations=True, decompositions=DECOMPOSITIONS)
+        partition_fn=partition, keep_inference_input_mutations=True, decompositions=DECOMPOSITIONS)
     return _hidden(compiled)
 
 

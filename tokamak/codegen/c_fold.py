@@ -26,6 +26,17 @@ def _halving(v: str, combine: str, lanes: int) -> str:
     return " ".join(out)
 
 
+def _shrinking(ctype: str, sign: str, lanes: int) -> str:
+    """Statements that fold register `v` by an operator of C, in registers half as wide each time; ends in the return."""
+    out, at, width = [], "v", lanes // 2
+    while width > 1:
+        low, high = (", ".join(map(str, range(first, first + width))) for first in (0, width))
+        out.append(f"typedef {ctype} q{width} __attribute__((vector_size({width} * sizeof({ctype})))); "
+                   f"q{width} h{width} = __builtin_shufflevector({at}, {at}, {low}) {sign} __builtin_shufflevector({at}, {at}, {high});")
+        at, width = f"h{width}", width // 2
+    return "\n  ".join([*out, f"return {at}[0] {sign} {at}[1];"])
+
+
 def _prefix(n: str, combine: str, neutral: str, lanes: int) -> str:
     """Statements that make register `v` its inclusive prefixes."""
     out, step = [f"v_{n} e = (v_{n}){{0}} + {neutral};"], 1
@@ -63,7 +74,9 @@ def _folds(d: DType, lanes: int) -> dict[str, str]:
         neutral["logsumexp"], combine["logsumexp"] = neutral["max"], f"logaddexp_{n}(@a, @b)"
         out[f"logaddexp_{n}"] = _LOGADDEXP.replace("D", n)
     for m, text in combine.items():
-        out[f"h{m}_{n}"] = f"TK {ctype} h{m}_{n}(v_{n} v) {{ {_halving('v', text, lanes)} return v[0]; }}"
+        sign = {"sum": "+", "prod": "*"}.get(m, "") if d.is_float else ""
+        fold = _shrinking(ctype, sign, lanes) if sign else f"{_halving('v', text, lanes)} return v[0];"
+        out[f"h{m}_{n}"] = f"TK {ctype} h{m}_{n}(v_{n} v) {{\n  {fold} }}"
         out[f"scan{m}_{n}"] = f"TK v_{n} scan{m}_{n}(v_{n} v) {{ {_prefix(n, text, neutral[m], lanes)} return v; }}"
     for m, better in (("argmax", "gt"), ("argmin", "lt")):
         nan = f" | (ne_{n}(vb, vb) & eq_{n}(va, va))" if d.is_float else ""

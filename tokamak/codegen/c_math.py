@@ -19,9 +19,14 @@ def polynomial(variable: str, coefficients: tuple[float, ...], suffix: str = "f"
 
 _EXP = (1.0, 1.0, 0.500000358, 0.16666615, 0.0416612774, 0.00833609793, 0.00141042704, 0.00019611865)   # |r| <= ln 2, 1.4e-8
 _EXPM1 = (0.5, 0.166665375, 0.0416662656, 0.00836724695, 0.0013947587)                                  # (e^r - 1 - r) / r^2, |r| <= ln 2 / 2
+_LOG_NEAR = (0.333334491, -0.250000959, 0.199908603, -0.166473107, 0.144784052, -0.131612157, 0.104630085, -0.0450744078)   # -0.25 .. 0.5
 _LOG = (0.333333164, -0.250008106, 0.200022861, -0.166245505, 0.141812101, -0.131288096, 0.128815413, -0.0785933286)
-_ERF_LOW = (0.128379136, -0.376124799, 0.112821937, -0.026804911, 0.00510999048, -0.00074260676, 6.20239152e-05)   # erf(x) / x - 1 of x^2
-_ERF_HIGH = (0.986545563, 0.200786769, -0.0241791587, 0.145169035, -0.0740621015, 0.0316897519, -0.00659382297, 0.000747004175)  # erfc(x)^(-1/8)
+# erf(x) / x and tanh(x) / x as quotients of polynomials of x^2, for |x| up to 3.925 and 9.02: 1.9e-8 and 2.1e-8
+_ERF = (1.1470288, 0.193725497, 0.053639058, 0.00383414025, 0.00028953806, 2.08002689e-06)
+_ERF_UNDER = (1.01652789, 0.510526717, 0.116062351, 0.0152292904, 0.00118291704, 3.86778374e-05)
+_TANH = (1.99721003, 0.26722151, 0.00697837211, 4.11103101e-05, 2.66019136e-08)
+_TANH_UNDER = (1.99720991, 0.932957888, 0.0516701601, 0.000655710755, 1.55027988e-06)
+_EXP_SHORT = (1.0, 1.0, 0.499999921, 0.166664201, 0.0416682263, 0.00837482401, 0.00138368271)          # |r| <= ln 2 / 2, 1.9e-9
 
 @dataclass(frozen=True)
 class Width:
@@ -88,12 +93,34 @@ TK v_f32 exp2_f32(v_f32 x) {{
   v_f32 s = (v_f32)((v_i32)t << 23), p = {polynomial('r', _EXP)};
   p = select_f32(x > 128.5f, (v_f32){{0}} + __builtin_inff(), p * s * s);
   return (v_f32)(~(x < -151.0f) & (v_i32)p); }}""",
-    # above 1.25, 1 - 1 / p^8 costs half of an exponential; the eighth power multiplies p's rounding by 8 erfc(x), which is below 1 there
-    "erf_f32": f"""\
-TK v_f32 erf_f32(v_f32 x) {{
-  v_f32 t = abs_f32(x), z = x * x, low = {polynomial('z', _ERF_LOW)} * x + x;
-  v_f32 q = 1.0f / {polynomial('t', _ERF_HIGH)}, p2 = q * q, p4 = p2 * p2;
-  return select_f32(t > 1.25f, copysign_f32(1.0f - p4 * p4, x), low); }}""",
+}
+
+
+def _saturating(name: str, last: float, over: tuple[float, ...], under: tuple[float, ...]) -> str:
+    """An odd function that is +-1 from `last` on: x P(x^2) / Q(x^2) of the clipped argument, rounding kept from leaving -1 .. 1."""
+    return f"""\
+TK v_f32 {name}_f32(v_f32 x) {{
+  v_f32 y = clip_f32(x, -{last}f, {last}f), z = y * y;
+  return clip_f32({polynomial('z', over)} * y / {polynomial('z', under)}, -1.0f, 1.0f); }}"""
+
+
+_RATIONAL = {
+    # NaN stays: the machine's minimum gives its second operand
+    "clip_f32": """\
+#if !defined(__clang__) && defined(__AVX512F__) && W == 16
+TK v_f32 clip_f32(v_f32 x, float low, float high) {
+  x = __builtin_ia32_minps512_mask((v_f32){0} + high, x, x, -1, 4);
+  return __builtin_ia32_maxps512_mask((v_f32){0} + low, x, x, -1, 4); }
+#elif !defined(__clang__) && defined(__AVX__) && W == 8
+TK v_f32 clip_f32(v_f32 x, float low, float high) {
+  return __builtin_ia32_maxps256((v_f32){0} + low, __builtin_ia32_minps256((v_f32){0} + high, x)); }
+#else
+TK v_f32 clip_f32(v_f32 x, float low, float high) {
+  x = select_f32(x > high, (v_f32){0} + high, x);
+  return select_f32(x < low, (v_f32){0} + low, x); }
+#endif""",
+    "erf_f32": _saturating("erf", 3.925, _ERF, _ERF_UNDER),
+    "tanh_f32": _saturating("tanh", 9.02, _TANH, _TANH_UNDER),
 }
 
 # log_parts: x = 2^e * (1 + r) with 1 + r within sqrt(1/2) .. sqrt(2); returns log(1 + r) and sets *e
@@ -119,6 +146,28 @@ TK v_f32 log_edges_f32(v_f32 x, v_f32 y) {
     "log1p_f32": "TK v_f32 log1p_f32(v_f32 x) {\n  v_f32 u = x + 1.0f, lost = x - (u - 1.0f), big = abs_f32(x);\n"
                  "  v_f32 y = log_f32(u) + lost / u;\n  y = select_f32(big < 0x1p-12f, x * x * -0.5f + x, y);\n"
                  "  return select_f32((u > 0.0f) & (u < __builtin_inff()), y, log_f32(u)); }",
+}
+
+# The machine's own scaling by 2^m rounds denormals right and overflows right: one rounding, r half as long
+_SCALED = {"exp_f32": f"""\
+#if defined(__AVX512F__) && W == 16
+TK v_f32 exp_f32(v_f32 x) {{
+  x = clip_f32(x, {F32.bottom}, {F32.top});
+  v_f32 m = (x * 0x1.715476p0f + {F32.magic}) - {F32.magic}, r = m * -{F32.high} + x; r = m * -{F32.low} + r;
+  return (v_f32)__builtin_ia32_scalefps512_mask({polynomial('r', _EXP_SHORT)}, m, m, -1, 4); }}
+#else
+{exponentials(F32)["exp_f32"]}
+#endif""",
+    # mantissa in 0.75 .. 1.5, denormals too; 0, infinity and numbers below 0 come out right by themselves
+    "log_f32": f"""\
+#if defined(__AVX512F__) && W == 16
+TK v_f32 log_f32(v_f32 x) {{
+  v_f32 h = __builtin_ia32_getmantps512_mask(x, 11, x, -1, 4), r = h - 1.0f, z = r * r;
+  v_f32 e = (v_f32)__builtin_ia32_getexpps512_mask(x, x, -1, 4) - (v_f32)__builtin_ia32_getexpps512_mask(h, h, -1, 4);
+  return e * 0x1.62e4p-1f + (e * 0x1.7f7d1cp-20f + ({polynomial('r', _LOG_NEAR)} * (r * z) + (z * -0.5f + r))); }}
+#else
+{_LOGARITHM["log_f32"]}
+#endif""",
 }
 
 
@@ -252,4 +301,4 @@ def fragments(lanes: int) -> dict[str, str]:
     """Fragment name -> C text."""
     rest = {"lgamma_f32": by_lanes("lgamma", "lgammaf", "f32"), "digamma_f32": by_lanes("digamma", "digamma_lane", "f32", declare="")}
     rest |= {f"{n}_f32": by_lanes(n, n + "f", "f32", 2) for n in ("hypot",)}
-    return exponentials(F32) | _EXP2 | _LOGARITHM | _POWER | _CIRCULAR | _HYPERBOLIC | _ERROR | rest
+    return exponentials(F32) | _EXP2 | _LOGARITHM | _RATIONAL | _SCALED | _POWER | _CIRCULAR | _HYPERBOLIC | _ERROR | rest

@@ -31,6 +31,27 @@ def lane_list(lanes: int, text: str) -> str:
     return ", ".join(text.replace("@", str(k)) for k in range(lanes))
 
 
+# raw register -> what the mask instructions of gcc call it, bytes of the register, what they take for elements, the feature they belong to
+_MASKED = {"u8": ("dquqi128", 16, "char", "__AVX512VL__"), "i8": ("dquqi128", 16, "char", "__AVX512VL__"),
+           "u16": ("dquhi256", 32, "short", "__AVX512VL__"), "i16": ("dquhi256", 32, "short", "__AVX512VL__"),
+           "i32": ("dqusi512", 64, "int", "__AVX512F__"), "f32": ("ups512", 64, "float", "__AVX512F__")}
+
+
+def _masked(name: str, ctype: str, load: str, store: str) -> dict[str, str]:
+    """The fragments for the first lanes: the machine's accesses under a mask where it has them, else `load` and `store`."""
+    v = f"v_{name}"
+    if name not in _MASKED:
+        return {f"loadn_{name}": load, f"storen_{name}": store}
+    call, size, element, feature = _MASKED[name]
+    wide = f"typedef {element} q __attribute__((vector_size({size})));"
+    test = f"#if !defined(__clang__) && defined({feature}) && defined(__AVX512BW__) && W == 16\n"
+    mask = "(unsigned short)((1u << n) - 1)"
+    return {f"loadn_{name}": f"{test}TK {v} loadn_{name}(const {ctype} *p, int64_t n) {{\n"
+                             f"  {wide}\n  return ({v})__builtin_ia32_load{call}_mask((const void *)p, (q){{0}}, {mask}); }}\n#else\n{load}\n#endif",
+            f"storen_{name}": f"{test}TK void storen_{name}({ctype} *p, {v} v, int64_t n) {{\n"
+                              f"  {wide}\n  __builtin_ia32_store{call}_mask((void *)p, (q)v, {mask}); }}\n#else\n{store}\n#endif"}
+
+
 def _raw(name: str, ctype: str, lanes: int) -> dict[str, str]:
     v = f"v_{name}"
     gathered = lane_list(lanes, "p[i[@]]")
@@ -40,10 +61,12 @@ def _raw(name: str, ctype: str, lanes: int) -> dict[str, str]:
     halves = [k for k in (32, 16, 8, 4, 2, 1) if k < lanes]
     read = " ".join(f"if (n & {k}) {{ __builtin_memcpy(buf + at, p + at, {k} * sizeof *p); at += {k}; }}" for k in halves)
     write = " ".join(f"if (n & {k}) {{ __builtin_memcpy(p + at, buf + at, {k} * sizeof *p); at += {k}; }}" for k in halves)
-    return {
+    first = (f"TK {v} loadn_{name}(const {ctype} *p, int64_t n) {{\n  {ctype} buf[W] __attribute__((aligned(64))) = {{0}}; int64_t at = 0;\n"
+             f"  {read}\n  return *(const u_{name} *)buf; }}")
+    keep = (f"TK void storen_{name}({ctype} *p, {v} v, int64_t n) {{\n  {ctype} buf[W] __attribute__((aligned(64))); int64_t at = 0;\n"
+            f"  *(u_{name} *)buf = v;\n  {write} }}")
+    return _masked(name, ctype, first, keep) | {
         f"load_{name}": f"TK {v} load_{name}(const {ctype} *p) {{ return *(const u_{name} *)p; }}",
-        f"loadn_{name}": f"TK {v} loadn_{name}(const {ctype} *p, int64_t n) {{\n"
-                         f"  {ctype} buf[W] __attribute__((aligned(64))) = {{0}}; int64_t at = 0;\n  {read}\n  return *(const u_{name} *)buf; }}",
         f"loads_{name}": f"TK {v} loads_{name}(const {ctype} *p, int64_t stride) {{ return ({v}){{{strided}}}; }}",
         f"loadsn_{name}": f"TK {v} loadsn_{name}(const {ctype} *p, int64_t stride, int64_t n) {{\n"
                           f"  {ctype} buf[W] = {{0}};\n  for (int64_t k = 0; k < n; k++) buf[k] = p[k * stride];\n"
@@ -53,8 +76,6 @@ def _raw(name: str, ctype: str, lanes: int) -> dict[str, str]:
                           f"  {ctype} buf[W] = {{0}};\n  for (int64_t k = 0; k < n; k++) buf[k] = p[i[k]];\n  return *(const u_{name} *)buf; }}",
         f"loadb_{name}": f"TK {v} loadb_{name}(const {ctype} *p) {{ {ctype} s = *p; return ({v}){{{lane_list(lanes, 's')}}}; }}",
         f"store_{name}": f"TK void store_{name}({ctype} *p, {v} v) {{ *(u_{name} *)p = v; }}",
-        f"storen_{name}": f"TK void storen_{name}({ctype} *p, {v} v, int64_t n) {{\n"
-                          f"  {ctype} buf[W] __attribute__((aligned(64))); int64_t at = 0;\n  *(u_{name} *)buf = v;\n  {write} }}",
         f"stores_{name}": f"TK void stores_{name}({ctype} *p, int64_t stride, {v} v) {{ {spread} }}",
         f"storesn_{name}": f"TK void storesn_{name}({ctype} *p, int64_t stride, {v} v, int64_t n) {{\n"
                            f"  {ctype} buf[W]; *(u_{name} *)buf = v;\n  for (int64_t k = 0; k < n; k++) p[k * stride] = buf[k]; }}",
@@ -88,12 +109,33 @@ def _converted(d: DType) -> dict[str, str]:
 _CONVERT = {
     "widen_bool": "TK v_bool widen_bool(v_u8 x) { return cast_u8_i32(x) != 0; }",
     "narrow_bool": "TK v_u8 narrow_bool(v_bool m) { return cast_i32_u8(-m); }",
-    "widen_bf16": "TK v_f32 widen_bf16(v_u16 x) { return (v_f32)(__builtin_convertvector(x, v_u32) << 16); }",
-    "narrow_bf16": "TK v_u16 narrow_bf16(v_f32 x) { return __builtin_convertvector((v_u32)round_bf16(x) >> 16, v_u16); }",
+    # gcc converts 16 lanes in halves unless told the machine's conversion
+    "widen_bf16": """\
+#if !defined(__clang__) && defined(__AVX512F__) && W == 16
+TK v_f32 widen_bf16(v_u16 x) {
+  typedef short q __attribute__((vector_size(32)));
+  return (v_f32)((v_u32)__builtin_ia32_pmovzxwd512_mask((q)x, (v_i32){0}, -1) << 16); }
+#else
+TK v_f32 widen_bf16(v_u16 x) { return (v_f32)(__builtin_convertvector(x, v_u32) << 16); }
+#endif""",
+    "narrow_bf16": """\
+#if !defined(__clang__) && defined(__AVX512F__) && W == 16
+TK v_u16 narrow_bf16(v_f32 x) {
+  typedef short q __attribute__((vector_size(32)));
+  return (v_u16)__builtin_ia32_pmovdw512_mask((v_i32)((v_u32)x >> 16), (q){0}, -1); }
+#else
+TK v_u16 narrow_bf16(v_f32 x) { return __builtin_convertvector((v_u32)x >> 16, v_u16); }
+#endif""",
     "round_bf16": """\
 TK v_f32 round_bf16(v_f32 x) {
-  v_u32 b = (v_u32)x, r = (b + 0x7fff + (b >> 16 & 1)) & 0xffff0000u, nan = (v_u32)(x != x);
-  return (v_f32)((nan & 0x7fc00000u) | (~nan & r)); }""",
+  v_u32 b = (v_u32)x, r = b + 0x7fff + (b >> 16 & 1) & 0xffff0000u;
+#if !defined(__clang__) && defined(__AVX512F__) && W == 16
+  return __builtin_ia32_blendmps_512_mask((v_f32)r, (v_f32)((v_u32){0} + 0x7fc00000u), __builtin_ia32_cmpps512_mask(x, x, 3, -1, 4));
+#else
+  v_u32 nan = (v_u32)(x != x);
+  return (v_f32)((nan & 0x7fc00000u) | (~nan & r));
+#endif
+}""",
     # Exponent 0 (denormal or zero): the magnitude is read behind a 1.0-like exponent, which is subtracted again, exactly.
     "widen_f16": """\
 #if defined(__clang__) && (defined(__F16C__) || defined(__aarch64__))

@@ -88,7 +88,7 @@ def _basics(lanes: int) -> dict[str, str]:
     for d in ALL:
         v, c = register(d), {"bool": "int", "f16": "float", "bf16": "float"}.get(d.name, d.c)
         s = "-(s != 0)" if d is BOOL else "s"
-        out[f"splat_{d}"] = f"TK {v} splat_{d}({c} s) {{ {c} t = {s}; return ({v}){{{lane_list(lanes, 't')}}}; }}"
+        out[f"splat_{d}"] = f"TK {v} splat_{d}({c} s) {{ return ({c})({s}) - ({v}){{0}}; }}"
         out[f"select_{d}"] = _select(d)
         if d.is_half:
             continue
