@@ -126,4 +126,4 @@ def _kept(t: Tensor, mask: Expr, scale) -> Tensor:
 @register(aten.native_dropout_backward.default)
 def native_dropout_backward(b, grad_output, mask, scale):
     _floating(b)
-    return _kept(grad_output, mask.expr, scale)
+    return _kept(grad_output.cast(b.spec.dtype), mask.expr, scale)
