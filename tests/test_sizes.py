@@ -172,3 +172,19 @@ def test_a_0d_tensor_does_not_widen_what_it_meets():
     args = torch.randn(9).bfloat16(), torch.tensor(1.7, dtype=torch.float64), torch.tensor(3)
     got, want = tokamak.compile(fn, policy="eager", strict=True, cache_dir="")(*args), fn(*args)
     torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_repeated_windows_of_a_fold(dynamic):
+    def fn(x):
+        return x.argmin(3, True).cumsum(3).unfold(3, 1, 1).repeat(1, 2, 1, 2, 1)
+    x = torch.randn(3, 4, 1, 4)
+    assert torch.equal(tokamak.compile(fn, dynamic=dynamic, strict=True, cache_dir="")(x), fn(x))
+
+
+def test_empty_tensors_have_no_address_to_read():
+    def fn(x):
+        return torch.linalg.vector_norm(x.clamp_min(0), 2, [0], True), x.softmax(0), x.sum()
+    mine = tokamak.compile(fn, strict=True, cache_dir="")
+    for x in (torch.empty(1).expand(0), torch.randn(5, 3)[:, :1].expand(5, 0), torch.empty(0, 3)):
+        torch.testing.assert_close(mine(x), fn(x))

@@ -28,7 +28,7 @@ class Member:
     @property
     def free(self) -> frozenset[Axis]:
         """The group axes that the member's dimensions run over."""
-        return frozenset(a for d in self.dims for a in d.atoms())
+        return frozenset(a for d in self.dims for a in d.axes())
 
     @property
     def bound(self) -> frozenset[Axis]:
