@@ -360,7 +360,10 @@ def _first_input(learned: dict[int | str, tuple[bool, ...]]):
 
 def _conform(value: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype | None) -> torch.Tensor:
     """`value` with the traced strides, and type unless that is None: itself when it has them (along extents of 1 and in empty tensors any stride will
-    do), else a copy. Raises InternalError when the shape is not the traced one."""
+    do), else a copy. Raises InternalError when the shape is not the traced one; but a result that torch leaves empty, because nothing needs its
+    values, may stay so where no kernel reads it (its type is None)."""
+    if dtype is None and isinstance(value, torch.Tensor) and not value.numel():
+        return value
     if not isinstance(value, torch.Tensor) or tuple(value.shape) != shape:
         found = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
         raise InternalError(f"an opaque call returned {found} where a tensor of shape {shape} was traced")
