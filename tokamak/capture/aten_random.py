@@ -45,7 +45,7 @@ def _normal(b, shape, d: DType) -> Expr:
 
 def _floating(b) -> None:
     if not b.spec.dtype.is_float:
-        raise NotCompiled(f"random numbers of type {b.spec.dtype}")
+        raise NotCompiled(f"random numbers, or their gradients, of type {b.spec.dtype}")
 
 
 def _affine(e: Expr, scale, offset) -> Expr:
@@ -125,4 +125,5 @@ def _kept(t: Tensor, mask: Expr, scale) -> Tensor:
 
 @register(aten.native_dropout_backward.default)
 def native_dropout_backward(b, grad_output, mask, scale):
+    _floating(b)
     return _kept(grad_output, mask.expr, scale)

@@ -34,6 +34,7 @@ def render(kernel: Kernel, name: str) -> tuple[tuple[str, ...], str]:
 class Printer:
     def __init__(self, kernel: Kernel, name: str):
         self.k, self.name = kernel, name
+        self.renamed: dict[Axis, str] = {}  # axes that go by another name for the moment
         self.tail = False                   # printing the ragged end of a vector loop
         self.partial_slot: dict[Partial, int] = {}
         self.flushed: set[Accumulator] = set()
@@ -66,7 +67,7 @@ class Printer:
 
     def _atom(self, a) -> str:
         if isinstance(a, Axis):
-            return self.k.axes[a]
+            return self.renamed.get(a) or self.k.axes[a]
         if isinstance(a, (FloorDiv, Mod, Min, Max)):
             name = {FloorDiv: "tk_div", Mod: "tk_mod", Min: "tk_min", Max: "tk_max"}[type(a)]
             return f"{name}({self.index(a.a)}, {self.index(a.b)})"
@@ -196,9 +197,9 @@ class Printer:
 
     def _fill(self, t: Tile, axis: Axis, v: str) -> list[str]:
         x = self.k.axes[self.vector]
-        self.k.axes[axis], start = f"c{v}", self.k.axes[axis]
+        self.renamed = {axis: f"c{v}"}
         p, step = self._pointer(t.memory, t.address), self.index(t.step)
-        self.k.axes[axis] = start
+        self.renamed = {}
         out = [f"  for (int64_t {x} = b0; {x} < b1; {x} += W) {{ const {t.dtype.c} *s = {p}; {t.dtype.c} *d = {t.name} + ({x} - b0);"]
         if t.dtype.bytes in (4, 8) and not t.dtype.is_half:
             reg = register(t.dtype)

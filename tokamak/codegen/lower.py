@@ -14,7 +14,7 @@ from ..fuse.cost import Hints
 from ..ir import ops
 from ..ir.dtype import BOOL, F32, F64, I64, compute_type
 from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Random, Reduce, Scalar, Scan, walk
-from ..ir.index import Axis, Fetch as FetchAtom, FloorDiv, Index, Max, Min, Mod, Size, as_index
+from ..ir.index import Axis, Fetch as FetchAtom, FloorDiv, Index, Max, Min, Mod, Size, as_index, positive
 from ..schedule.body import Body, Memory, Store
 from ..schedule.schedule import LANE_SCANS, TILE, Schedule
 from .kernel import (Accumulator, Buffer, Convert, Fetch, Finish, Fold, IndexValue, Kernel, Let, Loop, Param, Partial, PartialRead,
@@ -677,7 +677,8 @@ class _Tree:
         statement = Read(var, self.low.memory(e.node), e.dtype, address, mode, step, at, guard.var if guard else None, other.var if other else None)
         entries = [x for x in (guard, other) if x is not None]
         gathered = any(isinstance(x, FetchAtom) for x in _all_atoms(e.index[0]))
-        home = block if gathered else self._home(block, e.index[0].axes(), entries)
+        empty = not all(positive(s) for s in e.node.node.shape)         # then it has no address, and a loop that is never entered reads it
+        home = block if gathered or empty else self._home(block, e.index[0].axes(), entries)
         return self._put(e, home, block, statement, var)
 
     def _address(self, i: Index, block: _Block, memory: Memory, guard: str | None):

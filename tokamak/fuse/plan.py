@@ -54,9 +54,10 @@ class _Planner:
         self.fresh = count(1000)
         self.pinned = pinned_nodes(graph)
         self.position = {n: i for i, n in enumerate(graph.nodes)}
+        self.sources = {n: reads(n) for n in graph.nodes}
         self.readers: dict = {n: [] for n in graph.nodes}
         for n in graph.nodes:
-            for r in reads(n):
+            for r in self.sources[n]:
                 self.readers.setdefault(r, []).append(n)
         self.group: dict = {}             # node -> its Group (or the Opaque itself)
         self.roles: dict = {}
@@ -82,7 +83,7 @@ class _Planner:
     def _partners(self, n) -> list:
         """Nodes whose group might take `n`: its producers, and other readers of what it reads; most bytes first."""
         found: dict = {}
-        for p in reads(n):
+        for p in self.sources[n]:
             size = node_bytes(p, self.hints) if not isinstance(p, Opaque) else 0
             if isinstance(p, (Compute, Scatter)):
                 found[p] = max(found.get(p, 0), 2 * size)
@@ -126,7 +127,7 @@ class _Planner:
         """True when some node outside both depends on `a` and `b` depends on it."""
         first = min(self.position[n] for n in a.nodes())
         inside = set(a.nodes()) | set(b.nodes())
-        stack = [r for n in b.nodes() for r in reads(n) if r not in inside]
+        stack = [r for n in b.nodes() for r in self.sources[n] if r not in inside]
         seen: set = set()
         targets = set(a.nodes())
         while stack:
@@ -142,7 +143,7 @@ class _Planner:
                 continue
             for o in others:
                 seen.add(o)
-                stack.extend(r for r in reads(o) if r not in seen and r not in (set(b.nodes()) - targets))
+                stack.extend(r for r in self.sources[o] if r not in seen and r not in (set(b.nodes()) - targets))
         return False
 
     def _unify(self, a: Group, b: Group) -> Group | Reason:
@@ -176,8 +177,8 @@ class _Planner:
         """Bytes that need not move when both are one kernel."""
         saved = 0
         inside = set(a.nodes()) | set(b.nodes())
-        ra = {r for n in a.nodes() for r in reads(n)}
-        rb = {r for n in b.nodes() for r in reads(n)}
+        ra = {r for n in a.nodes() for r in self.sources[n]}
+        rb = {r for n in b.nodes() for r in self.sources[n]}
         for made, used in ((a, rb), (b, ra)):
             for n in made.nodes():
                 if n in used:
@@ -195,7 +196,7 @@ class _Planner:
         saved = self._saved(a, b)
         if saved <= 0:
             return Reason("no_saving", "unprofitable")
-        if not roles.parallel and any(self.roles[g].parallel for g in (a, b)) and any(x.extent.constant is None for x in joined.axes):
+        if not roles.parallel and any(self.roles[g].parallel for g in (a, b)):
             return Reason("no_common_axes", "unprofitable", "one thread would run all, at any size")
         work = max(hints.count(m.free | m.bound) for m in joined.members)
         v = contiguous_axis(joined, hints)
@@ -232,7 +233,7 @@ class _Planner:
         needs: dict = {g: set() for g in groups}
         for g in groups:
             for n in (g.nodes() if isinstance(g, Group) else (g,)):
-                for r in reads(n):
+                for r in self.sources[n]:
                     src = owner.get(r.opaque if isinstance(r, Result) else r)
                     if src is not None and src is not g:
                         needs[g].add(src)
@@ -263,7 +264,7 @@ class _Planner:
         for n in self.graph.nodes:
             if isinstance(n, (Input, Result)):
                 continue
-            for p in reads(n):
+            for p in self.sources[n]:
                 if isinstance(p, Input) or (isinstance(p, Opaque)):
                     continue
                 source = self.group.get(p.opaque if isinstance(p, Result) else p)

@@ -1,0 +1,276 @@
+"""What kills fusing compilers, each by name: compiled code against eager (see `harness.agree`)."""
+import gc
+import os
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tokamak
+from tests.compiled.harness import Seen, agree, cache, compiled, twins
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+def kernel(fn, **options):
+    return tokamak.compile(fn, strict=True, cache_dir=cache(), **options)
+
+
+# -- ragged ends -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("shape", [(1, 1), (3, 17), (17, 3), (33, 65), (5, 1025), (1025, 5), (1, 4099)])
+@pytest.mark.parametrize("dim", [0, 1, (0, 1)])
+def test_ragged_under_a_prologue_that_is_not_zero_at_zero(shape, dim):
+    x = torch.randn(shape)
+    agree(lambda x: ((x + 1).exp().sum(dim), (x.cos() - 3).amax(dim), (x * 0 + 2).amin(dim), (x.abs() + 1).log1p().mean(dim)), [x])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int32, torch.int8, torch.bool, torch.float64])
+def test_ragged_folds_of_every_type(dtype):
+    x = (torch.randn(37, 67) * 5).to(dtype)
+    agree(lambda x: (x.sum(0), x.sum(1), x.amax(0), x.amin(1), x.any(1), x.all(0)), [x])
+
+
+# -- moved reads under a fold ------------------------------------------------------------------------------------------------
+MOVES = {"pad": lambda x: F.pad(x, (3, 2, 1, 4), value=2.0), "crop": lambda x: F.pad(x, (-1, -1)), "slice": lambda x: x[3:-2:3, 1::2],
+         "roll": lambda x: x.roll((5, -7), (0, 1)), "flip": lambda x: x.flip(0, 1), "cat": lambda x: torch.cat([x, x.flip(1), x[:, :3]], 1),
+         "reflect": lambda x: F.pad(x[None], (2, 1), mode="reflect")[0]}
+
+
+@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("shape", [(19, 37), (3, 70001), (70001, 3)])
+def test_moved_reads_through_a_split_fold(move, shape):
+    def fn(x):
+        y = MOVES[move](x.sin() + 1)
+        return y.sum(), y.sum(0), y.amax(1), (y * 2).mean()
+    agree(fn, [torch.randn(shape)])
+
+
+def test_nested_rolls_stay_small():
+    def fn(x):
+        for n in range(20):
+            x = x + x.roll(n + 1, 0)
+        return x
+    assert agree(fn, [torch.randn(257) * 2**-10]).kernels <= 20
+
+
+# -- layouts -----------------------------------------------------------------------------------------------------------------
+def layouts():
+    base = torch.randn(40, 50)
+    yield "padded", base[:, 3:40]
+    yield "overlapping", base.view(-1).as_strided((30, 40), (7, 1), 5)
+    yield "expanded", base[:, :1].expand(40, 33)
+    yield "views of views", base.t()[5:45:3, 2:].unflatten(1, (19, 2))[:, :, 1]
+    yield "storage offset", base.view(-1)[11:].as_strided((20, 30), (31, 1), 17)
+    yield "backwards twice", base.flip(0).t().flip(0)
+    yield "one row", base[7:8]
+    yield "one column", base[:, 9:10]
+
+
+@pytest.mark.parametrize("name, x", list(layouts()), ids=lambda v: v if isinstance(v, str) else "")
+def test_layouts(name, x):
+    agree(lambda x: (x * 2 + 1, x.sum(0), x.sum(1), x.softmax(-1), x.cumsum(0), x.argmax(1), x.t().contiguous(), x.reshape(-1)), [x])
+
+
+def test_channels_last_stays():
+    x = torch.randn(2, 6, 5, 7).to(memory_format=torch.channels_last).requires_grad_()
+    agree(lambda x: (F.relu(x) + 1, F.group_norm(x, 3), F.avg_pool2d(x, 2)), [x], grad=True)
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 4), (), (1,), (1, 1, 1), (1, 5), (5, 1)])
+def test_empty_and_small_shapes(shape):
+    dims = list(range(len(shape)))
+    agree(lambda x: (x + 1, x.sum(), x.sum(dims), x.prod(), x.any(), x.exp().mean(), x.reshape(-1).cumsum(0), x.softmax(-1), x.clone()), [torch.randn(shape)])
+
+
+def test_expanded_from_nothing():
+    agree(lambda x: (x.expand(4, 0) + 1, x.expand(4, 0).sum(1), x.expand(4, 0).cumsum(1)), [torch.randn(4, 1)])
+
+
+def test_batch_equal_to_sequence():
+    x, w = torch.randn(8, 8, 8, requires_grad=True), torch.randn(8, requires_grad=True)
+    agree(lambda x, w: F.layer_norm(x.transpose(0, 1), (8,), w) + x.mean(0) + x.sum((1, 2))[:, None], [x, w], grad=True)
+
+
+# -- argmax, NaN -------------------------------------------------------------------------------------------------------------
+def test_argmax_of_ties_and_strides():
+    x = torch.randint(0, 3, (33, 70)).float()
+    for view in (x, x.t(), x[::2, 1::3], x.flip(1)):
+        agree(lambda x: (x.argmax(), x.argmax(0), x.argmax(1), x.argmin(0), x.argmin(1), x.max(1), x.min(0)), [view])
+
+
+@pytest.mark.parametrize("length", [3, 16, 17, 1000])
+def test_nan_wins_and_infinities_stay(length):
+    x = torch.randn(9, length)
+    x[0, 0], x[1, -1], x[2, length // 2], x[3, 0], x[4, -1] = NAN, NAN, NAN, INF, -INF
+    x[5, 1:3] = NAN
+    agree(lambda x: (x.amax(1), x.amin(1), x.argmax(1), x.argmin(1), x.max(0), x.maximum(x.roll(1, 1)), x.clamp(-1, 1), x.relu(), x.sum(1)), [x])
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------------
+def test_reuse_across_types():
+    def fn(x):
+        a = (x * 3).to(torch.bfloat16)
+        b = a.sum(1, keepdim=True).to(torch.float64)
+        c = (a.to(torch.float64) - b).to(torch.int32)
+        return c.to(torch.float32).softmax(1).to(torch.float16), c.sum(0)
+    agree(fn, [torch.randn(61, 83)], policy="eager", calls=3)
+
+
+def test_duplicates_scattered_then_gathered():
+    def fn(x, v, i):
+        y = x.index_add(0, i, v)
+        z = y.scatter_reduce(0, i[:, None].expand(6, 7), v, "amax")
+        last = torch.zeros(5, 7).index_put((i,), torch.arange(6.0)[:, None].expand(6, 7))
+        return y[i] + 1, z[i.flip(0)], y.index_put((i,), v, accumulate=True)[i].sum(0), last
+    agree(fn, [torch.randn(5, 7, requires_grad=True), torch.randn(6, 7, requires_grad=True), torch.tensor([3, 1, 3, 3, 0, 1])], grad=True)
+
+
+def test_mutated_inputs_and_views():
+    def fn(x, y):
+        old = x.clone()
+        x.mul_(2)
+        x[1:3].add_(y[0])
+        y.t().copy_(x.t() + old.t())
+        return old + x, x[0] * 3, y.sum()
+    agree(fn, [torch.randn(5, 6), torch.randn(5, 6)], calls=2)
+
+
+def test_an_input_that_is_written_after_it_was_read():
+    def fn(x):
+        y = x.flip(0) * 2
+        x.copy_(y + x)
+        return y, x.sum(0)
+    agree(fn, [torch.randn(301, 7)], calls=2)
+
+
+def test_aliased_outputs():
+    def fn(x):
+        y = x * 2
+        return y, y.view(-1), y[2], y.chunk(3, 1), x, x.t(), y
+    x = torch.randn(6, 9)
+    run = compiled(fn, Seen())
+    a, flat, row, chunks, same, turned, again = run(x)
+    assert same.data_ptr() == x.data_ptr() and turned.data_ptr() == x.data_ptr()
+    a.zero_()
+    assert not flat.any() and not row.any() and not chunks[1].any() and not again.any()
+    agree(fn, [x])
+
+
+def test_results_stay_as_they_were():
+    run = compiled(lambda x: ((x + 1).exp(), x.sum(0)), Seen())
+    kept = [(run(torch.full((300, 400), float(n))), n) for n in range(4)]
+    for (big, column), n in kept:
+        assert torch.allclose(big, torch.full((300, 400), n + 1.0).exp()) and torch.allclose(column, torch.full((400,), 300.0 * n))
+
+
+def large(bytes_needed: int):
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return pytest.mark.skipif(free < bytes_needed, reason="not enough memory")
+
+
+@large(8 << 30)
+def test_more_elements_than_31_bits_count():
+    size = 2**31 + 37
+    x = torch.zeros(size, dtype=torch.int8)
+    x[-1], x[2**31 + 3] = 5, -2
+    run = compiled(lambda x: (x.amax(), x.amin(), x.argmax(), x[-40:] * 2, (x != 0).sum()), Seen())
+    top, low, where, end, count = run(x)
+    assert (top.item(), low.item(), where.item(), count.item()) == (5, -2, size - 1, 2) and end[-1].item() == 10 and end[6].item() == -4
+    gc.collect()
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("fn", [lambda x, i: x[i] * 2, lambda x, i: x.index_select(0, i) + 1, lambda x, i: F.embedding(i, x) * 2,
+                                lambda x, i: x.gather(0, i[:, None]) - 1, lambda x, i: x.index_add(0, i, x[:3]), lambda x, i: F.pad(x, (1, 1))[i]],
+                         ids=["index", "index_select", "embedding", "gather", "index_add", "padded"])
+@pytest.mark.parametrize("bad", [9, 2**40, -10])
+def test_an_index_out_of_range_raises(fn, bad):
+    run = kernel(fn)
+    x = torch.randn(9, 4)
+    run(x, torch.tensor([0, 1, 8]))
+    with pytest.raises(IndexError, match="test_killers.py"):
+        run(x, torch.tensor([0, bad, 1]))
+    run(x, torch.tensor([2, 3, 4]))
+
+
+@pytest.mark.parametrize("fn", [lambda x, y: x // y, lambda x, y: x % y, lambda x, y: torch.div(x, y, rounding_mode="trunc"), torch.fmod])
+def test_integer_division_by_zero_raises(fn):
+    run = kernel(lambda x, y: fn(x, y) + 1)
+    x, y = torch.arange(-20, 21), torch.full((41,), 3)
+    torch.testing.assert_close(run(x, y), fn(x, y) + 1)
+    y[17] = 0
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        run(x, y)
+
+
+def test_the_least_integer_over_minus_one_does_not_trap():
+    least = torch.tensor([-2**31] * 20, dtype=torch.int32)
+    run = compiled(lambda x, y: (x // y, x % y), Seen())
+    run(least, torch.full((20,), -1, dtype=torch.int32))
+
+
+# -- accuracy ----------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("shape, dim", [((1, 3_000_000), 1), ((3_000_000, 2), 0), ((3_000_000,), 0)])
+def test_large_sums_keep_their_digits(shape, dim):
+    x = torch.rand(shape)
+    exact = x.double().sum(dim)
+    got = compiled(lambda x: x.sum(dim), Seen())(x)
+    assert ((got.double() - exact).abs() / exact).max() < 1e-6
+    exact = x.double().var(dim)
+    got = compiled(lambda x: x.var(dim), Seen())(x)
+    assert ((got.double() - exact).abs() / exact).max() < 1e-5
+
+
+def test_a_bfloat16_sum_is_carried_wide():
+    x = torch.ones(100_000, dtype=torch.bfloat16)
+    assert compiled(lambda x: (x * 1.0).sum(dtype=torch.float32), Seen())(x).item() == 100_000
+
+
+# -- callers -----------------------------------------------------------------------------------------------------------------
+def test_several_threads_call_one_function():
+    def fn(x, i):
+        return (x * 2).softmax(1), x.sum(0), x[i].cumsum(0)
+    run = compiled(fn, Seen())
+    given = [(torch.randn(200, 300) + n, torch.randint(0, 200, (50,))) for n in range(6)]
+    run(*given[0])
+    wrong: list = []
+
+    def work(x, i):
+        for _ in range(20):
+            for got, want in zip(run(*twins([x, i])), fn(x, i)):
+                if not torch.allclose(got, want, rtol=1e-4, atol=1e-4):
+                    wrong.append((got, want))
+    threads = [threading.Thread(target=work, args=g) for g in given]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_goes_on():
+    run = compiled(lambda x: (x.exp().sum(1), x + 1), Seen())
+    x = torch.randn(500, 400)
+    want = run(x)[0]
+    child = os.fork()
+    if not child:
+        os._exit(0 if torch.allclose(run(x)[0], want) else 1)
+    for _ in range(600):
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            break
+        threading.Event().wait(0.1)
+    else:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+        pytest.fail("the child hangs")
+    assert status == 0
