@@ -3,7 +3,8 @@
 An input receives `n` (a Write). The kernel of n's group may store n straight into the input's memory when nobody can see the difference:
 
     the group is pointwise, all that it stores has n's axes, and it reads the input at n's own coordinates, before n is stored
-    nobody outside the group reads n, no later step reads the input, and n is no result of the program and written nowhere else
+    nobody outside the group reads n, no later step reads the input, and n is no result of the program and written nowhere else;
+    no opaque call is handed the input: what it returns may be a view of it
 """
 from __future__ import annotations
 
@@ -21,13 +22,16 @@ def written_in_place(graph: Graph, steps: tuple, stores: dict) -> dict[Compute, 
     for i, s in enumerate(steps):
         for n in s.nodes() if isinstance(s, Group) else (s,):
             last_read.update((r, i) for r in reads(n))
+    handed = {r for s in steps if not isinstance(s, Group) for r in reads(s)}
     results = {o.node for o in graph.outputs if isinstance(o, View)}
     sources = Counter(w.source.node for w in graph.writes)
     targets = Counter(w.target for w in graph.writes)
     found: dict[Compute, Input] = {}
     for w in graph.writes:
         n, at = w.source.node, position.get(w.source.node)
-        if at is None or not isinstance(steps[at], Group) or n in results or sources[n] > 1 or targets[w.target] > 1 or not _same_memory(w):
+        if at is None or not isinstance(steps[at], Group) or not _same_memory(w):
+            continue
+        if n in results or w.target in handed or sources[n] > 1 or targets[w.target] > 1:
             continue
         if max(last_read.get(w.target, at), last_read.get(n, at)) <= at and _in_step(steps[at], stores[steps[at]], n, w.target):
             found[n] = w.target
