@@ -98,7 +98,8 @@ def test_a_value_is_rounded_before_it_is_compared_picked_quantised_or_used_as_an
 
     def fn(x, y):
         p = x * y * 8
-        return p > 2, p == p.round(), p.argmax(1), p.to(torch.int32), p.floor(), table[(p.clamp(-5, 5) + 6).long()], torch.sign(x * y - 0.5), p.max(1)[1]
+        picked = table[(p.clamp(-5, 5) + 6).long()]
+        return p > 2, p == p.round(), p.argmax(1), p.to(torch.int32), p.floor(), picked, torch.sign(x * y - 0.5), p.max(1)[1]
     eager_p = (x.float() * y.float() * 8).bfloat16()       # one rounding: of the value that is looked at
     got = compiled(fn)(x, y)
     want = (eager_p > 2, eager_p == eager_p.round(), eager_p.argmax(1), eager_p.to(torch.int32), eager_p.floor())

@@ -281,6 +281,11 @@ def masked_fill(b, x: Tensor, mask: Tensor, value) -> Tensor:
     return pointwise(b, lambda p, v: where(hidden, v, p), x, value, wide=False)
 
 
+@register(torch.ops.prims.fma.default)
+def fma(b, x, y, z) -> Tensor:
+    return pointwise(b, lambda p, q, r: p * q + r, x, y, z)
+
+
 # -- copies and casts --------------------------------------------------------------------------------------------------
 @register(aten.clone.default)
 def clone(b, x: Tensor, memory_format=None) -> Tensor:

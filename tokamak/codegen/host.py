@@ -67,7 +67,10 @@ class _Translation:
         steps: list[Step] = []
         for s in self.plan.steps:
             steps += self._kernel(s) if isinstance(s, Group) else [self._call(s)]
-        steps += [Copy(Ref(self.names[w.target]), self.value(w.source)) for w in graph.writes]
+        steps += [Copy(Ref(self.names[w.target]), self.value(w.source)) for w in graph.writes if w.source.node not in self.plan.inplace]
+        if self.plan.inplace:
+            written = tuple(Ref(n.name) for n in self.plan.inplace.values())
+            steps.append(Call(torch.autograd.graph.increment_version, (written,), {}, (), False, "autograd counts how often a tensor is written"))
         steps.append(Return(tuple(self.value(o) for o in graph.outputs)))
         lets = [Let(k, text) for k, text in graph.sizes.items() if k != text]
         constants = {self.names[n]: t for n, t in self.constants.items()}
@@ -87,14 +90,15 @@ class _Translation:
                 self.results.setdefault(node.opaque, {})[node.position] = node
         for s in self.plan.steps:
             for node in self.plan.stores.get(s, ()) if isinstance(s, Group) else ():
-                self.names[node] = _fresh(self.graph.origin(node).name or "t", taken)
+                into = self.plan.inplace.get(node)
+                self.names[node] = into.name if into is not None else _fresh(self.graph.origin(node).name or "t", taken)
 
     # -- kernels ---------------------------------------------------------------------------------------------------------
     def _kernel(self, g: Group) -> list[Step]:
         made = self.built[g]
         outputs = {o.node for o in self.graph.outputs if isinstance(o, View)}
         steps: list[Step] = [Alloc(self.names[n], self.node_spec(n), self.text(span(n)), "output" if n in outputs else "temp")
-                             for n in self.plan.stores[g]]
+                             for n in self.plan.stores[g] if n not in self.plan.inplace]
         first = len(self.errors)
         for kind, where in made.kernel.errors:
             cls, message = ERRORS[kind]

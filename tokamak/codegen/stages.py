@@ -12,7 +12,7 @@ from ..fuse.legal import Roles
 from ..fuse.plan import Plan
 from ..fuse.reason import Decision, Reason
 from ..ir.graph import reads
-from ..schedule.body import Body, body, coalesce
+from ..schedule.body import Body, Memory, body, coalesce
 from ..schedule.schedule import Schedule, choose
 from .c import render
 from .host import Built
@@ -38,6 +38,8 @@ class Lowered:
 def schedule_plan(plan: Plan, target) -> Scheduled:
     """Body and schedule for every group of `plan`."""
     hints, memories = estimates(plan.graph, target), {}
+    for node, into in plan.inplace.items():
+        memories[node] = memories[into] = Memory(into, into.dtype)
     return Scheduled(plan, {g: _schedule(g, plan, target, hints, memories) for g in plan.steps if isinstance(g, Group)})
 
 
@@ -82,7 +84,8 @@ def taken_apart(plan: Plan, g: Group, why: str, target) -> tuple[Plan, list[Grou
     inside = set(g.nodes())
     decisions = tuple(Decision(d.producer, d.consumer, Reason("loop_tree", "infeasible", why), d.bytes)
                       if d.reason is None and d.consumer in inside and d.producer in inside else d for d in plan.decisions)
-    return Plan(plan.graph, tuple(steps), stores, roles, decisions), parts
+    inplace = {n: into for n, into in plan.inplace.items() if n not in inside}
+    return Plan(plan.graph, tuple(steps), stores, roles, decisions, inplace), parts
 
 
 _PLACEHOLDER = "tk_kernel"

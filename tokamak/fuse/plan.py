@@ -5,7 +5,7 @@ bytes that joining saves. Every producer -> consumer edge that ends in two kerne
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
 from ..ir.expr import Load, Reduce, Scan, walk
@@ -14,6 +14,7 @@ from .axes import Group, Member, Unifier, singleton
 from .cost import GRAIN, best_roles, contiguous_axis, estimates, node_bytes, parallelism, pinned_nodes, row_bytes, weight
 from .legal import Roles
 from .inline import inline
+from .inplace import written_in_place
 from .reason import Decision, Reason
 from .recompute import recomputed
 
@@ -22,12 +23,14 @@ LARGEST = 24        # members of one group: beyond, kernels stop compiling quick
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """`steps` in running order: Group or Opaque. `stores[group]`: the nodes of the group that get memory. `roles[group]`: its parallel axes."""
+    """`steps` in running order: Group or Opaque. `stores[group]`: the nodes of the group that get memory. `roles[group]`: its parallel axes.
+    `inplace`: stored nodes whose memory is that of an input which receives them."""
     graph: Graph
     steps: tuple
     stores: dict
     roles: dict
     decisions: tuple[Decision, ...]
+    inplace: dict = field(default_factory=dict)
 
 
 ROUNDS = 3          # plans at most: each moves values into readers for which computing them again is cheaper, and plans anew
@@ -219,8 +222,9 @@ class _Planner:
             if isinstance(g, Group):
                 inside = set(g.nodes())
                 stores[g] = tuple(n for n in g.nodes() if n in self.pinned or any(r not in inside for r in self.readers[n]))
-        return Plan(self.graph, tuple(self._order(groups)), stores, {g: self.roles[g] for g in groups if isinstance(g, Group)},
-                    tuple(self._decisions()))
+        steps = tuple(self._order(groups))
+        return Plan(self.graph, steps, stores, {g: self.roles[g] for g in groups if isinstance(g, Group)}, tuple(self._decisions()),
+                    written_in_place(self.graph, steps, stores))
 
     def _order(self, groups) -> list:
         """Steps so that producers run first; among those ready the one that stands first in the graph."""

@@ -1,7 +1,6 @@
 """Element types of the language.
 
-A DType is a frozen value; there is one object a type, so `is` compares. `acc` is the type in which sums and 16-bit arithmetic are carried
-(DESIGN section 4: 16-bit values compute in fp32).
+A DType is a frozen value; there is one object a type, so `is` compares. Arithmetic on 16-bit floats is carried in f32 (`compute_type`).
 """
 from __future__ import annotations
 

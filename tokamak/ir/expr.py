@@ -7,7 +7,7 @@ Expressions are immutable, interned (equal ones are one object: `is` compares, m
 `free` is the set of Axis atoms an expression depends on, with those bound by a Reduce taken out.
 
 Numbers: a Cast with `implicit=True` is the rounding of an operation's own 16-bit result: policy `fast` may drop it when the value is not stored;
-a Cast that the user wrote always rounds (DESIGN section 4).
+a Cast that the user wrote always rounds.
 """
 from __future__ import annotations
 

@@ -222,7 +222,8 @@ def memory_operations(record: GraphRecord, recomputed: frozenset[str] = frozense
     after = sum((Memory(1, len(k.reads) + len(k.writes), k.bytes) for k in kernels(record)), Memory())
     after = sum((Memory(1, o.reads + o.writes, o.bytes) for o in opaques(record) if o.reads + o.writes), after)
     graph = plan_of(record).graph
-    return before, sum((Memory(1, 2, 2 * node_bytes(w.target, Hints(graph.hints))) for w in graph.writes), after)
+    copied = [w for w in graph.writes if w.source.node not in plan_of(record).inplace]
+    return before, sum((Memory(1, 2, 2 * node_bytes(w.target, Hints(graph.hints))) for w in copied), after)
 
 
 def recomputed_calls(record: GraphRecord, others) -> frozenset[str]:

@@ -1,0 +1,103 @@
+"""Mutated inputs: the kernel that computes the new value writes it where the input lies, when nobody can see the difference."""
+import pytest
+import torch
+
+import tokamak
+from tokamak.runtime.program import Alloc, Copy
+from tokamak.tools.record import Recorder
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+def steps_of(fn, *args, calls: int = 2) -> list:
+    """The program's steps of `fn`, whose results and mutated arguments are eager's over some calls."""
+    recorder = Recorder()
+    mine, theirs = [a.clone() for a in args], [a.clone() for a in args]
+    compiled = tokamak.compile(fn, strict=True, recorder=recorder, cache_dir="")
+    for _ in range(calls):
+        torch.testing.assert_close(compiled(*mine), fn(*theirs))
+        for a, b in zip(mine, theirs):
+            torch.testing.assert_close(a, b)
+            assert a._version > 0 or b._version == 0
+    return [s for g in recorder.graphs for s in g.values["program"].steps]
+
+
+def count(steps, kind) -> int:
+    return sum(isinstance(s, kind) for s in steps)
+
+
+def adam(p, g, m, v):
+    m.mul_(0.9).add_(g, alpha=0.1)
+    v.mul_(0.999).addcmul_(g, g, value=0.001)
+    p.sub_(0.01 * m / (v.sqrt() + 1e-8))
+
+
+@pytest.mark.parametrize("shape", [(1000,), (33, 17), (1,)])
+def test_adam_runs_in_place(shape):
+    p, g, m = (torch.randn(shape) for _ in range(3))
+    steps = steps_of(adam, p, g, m, torch.rand(shape))
+    assert count(steps, Copy) == 0 and count(steps, Alloc) == 0
+
+
+def test_an_old_value_read_at_other_places_is_kept():
+    def fn(x):
+        x.copy_(x.flip(0) + 1)
+    assert count(steps_of(fn, torch.randn(100, 3)), Copy) == 1
+
+
+def test_an_old_value_that_is_read_later_is_kept():
+    def fn(x, w):
+        old = x.clone()
+        x.mul_(2)
+        return torch.cumsum(old, 0) + w
+    steps_of(fn, torch.randn(64), torch.randn(64))
+
+
+def test_a_result_of_the_program_has_memory_of_its_own():
+    def fn(x):
+        x.add_(1)
+        return x * 1, x + 0
+    x = torch.randn(100)
+    steps_of(fn, x)
+    torch._dynamo.reset()
+    outs = tokamak.compile(fn, strict=True)(x)
+    before = [o.clone() for o in outs]
+    x.zero_()
+    torch.testing.assert_close(list(outs), before)
+
+
+def test_swapped_inputs():
+    def fn(x, y):
+        old = x.clone()
+        x.copy_(y + 1)
+        y.copy_(old * 2)
+    steps_of(fn, torch.randn(200), torch.randn(200))
+
+
+def test_a_saved_tensor_that_is_written_is_noticed():
+    p = torch.randn(50, requires_grad=True)
+    loss = (p * p).sum()
+
+    @tokamak.compile
+    def step(t):
+        t.add_(1)
+    with torch.no_grad():
+        step(p)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_inference_tensors():
+    with torch.inference_mode():
+        x = torch.randn(50)
+        want = x + 1
+
+        @tokamak.compile
+        def step(t):
+            t.add_(1)
+        step(x)
+        torch.testing.assert_close(x, want)

@@ -1,0 +1,73 @@
+"""Which mutated inputs a kernel may write itself, while it computes the new value (an optimizer's step), instead of a copy at the end.
+
+An input receives `n` (a Write). The kernel of n's group may store n straight into the input's memory when nobody can see the difference:
+
+    the group is pointwise, all that it stores has n's axes, and it reads the input at n's own coordinates, before n is stored
+    nobody outside the group reads n, no later step reads the input, and n is no result of the program and written nowhere else;
+    no opaque call is handed the input: what it returns may be a view of it
+"""
+from __future__ import annotations
+
+from collections import Counter
+
+from ..ir.expr import Load, walk
+from ..ir.graph import Compute, Graph, Input, View, Write, reads
+from .axes import Group, Member, fold_of
+
+
+def written_in_place(graph: Graph, steps: tuple, stores: dict) -> dict[Compute, Input]:
+    """Stored node -> the input in whose memory it is stored. `steps` in running order."""
+    position = {n: i for i, s in enumerate(steps) for n in (s.nodes() if isinstance(s, Group) else (s,))}
+    last_read: dict = {}
+    for i, s in enumerate(steps):
+        for n in s.nodes() if isinstance(s, Group) else (s,):
+            last_read.update((r, i) for r in reads(n))
+    handed = {r for s in steps if not isinstance(s, Group) for r in reads(s)}
+    results = {o.node for o in graph.outputs if isinstance(o, View)}
+    sources = Counter(w.source.node for w in graph.writes)
+    targets = Counter(w.target for w in graph.writes)
+    found: dict[Compute, Input] = {}
+    for w in graph.writes:
+        n, at = w.source.node, position.get(w.source.node)
+        if at is None or not isinstance(steps[at], Group) or not _same_memory(w):
+            continue
+        if n in results or w.target in handed or sources[n] > 1 or targets[w.target] > 1:
+            continue
+        if max(last_read.get(w.target, at), last_read.get(n, at)) <= at and _in_step(steps[at], stores[steps[at]], n, w.target):
+            found[n] = w.target
+    return found
+
+
+def _same_memory(w: Write) -> bool:
+    """The new value has the input's elements in the input's order, each once."""
+    n, target = w.source.node, w.target
+    layout = all(a is b and a is c or e == 1 for a, b, c, e in zip(w.source.strides, n.strides, target.strides, n.shape))
+    return (w.source.shape == n.shape == target.shape and w.source.offset == 0 and layout and n.dtype is target.dtype and n.device == target.device
+            and not any(s == 0 and e != 1 for s, e in zip(target.strides, target.shape)))
+
+
+def _in_step(group: Group, stored: tuple, node: Compute, target: Input) -> bool:
+    """Every element of `target` that an iteration of the group reads is the one that it then writes, and it reads it before."""
+    own = next(m for m in group.members if m.node is node)
+    if any(not isinstance(m.node, Compute) or fold_of(m.expr) is not None or m.free != own.free for m in group.members):
+        return False
+    loads = [e for m in group.members for e in walk(*m.roots()) if isinstance(e, Load) and e.node is target]
+    if any(e.index != own.dims or e.guard is not None for e in loads):
+        return False
+    readers = [m.node in stored and _needs(group, m, target) for m in group.members]
+    return not any(readers[group.members.index(own) + 1:]) or any(readers[:group.members.index(own) + 1])
+
+
+def _needs(group: Group, member: Member, target: Input) -> bool:
+    """Does `member` depend on `target`, directly or through other members?"""
+    owner = {m.node: m for m in group.members}
+    stack, seen = [member], set()
+    while stack:
+        m = stack.pop()
+        if m not in seen:
+            seen.add(m)
+            made = [e.node for e in walk(*m.roots()) if isinstance(e, Load)]
+            if target in made:
+                return True
+            stack += [owner[n] for n in made if n in owner]
+    return False
