@@ -1,11 +1,13 @@
 """Training steps of whole models under eager and tokamak: right, in how many kernels, how fast, in how much memory.
 
     python -m benchmarks.models [--models bert gpt2 ...] [--size small | medium] [--width N] [--layers N] [--batch N] [--length N] [--image N]
-                                [--channels X] [--depth X] [--attention sdpa | eager] [--bf16] [--channels-last] [--steps N] [--no-memory] [--json FILE]
+                                [--channels X] [--depth X] [--attention sdpa | eager] [--bf16] [--channels-last] [--steps N]
+                                [--no-memory] [--json FILE]
 
-Sizes are of `tests/models/zoo.py`: `small` is what the tests run, `medium` large enough that activations outweigh everything else. Errors are against the
-same step in float64, in units of what the tests allow (1: as far as allowed). Peak memory: each side in a process of its own; the first step captures and
-builds, then everything idle is given back, and over the next steps the highest resident size is taken, less the resident size before them.
+Sizes are of `tests/models/zoo.py`: `small` is what the tests run, `medium` large enough that activations outweigh everything else. Errors are
+against the same step in float64, in units of what the tests allow (1: as far as allowed). Peak memory: each side in a process of its own; the
+first step captures and builds, then everything idle is given back, and over the next steps the highest resident size is taken, less the resident
+size before them.
 """
 from __future__ import annotations
 

@@ -302,7 +302,8 @@ class Capture:
         """`copy_` into an input: a Write. AOTAutograd puts these at the end of the graph."""
         target, source = args[0], args[1]
         spot = strided(target) if isinstance(target, Tensor) else None
-        whole = spot is not None and spot.shape == spot.node.shape and all(x is y or e == 1 for x, y, e in zip(spot.strides, spot.node.strides, spot.shape))
+        whole = spot is not None and spot.shape == spot.node.shape and \
+            all(x is y or e == 1 for x, y, e in zip(spot.strides, spot.node.strides, spot.shape))
         if not whole or not isinstance(spot.node, Input):
             raise Unsupported("copy_ into something that is no whole input")
         into = spot.node
