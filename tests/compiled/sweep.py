@@ -30,7 +30,7 @@ def main() -> int:
     with ThreadPoolExecutor(args.shards) as pool:
         for rows in pool.map(lambda i: shard(chosen[i::args.shards]), range(args.shards)):
             found += rows
-    text = table(found)
+    text = table(found, " ".join(sys.argv[1:]))
     failed = [r for r in found if r["failed"]]
     if args.table:
         Path(args.table).write_text(text)
@@ -94,7 +94,7 @@ def show(row: dict) -> None:
         print(f"FAILED {row['name']} {row['dtype']} {sample}: {what}", flush=True)
 
 
-def table(rows: list[dict]) -> str:
+def table(rows: list[dict], arguments: str) -> str:
     """The outcomes by operator, as Markdown."""
     by_op: dict[str, list[dict]] = defaultdict(list)
     for r in rows:
@@ -102,7 +102,7 @@ def table(rows: list[dict]) -> str:
     kinds: dict[str, list] = {"failed": [], "compiled": [], "partly opaque": [], "opaque": [], "not run": []}
     for name, found in sorted(by_op.items()):
         kinds[kind(found)].append((name, found))
-    out = ["# Operators", "", "Made by `python -m tests.compiled.sweep --table docs/operators.md`: torch's operator database through the compiler, against eager.", ""]
+    out = ["# Operators", "", f"Made by `python -m tests.compiled.sweep {arguments}`: torch's operator database through the compiler, against eager.", ""]
     out += ["| | operators |", "|---|---|", *(f"| {k} | {len(v)} |" for k, v in kinds.items())]
     for k, found in kinds.items():
         if not found:
