@@ -12,8 +12,9 @@ from ..ir.index import Axis, FloorDiv, Index, Max, Min, Mod
 from .c_memory import register
 from .c_ops import c_op, can_fail
 from .c_prelude import fragments_in, pieces
-from .kernel import (BLOCK, Accumulator, Buffer, Convert, Fetch, Finish, Fold, IndexValue, Kernel, Let, Loop, Partial, PartialRead,
+from .kernel import (BLOCK, ROWS, Accumulator, Buffer, Convert, Fetch, Finish, Fold, IndexValue, Kernel, Let, Loop, Partial, PartialRead,
                      PartialUpdate, Phase, Prefix, RandomValue, Read, Splat, Tile, Write)
+from .scope import literal
 
 TICKETS = 16            # shares of a kernel with partial results
 NO_MEMORY = "((int64_t)1 << 62)"       # the error of a kernel that could not have its scratch memory
@@ -92,7 +93,6 @@ class Printer:
         return out
 
     def _phase(self, p: Phase, number: int) -> str:
-        self.vector = p.vector
         self.flushed |= {a for loop in loops_of((*p.once, *p.body)) for a in loop.flush}
         lines: list[str] = []
         extents = [(self.k.axes[a], self.index(e)) for a, e in p.parallel]
@@ -187,26 +187,32 @@ class Printer:
         return self._plain_loop(loop, v, low, high, step)
 
     def _tiled_loop(self, loop: Loop, v: str, low: str, high: str) -> list[str]:
-        """A loop in pieces of W steps, each with its tiles filled first."""
-        lanes = self.k.lanes
-        out = [f"{t.dtype.c} {t.name}[{lanes * t.width}] __attribute__((aligned(64)));" for t in loop.tiles]
-        out.append(f"for (int64_t c{v} = {low}; c{v} < {high}; c{v} += {lanes}) {{ const int64_t d{v} = tk_min(c{v} + {lanes}, {high});")
-        for t in loop.tiles:
-            out += self._fill(t, loop.axis, v)
-        return [*out, *("  " + x for x in self._plain_loop(loop, v, f"c{v}", f"d{v}", 1)), "}"]
+        """A loop around one vector loop, turned inside out: pieces of ROWS steps inside the vector loop, each with its tiles filled first."""
+        inner = next(s for s in loop.items if isinstance(s, Loop))
+        body = Loop(loop.axis, loop.low, loop.high, False, [x for s in loop.items for x in (s.items if s is inner else [s])])
+        x, start, end = self.k.axes[inner.axis], self.index(inner.low), self.index(inner.high)
+        rows = lambda: [y for t in loop.tiles for y in self._fill(t, loop.axis, v)] + self._plain_loop(body, v, f"c{v}", f"d{v}", 1)
+        out = [f"{t.dtype.c} {t.name}[{ROWS} * W] __attribute__((aligned(64)));" for t in loop.tiles]
+        out += [f"for (int64_t c{v} = {low}; c{v} < {high}; c{v} += {ROWS}) {{ const int64_t d{v} = tk_min(c{v} + {ROWS}, {high}); int64_t {x} = {start};",
+                f"  for (; {x} + W <= {end}; {x} += W) {{", *("    " + y for y in rows()), "  }"]
+        self.tail = True
+        out += [f"  if ({x} < {end}) {{ const int64_t n = {end} - {x};", *("    " + y for y in rows()), "  }", "}"]
+        self.tail = False
+        return out
 
     def _fill(self, t: Tile, axis: Axis, v: str) -> list[str]:
-        x = self.k.axes[self.vector]
         self.renamed = {axis: f"c{v}"}
         p, step = self._pointer(t.memory, t.address), self.index(t.step)
         self.renamed = {}
-        out = [f"  for (int64_t {x} = b0; {x} < b1; {x} += W) {{ const {t.dtype.c} *s = {p}; {t.dtype.c} *d = {t.name} + ({x} - b0);"]
-        if t.dtype.bytes in (4, 8) and not t.dtype.is_half:
+        lanes, ctype = "n" if self.tail else "W", t.dtype.c
+        out = [f"{{ const {ctype} *s = {p}; int64_t j = 0;"]
+        if t.dtype.bytes in (4, 8) and not self.tail:
             reg = register(t.dtype)
-            out += [f"    if ({x} + W <= b1 && d{v} - c{v} == W) {{ {reg} r[W];",
-                    f"      for (int k = 0; k < W; k++) r[k] = load_{t.dtype}(s + k * {step});",
-                    f"      transpose_{t.dtype.bytes * 8}((void *)r); for (int k = 0; k < W; k++) store_{t.dtype}(d + k * {t.width}, r[k]); continue; }}"]
-        out.append(f"    for (int64_t k = 0; k < tk_min(W, b1 - {x}); k++) for (int64_t j = 0; j < d{v} - c{v}; j++) d[j * {t.width} + k] = s[k * {step} + j]; }}")
+            out += [f"  for (; j + W <= d{v} - c{v}; j += W) {{ {reg} r[W];",
+                    f"    for (int k = 0; k < W; k++) r[k] = load_{t.dtype}(s + k * {step} + j);",
+                    f"    transpose_{t.dtype.bytes * 8}((void *)r);",
+                    f"    for (int k = 0; k < W; k++) store_{t.dtype}({t.name} + (j + k) * W, r[k]); }}"]
+        out.append(f"  for (int64_t k = 0; k < {lanes}; k++) for (int64_t i = j; i < d{v} - c{v}; i++) {t.name}[i * W + k] = s[k * {step} + i]; }}")
         return out
 
     def _plain_loop(self, loop: Loop, v: str, low: str, high: str, step: int) -> list[str]:
@@ -328,7 +334,7 @@ class Printer:
         return f"({a} {'|' if monoid == 'any' else '&'} {b})"
 
     def _neutral(self, monoid: str, d: DType) -> str:
-        return self._splat(Splat("", d, _number(ops.identity(monoid, d), d))).split("= ", 1)[1].rstrip(";")
+        return self._splat(Splat("", d, literal(ops.identity(monoid, d), d))).split("= ", 1)[1].rstrip(";")
 
     def _accumulator(self, a: Accumulator) -> str:
         text = f"{register(a.dtype)} {a.var} = {self._neutral(a.monoid, a.dtype)};"
@@ -394,7 +400,7 @@ class Printer:
         slot, kept = self.partial_slot[q], _kept(q)
         c = stored_type(kept)
         size = self.index(q.size)
-        one = {"inf": "__builtin_inf()", "-inf": "-__builtin_inf()"}.get(_number(ops.identity(q.monoid, kept), kept), _number(ops.identity(q.monoid, kept), kept))
+        one = {"inf": "__builtin_inf()", "-inf": "-__builtin_inf()"}.get(literal(ops.identity(q.monoid, kept), kept), literal(ops.identity(q.monoid, kept), kept))
         one = "(-9223372036854775807 - 1)" if one == str(-(2**63)) else one
         out = [f"{c} *{q.name} = ({c} *)job->partial[{slot}] + ticket * ({size} + W);", f"for (int64_t z = 0; z < {size}; z++) {q.name}[z] = {one};"]
         if q.monoid.startswith("arg"):
@@ -455,11 +461,6 @@ def _kept(q: Partial) -> DType:
 
 def stored_type(d: DType) -> str:
     return "float" if d.is_half else d.c
-
-
-def _number(value, d: DType) -> str:
-    from .lower import _literal
-    return _literal(value, d)
 
 
 def loops_of(items):

@@ -29,7 +29,8 @@ class Param:
 @dataclass
 class Loop:
     """`axis` over `low` .. `high` - 1 (texts are Index). `vector`: a register at a time, ragged end included. `flush`: accumulators whose f32 part moves
-    into their f64 part after every `BLOCK` steps (error stays that of short sums). `tiles`: filled anew for every `lanes` steps."""
+    into their f64 part after every `BLOCK` steps (error stays that of short sums). `tiles`: then the loop runs in
+    pieces of ROWS steps inside its vector loop, with the tiles filled before each piece."""
     axis: Axis
     low: Index
     high: Index
@@ -41,14 +42,13 @@ class Loop:
 
 @dataclass(frozen=True)
 class Tile:
-    """A piece of memory turned round: `rows` steps of the loop it belongs to, by one block of the vector axis, filled before those steps run.
-    `address` is that of the first element; `step` lies between elements along the vector axis, which are one apart along the loop's axis."""
+    """A piece of memory turned round: ROWS steps of the loop it belongs to by one register of the vector axis. `address` is that of the first element;
+    elements are `step` apart along the vector axis and one apart along the loop's axis."""
     name: str
     memory: str
     dtype: DType
     address: Index
     step: Index
-    width: int
 
 
 @dataclass(frozen=True)
@@ -228,4 +228,5 @@ class Kernel:
     sources: dict = field(default_factory=dict)       # register -> the Expr that it holds: for people, no part of the text
 
 
+ROWS = 128              # steps of a loop that read one tile: long enough stretches of each line, all lines of a tile in the first-level cache
 BLOCK = 128             # steps after which an f32 sum moves into f64

@@ -17,7 +17,8 @@ from ..schedule.schedule import Schedule, choose
 from .c import render
 from .host import Built
 from .kernel import Kernel
-from .lower import Unschedulable, lower
+from .lower import lower
+from .scope import Unschedulable
 
 
 @dataclass(frozen=True, eq=False)

@@ -71,7 +71,7 @@ def choose(b: Body, hints: Hints, target) -> Schedule:
 
 LANE_SCANS = ("sum", "prod", "max", "min")      # what a register's lanes can be scanned with
 UNROLL = 8              # a window's extent up to which its loop is written with a constant trip count
-TILE = 256              # elements of a block that is read across its lines: their lines stay in the first-level cache until all of them is used
+TILE = 1024             # elements of the vector axis that a piece of a transposed read sweeps over: stretches of whole pages
 BLOCK = 4096            # elements of a pointwise block: long enough to hide loop overhead, short enough to share out evenly
 
 BLOCKS = (1024, 256, 64)        # elements of a block of columns: few sizes, since each is a kernel of its own

@@ -1,0 +1,282 @@
+"""Expressions into statements: each sub-expression is computed once, in the outermost loop in which its axes are known (`Block.memo`)."""
+from __future__ import annotations
+
+from ..ir.dtype import BOOL, I64, compute_type
+from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Random, Reduce, Scalar, Scan
+from ..ir.index import Axis, Fetch as FetchAtom, FloorDiv, Index, Max, Min, Mod, Size, as_index, positive, substitute
+from ..schedule.body import Memory
+from .kernel import (Buffer, Convert, Fetch, IndexValue, Let, PartialRead, RandomValue, Read, Splat, Write)
+from .scope import Block, Entry, Named, Unschedulable, all_atoms, literal, varies
+
+
+class Emitter:
+    """Emits expressions into the blocks of one phase. `names` gives registers, parameters and kernel integers; `p` are the parallel axes, the vector
+    axis among them when it is cut into blocks; `partial_of`: folds whose partial results are complete; `buffered`: values kept in a row buffer."""
+
+    def __init__(self, names, parallel, vector: Axis | None, block: int | None, partial_of: dict):
+        self.low, self.parallel, self.vector, self.block = names, tuple(parallel), vector, block
+        self.p = frozenset(parallel) | (frozenset((vector,)) if block else frozenset())
+        self.partial_of = partial_of                    # fold -> (its Partial, the axes of its copies), complete
+        self.buffers: list[Buffer] = []
+        self.buffered: dict[Expr, Buffer] = {}
+        self.once = Block([], frozenset())
+        self.root = Block([], frozenset(parallel), self.once, 0)
+
+    def _inner(self, axes) -> list[Axis]:
+        """The axes that need a loop inside an iteration, outermost first."""
+        found = [a for a in axes if a not in self.p or a is self.vector]
+        order = {a: i for i, a in enumerate(self.low.s.order)}
+        return sorted(found, key=lambda a: (a is self.vector, order.get(a, -1), a.id))
+
+    def _loop_axes(self, e: Expr) -> list[Axis]:
+        return self._inner(e.free)
+
+    def _under(self, block: Block | None, root: Block) -> bool:
+        while block is not None:
+            if block is root:
+                return True
+            block = block.parent
+        return False
+
+    def _buffer_spot(self, e: Expr) -> tuple[Index, Index, str]:
+        """(offset, size, mode) of a buffered value."""
+        address, size = as_index(0), as_index(1)
+        for a in reversed(self._loop_axes(e)):
+            if a is self.vector and self.block:
+                address, size = as_index(a) - as_index(Size("b0")), as_index(self.block)
+            else:
+                address, size = address + as_index(a) * size, size * self.low.extent(a)
+        return address, size, "unit" if self.vector is not None and self.vector in e.free else "splat"
+
+    # -- expressions -------------------------------------------------------------------------------------------------------------
+    def _find(self, e: Expr, block: Block) -> Entry | None:
+        for b, slot in block.chain():
+            entry = b.memo.get(e)
+            if entry is not None and entry.after <= slot:
+                return entry
+        return None
+
+    def _put(self, e: Expr | None, home: Block, block: Block, statement, var: str) -> Entry:
+        """Adds `statement` to `home`, an ancestor of `block` or itself, before whatever of it encloses `block`."""
+        slot = len(home.loops)
+        b = block
+        while b is not home:
+            slot, b = b.slot, b.parent
+        if slot < len(home.loops):
+            home.items.insert(home.items.index(home.loops[slot][0]), statement)
+        else:
+            home.items.append(statement)
+        entry = Entry(var, home, slot)
+        if e is not None:
+            home.memo[e] = entry
+        return entry
+
+    def _home(self, block: Block, axes, entries=()) -> Block:
+        """The outermost block around `block` in which `axes` are open and `entries` are known."""
+        wanted = {a for a in axes}
+        best = block
+        for b, _ in block.chain():
+            if wanted <= b.open and all(self._under(b, x.home) for x in entries):
+                best = b
+            else:
+                break
+        return best
+
+    def emit(self, e: Expr, block: Block) -> Entry:
+        """The register that holds `e` in `block`, computed in the outermost block that can."""
+        entry = self._find(e, block) or self._make(e, block)
+        self.low.sources.setdefault(entry.var, e)
+        return entry
+
+    def _make(self, e: Expr, block: Block) -> Entry:
+        if e in self.partial_of:
+            return self._emit_partial(e, block)
+        buffer = self.buffered.get(e)
+        if buffer is not None:
+            return self._emit_buffered(e, buffer, block)
+        if isinstance(e, (Reduce, Scan)):
+            raise Unschedulable("a fold's result is needed in a loop that it does not reach")
+        entry = getattr(self, f"_emit_{type(e).__name__.lower()}")(e, block)
+        if e in self.buffered and self.buffered[e] is None:
+            address, size, mode = self._buffer_spot(e)
+            made = Buffer(self.low.fresh("u"), compute_type(e.dtype), size)
+            self.buffers.append(made)
+            self.buffered[e] = made
+            block.items.append(Write(made.name, made.dtype, address, mode, entry.var))
+        return entry
+
+    def _emit_buffered(self, e, buffer: Buffer, block: Block) -> Entry:
+        address, _, mode = self._buffer_spot(e)
+        var = self.low.fresh()
+        read = Read(var, buffer.name, buffer.dtype, address, mode)
+        if buffer.dtype is not compute_type(e.dtype):
+            narrow = self.low.fresh()
+            block.items.append(read)
+            return self._put(e, block, block, Convert(narrow, e.dtype, buffer.dtype, var), narrow)
+        return self._put(e, block, block, read, var)
+
+    def _emit_partial(self, e: Reduce, block: Block) -> Entry:
+        partial, axes = self.partial_of[e]
+        address, size = as_index(0), as_index(1)
+        for a in reversed(axes):
+            address, size = address + as_index(a) * size, size * self.low.extent(a)
+        unit = self.vector is not None and self.vector in axes
+        if unit and axes[-1] is not self.vector:
+            raise Unschedulable("partial results in another order")
+        names = tuple(self.low.fresh() for _ in e.args)
+        self._put(None, block, block, PartialRead(names, partial, address, "unit" if unit else "splat"), names[0])
+        for f in self.partial_of:
+            if (f.monoid, f.over, f.args) == (e.monoid, e.over, e.args):
+                block.memo[f] = Entry(names[f.component], block, len(block.loops))
+        return block.memo[e]
+
+    def _emit_const(self, e: Const, block: Block) -> Entry:
+        var = self.low.fresh()
+        return self._put(e, self.once, block, Splat(var, e.dtype, self._number(e)), var)
+
+    def _number(self, e: Const) -> str:
+        """Literal text, or a parameter for numbers that may be a size in disguise (x / 64): other sizes build no kernel."""
+        if e.value in (0, 1, -1, 2, 0.5, -0.5, -2) or e.value != e.value or e.value in (float("inf"), float("-inf")) or e.dtype is BOOL:
+            return literal(e.value, e.dtype)
+        return self.low.param("float" if e.dtype.is_float else "value", e, e, e.dtype)
+
+    def _emit_scalar(self, e: Scalar, block: Block) -> Entry:
+        var = self.low.fresh()
+        name = self.low.param("float" if e.dtype.is_float else "value", e, e, e.dtype)
+        return self._put(e, self.once, block, Splat(var, e.dtype, name), var)
+
+    def _emit_coord(self, e: Coord, block: Block) -> Entry:
+        return self._index_register(e.index, block, e)
+
+    def _index_register(self, i: Index, block: Block, key: Expr | None) -> Entry:
+        """i64 lanes of an index."""
+        low = self.low
+        v = self.vector
+        plain, terms, entries = as_index(0), [], []
+        for k, c in i.terms.items():
+            lanes = [a for a in k if not isinstance(a, Axis) and varies(a) and (v is not None and v in Index({(a,): 1}).axes() or isinstance(a, FetchAtom))]
+            if not lanes:
+                plain = plain + Index({k: c})
+                continue
+            if len(lanes) > 1:
+                raise Unschedulable("a product of computed indices")
+            entry = self._lane_atom(lanes[0], block)
+            rest = Index({tuple(a for a in k if a is not lanes[0]): c})
+            entries.append(entry)
+            terms.append((entry.var, rest))
+        step = plain.coefficient(v) if v is not None else as_index(0)
+        base = plain.without(v) if v is not None else plain
+        home = self._home(block, i.axes(), entries)
+        loops = frozenset(i.axes())
+        whole = low.integer(base, block, ("coord", i))
+        if step.terms:
+            whole = whole + low.integer(step, block, ("coord", i, "v")) * as_index(v)
+        var = low.fresh()
+        statement = IndexValue(var, whole, low.integer(step, block, ("coord", i, "v")) if v in loops else as_index(0),
+                               tuple((t, low.integer(f, block, ("coord", i, n))) for n, (t, f) in enumerate(terms)))
+        return self._put(key, home, block, statement, var)
+
+    def _lane_atom(self, a, block: Block) -> Entry:
+        """i64 register of an atom that differs between lanes."""
+        low = self.low
+        if isinstance(a, FetchAtom):
+            key = ("fetch", a)
+            found = self._find(key, block)
+            if found is None:
+                arg = self.emit(a.expr, block)
+                var = low.fresh()
+                statement = Fetch(var, arg.var, low.integer(a.bound, block, ("bound", a)), self._guard, False, self._error("index", a))
+                home = arg.home if self._guard is None else block
+                found = self._put(key if self._guard is None else None, home, block, statement, var)
+            return found
+        x = self._index_register(a.a, block, None)
+        y = self._index_register(a.b, block, None)
+        var = low.fresh()
+        name = {FloorDiv: "floordiv", Mod: "mod", Min: "min", Max: "max"}[type(a)]
+        return self._put(None, self._home(block, a.a.axes() | a.b.axes(), (x, y)), block, Let(var, name, I64, (x.var, y.var)), var)
+
+    _guard: str | None = None
+
+    def _error(self, kind: str, where) -> int:
+        self.low.errors.append((kind, where))
+        return len(self.low.errors)
+
+    def _emit_load(self, e: Load, block: Block) -> Entry:
+        guard = self.emit(e.guard, block) if e.guard is not None else None
+        other = self.emit(e.other, block) if e.guard is not None else None
+        address, mode, step, at = self._address(e.index[0], block, e.node, guard.var if guard else None)
+        if mode == "splat" and guard is not None and self.vector in e.guard.free:
+            mode = "shared"
+        var = self.low.fresh()
+        statement = Read(var, self.low.memory(e.node), e.dtype, address, mode, step, at, guard.var if guard else None, other.var if other else None)
+        entries = [x for x in (guard, other) if x is not None]
+        gathered = any(isinstance(x, FetchAtom) for x in all_atoms(e.index[0]))
+        empty = not all(positive(s) for s in e.node.node.shape)         # then it has no address, and a loop that is never entered reads it
+        home = block if gathered or empty else self._home(block, e.index[0].axes(), entries)
+        return self._put(e, home, block, statement, var)
+
+    def _address(self, i: Index, block: Block, memory: Memory, guard: str | None):
+        """(address, mode, step, register of offsets) of an access in `block`."""
+        low, v = self.low, self.vector
+        saved, self._guard = self._guard, guard
+        try:
+            i = self._with_fetched(i, block)
+            key = ("address", memory)
+            if v is None or v not in i.axes():
+                if not any(isinstance(a, FetchAtom) for a in all_atoms(i)):
+                    return low.integer(i, block, key), "splat", None, None
+            inner = [a for a in i.atoms() if not isinstance(a, Axis) and varies(a)
+                     and (isinstance(a, FetchAtom) or v in Index({(a,): 1}).axes())]
+            if not inner:
+                step = i.coefficient(v)
+                if any(k.count(v) > 1 for k in i.terms):
+                    raise Unschedulable("an address that is no linear function of the vector axis")
+                if step == 1:
+                    return low.integer(i, block, key), "unit", None, None
+                return low.integer(i, block, key), "strided", low.integer(step, block, ("step", memory)), None
+            at = self._index_register(i, block, None)
+            return as_index(0), "gather", None, at.var
+        finally:
+            self._guard = saved
+
+    def _with_fetched(self, i: Index, block: Block) -> Index:
+        """`i` with gathered indices that are equal in all lanes replaced by integers."""
+        found = {a for a in all_atoms(i) if isinstance(a, FetchAtom) and (self.vector is None or self.vector not in a.expr.free)}
+        if not found:
+            return i
+        mapping = {}
+        for a in found:
+            entry = self._find(("scalar", a), block) if self._guard is None else None
+            if entry is None:
+                arg = self.emit(a.expr, block)
+                var = self.low.fresh("f")
+                statement = Fetch(var, arg.var, self.low.integer(a.bound, block, ("bound", a)), self._guard, True, self._error("index", a))
+                home = arg.home if self._guard is None else block
+                entry = self._put(("scalar", a) if self._guard is None else None, home, block, statement, var)
+            mapping[a] = as_index(Named(entry.var))
+        return substitute(i, mapping, lambda e: e)
+
+    def _emit_op(self, e: Op, block: Block) -> Entry:
+        entries = [self.emit(a, block) for a in e.args]
+        var = self.low.fresh()
+        d = e.args[-1].dtype
+        code = ()
+        home = self._home(block, (), entries)
+        if d.is_int and e.name in ("floordiv", "truncdiv", "mod", "rem"):
+            code = (str(self._error("division", e)),)
+            home = self._home(block, e.free, entries)
+        return self._put(e, home, block, Let(var, e.name, d, tuple(x.var for x in entries) + code), var)
+
+    def _emit_cast(self, e: Cast, block: Block) -> Entry:
+        arg = self.emit(e.arg, block)
+        var = self.low.fresh()
+        return self._put(e, arg.home, block, Convert(var, e.dtype, e.arg.dtype, arg.var), var)
+
+    def _emit_random(self, e: Random, block: Block) -> Entry:
+        seed = self.emit(e.seed, block)
+        offset = self.emit(e.offset, block)
+        index = self._index_register(e.index, block, None)
+        total, var = self.low.fresh(), self.low.fresh()
+        home = self._home(block, e.free, (seed, offset, index))
+        self._put(None, home, block, Let(total, "add", I64, (offset.var, index.var)), total)
+        return self._put(e, home, block, RandomValue(var, e.kind, seed.var, total), var)

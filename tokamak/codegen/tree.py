@@ -1,0 +1,307 @@
+"""The loop tree of a phase: where folds, scans and stores go.
+
+The body's folds and stores are items. Each is placed under loops over its own axes, in the loops of the item before it where that is right:
+an item may enter an open loop unless a fold that it needs is completed only behind that loop. So three reductions and a store over one row become
+three loops over the row, or two, or one, as their dependencies allow. A costly value that two loops of a row need is kept in a row buffer.
+"""
+from __future__ import annotations
+
+from ..ir import ops
+from ..ir.dtype import F32, F64
+from ..ir.expr import Const, Expr, Load, Op, Reduce, Scan, walk
+from ..ir.index import Axis, Fetch as FetchAtom, Size, as_index
+from ..schedule.body import Store
+from ..schedule.schedule import LANE_SCANS
+from .emit import Emitter
+from .kernel import Accumulator, Buffer, Convert, Finish, Fold, Loop, Partial, PartialUpdate, Phase, Prefix, Read, Splat, Tile, Write
+from .scope import Block, Entry, FoldRecord, Unschedulable, inner_walk, level, literal
+
+
+def _scan_key(s: Scan):
+    """What the components of one scan have in common."""
+    return ("scan", s.monoid, s.along, s.reverse, s.args)
+
+
+def _around_scans(items) -> dict:
+    """Key of each scan -> the axes that all its readers run over: it runs inside their loops, also in those that it does not depend on."""
+    found: dict = {}
+    for item in items:
+        axes = item.axes if isinstance(item, Store) else item.free | frozenset(getattr(item, "over", ()))
+        for root in (item.expr,) if isinstance(item, Store) else item.args:
+            for s in inner_walk(root):
+                if isinstance(s, Scan):
+                    found[_scan_key(s)] = found.get(_scan_key(s), axes) & axes
+    return found
+
+
+class Tree(Emitter):
+    """The loop tree of one phase: places folds, scans and stores; the expressions in them are the Emitter's."""
+
+    def __init__(self, low, parallel, vector: Axis | None, block: int | None, stores, partial_of=None):
+        super().__init__(low, parallel, vector, block, partial_of or {})
+        self.made: dict = {}                            # fold over parallel axes -> (its Partial, the axes of its copies)
+        self.partials: list[Partial] = []
+        self.records: dict[Expr, FoldRecord] = {}
+        self.accumulators: dict = {}                    # (monoid, over, args) -> fold already placed
+        self.final: list[Store] = []
+        self.stores = []
+        for s in stores:
+            (self.final if not self.partial_of and any(self._crosses(e) for e in walk(s.expr)) else self.stores).append(s)
+        self.crossing = list(dict.fromkeys(e for s in self.final for e in walk(s.expr) if self._crosses(e)))
+
+    def _crosses(self, e: Expr) -> bool:
+        return isinstance(e, Reduce) and bool(set(e.over) & self.p)
+
+    # -- phase -------------------------------------------------------------------------------------------------------------
+    def phase(self) -> Phase:
+        low = self.low
+        extents = tuple((a, low.extent(a)) for a in self.parallel)
+        items = self._items()
+        self._choose_buffers(items)
+        self.around = _around_scans(items)
+        for item in items:
+            if isinstance(item, Store):
+                self._place_store(item)
+            elif isinstance(item, Scan):
+                self._place_scan(item)
+            else:
+                self._place_fold(item)
+        if self.block:
+            self._turn(self.root)
+        work = as_index(1)
+        axes: dict = {}
+        for item in items:
+            axes.update((a, None) for a in (item.axes if isinstance(item, Store) else item.free | frozenset(getattr(item, "over", ()))))
+        for a in axes:
+            work = work * low.extent(a)
+        vector_extent = low.extent(self.vector) if self.vector is not None and self.block else None
+        return Phase(extents, self.vector, self.block, vector_extent, tuple(self.once.items), tuple(self.root.items), tuple(self.partials),
+                     tuple(self.buffers), work)
+
+    def _items(self) -> list:
+        """Folds and stores in an order in which everything needed stands before."""
+        folds: dict = {}
+        roots = [s.expr for s in self.stores] + [s.guard for s in self.stores if s.guard is not None] + self.crossing
+        for s in self.stores:
+            roots += [x.expr for x in s.address.atoms() if isinstance(x, FetchAtom)]
+        for e in walk(*roots):
+            if isinstance(e, (Reduce, Scan)) and e not in self.partial_of:
+                folds[e] = None
+        if self.partial_of:
+            inside = {x for f in self.partial_of for x in walk(*f.args)}
+            folds = {f: None for f in folds if f not in inside}
+        keyed = [(max((level(a) for a in f.args), default=0), 0, n, f) for n, f in enumerate(folds)]
+        keyed += [(level(s.expr) if not self.partial_of else 0, 1, n, s) for n, s in enumerate(self.stores)]
+        return self._in_parts([k[3] for k in sorted(keyed, key=lambda k: k[:3])])
+
+    def _in_parts(self, items: list) -> list:
+        """`items` so that those which share loops or folds follow each other: nothing unrelated closes a loop that a later one still needs."""
+        parts: list[tuple[set, list]] = []
+        for n, item in enumerate(items):
+            store = isinstance(item, Store)
+            axes = item.axes if store else item.free | frozenset(getattr(item, "over", ()))
+            roots = (item.expr, *((item.guard,) if item.guard is not None else ())) if store else item.args
+            marks = {item, *self._inner(axes), *(e for e in walk(*roots) if isinstance(e, (Reduce, Scan)))}
+            mine = [p for p in parts if p[0] & marks]
+            parts = [p for p in parts if not p[0] & marks]
+            parts.append((marks.union(*(p[0] for p in mine)), sorted([(n, item), *(x for p in mine for x in p[1])], key=lambda x: x[0])))
+        return [item for _, part in sorted(parts, key=lambda p: p[1][0][0]) for _, item in part]
+
+    # -- placing -------------------------------------------------------------------------------------------------------------
+    def _descend(self, block: Block, axes: list[Axis], needs) -> Block:
+        for a in axes:
+            last = block.loops[-1] if block.loops else None
+            if last is not None and last[0].axis is a and not any(r.home is block and r.nest is last[0] for r in needs):
+                block = last[1]
+            else:
+                block = self._open(block, a)
+        return block
+
+    def _open(self, block: Block, a: Axis) -> Block:
+        low = self.low
+        if a is self.vector and self.block:
+            low.extent(a)
+            loop = Loop(a, as_index(Size("b0")), as_index(Size("b1")), True)
+        else:
+            loop = Loop(a, as_index(0), low.extent(a), a is self.vector)
+        child = Block(loop.items, block.open | {a}, block, len(block.loops))
+        block.items.append(loop)
+        block.loops.append((loop, child))
+        return child
+
+    def _needs(self, *roots: Expr) -> list[FoldRecord]:
+        return [self.records[e] for e in walk(*roots) if e in self.records]
+
+    def _place_store(self, s: Store) -> None:
+        along = [e.along for e in inner_walk(s.expr) if isinstance(e, Scan)]
+        axes = self._inner(s.axes)
+        if along:
+            axes = [a for a in axes if a not in along] + list(dict.fromkeys(along))
+        roots = (s.expr, *((s.guard,) if s.guard is not None else ()))
+        block = self._descend(self.root, axes, self._needs(*roots))
+        value = self.emit(s.expr, block)
+        guard = self.emit(s.guard, block).var if s.guard is not None else None
+        address, mode, step, at = self._address(s.address, block, s.memory, guard)
+        block.items.append(Write(self.low.memory(s.memory), s.memory.dtype, address, mode, value.var, step, at, s.monoid, guard))
+
+    def _place_fold(self, f: Reduce) -> None:
+        key = (f.monoid, f.over, f.args)
+        twin = self.accumulators.get(key)
+        if twin is not None:
+            self._adopt(f, twin)
+            return
+        bound = self._inner(a for a in f.over if a not in self.p or a is self.vector)
+        free = self._inner(f.free)
+        needs = self._needs(*f.args)
+        vector_free = self.vector is not None and self.vector in f.free
+        long = [a for a in bound if a not in self.low.s.unrolled]
+        crossing = self._crosses(f)
+        if self.low.s.columns == "buffer" and vector_free and long and self.low.hints.count(long) > 16 and not crossing:
+            self._place_buffered_fold(f, free, bound, needs)
+            return
+        home = self._descend(self.root, free, needs)
+        names = self._component_vars(f)
+        if bound:
+            acc = Accumulator(self.low.fresh("a"), f.monoid, f.args[0].dtype)
+            self.low.sources[acc.var] = f
+            inner = self._descend(home, bound, needs)
+            loop, _ = next((l, b) for l, b in reversed(home.loops) if self._under(inner, b))
+            home.items.insert(home.items.index(loop), acc)
+            args = tuple(self.emit(a, inner).var for a in f.args)
+            inner.items.append(Fold(acc, args, self.vector in bound))
+            if acc.monoid == "sum" and acc.dtype is F32 and long:
+                innermost = self._loop_of(inner)
+                innermost.flush.append(acc)
+            home.items.append(Finish(names, acc, self.vector in bound))
+        else:
+            loop = None
+            args = tuple(self.emit(a, home).var for a in f.args)
+            names = args
+        self.accumulators[key] = (names, home, loop)
+        if crossing:
+            self._place_partial(f, names, home)
+        else:
+            self._adopt(f, self.accumulators[key])
+
+    def _component_vars(self, f) -> tuple[str, ...]:
+        return tuple(self.low.fresh() for _ in f.args)
+
+    def _adopt(self, f, placed) -> None:
+        names, home, loop = placed
+        if self._crosses(f):
+            twin = next(g for g in self.made if (g.monoid, g.over, g.args) == (f.monoid, f.over, f.args))
+            self.made[f] = self.made[twin]
+            return
+        home.memo[f] = Entry(names[f.component], home, len(home.loops))
+        self.records[f] = FoldRecord(home, loop)
+
+    def _loop_of(self, block: Block) -> Loop:
+        return block.parent.loops[block.slot][0]
+
+    def _place_partial(self, f: Reduce, names, home: Block) -> None:
+        """Adds this iteration's part to the thread's partial result."""
+        low = self.low
+        axes = sorted(f.free, key=lambda a: (a is self.vector, a.id))
+        address, size = as_index(0), as_index(1)
+        for a in reversed(axes):
+            low.extent(a)
+            address = address + as_index(a) * size
+            size = size * low.extent(a)
+        partial = Partial(low.fresh("q"), f.monoid, f.args[0].dtype, size)
+        self.partials.append(partial)
+        if len(self.partials) > 24:
+            raise Unschedulable("too many partial results")
+        mode = "unit" if self.vector is not None and self.vector in f.free else "splat"
+        home.items.append(PartialUpdate(partial, address, mode, names))
+        self.made[f] = (partial, axes)
+
+    def _place_buffered_fold(self, f: Reduce, free, bound, needs) -> None:
+        """A fold whose free axes hold the vector axis and whose bound axes are long: partial results of the whole block lie in a buffer, and the
+        input is read in its own order."""
+        low = self.low
+        if len(f.args) > 1:
+            raise Unschedulable("an arg-fold across long columns")
+        outer = [a for a in free if a is not self.vector]
+        home = self._descend(self.root, outer, needs)
+        wide = F64 if f.monoid == "sum" and f.dtype is F32 else f.dtype
+        spot, size, _ = self._buffer_spot(f)
+        buffer = Buffer(low.fresh("u"), wide, size)
+        self.buffers.append(buffer)
+        start = self._open(home, self.vector)
+        first = low.fresh()
+        start.items.append(Splat(first, wide, literal(ops.identity(f.monoid, wide), wide)))
+        start.items.append(Write(buffer.name, wide, spot, "unit", first))
+        nest = self._open(home, bound[0]) if bound else home
+        inner = self._descend(nest, [*bound[1:], self.vector], needs)
+        value = self.emit(f.args[0], inner).var
+        if wide is not f.dtype:
+            converted = low.fresh()
+            inner.items.append(Convert(converted, wide, f.dtype, value))
+            value = converted
+        inner.items.append(Write(buffer.name, wide, spot, "unit", value, monoid=f.monoid))
+        self.records[f] = FoldRecord(home, home.loops[-1][0])
+        self.buffered[f] = buffer
+
+    def _place_scan(self, s: Scan) -> None:
+        key = _scan_key(s)
+        twin = self.accumulators.get(key)
+        if twin is not None:
+            names, inner = twin
+            inner.memo[s] = Entry(names[s.component], inner, len(inner.loops))
+            return
+        along_lanes = s.along is self.vector
+        if along_lanes and (self.block or s.monoid not in LANE_SCANS):
+            raise Unschedulable("a scan of this kind along the vector axis")
+        free = [a for a in self._inner(s.free | self.around.get(key, frozenset())) if a is not s.along]
+        needs = self._needs(*s.args)
+        home = self._descend(self.root, free, needs)
+        inner = self._descend(home, [s.along], needs)
+        loop = self._loop_of(inner)
+        acc = Accumulator(self.low.fresh("a"), s.monoid, s.args[0].dtype)
+        home.items.insert(home.items.index(loop), acc)
+        names = self._component_vars(s)
+        args = tuple(self.emit(a, inner).var for a in s.args)
+        inner.items.append(Prefix(names, acc, args, along_lanes))
+        self.accumulators[key] = (names, inner)
+        inner.memo[s] = Entry(names[s.component], inner, len(inner.loops))
+
+    def _turn(self, block: Block) -> None:
+        """Reads that stride along the vector axis and are contiguous along the loop around it go through a tile that is filled line by line."""
+        for loop, child in block.loops:
+            self._turn(child)
+            if not loop.vector and len(child.loops) == 1 and child.loops[0][0].vector and not child.loops[0][1].loops:
+                if not any(isinstance(s, (Accumulator, Fold, Finish, Prefix, PartialUpdate)) for s in (*child.items, *child.loops[0][1].items)):
+                    items = child.loops[0][1].items
+                    items[:] = [self._turned(s, loop) if isinstance(s, Read) else s for s in items]
+
+    def _turned(self, s: Read, loop: Loop) -> Read:
+        if s.mode != "strided" or s.guard is not None or s.address.coefficient(loop.axis) != 1:
+            return s
+        tile = Tile(self.low.fresh("u"), s.memory, s.dtype, s.address, s.step)
+        loop.tiles.append(tile)
+        row = as_index(loop.axis) - as_index(Size(f"c{self.low.names[loop.axis]}"))
+        return Read(s.var, tile.name, s.dtype, row * self.low.s.lanes, "unit")
+
+    # -- row buffers -----------------------------------------------------------------------------------------------------------
+    def _choose_buffers(self, items) -> None:
+        """Costly values that several loops of one iteration need: kept in a buffer by the first, read by the others."""
+        users: dict[Expr, set] = {}
+        parents: dict[Expr, set] = {}
+        for n, item in enumerate(items):
+            roots = (item.expr,) if isinstance(item, Store) else item.args
+            place = (level(item.expr) if isinstance(item, Store) else max(map(level, item.args)))
+            for r in roots:
+                for e in inner_walk(r):
+                    users.setdefault(e, set()).add(place)
+                    for c in e.children():
+                        parents.setdefault(c, set()).add(e)
+        shared = {e for e, where in users.items() if len(where) > 1 and self._costly(e) and any(a in e.free for a in self._loop_axes(e))}
+        for e in shared:
+            if not any(p in shared and users[p] == users[e] for p in parents.get(e, ())):
+                self.buffered[e] = None
+
+    @staticmethod
+    def _costly(e: Expr) -> bool:
+        if isinstance(e, (Reduce, Scan, Load, Const)):
+            return isinstance(e, Scan)
+        return any(isinstance(x, Scan) or (isinstance(x, Op) and ops.OPS[x.name].heavy) for x in inner_walk(e))
