@@ -37,7 +37,14 @@ XH = var("x", BF16)
 T = as_index(I)
 LT = Op("lt", X, Y)
 
+EMPTY = Input("empty", (as_index(0),), (as_index(1),), F32)
+J, K5 = Axis(1, 5), Axis(2, 3)
+PICK = Op("and", Op("eq", Coord(as_index(J)), XL), C)
+
 EXAMPLES = {
+    "load of nothing": [Load(EMPTY, (T,), Op("and", C, Op("not", C)), k(2.5))],
+    "sum of one picked element": [Reduce("sum", (J,), (Op("where", PICK, X, k(0.0)),)), Reduce("sum", (J,), (Op("where", PICK, XI, k(0, I32)),)),
+                                  Reduce("sum", (J, K5), (Op("where", Op("eq", XL, Coord(as_index(J))), Op("mul", X, Cast(F32, Coord(as_index(K5)))), k(0.0)),))],
     "fold an operation on constants": [Op("add", k(0.1), k(0.2)), Op("mod", k(-7, I32), k(3, I32)), Op("lt", k(math.nan), k(1.0)), Op("neg", k(0.0)),
                                        Op("shl", k(3, I8), k(7, I8)), Op("div", k(1.0), k(0.0)), Op("add", k(2**31 - 1, I32), k(1, I32)),
                                        Op("where", k(True, BOOL), k(1.0), k(2.0)), Op("max", k(math.nan), k(2.0))],
@@ -86,12 +93,12 @@ KEPT = [Op("add", X, k(0.0)), Op("sub", X, k(-0.0)), Op("mul", X, k(0.0)), Op("d
 
 def values(*exprs):
     """Each expression on all combinations of special values of its variables, by the reference."""
-    used = list(dict.fromkeys(e.node for x in exprs for e in walk(x) if isinstance(e, Load)))
+    used = list(dict.fromkeys(e.node for x in exprs for e in walk(x) if isinstance(e, Load) and e.node is not EMPTY))
     grids = np.meshgrid(*(np.arange(len(samples(u.dtype))) for u in used), indexing="ij") if used else []
     data = [samples(u.dtype)[g.reshape(-1)] for u, g in zip(used, grids)]
     nodes = [Compute((N,), None, e) for e in exprs]
-    graph = Graph(tuple(used), (*used, *nodes), tuple(View(n, n.shape, n.strides, as_index(0)) for n in nodes))
-    return evaluate(graph, data, sizes={"n": len(data[0]) if data else 5}).outputs
+    graph = Graph((*used, EMPTY), (*used, EMPTY, *nodes), tuple(View(n, n.shape, n.strides, as_index(0)) for n in nodes))
+    return evaluate(graph, [*data, np.empty(0, np.float32)], sizes={"n": len(data[0]) if data else 5}).outputs
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)

@@ -285,6 +285,31 @@ def _exact_rounding(e: Cast) -> Expr | None:
     return None
 
 
+def _conjuncts(e: Expr) -> list[Expr]:
+    return [x for a in e.args for x in _conjuncts(a)] if isinstance(e, Op) and e.name == "and" and e.dtype is BOOL else [e]
+
+
+def _picked(e: Reduce) -> Expr | None:
+    """sum over a of (a == k and c ? x : 0), with k, c and x free of a: x where c and k is a coordinate of a."""
+    choice = e.args[0]
+    if e.monoid != "sum" or not isinstance(choice, Op) or choice.name != "where" or not is_const(choice.args[2]) or choice.args[2].value != 0:
+        return None
+    conditions = _conjuncts(choice.args[0])
+    for a in e.over:
+        for picks in conditions:
+            sides = picks.args if isinstance(picks, Op) and picks.name == "eq" else ()
+            k = next((y for x, y in zip(sides, sides[::-1]) if isinstance(x, Coord) and x.index is as_index(a)), None)
+            others = [c for c in conditions if c is not picks]
+            if k is None or any(a in x.free for x in (k, choice.args[1], *others)):
+                continue
+            condition = Op("and", Op("ge", k, Const(0, k.dtype)), Op("lt", k, Coord(a.extent)))
+            for c in others:
+                condition = Op("and", condition, c)
+            value, over = Op("where", condition, *choice.args[1:]), tuple(x for x in e.over if x is not a)
+            return Reduce("sum", over, (value,)) if over else Op("add", value, choice.args[2])      # a sum is never -0.0
+    return None
+
+
 RULES: tuple[Rule, ...] = (
     # constants
     Rule("fold an operation on constants", "add sub mul div floordiv truncdiv mod rem neg abs min max fmin fmax sqrt recip pow floor ceil trunc "
@@ -320,6 +345,7 @@ RULES: tuple[Rule, ...] = (
     Rule("coordinate arithmetic", "add sub mul neg floordiv mod", _coordinate_arithmetic),
     Rule("constant coordinate", "Coord", _coordinate_constant),
     Rule("load of nothing", "Load", _load_of_nothing),
+    Rule("sum of one picked element", "Reduce", _picked),
     # conversions
     Rule("cast of an exact cast", "Cast", _cast_of_cast),
     Rule("rounding of a rounded value", "Cast", _exact_rounding),
