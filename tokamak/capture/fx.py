@@ -17,7 +17,7 @@ from ..errors import InternalError
 from ..ir import dtype as dt
 from ..ir.dtype import DType
 from ..ir.expr import Cast, Const, Expr, Load, Random, Reduce, Rewriter, Scalar, Scan, walk
-from ..ir.graph import (Compute, Graph, Input, Node, Opaque, Origin, Result, Scatter, View, Write, topological)
+from ..ir.graph import Compute, Graph, Input, Opaque, Origin, Result, Scatter, View, Write, topological
 from ..ir.index import Axis, Index, as_index, axis
 from .regions import Regions, aliases
 from .registry import TABLE, NotCompiled

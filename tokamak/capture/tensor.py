@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Callable, Sequence
 
 from ..ir import dtype as dt
-from ..ir.dtype import BOOL, F32, F64, I64, DType
-from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Rewriter
+from ..ir.dtype import DType
+from ..ir.expr import Cast, Const, Coord, Expr, Load, Rewriter
 from ..ir.graph import View
 from ..ir.index import Axis, Index, as_index, axis, floordiv, mod, recombine
 

@@ -7,13 +7,13 @@ registers and for the ragged end, in which `n` lanes count.
 from __future__ import annotations
 
 from ..ir import ops
-from ..ir.dtype import BOOL, F32, F64, I64, DType
+from ..ir.dtype import BOOL, F32, F64, DType
 from ..ir.index import Axis, FloorDiv, Index, Max, Min, Mod
 from .c_memory import register
 from .c_ops import c_op, can_fail
 from .c_prelude import fragments_in, pieces
-from .kernel import (BLOCK, ROWS, Accumulator, Buffer, Convert, Fetch, Finish, Fold, IndexValue, Kernel, Let, Loop, Partial, PartialRead,
-                     PartialUpdate, Phase, Prefix, RandomValue, Read, Splat, Tile, Write)
+from .kernel import (BLOCK, ROWS, Accumulator, Convert, Fetch, Finish, Fold, IndexValue, Kernel, Let, Loop, Partial, PartialRead, PartialUpdate,
+                     Phase, Prefix, RandomValue, Read, Splat, Tile, Write)
 from .scope import literal
 
 TICKETS = 16            # shares of a kernel with partial results

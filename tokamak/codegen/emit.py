@@ -28,9 +28,6 @@ class Emitter:
         order = {a: i for i, a in enumerate(self.low.s.order)}
         return sorted(found, key=lambda a: (a is self.vector, order.get(a, -1), a.id))
 
-    def _loop_axes(self, e: Expr) -> list[Axis]:
-        return self._inner(e.free)
-
     def _under(self, block: Block | None, root: Block) -> bool:
         while block is not None:
             if block is root:
@@ -41,7 +38,7 @@ class Emitter:
     def _buffer_spot(self, e: Expr) -> tuple[Index, Index, str]:
         """(offset, size, mode) of a buffered value."""
         address, size = as_index(0), as_index(1)
-        for a in reversed(self._loop_axes(e)):
+        for a in reversed(self._inner(e.free)):
             if a is self.vector and self.block:
                 address, size = as_index(a) - as_index(Size("b0")), as_index(self.block)
             else:

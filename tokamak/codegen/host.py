@@ -11,7 +11,7 @@ from ..capture.fx import TORCH_DTYPES, Unsupported
 from ..fuse.axes import Group
 from ..fuse.plan import Plan
 from ..ir.expr import Const, Scalar
-from ..ir.graph import Graph, Input, Opaque, Result, View
+from ..ir.graph import Input, Opaque, Result, View
 from ..ir.index import FloorDiv, Index, Max, Min, Mod, Size, as_index, maximum
 from ..runtime.program import Alloc, Call, Copy, Drop, Host, Launch, Let, Program, Ref, Return, Step, TensorSpec
 from .kernel import Kernel

@@ -7,7 +7,7 @@ from ..ir.index import Axis, Fetch as FetchAtom, Index, Size, as_index
 from ..schedule.body import Body, Memory, Store
 from ..schedule.schedule import Schedule
 from .kernel import Kernel, Param, Phase
-from .scope import Named, Unschedulable, varies
+from .scope import Block, Named, Unschedulable, varies
 from .tree import Tree
 
 
@@ -52,7 +52,7 @@ class Lowering:
             return a.extent
         return as_index(Size(self.param("int", ("extent", a), a.extent)))
 
-    def integer(self, i: Index, block: "Block | None", key=None) -> Index:
+    def integer(self, i: Index, block: Block | None, key=None) -> Index:
         """`i` over loop variables, parameters and fetched indices: what a kernel can compute."""
         parts: dict = {}
         for k, v in i.terms.items():

@@ -11,7 +11,6 @@ from ..fuse.cost import Hints, best_roles, estimates
 from ..fuse.legal import Roles
 from ..fuse.plan import Plan
 from ..fuse.reason import Decision, Reason
-from ..ir.graph import reads
 from ..schedule.body import Body, Memory, body, coalesce
 from ..schedule.schedule import Schedule, choose
 from .c import render

@@ -295,7 +295,7 @@ class Tree(Emitter):
                     users.setdefault(e, set()).add(place)
                     for c in e.children():
                         parents.setdefault(c, set()).add(e)
-        shared = {e for e, where in users.items() if len(where) > 1 and self._costly(e) and any(a in e.free for a in self._loop_axes(e))}
+        shared = {e for e, where in users.items() if len(where) > 1 and self._costly(e) and self._inner(e.free)}
         for e in shared:
             if not any(p in shared and users[p] == users[e] for p in parents.get(e, ())):
                 self.buffered[e] = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Iterable
 
 from ..ir import ops
-from ..ir.expr import Expr, Load, Op, Reduce, Scan, walk
+from ..ir.expr import Expr, Load, Op, Reduce, Scan, walk, loads
 from ..ir.graph import Compute, Graph, Opaque, Scatter, View
 from ..ir.index import Axis, Index, Size, evaluate
 from .axes import Group, Member
@@ -88,7 +88,7 @@ def is_heavy(e: Expr) -> bool:
 
 
 def reads_of(m: Member) -> list[Load]:
-    return [e for e in walk(*m.roots()) if isinstance(e, Load)]
+    return loads(*m.roots())
 
 
 def contiguous_axis(group: Group, hints: Hints) -> Axis | None:

@@ -8,9 +8,9 @@ as, or it has one reader that uses each element once. Everything else stays a no
 from __future__ import annotations
 
 from ..ir.dtype import F32
-from ..ir.expr import Cast, Const, Expr, Load, Op, Reduce, Rewriter, Scan, walk
+from ..ir.expr import Cast, Const, Expr, Load, Op, Reduce, Rewriter, walk, loads
 from ..ir.graph import Compute, Graph, Input, Opaque, Result, Scatter, View, Write, is_pointwise, topological
-from ..ir.index import Axis, as_index
+from ..ir.index import Axis
 from ..ir.rewrite import Simplifier
 from .cost import estimates, is_heavy, pinned_nodes, weight
 
@@ -95,7 +95,7 @@ class _Inliner:
         uses = self.uses.get(n, ())
         if not uses:
             return True
-        inner = [e for e in walk(expr) if isinstance(e, Load)]
+        inner = loads(expr)
         cost = weight(expr)
         size = n.dtype.bytes
         cheap = cost <= SMALL and not is_heavy(expr) and len(inner) <= 1
@@ -122,7 +122,7 @@ def _loads_of(n) -> list[Load]:
         roots = (n.value, *((n.guard,) if n.guard is not None else ()), *_fetches(n.index))
     else:
         return []
-    return [e for e in walk(*roots) if isinstance(e, Load)]
+    return loads(*roots)
 
 
 def substituted(load: Load, axes: tuple[Axis, ...], made: Expr) -> Expr:

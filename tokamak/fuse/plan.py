@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from ..ir.expr import Load, Reduce, Scan, walk
-from ..ir.graph import Compute, Graph, Input, Opaque, Result, Scatter, View, reads
-from .axes import Group, Member, Unifier, singleton
+from ..ir.graph import Compute, Graph, Input, Opaque, Result, Scatter, reads
+from .axes import Group, Unifier, singleton
 from .cost import GRAIN, best_roles, contiguous_axis, estimates, node_bytes, parallelism, pinned_nodes, row_bytes, weight
 from .legal import Roles
 from .inline import inline

@@ -7,7 +7,7 @@ and arithmetic.
 from __future__ import annotations
 
 from ..ir import ops
-from ..ir.expr import Load, Op, Reduce, walk
+from ..ir.expr import Load, Op, Reduce, walk, loads
 from ..ir.graph import Compute, Input, Opaque, Result, is_pointwise
 from .axes import Group
 from .cost import Hints, node_bytes, pinned_nodes
@@ -39,7 +39,7 @@ def recomputed(plan, hints: Hints) -> frozenset:
 
 def _loads(node) -> list[Load]:
     roots = (node.expr,) if isinstance(node, Compute) else (node.value,)
-    return [e for e in walk(*roots) if isinstance(e, Load)]
+    return loads(*roots)
 
 
 def _accessed(reader, e: Load, hints: Hints) -> int:
@@ -51,7 +51,7 @@ def _cheaper(p: Compute, outside, owner, stored, hints: Hints) -> bool:
     keep = node_bytes(p, hints)
     again = 0.0
     flops = sum(ops.OPS[x.name].flops for x in walk(p.expr) if isinstance(x, Op))
-    operands = [e for e in walk(p.expr) if isinstance(e, Load)]
+    operands = loads(p.expr)
     for n, e in outside:
         touched = _accessed(n, e, hints)
         keep += touched * p.dtype.bytes

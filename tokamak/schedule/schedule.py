@@ -13,10 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..fuse.cost import GRAIN, Hints
-from ..ir.dtype import F64, I64
+from ..ir.dtype import F64
 from ..ir.expr import Load, Op, Reduce, Scan, walk
-from ..ir.index import Axis, Index, as_index
-from .body import Body, Store, exprs_of, indices_of
+from ..ir.index import Axis, Index
+from .body import Body, Store, exprs_of
 
 
 @dataclass(frozen=True)

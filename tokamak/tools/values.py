@@ -7,7 +7,7 @@ a value of the captured graph with one number are the same value (or the same va
 from __future__ import annotations
 
 from ..codegen.kernel import Kernel
-from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Reduce, Scalar, Scan, walk
+from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Scalar, walk
 from ..ir.graph import Compute, Graph, fold
 from ..schedule.body import Memory
 from .record import GraphRecord
