@@ -11,11 +11,11 @@ class OptionError(TokamakError):
 
 
 class CompilerMissing(TokamakError):
-    """No C compiler was found."""
+    """No C compiler was found, or no Triton where kernels for GPUs are wanted."""
 
 
 class BuildError(TokamakError):
-    """The C compiler failed on a generated kernel."""
+    """The C compiler, or Triton, failed on a generated kernel."""
 
 
 class InternalError(Exception):

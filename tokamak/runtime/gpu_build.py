@@ -1,10 +1,32 @@
-"""Triton text -> machine code for GPUs."""
+"""Triton text -> machine code for GPUs.
+
+`build` compiles the units that are neither in this process nor in the cache on disk, on all cores: by the workers of `gpu_pool.py`, or in this process
+where no worker can be had, and where there is only one unit and the workers are not up yet. Nothing here needs a GPU.
+"""
 from __future__ import annotations
 
+import functools
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import struct
+import tempfile
+import threading
+import time
+import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from ..errors import BuildError, CompilerMissing
+from . import gpu_pool, gpu_worker
+from .cache import Cache, open_cache
 
 Arch = tuple[str, int | str, int]        # Triton's words for a target: ("cuda", 90, 32), ("hip", "gfx942", 64)
+ABI = 1                                  # of what is kept on disk
 
 
 @dataclass(frozen=True)
@@ -25,9 +47,9 @@ class GpuUnit:
 
 @dataclass(frozen=True)
 class Binary:
-    """What was built of `unit` for `arch`. `entry`: the symbol in `code`. `shared`: bytes of shared memory a program. `registers` a thread; `spilled`: bytes
-    of stack a thread. `scratch`: (bytes a program, alignment) of global memory that the kernel wants as a workspace of its own; (0, 1) is none.
-    `listing`: the assembly text (PTX, AMDGCN)."""
+    """What was built of `unit` for `arch`. `entry`: the symbol in `code`. `shared`: bytes of shared memory a program. `threads` a program. `registers` a
+    thread; `spilled`: bytes of stack a thread. `scratch`: (bytes a program, alignment) of global memory that the kernel wants as a workspace of its
+    own; (0, 1) is none. `listing`: the assembly text (PTX, AMDGCN)."""
     unit: GpuUnit
     arch: Arch
     code: bytes = field(repr=False)
@@ -49,11 +71,177 @@ class GpuBuild:
     binary: Binary
 
 
-def warm() -> None:
-    """Starts the processes that compile, in the background: call it when the first graph with a GPU's tensors is seen."""
+def warm(arch: Arch) -> None:
+    """Starts the processes that compile; they come up in the background. Call it when the first graph with a GPU's tensors is seen."""
+    if _triton_folder() is not None:
+        gpu_pool.pool(_cores(), arch)
+
+
+# -- building ------------------------------------------------------------------------------------------------------------
+_MADE: dict[str, Binary] = {}            # key -> binary, for the life of the process
 
 
 def build(units: Sequence[GpuUnit], arch: Arch, *, cache_dir: str = "", report: Callable[[GpuBuild], object] | None = None) -> dict[str, Binary]:
     """The machine code of each unit by its name. `cache_dir`: where it is kept ('' keeps none). `report` is told of each unit.
     Raises BuildError, which names the kernel, or CompilerMissing when there is no Triton."""
-    raise NotImplementedError
+    if _triton_folder() is None:
+        raise CompilerMissing("Triton is not installed, and kernels for GPUs are built with it: `pip install 'tokamak[gpu]'`")
+    keys = {u: key(u, arch) for u in units}
+    missing = {k: u for u, k in keys.items() if k not in _MADE}
+    cache = open_cache(cache_dir) if cache_dir and missing else None
+    found = {k: _unpacked(kept, u, arch) for k, u in missing.items() if cache is not None and (kept := cache.get(k)) is not None}
+    found = {k: b for k, b in found.items() if b is not None}
+    seconds: dict[str, float] = {}
+    for k, (binary, took) in _compile_all({k: u for k, u in missing.items() if k not in found}, arch).items():
+        found[k], seconds[k] = binary, took
+        if cache is not None:
+            cache.put(k, _packed(binary))
+    _MADE.update(found)
+    for u, k in keys.items() if report is not None else ():
+        report(GpuBuild(u.name, "process" if k not in missing else "compiled" if k in seconds else "cache", seconds.get(k, 0.0), _MADE[k]))
+    return {u.name: _MADE[k] for u, k in keys.items()}
+
+
+def key(unit: GpuUnit, arch: Arch) -> str:
+    """What a unit's code is kept under: everything that it depends on."""
+    fields = {**asdict(unit), "divisible": sorted(unit.divisible), "arch": arch, "triton": triton_version(), "library": _library(), "abi": ABI}
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+def _compile_all(work: dict[str, GpuUnit], arch: Arch) -> dict[str, tuple[Binary, float]]:
+    if not work:
+        return {}
+    pool = gpu_pool.started()
+    if len(work) > 1:
+        pool = gpu_pool.pool(_cores(), arch)
+    elif pool is not None and not pool.ready():
+        pool = None
+    longest = sorted(work, key=lambda k: -len(work[k].text))
+    with ThreadPoolExecutor(min(len(work), gpu_pool.MOST)) as asking:
+        return dict(zip(longest, asking.map(lambda k: _compile(work[k], arch, pool), longest)))
+
+
+def _compile(unit: GpuUnit, arch: Arch, pool: gpu_pool.Pool | None) -> tuple[Binary, float]:
+    """The binary and the seconds it took. Raises BuildError."""
+    start = time.perf_counter()
+    job = {**asdict(unit), "divisible": sorted(unit.divisible), "arch": arch}
+    try:
+        made = pool.run(job) if pool is not None else _here(job)
+    except gpu_pool.PoolGone:
+        made = _here(job)
+    except gpu_pool.WorkerDied as error:
+        raise BuildError(f"Triton failed on the kernel {unit.name}: {error}") from None
+    if "error" in made:
+        raise BuildError(f"Triton failed on the kernel {unit.name}:\n{_shortened(made['error'], made['said'])}")
+    registers, spilled = resources(made["code"], made["entry"], made["listing"])
+    return Binary(unit, arch, registers=registers, spilled=spilled, **made), time.perf_counter() - start
+
+
+_HERE = threading.Lock()
+
+
+def _here(job: dict) -> dict:
+    """The job done in this process."""
+    with _HERE, tempfile.TemporaryDirectory(prefix="tokamak-") as folder:
+        try:
+            return gpu_worker.compile_job(job, folder)
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}", "said": ""}
+
+
+def _shortened(error: str, printed: str) -> str:
+    """The compiler's words: its message, at most 16 lines of it, and the first lines of complaint among what it printed."""
+    lines = [line.rstrip() for line in error.splitlines() if line.strip()]
+    lines = lines if len(lines) <= 16 else [*lines[:4], "...", *lines[-11:]]
+    complaints = [line.rstrip() for line in printed.splitlines() if "error" in line.lower()][:6]
+    return "\n".join(f"  {line[:300]}" for line in (*lines, *(c for c in complaints if c not in lines)))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# -- what code depends on ------------------------------------------------------------------------------------------------
+@functools.cache
+def _triton_folder() -> Path | None:
+    """Where Triton is installed; it is not imported: what lies in the cache does not need it."""
+    found = importlib.util.find_spec("triton")
+    return Path(found.origin).parent if found is not None and found.origin else None
+
+
+@functools.cache
+def triton_version() -> str:
+    folder = _triton_folder()
+    found = re.search(r"__version__ = ['\"](.+?)['\"]", (folder / "__init__.py").read_text()) if folder is not None else None
+    return found[1] if found else ""
+
+
+@functools.cache
+def _library() -> str:
+    """A hash of the files whose functions a kernel's text may call."""
+    folder = Path(__file__).parent.parent / "codegen"
+    return hashlib.sha256(b"\0".join(p.read_bytes() for p in sorted(folder.glob("triton*.py")))).hexdigest()
+
+
+# -- on disk ---------------------------------------------------------------------------------------------------------------
+def _packed(binary: Binary) -> bytes:
+    """Lengths of two parts; facts, as JSON with the listing compressed behind them; code."""
+    facts = {name: getattr(binary, name) for name in ("entry", "shared", "threads", "registers", "spilled", "scratch")}
+    parts = json.dumps(facts).encode(), zlib.compress(binary.listing.encode())
+    return struct.pack("<2I", *map(len, parts)) + b"".join(parts) + binary.code
+
+
+def _unpacked(kept: bytes, unit: GpuUnit, arch: Arch) -> Binary | None:
+    """None when `kept` is no such thing."""
+    try:
+        first, second = struct.unpack_from("<2I", kept)
+        facts = json.loads(kept[8:8 + first])
+        listing = zlib.decompress(kept[8 + first:8 + first + second]).decode()
+        return Binary(unit, arch, kept[8 + first + second:], **{**facts, "scratch": tuple(facts["scratch"])}, listing=listing)
+    except (struct.error, ValueError, TypeError, KeyError, zlib.error):
+        return None
+
+
+# -- registers and stack ---------------------------------------------------------------------------------------------------
+_REGISTERS, _STACK = 0x2f, 0x11          # attributes in a cubin's section .nv.info: (function, count) each
+
+
+def resources(code: bytes, entry: str, listing: str = "") -> tuple[int, int]:
+    """(registers, bytes of stack) a thread of the kernel `entry` in an ELF file for NVIDIA, or as an AMD listing says; (0, 0) where neither does."""
+    amd = [re.search(rf"\.{word}:\s+(\d+)", listing) for word in ("vgpr_count", "private_segment_fixed_size")]
+    if all(amd):
+        return int(amd[0][1]), int(amd[1][1])
+    try:
+        sections = _sections(code)
+        symbols, names = sections[".symtab"], sections[".strtab"]
+        numbers = [i for i in range(len(symbols) // 24) if _string(names, struct.unpack_from("<I", symbols, 24 * i)[0]) == entry]
+        found = _attributes(sections[".nv.info"], numbers[0])
+        return found[_REGISTERS], found[_STACK]
+    except (struct.error, KeyError, IndexError):
+        return 0, 0
+
+
+def _sections(code: bytes) -> dict[str, bytes]:
+    """Contents by name of the sections of a 64-bit ELF file."""
+    start, = struct.unpack_from("<Q", code, 40)
+    size, count, naming = struct.unpack_from("<3H", code, 58)
+    headers = [struct.unpack_from("<2I4Q", code, start + i * size) for i in range(count)]
+    held = [b"" if h[1] == 8 else code[h[4]:h[4] + h[5]] for h in headers]         # 8: the section takes no room in the file
+    return {_string(held[naming], h[0]): content for h, content in zip(headers, held)}
+
+
+def _string(table: bytes, offset: int) -> str:
+    return table[offset:table.index(b"\0", offset)].decode()
+
+
+def _attributes(info: bytes, symbol: int) -> dict[int, int]:
+    """Attribute -> value of the function with that symbol number. Entries: format, attribute, and by the format a size (4) or a value beside them."""
+    found, at = {}, 0
+    while at + 4 <= len(info):
+        form, attribute, size = struct.unpack_from("<2BH", info, at)
+        if form == 4 and size == 8:
+            function, value = struct.unpack_from("<2I", info, at + 4)
+            if function == symbol:
+                found[attribute] = value
+        at += 4 + (size if form == 4 else 0)
+    return found

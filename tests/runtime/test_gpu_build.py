@@ -1,0 +1,305 @@
+"""Triton text -> machine code without a GPU: three targets, facts about the code, the cache on disk, the processes that compile."""
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+from tokamak.errors import BuildError, CompilerMissing
+from tokamak.runtime import cache as caching
+from tokamak.runtime import gpu_build, gpu_pool, gpu_worker
+from tokamak.runtime.gpu_build import GpuUnit, build
+
+HOPPER = ("cuda", 90, 32)
+SCALE = """import triton
+import triton.language as tl
+@triton.jit
+def {name}(p0, p1, n0, k0):
+    i = tl.program_id(0) * 1024 + tl.arange(0, 1024)
+    x = tl.load(p0 + i, mask=i < n0, other=0)
+    tl.store(p1 + i, x * k0.to(tl.float32) + {constant}, mask=i < n0)
+"""
+# 512 values a thread, needed twice, and 255 registers
+SPILLS = """import triton
+import triton.language as tl
+@triton.jit
+def spills(p0, p1):
+    i = tl.arange(0, 16384)
+    x = tl.load(p0 + i)
+    tl.store(p1 + i, x - tl.max(x, 0))
+"""
+
+
+def unit(name: str = "scale", constant: int = 1, **fields) -> GpuUnit:
+    return GpuUnit(name, SCALE.format(name=name, constant=constant), ("*fp32", "*fp32", "i32", "fp64"), **{"divisible": frozenset({0, 1, 2}), **fields})
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    """A process that has made nothing and has not warned."""
+    monkeypatch.setattr(gpu_build, "_MADE", {})
+    caching.open_cache.cache_clear()
+    caching._warn_once.cache_clear()
+
+
+def forget():
+    gpu_build._MADE.clear()
+    caching.open_cache.cache_clear()
+
+
+def how(units, **options) -> list[str]:
+    seen = []
+    build(units, HOPPER, report=lambda b: seen.append(b.how), **options)
+    return seen
+
+
+@pytest.mark.parametrize("arch, directive, threads", [(HOPPER, ".target sm_90a", 256), (("cuda", 100, 32), ".target sm_100a", 256),
+                                                      (("hip", "gfx942", 64), "gfx942", 512)])
+def test_compiles_for_a_target_that_is_not_here(arch, directive, threads):
+    made = build([unit(warps=8)], arch)["scale"]
+    assert made.code[:4] == b"\x7fELF" and made.entry == "scale" and made.threads == threads and made.scratch[0] == 0
+    assert directive in made.listing and made.registers > 0 and made.spilled == 0
+
+
+def test_what_is_divisible_by_16_is_read_in_vectors():
+    vectors = build([unit()], HOPPER)["scale"].listing
+    scalars = build([unit(divisible=frozenset())], HOPPER)["scale"].listing
+    assert "ld.global.v4" in vectors and "ld.global.v4" not in scalars
+    assert "ld.global.v4" not in build([unit(divisible=frozenset({1}))], HOPPER)["scale"].listing
+
+
+def test_products_are_rounded_first_where_the_unit_says_so():
+    assert "fma.rn.f32" in build([unit()], HOPPER)["scale"].listing
+    assert "fma.rn.f32" not in build([unit(contract=False)], HOPPER)["scale"].listing
+
+
+def test_registers_and_stack_are_those_that_cuobjdump_reports():
+    tool = Path(sys.modules["triton"].__file__).parent / "backends/nvidia/bin/cuobjdump"
+    if not tool.exists():
+        pytest.skip("this Triton comes without cuobjdump")
+    spilling = GpuUnit("spills", SPILLS, ("*fp32", "*fp32"), warps=1)
+    for made in build([unit(), spilling], HOPPER).values():
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(made.code)
+            file.flush()
+            said = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+        registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", said).groups()
+        assert (made.registers, made.spilled) == (int(registers), int(stack))
+    assert made.spilled > 0
+
+
+def test_a_broken_kernel_is_named_with_the_compilers_words():
+    broken = GpuUnit("broken", SCALE.format(name="broken", constant="nothing_of_that_name"), unit().signature)
+    for others in ([], [unit()]):       # in this process, and in a worker
+        with pytest.raises(BuildError, match=r"the kernel broken:\n(?s:.*)nothing_of_that_name is not defined"):
+            build([*others, broken], HOPPER)
+
+
+def test_without_triton(monkeypatch):
+    monkeypatch.setattr(gpu_build, "_triton_folder", lambda: None)
+    with pytest.raises(CompilerMissing, match="tokamak\\[gpu\\]"):
+        build([unit()], HOPPER)
+
+
+# -- kept code -----------------------------------------------------------------------------------------------------------
+def test_kept_in_the_process_and_on_disk(tmp_path):
+    cache = str(tmp_path / "kept")
+    assert how([unit()], cache_dir=cache) == ["compiled"]
+    first = build([unit()], HOPPER)["scale"]
+    assert how([unit()], cache_dir=cache) == ["process"]
+    forget()
+    assert how([unit()], cache_dir=cache) == ["cache"]
+    assert build([unit()], HOPPER)["scale"] == first
+    forget()
+    assert how([unit()]) == ["compiled"]            # '' keeps none
+
+
+def test_a_damaged_file_is_built_again(tmp_path):
+    cache = tmp_path / "kept"
+    how([unit()], cache_dir=str(cache))
+    file, = cache.glob("*")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    forget()
+    with pytest.warns(UserWarning, match="corrupt"):
+        assert how([unit()], cache_dir=str(cache)) == ["compiled"]
+    forget()
+    assert how([unit()], cache_dir=str(cache)) == ["cache"]
+
+
+def test_something_else_under_the_key_is_built_again(tmp_path):
+    cache = str(tmp_path / "kept")
+    caching.open_cache(cache).put(gpu_build.key(unit(), HOPPER), b"a library")
+    assert how([unit()], cache_dir=cache) == ["compiled"]
+
+
+def test_the_key_holds_all_that_the_code_depends_on(monkeypatch):
+    one = unit()
+    changes = [replace(one, text=one.text + "\n"), replace(one, warps=8), replace(one, stages=2), replace(one, divisible=frozenset({0})),
+               replace(one, contract=False), replace(one, signature=("*bf16", "*fp32", "i32", "fp64"))]
+    keys = [gpu_build.key(u, HOPPER) for u in (one, *changes)] + [gpu_build.key(one, ("cuda", 100, 32))]
+    for name in ("triton_version", "_library"):
+        with monkeypatch.context() as patch:
+            patch.setattr(gpu_build, name, lambda: "another")
+            keys.append(gpu_build.key(one, HOPPER))
+    assert len(set(keys)) == len(keys)
+
+
+def test_the_version_is_known_without_importing_triton():
+    import triton
+    assert gpu_build.triton_version() == triton.__version__
+
+
+# -- the processes that compile -------------------------------------------------------------------------------------------
+@pytest.fixture
+def pool():
+    gpu_pool.close()
+    gpu_build.warm(HOPPER)
+    yield gpu_pool.started()
+    gpu_pool.close()
+
+
+def job(name: str = "scale", **changes) -> dict:
+    u = unit(name)
+    return {"name": u.name, "text": u.text, "signature": u.signature, "divisible": (), "warps": 4, "stages": 3, "contract": True, "arch": HOPPER, **changes}
+
+
+SUICIDE = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
+
+
+def test_many_units_at_once(pool):
+    units = [unit(f"scale{i}", i) for i in range(6)]
+    made = build(units, HOPPER)
+    assert [made[u.name].entry for u in units] == [u.name for u in units]
+    assert pool.ready()
+
+
+def test_a_worker_that_is_killed_costs_nothing_but_time(pool):
+    size = len(pool.channels)
+    pool.run(job())
+    children = Path(f"/proc/{pool.process.pid}/task/{pool.process.pid}/children").read_text().split()
+    os.kill(int(children[0]), signal.SIGKILL)
+    for i in range(2 * size):
+        assert "code" in pool.run(job(f"scale{i}"))
+
+
+def test_a_kernel_that_kills_the_compiler_is_named(pool):
+    killer = GpuUnit("killer", SUICIDE + SCALE.format(name="killer", constant=1), unit().signature)
+    with pytest.raises(BuildError, match="the kernel killer: the compiler's process was killed by signal 9"):
+        build([unit(), killer], HOPPER)
+    assert build([unit("after"), unit("later", 2)], HOPPER)["after"].entry == "after"        # with a new pool, if that was the last worker
+
+
+def test_a_kernel_that_never_ends_is_named(monkeypatch):
+    gpu_pool.close()
+    monkeypatch.setattr(gpu_pool, "PATIENCE", 3.0)
+    hanging = GpuUnit("hanging", "import time\ntime.sleep(3600)\n", ())
+    with pytest.raises(BuildError, match="the kernel hanging: the compiler took longer"):
+        build([unit(), hanging], HOPPER)
+    gpu_pool.close()
+
+
+def test_without_processes_the_work_is_done_here(monkeypatch):
+    gpu_pool.close()
+    monkeypatch.setattr(gpu_worker, "__file__", "/nowhere/gpu_worker.py")
+    made = build([unit(), unit("other", 2)], HOPPER)
+    assert made["scale"].entry == "scale" and made["other"].entry == "other"
+    gpu_pool.close()
+
+
+def test_triton_keeps_no_cache_of_its_own(pool, tmp_path):
+    import triton
+    before = triton.knobs.cache.dir
+    assert "error" not in pool.run(job()) and "error" not in gpu_build._here(job())
+    assert triton.knobs.cache.dir == before
+    assert not [f for f in Path(pool.folder).rglob("*") if f.is_file()]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_closing_leaves_nothing(pool):
+    pool.run(job())
+    nursery = pool.process.pid
+    workers = [int(p) for p in Path(f"/proc/{nursery}/task/{nursery}/children").read_text().split()]
+    gpu_pool.close()
+    assert workers and not any(map(alive, [nursery, *workers])) and not Path(pool.folder).exists()
+
+
+PROGRAM = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+from tests.runtime.test_gpu_build import *
+"""
+
+
+def run(text: str) -> subprocess.CompletedProcess:
+    root = str(Path(__file__).parents[2])
+    return subprocess.run([sys.executable, "-c", PROGRAM.format(tests=root) + textwrap.dedent(text)], cwd=root, capture_output=True, text=True, timeout=120)
+
+
+def gone(pids: list[int]) -> bool:
+    for _ in range(200):
+        if not any(map(alive, pids)):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize("ending", ["", "os.kill(os.getpid(), signal.SIGKILL)", "os._exit(0)"])
+def test_the_processes_end_with_their_parent(ending):
+    done = run(f"""
+        build([unit(), unit('b', 2)], HOPPER)
+        nursery = gpu_pool.started().process.pid
+        print(nursery, *open(f'/proc/{{nursery}}/task/{{nursery}}/children').read().split(), flush=True)
+        {ending}
+    """)
+    pids = [int(p) for p in done.stdout.split()]
+    assert len(pids) > 1 and gone(pids), done.stderr
+
+
+def test_an_end_while_the_processes_start():
+    done = run("gpu_build.warm(HOPPER); print(gpu_pool.started().process.pid, flush=True)")
+    assert done.returncode == 0 and gone([int(done.stdout)]), done.stderr
+
+
+def test_a_forked_child_has_a_pool_of_its_own():
+    done = run("""
+        build([unit(), unit('b', 2)], HOPPER)
+        mine = gpu_pool.started()
+        pid = os.fork()
+        if pid == 0:
+            assert gpu_pool.started() is None
+            forget()
+            build([unit('c'), unit('d', 2)], HOPPER)
+            assert gpu_pool.started() is not mine
+            gpu_pool.close()
+            os._exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), mine.run(job('e'))['entry'])
+    """)
+    assert done.stdout.split() == ["0", "e"], done.stderr
+
+
+def test_an_interpreted_triton_still_compiles():
+    with warnings.catch_warnings():
+        done = subprocess.run([sys.executable, "-c", PROGRAM.format(tests=str(Path(__file__).parents[2])) +
+                               "print(build([unit(), unit('b', 2)], HOPPER)['b'].entry)"], cwd=Path(__file__).parents[2],
+                              env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["b"], done.stderr

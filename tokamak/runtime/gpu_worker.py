@@ -1,0 +1,191 @@
+"""One Triton kernel -> machine code, and the processes that do it.
+
+`compile_job` is the work itself; it may run anywhere. Run as a script this file is the nursery: a process that imports Triton once (and neither torch nor
+the rest of tokamak) and forks a worker for each of the sockets it was given. A worker reads jobs from its socket and answers them, one at a time. The
+nursery speaks for a worker that died. All of them end when the parent closes its ends, which the operating system does if the parent is killed.
+
+    message ::= length: 8 bytes, little endian; a pickled dict
+"""
+from __future__ import annotations
+
+import contextlib
+import importlib
+import linecache
+import os
+import pickle
+import select
+import shutil
+import signal
+import socket
+import struct
+import sys
+import threading
+import types
+from pathlib import Path
+
+_LOCK = threading.Lock()            # Triton's settings are global
+
+
+# -- the work ------------------------------------------------------------------------------------------------------------
+def compile_job(job: dict, folder: str) -> dict:
+    """The fields of a Binary beside its unit and its target. `job`: the fields of a GpuUnit as plain values, and `arch`. `folder`: where Triton may
+    put its files while it works. Raises what Triton raises."""
+    knobs, compiler = importlib.import_module("triton").knobs, importlib.import_module("triton.compiler")
+    target = importlib.import_module("triton.backends.compiler").GPUTarget(*job["arch"])
+    fn = load(job["name"], job["text"])
+    attrs = {(i,): [["tt.divisibility", 16]] for i in job["divisible"]}
+    source = compiler.ASTSource(fn, dict(zip(fn.arg_names, job["signature"], strict=True)), constexprs={}, attrs=attrs)
+    options = {"num_warps": job["warps"], "num_stages": job["stages"], "enable_fp_fusion": job["contract"]}
+    with _LOCK:
+        before = knobs.cache.__dict__.get("dir")
+        knobs.cache.__dict__["dir"] = folder        # past the setter, which would also change the environment
+        try:
+            made = compiler.compile(source, target=target, options=options)
+        finally:
+            knobs.cache.__dict__.pop("dir") if before is None else knobs.cache.__dict__.update(dir=before)
+    shutil.rmtree(Path(next(iter(made.metadata_group.values()))).parent, ignore_errors=True)
+    return _result(made)
+
+
+def load(name: str, text: str):
+    """The function `name` that `text` defines, jitted; its source can be inspected for as long as the next of that name is not loaded."""
+    file = f"<tokamak {name}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(True), file)
+    module = types.ModuleType(f"tokamak_kernel_{name}")
+    exec(compile(text, file, "exec"), module.__dict__)
+    return module.__dict__[name]
+
+
+def _result(made) -> dict:
+    facts = made.metadata
+    listing = made.asm.get("ptx") or made.asm.get("amdgcn") or ""
+    return {"code": made.kernel, "entry": facts.name, "shared": facts.shared, "threads": facts.num_warps * facts.target.warp_size, "listing": listing,
+            "scratch": (getattr(facts, "global_scratch_size", 0) or 0, getattr(facts, "global_scratch_align", 1) or 1)}
+
+
+# -- messages ------------------------------------------------------------------------------------------------------------
+def send(channel: socket.socket, message: dict) -> None:
+    body = pickle.dumps(message)
+    channel.sendall(struct.pack("<Q", len(body)) + body)
+
+
+def receive(channel: socket.socket) -> dict:
+    """The next message. Raises EOFError when the other side is gone, TimeoutError when the channel's time is over."""
+    return pickle.loads(_exactly(channel, struct.unpack("<Q", _exactly(channel, 8))[0]))
+
+
+def _exactly(channel: socket.socket, count: int) -> bytes:
+    parts = []
+    while count:
+        part = channel.recv(min(count, 1 << 20))
+        if not part:
+            raise EOFError
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+# -- a worker --------------------------------------------------------------------------------------------------------------
+def work(channel: socket.socket, folder: str, log: int) -> None:
+    """Answers jobs until the parent is gone. What Triton and its tools print goes to the file `log`, whose end is part of a failure's message."""
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    while True:
+        try:
+            job = receive(channel)
+        except (EOFError, OSError):
+            return
+        os.ftruncate(log, 0)
+        try:
+            answer = compile_job(job, folder)
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}", "said": said(log)}
+        send(channel, answer)
+
+
+def said(log: int) -> str:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return os.pread(log, 1 << 16, 0).decode(errors="replace")
+
+
+# -- the nursery -----------------------------------------------------------------------------------------------------------
+_WARM = """import triton
+import triton.language as tl
+@triton.jit
+def warm(p):
+    tl.store(p, 0)
+"""
+
+
+def nursery(control: socket.socket, channels: list[socket.socket], setup: dict) -> None:
+    """Forks a worker for each channel, and says on the channel of one that died what became of it, until `control` ends or all are dead."""
+    without_torch(setup["package"])
+    job = {"name": "warm", "text": _WARM, "signature": ("*i32",), "divisible": (), "warps": 4, "stages": 3, "contract": True, "arch": setup["arch"]}
+    compile_job(job, setup["folder"])           # what a first compile loads, every worker then has: 0.1 s instead of 0.45
+    logs = [os.memfd_create("tokamak") for _ in channels]
+    wake, alarm = socket.socketpair()
+    alarm.setblocking(False)
+    signal.set_wakeup_fd(alarm.fileno(), warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    alive: dict[int, int] = {}
+    for i, channel in enumerate(channels):
+        pid = os.fork()
+        if pid == 0:
+            _in_worker(channel, [control, wake, alarm, *(c for c in channels if c is not channel)], setup["folder"], logs[i])
+        alive[pid] = i
+    control.sendall(b"r")
+    while alive:
+        ready, _, _ = select.select([control, wake], [], [])
+        if control in ready:                    # the parent closed it, or is gone
+            break
+        wake.recv(4096)
+        for pid, status in _ended(alive):
+            i = alive.pop(pid)
+            with contextlib.suppress(OSError):
+                send(channels[i], {"died": os.waitstatus_to_exitcode(status), "said": said(logs[i])})
+            channels[i].close()
+    for pid in alive:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _in_worker(channel: socket.socket, others: list[socket.socket], folder: str, log: int) -> None:
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for other in others:
+        other.close()
+    try:
+        work(channel, folder, log)
+    finally:
+        os._exit(0)
+
+
+def _ended(alive: dict[int, int]) -> list[tuple[int, int]]:
+    found = []
+    for pid in list(alive):
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            found.append((pid, status))
+    return found
+
+
+def without_torch(package: str) -> None:
+    """Makes the modules of the folder `package` importable as tokamak.*, without the front of the package, which imports torch."""
+    for name, folder in (("tokamak", package), ("tokamak.codegen", os.path.join(package, "codegen"))):
+        module = sys.modules[name] = types.ModuleType(name)
+        module.__path__ = [folder]
+
+
+def main() -> None:
+    """Reads one message from standard input, a socket: the parent's sys.path, the package's folder, a folder to work in, the
+    target, and the channels' descriptors."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)        # a Ctrl-C is the parent's business
+    control = socket.socket(fileno=os.dup(0))
+    setup = receive(control)
+    sys.path[:] = setup["path"]
+    nursery(control, [socket.socket(fileno=fd) for fd in setup["channels"]], setup)
+
+
+if __name__ == "__main__":
+    main()
