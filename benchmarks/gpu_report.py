@@ -1,0 +1,124 @@
+"""What was measured, as text: a line a case, a summary by group beside its targets, and the tables of BENCHMARKS.md."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from .gpu_cases import NAMES, case
+from .measure import geomean
+
+SIDES = ("eager", "inductor", "tokamak")
+TITLES = {"eager": "eager", "inductor": "Inductor", "tokamak": "tokamak"}
+TARGETS = {"pointwise": (94, None), "pointwise-bwd": (80, None), "reduction": (84, 45), "norm": (80, 55), "norm-bwd": (70, None), "bert": (65, None),
+           "loss": (78, None)}                      # percent of the limit: geometric mean of a group, worst case
+SLOWER = 0.95                                       # no case may reach less of the best of the others
+
+Rows = dict[str, dict[str, dict]]
+
+
+def percent(result: dict | None) -> float | None:
+    """Percent of the limit by device time; None when the side failed, was wrong or did not run."""
+    return result["percent"] if result and result.get("right") else None
+
+
+def ratio(row: dict[str, dict]) -> float | None:
+    """The best device time of eager and Inductor over tokamak's; None without both."""
+    mine, others = percent(row.get("tokamak")), [p for s in ("eager", "inductor") if (p := percent(row.get(s))) is not None]
+    return mine / max(others) if mine is not None and others else None
+
+
+# -- terminal ----------------------------------------------------------------------------------------------------------------
+def line(name: str, row: dict[str, dict]) -> str:
+    """One case: limit, percent of it by side, then kernels, wall time, first call and error of the last side."""
+    good = [r for r in row.values() if "device" in r]
+    limit = f"{good[0]['limit'] * 1e6:.1f}us" if good else ""
+    parts = [f"{s[0]}{_mark(row[s])}" for s in SIDES if s in row]
+    last = next((row[s] for s in reversed(SIDES) if s in row and "device" in row[s]), None)
+    tail = f"k{last['kernels']} w{last['wall'] * 1e6:.0f} c{last['first']:.1f}s {last['error']:.0e}" if last else ""
+    failed = "".join(f"\n  {s}: {row[s]['failed'][:160]} {row[s].get('at', '')}" for s in SIDES if s in row and "device" not in row[s])
+    return f"{name} {limit} {' '.join(parts)} {tail}{failed}"
+
+
+def _mark(result: dict) -> str:
+    if "device" not in result:
+        return "ERR"
+    return f"{result['percent']:.0f}" + ("" if result["right"] else "WRONG")
+
+
+def summary(rows: Rows, sides: Sequence[str] = SIDES) -> str:
+    """Geometric mean (worst) of the limit by group and side, the targets, and what needs a look."""
+    out = [f"{'group':14}{'cases':>6}" + "".join(f"{TITLES[s]:>13}" for s in sides) + "  target"]
+    groups: dict[str, list[str]] = {}
+    for name in rows:
+        groups.setdefault(case(name).group, []).append(name)
+    for group, names in groups.items():
+        cells = "".join(f"{_cell(_values(rows, names, s)):>13}" for s in sides)
+        out.append(f"{group:14}{len(names):6}{cells}  {_verdict(group, _values(rows, names, 'tokamak'), len(names))}")
+    for title, found in (("slower than 0.95 of the best", _slower(rows)), ("wrong", _where(rows, lambda r: "device" in r and not r["right"])),
+                         ("failed", _where(rows, lambda r: "device" not in r))):
+        if found:
+            out.append(f"{title} ({len(found)}): " + ", ".join(found))
+    return "\n".join(out)
+
+
+def _values(rows: Rows, names: Iterable[str], side: str) -> list[float]:
+    return [p for n in names if (p := percent(rows[n].get(side))) is not None]
+
+
+def _cell(values: list[float]) -> str:
+    return f"{geomean(values):.0f} ({min(values):.0f})" if values else "-"
+
+
+def _verdict(group: str, values: list[float], cases: int) -> str:
+    """The target, and whether all cases together reach it."""
+    if group not in TARGETS:
+        return ""
+    mean, least = TARGETS[group]
+    text = f"{mean}" + (f" (least {least})" if least else "")
+    if not values:
+        return text
+    met = len(values) == cases and geomean(values) >= mean and (least is None or min(values) >= least)
+    return text + (": met" if met else ": not met")
+
+
+def _slower(rows: Rows) -> list[str]:
+    found = sorted((r, n) for n, row in rows.items() if (r := ratio(row)) is not None and r < SLOWER)
+    return [f"{n} {r:.2f}" for r, n in found]
+
+
+def _where(rows: Rows, true) -> list[str]:
+    return [f"{n}/{s}" for n, row in rows.items() for s, r in row.items() if true(r)]
+
+
+# -- Markdown ----------------------------------------------------------------------------------------------------------------
+def table(runs: list[dict], rows: Rows) -> str:
+    """The listed cases as Markdown, from measured results alone. Raises ValueError when there are none."""
+    names = [n for n in NAMES if n in rows]
+    if not names:
+        raise ValueError("no listed case was measured")
+    run = runs[-1]
+    rates = f"copy {run['copy'] / 1e12:.2f} TB/s (read and written), bf16 8192-cubed product {run['matmul'] / 1e12:.0f} TFLOP/s"
+    out = [f"Machine: {run['device']}, torch {run['torch']}, Triton {run['triton']}; {rates}. Command: `python -m benchmarks.gpu --write`.", "",
+           "| group | cases | eager | Inductor | tokamak | target |", "|" + "---|" * 6]
+    for group in dict.fromkeys(case(n).group for n in names):
+        members = [n for n in names if case(n).group == group]
+        cells = " | ".join(_cell(_values(rows, members, s)) for s in SIDES)
+        out.append(f"| {group} | {len(members)} | {cells} | {_verdict(group, _values(rows, members, 'tokamak'), len(members))} |")
+    out += ["", "| case | limit us | eager % | Inductor % | tokamak % | against the best | kernels | wall us Inductor | wall us tokamak "
+            "| first call s Inductor | first call s tokamak | peak MB Inductor | peak MB tokamak | error tokamak |", "|" + "---|" * 14]
+    return "\n".join(out + [_row(n, rows[n]) for n in names])
+
+
+def _row(name: str, row: dict[str, dict]) -> str:
+    limit = next((f"{r['limit'] * 1e6:.1f}" for r in row.values() if "limit" in r), "")
+    share = ratio(row)
+    cells = [name, limit, *(_mark(row[s]) if s in row else "" for s in SIDES), f"{share:.2f}" if share is not None else "",
+             _figure(row, "tokamak", "kernels", "{:.0f}")]
+    for key, form in (("wall", "{:.1f}"), ("first", "{:.2f}"), ("peak", "{:.0f}")):
+        factor = {"wall": 1e6, "first": 1.0, "peak": 1e-6}[key]
+        cells += [_figure(row, s, key, form, factor) for s in ("inductor", "tokamak")]
+    return "| " + " | ".join([*cells, _figure(row, "tokamak", "error", "{:.1e}")]) + " |"
+
+
+def _figure(row: dict[str, dict], side: str, key: str, form: str, factor: float = 1.0) -> str:
+    found = row.get(side, {})
+    return form.format(found[key] * factor) if "device" in found else ""

@@ -1,0 +1,176 @@
+"""One case under one side: compile, first call, right or wrong, peak memory, times."""
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from .gpu_case import Case
+from .gpu_measure import Times, errors, right, worst as _worst
+
+SIDES = ("eager", "inductor", "tokamak")
+
+
+def compiled(side: str, fn: Callable, **options) -> Callable:
+    """`fn` under a side: itself, or compiled for static sizes with caches off. `options` are tokamak's."""
+    if side == "eager":
+        return fn
+    if side == "inductor":
+        return torch.compile(fn, dynamic=False)
+    from tokamak.backend import backend
+    return torch.compile(fn, dynamic=False, backend=functools.partial(backend, options={"cache_dir": "", "strict": True, **options}))
+
+
+@contextlib.contextmanager
+def cold():
+    """Nothing that was compiled before is known: fresh folders for Inductor's and Triton's caches, Dynamo's code forgotten. Backward graphs may be
+    walked many times (no donated buffers), since that is what times them."""
+    import torch._dynamo.config as dynamo
+    import torch._functorch.config as functorch
+    import torch._inductor.config as inductor
+    from torch._inductor.utils import fresh_cache
+    torch._dynamo.reset()
+    off = inductor.patch(force_disable_caches=True, fx_graph_cache=False), functorch.patch(donated_buffer=False, enable_autograd_cache=False)
+    with off[0], off[1], dynamo.patch(automatic_dynamic_local_pgo=False, automatic_dynamic_remote_pgo=False), fresh_cache():
+        yield
+    torch._dynamo.reset()
+
+
+# -- calls -------------------------------------------------------------------------------------------------------------------
+def leaves(inputs) -> list[torch.Tensor]:
+    return [x for x in inputs if x.requires_grad]
+
+
+def forward(case: Case, fn: Callable, inputs):
+    """The output, with the graph that its backward pass needs if the case is one."""
+    with contextlib.nullcontext() if case.mode == "backward" else torch.no_grad():
+        return fn(*inputs)
+
+
+def gradient(out: torch.Tensor, seed: int) -> torch.Tensor:
+    """The incoming gradient of a backward case, laid out as the output: one for a loss, else random, the same values for every layout."""
+    if out.dim() == 0:
+        return torch.ones_like(out)
+    values = torch.randn(out.shape, dtype=out.dtype, device=out.device, generator=torch.Generator(out.device).manual_seed(seed + 1))
+    return torch.empty_like(out, requires_grad=False).copy_(values)
+
+
+def once(case: Case, fn: Callable, inputs, seed: int):
+    """What is compared: outputs and changed buffers, or, of a backward case, the output and every gradient."""
+    out = forward(case, fn, inputs)
+    if case.mode == "backward":
+        return [out.detach(), *torch.autograd.grad(out, leaves(inputs), gradient(out, seed))]
+    return [out, [x for x, s in zip(inputs, case.specs) if s.role == "buffer"]]
+
+
+def repeated(case: Case, fn: Callable, inputs, seed: int) -> Callable:
+    """What is timed: a call under no_grad, or a backward pass alone."""
+    if case.mode == "forward":
+        return lambda: forward(case, fn, inputs)
+    out = forward(case, fn, inputs)
+    dy, wanted = gradient(out, seed), leaves(inputs)
+    return lambda: torch.autograd.grad(out, wanted, dy, retain_graph=True)
+
+
+def own(case: Case, inputs) -> list[torch.Tensor]:
+    """The inputs with buffers of their own, which calls change."""
+    return [x.clone() if s.role == "buffer" else x for x, s in zip(inputs, case.specs)]
+
+
+def steady(case: Case) -> Callable:
+    return case.recipe.steady or case.fn
+
+
+def reference(case: Case, inputs, seed: int):
+    """The case in float64, eagerly, on the same values and the same incoming gradient."""
+    doubles = [x.detach().double().requires_grad_(x.requires_grad) if x.is_floating_point() else x for x in own(case, inputs)]
+    out = forward(case, steady(case), doubles)
+    if case.mode == "forward":
+        return [out, [x for x, s in zip(doubles, case.specs) if s.role == "buffer"]]
+    shape = torch.empty_like(out, dtype=_out_dtype(case))
+    return [out.detach(), *torch.autograd.grad(out, leaves(doubles), gradient(shape, seed).double())]
+
+
+def _out_dtype(case: Case) -> torch.dtype:
+    meta = [torch.empty(s.shape, dtype=s.dtype, device="meta") for s in case.specs]
+    return tree_leaves(case.fn(*meta))[0].dtype
+
+
+def dropped(case: Case, fn: Callable, inputs) -> float:
+    """The share of the first stream that `fn` sets to zero, read off a run on ones with everything else neutral: far below their row's mean after
+    the norm. In a backward case no gradient may reach what was dropped, and nearly all else must have one (16-bit gradients underflow); -1 if not."""
+    plain = [(torch.ones_like(x) if i == 0 or s.mean == 1.0 else torch.zeros_like(x)).requires_grad_(x.requires_grad)
+             for i, (x, s) in enumerate(zip(inputs, case.specs))]
+    out = forward(case, fn, plain)
+    lost = out.detach() < -0.5
+    if case.mode == "backward":
+        found, = torch.autograd.grad(out, plain[:1], gradient(out, 0))
+        if bool(found[lost].any()) or float(((found == 0) & ~lost).float().mean()) > 0.01:
+            return -1.0
+    return float(lost.float().mean())
+
+
+# -- one side ----------------------------------------------------------------------------------------------------------------
+def measure(case: Case, side: str, inputs, expected, timer: Callable[[Callable], Times], seed: int = 0) -> dict:
+    """Figures of one side. Times in seconds, `peak` in bytes above the inputs, `error` and `peak_error` against float64 (see `gpu_measure.errors`),
+    `right`. Raises whatever the side raises."""
+    inputs = own(case, inputs)
+    with cold():
+        fn = compiled(side, case.fn)
+        first, value = _timed(inputs, lambda: once(case, fn, inputs, seed))
+        found = [errors(_steady_value(case, side, inputs, seed) if case.recipe.steady else value, expected)]
+        value = None
+        share = dropped(case, fn, inputs) if case.recipe.dropped else 0.0
+        peak = _peak(lambda: once(case, fn, inputs, seed), inputs)
+        times, late = _repeat(case, fn, inputs, expected, timer, seed)
+    worst = _worst(e[0] for e in (*found, late)), _worst(e[1] for e in (*found, late))
+    wanted = case.recipe.dropped
+    good = right(worst, case.dtype) and abs(share - wanted) <= 5 * (wanted / max(inputs[0].numel(), 1)) ** 0.5
+    return {"device": times.device, "wall": times.wall, "kernels": times.kernels, "first": first, "peak": peak,
+            "error": worst[0], "peak_error": worst[1], "right": bool(good), "names": [[n[:120], t] for n, t in times.names[:4]]}
+
+
+def _repeat(case: Case, fn: Callable, inputs, expected, timer, seed: int) -> tuple[Times, tuple[float, float]]:
+    """Times, and the errors of a call after the timed ones: what a kernel leaves behind must not reach the next call."""
+    call = repeated(case, fn, inputs, seed)
+    times = timer(call)
+    if case.recipe.steady:
+        return times, (0.0, 0.0)
+    return times, errors(call(), expected[1:] if case.mode == "backward" else expected[:1])
+
+
+def _timed(inputs, fn: Callable) -> tuple[float, Any]:
+    """(seconds, value) of one call."""
+    _wait(inputs)
+    start = time.perf_counter()
+    value = fn()
+    _wait(inputs)
+    return time.perf_counter() - start, value
+
+
+def _steady_value(case: Case, side: str, inputs, seed: int):
+    """The value of the function without its random numbers, compiled for itself."""
+    return once(case, compiled(side, steady(case)), inputs, seed)
+
+
+def _wait(inputs) -> None:
+    if inputs[0].is_cuda:
+        torch.cuda.synchronize()
+
+
+def _peak(fn: Callable, inputs) -> int:
+    """Bytes that a call takes at its worst, above what is held before it; 0 on a device that does not count."""
+    if not inputs[0].is_cuda:
+        return 0
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    fn()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before

@@ -1,0 +1,281 @@
+"""What of the GPU benchmark needs no GPU: names, limits, every case's function against float64 at small sizes, the runner, the report."""
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import gpu, gpu_grid, gpu_plot, gpu_report, gpu_run, gpu_sides, gpu_worker
+from benchmarks.gpu_case import shrunk
+from benchmarks.gpu_cases import MORE, NAMES, case, chosen
+from benchmarks.gpu_measure import Span, Times, cut, errors, right, summary
+
+LIMITS = [line.split() for line in (Path(__file__).parent / "gpu_limits.txt").read_text().splitlines() if not line.startswith("#")]
+RUN = {"device": "none", "torch": "0", "triton": "0", "copy": 4e12, "matmul": 7e14}
+GOOD = {"device": 1e-3, "wall": 1e-3, "kernels": 1, "first": 0.1, "peak": 0, "error": 0.0, "peak_error": 0.0, "right": True, "names": []}
+BLOCK = "bias_dropout_add_ln"
+
+
+def untimed(fn) -> Times:
+    fn()
+    return Times(1e-3, 2e-3, 1, (("kernel", 1e-3),))
+
+
+def kinds() -> list[str]:
+    """A name for each family, direction and dtype."""
+    return list({(c.family, c.mode, c.dtype, c.specs[0].layout): n for n in reversed(NAMES + MORE) if (c := case(n))}.values())
+
+
+# -- cases -------------------------------------------------------------------------------------------------------------------
+def test_the_names_are_the_list():
+    assert {name for _, name, _ in LIMITS} == set(NAMES) and len(set(NAMES)) == len(NAMES) == 131
+    assert not set(MORE) & set(NAMES)
+
+
+@pytest.mark.parametrize("group, name, limit", LIMITS, ids=lambda x: None)
+def test_limits_and_groups(group, name, limit):
+    found = case(name).limit(4.26e12, 694e12) * 1e6
+    assert case(name).group == group
+    assert found == pytest.approx(float(limit), rel=0.01, abs=0.05)       # 0.05: the table's last digit
+
+
+@pytest.mark.parametrize("name", kinds())
+def test_every_function_equals_float64(name):
+    small = shrunk(case(name))
+    inputs = small.inputs("cpu")
+    found = gpu_sides.measure(small, "eager", inputs, gpu_sides.reference(small, inputs, 0), untimed)
+    assert found["right"], found
+
+
+@pytest.mark.parametrize("name", ["layernorm_bwd_bf16_64x65", "batchnorm_bf16_nhwc_4x8x5x6", f"{BLOCK}_bwd_f16_64x128", "amax_argmax_bf16_8x33"])
+def test_a_compiled_side(name):
+    small = case(name)
+    inputs = small.inputs("cpu")
+    found = gpu_sides.measure(small, "tokamak", inputs, gpu_sides.reference(small, inputs, 0), untimed)
+    assert found["right"] and found["first"] > 0, found
+
+
+def test_layouts_and_sizes():
+    x = case("batchnorm_bf16_nhwc_2x6x4x5").inputs("cpu")[0]
+    assert x.shape == (2, 6, 4, 5) and x.is_contiguous(memory_format=torch.channels_last)
+    assert case("softmax_f16_3x5").bytes == 2 * 3 * 5 * 2 and case("sum_all_f32_2Ki").specs[0].shape == (2048,)
+    assert shrunk(case("softmax_bf16_65472x1025")).sizes == (31, 33)
+
+
+@pytest.mark.parametrize("name", ["layernorm_bf16", "layernorm_bf16_4", "layernorm_bf16_4x4x4", "nothing_bf16_4x4", "softmax_i8_4x4",
+                                  "softmax_bf16_nchw_4x4", "batchnorm_bf16_4x4x4x4", "softmax_bf16_x4"])
+def test_names_that_say_no_case(name):
+    with pytest.raises(ValueError):
+        case(name)
+
+
+def test_choosing():
+    assert chosen([], []) == list(NAMES)
+    assert all(n.startswith("softmax") for n in chosen(["softmax_*"], []))
+    assert chosen(["softmax_bf16_7x9"], []) == ["softmax_bf16_7x9"]
+    assert chosen([], ["loss"]) == [name for g, name, _ in sorted(LIMITS, key=lambda r: NAMES.index(r[1])) if g == "loss"]
+    assert set(chosen([], ["more"])) == set(MORE)
+    with pytest.raises(ValueError):
+        chosen(["nothing*"], [])
+
+
+def test_grids():
+    made = gpu_grid.names("softmax", ("bf16", "f32"), (-1, 0, 1), rows=(1024, 2048), columns=(1024, 1024), elements=(1, 1 << 30))
+    assert made == [f"softmax_{d}_{r}x{c}" for d in ("bf16", "f32") for r in (1024, 2048) for c in (1023, 1024, 1025)]
+    for grid in gpu_grid.GRIDS:
+        for name in gpu_grid.names(grid, near=(-1, 1)):
+            assert (1 << 20) <= torch.Size(s := case(name).sizes).numel() + s[0] <= (1 << 27) + 2 * s[0]
+    hidden = gpu_grid.names("hidden", near=(0,))
+    assert {case(n).sizes[1] for n in hidden} == {c for sizes in gpu_grid.HIDDEN.values() for c in sizes}
+
+
+# -- right or wrong ----------------------------------------------------------------------------------------------------------
+def test_errors():
+    reference = torch.randn(64, 64, dtype=torch.float64)
+    assert errors(reference.float(), reference)[0] < 1e-7
+    one_row = reference.clone()
+    one_row[5] = 0
+    assert not right(errors(one_row.bfloat16(), reference), torch.bfloat16)
+    tall = torch.randn(1 << 14, 4, dtype=torch.float64)
+    lost = tall.clone()
+    lost[77] = 0                                        # one row of many: the norm alone would not see it
+    found = errors(lost, tall)
+    assert found[0] < 2e-2 and not right(found, torch.bfloat16)
+    assert not right(errors(reference * float("nan"), reference), torch.bfloat16)
+    assert not right(errors([reference, torch.tensor(float("nan"))], [reference, torch.tensor(1.0).double()]), torch.bfloat16)
+    assert errors(torch.tensor([1, 2]), torch.tensor([1, 3]))[0] == float("inf")
+    assert errors([reference], [reference, reference])[0] == float("inf")
+
+
+def test_wrong_values_are_found():
+    small = shrunk(case("softmax_bf16_16384x4097"))
+    inputs = small.inputs("cpu")
+    expected = gpu_sides.reference(small, inputs, 0)
+    wrong = replace(small, recipe=replace(small.recipe, fn=lambda x: torch.softmax(x[:, :-1], -1).new_zeros(x.shape)))
+    assert not gpu_sides.measure(wrong, "eager", inputs, expected, untimed)["right"]
+
+
+def test_state_that_spoils_a_later_call_is_found():
+    small = shrunk(case("sum_inner_f32_1024x65536"))
+    calls = []
+
+    def forgetful(x):
+        calls.append(1)
+        return x.sum(1) * (1 if len(calls) < 3 else 2)
+    inputs = small.inputs("cpu")
+    expected = gpu_sides.reference(small, inputs, 0)
+    later = replace(small, recipe=replace(small.recipe, fn=forgetful))
+    assert not gpu_sides.measure(later, "eager", inputs, expected, untimed)["right"]
+
+
+@pytest.mark.parametrize("p", (0.0, 0.3))
+@pytest.mark.parametrize("direction", ("", "_bwd"))
+def test_dropout_of_another_share_is_found(p, direction):
+    from benchmarks.gpu_families import _dropout_block
+    one = case(f"{BLOCK}{direction}_f16_128x256")
+    inputs = one.inputs("cpu")
+    expected = gpu_sides.reference(one, inputs, 0)
+    assert gpu_sides.measure(one, "eager", inputs, expected, untimed)["right"]
+    other = replace(one, recipe=replace(one.recipe, fn=_dropout_block(p)))
+    assert not gpu_sides.measure(other, "eager", inputs, expected, untimed)["right"]
+
+
+# -- times -------------------------------------------------------------------------------------------------------------------
+def test_calls_are_cut_at_the_flush():
+    spans = [Span("before", 0, 9), Span("flush", 1, 50), Span("a", 2, 10), Span("b", 3, 20), Span("flush", 4, 50), Span("a", 5, 12), Span("b", 6, 20),
+             Span("flush", 7, 50), Span("a", 8, 30), Span("a", 9, 30)]
+    calls = cut(spans, "flush")
+    assert [[s.name for s in c] for c in calls] == [["a", "b"], ["a", "b"], ["a", "a"]]
+    times = summary(calls, 1.0)
+    assert times.device == pytest.approx(32e-9) and times.kernels == 2 and times.names == (("b", pytest.approx(20e-9)), ("a", pytest.approx(12e-9)))
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------------
+def fake(log: list, fail: tuple = (), die: tuple = ()):
+    """A worker that needs no device: every side takes 1 ms; `fail` are recorded as errors, at `die` it ends early."""
+    def worker(todo, rates):
+        log.append([n for n, _ in todo])
+        yield {"ready": {**RUN, **(rates or {})}}
+        for name, sides in todo:
+            yield {"begin": name, "side": "reference"}
+            for side in sides:
+                yield {"begin": name, "side": side}
+                if (name, side) in die:
+                    yield {"failed": "the process ended with signal 11"}
+                    return
+                error = {"failed": "RuntimeError: no", "at": "x.py:1"}
+                yield {"case": name, "side": side, "result": error if (name, side) in fail else GOOD}
+        yield {"end": True}
+    return worker
+
+
+SOME = ["softmax_bf16_65536x1024", "rmsnorm_bf16_65536x1024", "sum_all_f32_128Mi"]
+
+
+def test_a_run_resumes(tmp_path):
+    path = str(tmp_path / "r.json")
+    log: list = []
+    results = gpu_run.Results.open(path)
+    assert gpu_run.run(results, results.missing(SOME[:2], ("eager", "tokamak")), fake(log, fail=((SOME[0], "tokamak"),)))
+    again = gpu_run.Results.open(path)
+    assert again.rows == results.rows and again.rows[SOME[0]]["tokamak"]["failed"] and again.rows[SOME[1]]["tokamak"]["percent"] > 0
+    todo = again.missing(SOME, ("eager", "tokamak"))
+    assert todo == [(SOME[2], ("eager", "tokamak"))]
+    assert gpu_run.run(again, todo, fake(log)) and log == [SOME[:2], SOME[2:]]
+    assert again.missing(SOME, ("eager", "tokamak")) == [] and again.missing(SOME[:1], ("eager", "tokamak"), ("tokamak",)) == [(SOME[0], ("tokamak",))]
+    assert json.loads(Path(path).read_text())["rows"].keys() == set(SOME) and os.listdir(tmp_path) == ["r.json"]
+
+
+def test_a_worker_that_dies_costs_one_side():
+    results = gpu_run.Results("", [], {})
+    log: list = []
+    assert gpu_run.run(results, results.missing(SOME, ("eager", "tokamak")), fake(log, die=((SOME[1], "eager"),)))
+    assert log == [SOME, SOME[1:]]
+    assert "signal 11" in results.rows[SOME[1]]["eager"]["failed"] and "device" in results.rows[SOME[1]]["tokamak"] and len(results.rows) == 3
+
+
+def test_a_worker_that_cannot_begin_stops_the_run():
+    with pytest.raises(RuntimeError, match="no such device"):
+        gpu_run.run(gpu_run.Results("", [], {}), [(SOME[0], ("eager",))], lambda *_: (m for m in [{"failed": "exit 1", "words": ["no such device"]}]))
+
+
+def test_the_budget_stops_before_a_case():
+    ticks = iter(range(0, 10000, 10))
+    results = gpu_run.Results("", [], {})
+    assert not gpu_run.run(results, results.missing(SOME, ("eager",)), fake([]), budget=100, clock=lambda: next(ticks))
+    assert 0 < len(results.rows) < 3
+
+
+def test_a_process_that_hangs_or_crashes_is_noticed():
+    head = "import sys, os, time, json; job = json.loads(sys.stdin.readline()); out = os.fdopen(int(sys.argv[1]), 'w', 1); print(json.dumps({'begin': 'a', " \
+           "'side': 'eager'}), file=out); "
+    for body, why in (("time.sleep(60)", "no answer"), ("print('broken', file=sys.stderr); sys.exit(4)", "exit code 4: broken"),
+                      ("os.kill(os.getpid(), 11)", "signal 11")):
+        worker = gpu_run.process(("eager",), 1, 0, 3.0, command=(sys.executable, "-c", head + body))
+        messages = list(worker([("a", ("eager",))], None))
+        assert messages[0] == {"begin": "a", "side": "eager"} and why in messages[1]["failed"]
+
+
+def test_the_worker_goes_on_after_a_side_that_raises(monkeypatch):
+    real = gpu_sides.compiled
+    monkeypatch.setattr(gpu_sides, "compiled", lambda side, fn, **more: (lambda *_: 1 / 0) if side == "inductor" else real("eager", fn))
+    said: list = []
+    gpu_worker.work([("softmax_bf16_8x9", ("eager", "inductor", "tokamak")), ("sum_all_f32_64", ("eager",))], said.append, untimed, "cpu")
+    results = [(m["case"], m["side"], m["result"]) for m in said if "case" in m]
+    assert [r[1] for r in results] == ["eager", "inductor", "tokamak", "eager"]
+    assert results[1][2]["failed"].startswith("ZeroDivisionError") and results[2][2]["right"] and results[3][2]["right"]
+
+
+# -- reports -----------------------------------------------------------------------------------------------------------------
+def measured() -> gpu_run.Results:
+    results = gpu_run.Results("", [], {})
+    gpu_run.run(results, results.missing(SOME, gpu_sides.SIDES), fake([], fail=((SOME[2], "inductor"),)))
+    results.rows[SOME[0]]["tokamak"].update(percent=2.0)
+    results.rows[SOME[1]]["inductor"].update(right=False)
+    return results
+
+
+def test_the_summary():
+    rows = measured().rows
+    text = gpu_report.summary(rows)
+    assert "norm " in text and "reduction " in text and "80 (least 55): not met" in text
+    assert f"slower than 0.95 of the best (1): {SOME[0]}" in text and f"wrong (1): {SOME[1]}/inductor" in text and f"failed (1): {SOME[2]}/inductor" in text
+    assert gpu_report.ratio(rows[SOME[1]]) == 1.0                # a wrong side is no competitor
+    assert "iERR" in gpu_report.line(SOME[2], rows[SOME[2]]) and "WRONG" in gpu_report.line(SOME[1], rows[SOME[1]])
+    assert all(len(gpu_report.line(n, r).splitlines()[0]) < 110 for n, r in rows.items())
+
+
+def test_the_tables_are_written_between_their_marks(tmp_path, monkeypatch):
+    file = tmp_path / "B.md"
+    file.write_text(f"before\n{gpu.START}\nold\n{gpu.END}\nafter\n")
+    monkeypatch.setattr(gpu, "BENCHMARKS", file)
+    results = measured()
+    gpu.write(gpu_report.table(results.runs, results.rows))
+    text = file.read_text()
+    assert "old" not in text and text.startswith("before") and text.endswith("after\n") and all(f"| {n} |" in text for n in SOME)
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert {line.count("|") for line in rows} == {7, 15}
+    with pytest.raises(ValueError):
+        gpu_report.table(results.runs, {})
+    assert gpu.START in (Path(gpu.__file__).parent.parent / "BENCHMARKS.md").read_text()
+
+
+def test_the_plot(tmp_path):
+    found = gpu_plot.series(measured().rows)
+    assert found["softmax bfloat16"]["tokamak"] == [(1024, 2.0)] and "inductor" not in found["rmsnorm bfloat16"]
+    message = gpu_plot.plot(measured().rows, str(tmp_path / "p.png"))
+    assert (message is None) == (tmp_path / "p.png").exists() and (message is None or "matplotlib" in message)
+
+
+def test_the_command_line(capsys):
+    assert gpu.main(["--list", "--cases", "softmax_bf16_*1025"]) == 0
+    assert capsys.readouterr().out.startswith("softmax_bf16_65472x1025 norm 268435200 bytes")
+    args = gpu.arguments(["--grid", "softmax", "--dtypes", "fp16", "--near", "-1", "1", "--rows", "1024:4096", "--sides", "tokamak,eager"])
+    assert args.sides == ("eager", "tokamak") and "softmax_f16_1024x4095" in gpu.names(args)
+    with pytest.raises(SystemExit):
+        gpu.main(["--cases", "nothing_bf16_1x1", "--list"])
