@@ -11,6 +11,9 @@ The function has AOTAutograd's boxed convention: it takes one list, which it emp
 Layout is part of a value: what an opaque call returns is compared with what was traced, and copied to the traced strides where it differs. Results
 with constant sizes are compared at the first call only, after which the function is printed again with what it learned; others at every call.
 torch's traced types can be wrong too (layer_norm's statistics in mixed precision): a kernel gets the traced type, torch's own calls what torch returned.
+
+On GPUs kernels are launched on torch's current stream, which is asked for once a call, and the device of the next step is torch's current one. Their
+errors stand in words that the host reads at the next call, and behind steps that wait for the device; a `synchronous` program waits at its end.
 """
 from __future__ import annotations
 
@@ -19,15 +22,18 @@ import math
 import struct
 import weakref
 from dataclasses import dataclass, field
-from typing import Any, Callable
+from typing import Any, Callable, Iterable
 
 import torch
 
 from ..errors import InternalError
-from . import memory
+from . import gpu, memory
 
 _RESERVED = "tk_"
 NO_MEMORY = 63          # what a kernel returns that could not have its scratch memory
+RESIDENT = "tk_resident"
+_WAITING = frozenset({torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default, torch.ops.aten.equal.default,
+                      torch.ops.aten.masked_select.default, torch.ops.aten.is_nonzero.default})      # calls after which the device is done
 
 
 # -- the steps ---------------------------------------------------------------------------------------------------------
@@ -78,10 +84,14 @@ class Alloc:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel call. Each word is ('ptr' | 'temp', tensor name), ('int', text) or ('float', text: the 8 bytes of a double)."""
+    """One kernel call. Each word is ('ptr' | 'temp', tensor name), ('int', text), ('float', text: the 8 bytes of a double) or, on a GPU, ('error', ''):
+    the address of an int32 that the kernel sets to 1 + the number of its error. `grid`: texts of a GPU kernel's numbers of programs, in which
+    RESIDENT stands for how many of them the device runs at once; None: a kernel in C. `device`: where it runs; "cpu" with a grid is the interpreter."""
     kernel: str
     words: tuple[tuple[str, str], ...]
     first_error: int = 0            # where this kernel's errors begin in the program's
+    grid: tuple[str, str, str] | None = None
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -131,19 +141,22 @@ class Program:
 
 
 # -- from steps to a function --------------------------------------------------------------------------------------------
-def assemble(program: Program, kernels: dict[str, Callable[[bytes, int], int]], pool: memory.Pool | None = None) -> Callable[[list], list]:
-    """The boxed function of `program`. `kernels[name](words, threads)` returns 0, or 1 + an index into `program.errors`.
-    `pool` serves large allocations; None: torch's allocator serves all."""
+def assemble(program: Program, kernels: dict[str, Callable[[bytes, int], int] | gpu.Kernel], pool: memory.Pool | None = None,
+             synchronous: bool = False) -> Callable[[list], list]:
+    """The boxed function of `program`. `kernels[name](words, threads)` returns 0, or 1 + an index into `program.errors`; a kernel launched with a grid is a
+    `gpu.Kernel`, or another with its `on`. `pool` serves large allocations; None: torch's allocator serves all. `synchronous`: a call waits for the
+    GPUs, so that errors of their kernels are raised by the call that they are of."""
     for name in (*program.inputs, *program.constants):
         _check_name(name)
-    printer = _Printer(program, kernels, pool)
+    printer = _Printer(program, kernels, pool, synchronous=synchronous)
+    printer.namespace.update(_error_words(program, printer.errors))
     fn = printer.function(None)
     if printer.learns:
         learned: dict[int | str, tuple[bool, ...]] = {}
 
         def settle():
             """Called at the end of a first call that went well: the code without the checks takes the place of the code with them."""
-            fn.__code__ = _Printer(program, kernels, pool, printer.namespace).function(learned).__code__
+            fn.__code__ = _Printer(program, kernels, pool, printer.namespace, synchronous).function(learned).__code__
         printer.namespace.update(tk_first=_first_result(learned), tk_input=_first_input(learned), tk_settle=settle)
     fn._boxed_call = True
     if pool is not None:        # what a model that is gone has left idle goes back to the system
@@ -160,12 +173,15 @@ class _Printer:
     """Prints one version of a program's function. `learned` maps a Call's position, or an input's name, to what the first call showed: for each
     result, must it be made to conform? None prints the version that learns it."""
 
-    def __init__(self, program: Program, kernels, pool, namespace: dict | None = None):
-        self.program, self.kernels, self.pool = program, kernels, pool
+    def __init__(self, program: Program, kernels, pool, namespace: dict | None = None, synchronous: bool = False):
+        self.program, self.kernels, self.pool, self.synchronous = program, kernels, pool, synchronous
         self.namespace = namespace if namespace is not None else {
             "math": math, "torch": torch, "tk_threads": torch.get_num_threads, "tk_conform": _conform, "tk_fail": _failure(program.errors),
             "tk_window": memory.window, "tk_empty": memory.empty, "tk_alloc": memory.alloc(pool),
-            "tk_take": pool.take if pool is not None else None, **program.constants}
+            "tk_take": pool.take if pool is not None else None, "tk_empty_gpu": gpu.empty, "tk_exchange": gpu.exchange_device, "tk_stream": gpu.raw_stream,
+            "tk_wait": gpu.wait, **program.constants}
+        self.gpus = _gpus(program)
+        self.errors = _error_slots(program)
         self.constants: dict[int, str] = {}
         self.pointers: dict[str, int] = {}
         for step in program.steps:
@@ -192,9 +208,48 @@ class _Printer:
                 self.lines.append(f"{name} = tk_input({name!r}, {name}, {self._value(dtype)})")
             elif learned.get(name, (False,))[0]:
                 self.lines.append(f"{name} = {name}.to({self._value(dtype)})")
+        self._look(self.errors)
+        head, self.lines = self.lines, []
+        self.current = self.gpus[0] if self.gpus else None
         for position, step in enumerate(self.program.steps):
             getattr(self, f"_{type(step).__name__.lower()}")(position, step)
-        return f"def tk_{self.program.name}(args):\n    " + "\n    ".join(self.lines) + "\n"
+        lines = [*head, *(self._guarded() if self.gpus else self.lines)]
+        return f"def tk_{self.program.name}(args):\n    " + "\n    ".join(lines) + "\n"
+
+    # -- GPUs
+    def _guarded(self) -> list[str]:
+        """The body with torch's current device set to the first that it needs, and the current streams at hand."""
+        home = self.gpus[0]
+        restore = "tk_exchange(tk_back)" if len(self.gpus) > 1 else f"if tk_back != {home}: tk_exchange(tk_back)"
+        streams = [f"    tk_s{i} = tk_stream({i})" for i in self.gpus]
+        return [f"tk_back = tk_exchange({home})", "try:", *streams, *(f"    {line}" for line in self.lines), "finally:", f"    {restore}"]
+
+    def _enter(self, device: str):
+        index = _index(device)
+        if index != self.current:
+            self.current = index
+            self.lines.append(f"tk_exchange({index})")
+
+    def _look(self, devices: Iterable[str]):
+        """Raises what kernels have left in the error words of `devices`; a plain read of memory."""
+        self.lines += [f"if tk_words_{_id(d)} != tk_zeros_{_id(d)}: tk_look()" for d in devices]
+
+    def _launch_grid(self, position: int, step: Launch):
+        kernel, on = self.kernels.get(step.kernel), step.device
+        placed = kernel.on(on) if kernel is not None else None
+        name, address = self._bind(placed, f"tk_k{position}"), self._bind(placed and placed.address, f"tk_a{position}")
+        launch = self._bind(placed and placed.launch, f"tk_launch_{torch.device(on).type}")
+        stream = f"tk_s{_index(on)}" if on != "cpu" else "0"
+        if on != "cpu":
+            self._enter(on)
+        grid = [text.replace(RESIDENT, f"{name}.resident") for text in step.grid]
+        words = [self._pointer(text) if kind in ("ptr", "temp") else f"tk_x{position}" if kind == "error" else text for kind, text in step.words]
+        format = "=4q" + "".join("d" if kind == "float" else "q" for kind, _ in step.words)
+        pack = self._bind(struct.Struct(format).pack, f"tk_w{position}")
+        self.lines.append(f"tk_b = {pack}({', '.join((address, *grid, *words))})")
+        self.lines.append(f"if {launch}(tk_b, {stream}): {name}(tk_b, {stream})")
+        if on == "cpu" and "cpu" in self.errors:
+            self._look(("cpu",))
 
     # -- one method a kind of step
     def _let(self, _, step: Let):
@@ -205,7 +260,10 @@ class _Printer:
         _check_name(step.name)
         spec = step.spec
         shape, strides, dtype = _tuple(spec.shape), _tuple(spec.strides), self._value(spec.dtype)
-        if spec.device != "cpu":
+        if torch.device(spec.device).type == "cuda":
+            self._enter(spec.device)
+            self.lines.append(f"{step.name} = tk_empty_gpu({shape}, {strides}, {dtype})")
+        elif spec.device != "cpu":
             self.lines.append(f"{step.name} = torch.empty_strided({shape}, {strides}, dtype={dtype}, device={spec.device!r})")
         elif self.pool is None or _is_int(step.nbytes_text) and int(step.nbytes_text) < memory.SMALL:
             self.lines.append(f"{step.name} = tk_empty({shape}, {strides}, {dtype})")
@@ -217,6 +275,8 @@ class _Printer:
             self.lines.append(f"{step.name} = {take}({layout}, {size})")
 
     def _launch(self, position: int, step: Launch):
+        if step.grid is not None:
+            return self._launch_grid(position, step)
         format = "=" + "".join("d" if kind == "float" else "q" for kind, _ in step.words)
         pack = self._bind(struct.Struct(format).pack, f"tk_w{position}")
         words = ", ".join(self._pointer(text) if kind in ("ptr", "temp") else text for kind, text in step.words)
@@ -244,6 +304,8 @@ class _Printer:
             if None in names:
                 self.lines.append("del tk_u")
         self._conforming(position, step)
+        if step.target in _WAITING:
+            self._look(d for d in self.errors if d != "cpu")
 
     def _conforming(self, position: int, step: Call):
         """Symbolic results are compared at every call; of the others those that the first call found different."""
@@ -265,6 +327,9 @@ class _Printer:
     def _return(self, _, step: Return):
         if self.learned is None and self.learns:
             self.lines.append("tk_settle()")
+        if self.synchronous and self.gpus:
+            self.lines.append(f"tk_wait({', '.join(map(str, self.gpus))})")
+            self._look(d for d in self.errors if d != "cpu")
         self.lines.append(f"return [{', '.join(self._value(i) for i in step.items)}]")
 
     # -- values
@@ -315,6 +380,29 @@ def _check_name(name: str):
         raise InternalError(f"'{name}' cannot be the name of a value in a program")
 
 
+def _gpus(program: Program) -> tuple[int, ...]:
+    """The numbers of the GPUs that the program's own steps use."""
+    used = [s.device for s in program.steps if isinstance(s, Launch)] + [s.spec.device for s in program.steps if isinstance(s, Alloc)]
+    return tuple(dict.fromkeys(_index(d) for d in used if torch.device(d).type == "cuda"))
+
+
+def _index(device: str) -> int:
+    return torch.device(device).index or 0
+
+
+def _id(device: str) -> str:
+    return device.replace(":", "_")
+
+
+def _error_slots(program: Program) -> dict[str, list[int]]:
+    """Device -> the positions of its launches that can fail: each has an error word of its own."""
+    slots: dict[str, list[int]] = {}
+    for position, step in enumerate(program.steps):
+        if isinstance(step, Launch) and any(kind == "error" for kind, _ in step.words):
+            slots.setdefault(step.device, []).append(position)
+    return slots
+
+
 def _is_int(text: str) -> bool:
     return text.isdigit() or text[:1] == "-" and text[1:].isdigit()
 
@@ -338,6 +426,27 @@ def _failure(errors) -> Callable[[int], None]:
         kind, message = errors[code - 1]
         raise kind(message)
     return fail
+
+
+def _error_words(program: Program, slots: dict[str, list[int]]) -> dict[str, Any]:
+    """Names for the printed text: the words of each device as bytes, as many zeros, each launch's address, and `tk_look`, which raises."""
+    names: dict[str, Any] = {}
+    held: list[tuple[memoryview, int]] = []
+    for device, positions in slots.items():
+        view, address = gpu.error_words(device, len(positions))
+        names[f"tk_words_{_id(device)}"], names[f"tk_zeros_{_id(device)}"] = view, bytes(len(view))
+        for i, position in enumerate(positions):
+            names[f"tk_x{position}"] = address + 4 * i
+            held.append((view[4 * i:4 * i + 4].cast("i"), program.steps[position].first_error))
+    fail = _failure(program.errors)
+
+    def look():
+        found = [(word[0], first) for word, first in held if word[0]]
+        for word, _ in held:
+            word[0] = 0
+        for code, first in found:
+            fail(code, first)
+    return {**names, "tk_look": look} if slots else {}
 
 
 def _first_result(learned: dict[int, tuple[bool, ...]]):

@@ -1,0 +1,381 @@
+"""Launching without a GPU: a library that stands for the driver and records what it is asked; both launchers; programs."""
+from __future__ import annotations
+
+import ctypes
+import struct
+import subprocess
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tokamak.errors import CompilerMissing
+from tokamak.runtime import build as c_build
+from tokamak.runtime import gpu
+from tokamak.runtime.gpu import ASK, Kernel
+from tokamak.runtime.gpu_build import Binary, GpuUnit
+from tokamak.runtime.program import RESIDENT, Alloc, Call, Host, Launch, Let, Program, Ref, Return, TensorSpec, assemble, source
+
+DRIVER = r"""
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+typedef struct { void *function; unsigned shape[7]; void *stream; int64_t arguments[8]; int32_t small; int together; void *context; } launch;
+launch launches[64];
+int launched, loaded, answer, count = 3, mode = 0, relaxed_at_load, shared_asked;
+char images[64][16];
+void *current;
+int cuGetErrorName(int code, const char **text) { *text = code == 1 ? "CUDA_ERROR_INVALID_VALUE" : "CUDA_ERROR_SOMETHING"; return 0; }
+int cuGetErrorString(int code, const char **text) { *text = "in the driver's words"; return 0; }
+int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
+int cuDeviceGetAttribute(int *value, int which, int device) { *value = which == 16 ? 132 : 0; return 0; }
+int cuDevicePrimaryCtxRetain(void **context, int device) { *context = (void *)(intptr_t)(0x1000 + device); return 0; }
+int cuCtxGetCurrent(void **context) { *context = current; return 0; }
+int cuCtxSetCurrent(void *context) { current = context; return 0; }
+static void *pushed;
+int cuCtxPushCurrent_v2(void *context) { pushed = current; current = context; return 0; }
+int cuCtxPopCurrent_v2(void **context) { *context = current; current = pushed; return 0; }
+int cuModuleLoadData(void **module, const char *image) {
+    if (!strncmp(image, "bad", 3)) return 209;
+    relaxed_at_load = mode; strncpy(images[loaded], image, 15); *module = images[loaded++]; return 0;
+}
+int cuModuleGetFunction(void **function, void *module, const char *name) { *function = module; return 0; }
+int cuFuncGetAttribute(int *value, int which, void *function) { *value = 0; return 0; }
+int cuFuncSetAttribute(void *function, int which, int value) { shared_asked = value; return 0; }
+static int take(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned g, unsigned s, void *stream, void **p, int together) {
+    if (answer) return answer;
+    launch *l = &launches[launched++];
+    unsigned shape[7] = {a, b, c, d, e, g, s};
+    l->function = f; memcpy(l->shape, shape, sizeof shape); l->stream = stream; l->together = together; l->context = current;
+    for (int i = 0; i < count + 2; i++) l->arguments[i] = *(int64_t *)p[i];
+    l->small = *(int32_t *)p[1];
+    return 0;
+}
+int cuLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned g, unsigned s, void *stream, void **p, void **extra) {
+    return extra ? 999 : take(f, a, b, c, d, e, g, s, stream, p, 0);
+}
+int cuLaunchCooperativeKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned g, unsigned s, void *stream, void **p) {
+    return take(f, a, b, c, d, e, g, s, stream, p, 1);
+}
+int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *n, void *f, int threads, size_t shared) { *n = 2048 / threads; return 0; }
+int cuMemHostAlloc(void **host, size_t size, unsigned flags) { *host = malloc(size); memset(*host, 7, size); return flags == 3 ? 0 : 1; }
+int cuMemHostGetDevicePointer_v2(void **there, void *host, unsigned flags) { *there = host; return 0; }
+int cuThreadExchangeStreamCaptureMode(int *m) { int before = mode; mode = *m; *m = before; return 0; }
+"""
+
+
+class Recorded(ctypes.Structure):
+    _fields_ = [("function", ctypes.c_char_p), ("shape", ctypes.c_uint * 7), ("stream", ctypes.c_void_p), ("arguments", ctypes.c_int64 * 8),
+                ("small", ctypes.c_int32), ("together", ctypes.c_int), ("context", ctypes.c_void_p)]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("driver")
+    (folder / "driver.c").write_text(DRIVER)
+    subprocess.run([*c_build.compiler().command, "-shared", "-fPIC", "-w", str(folder / "driver.c"), "-o", str(folder / "driver.so")], check=True)
+    return folder / "driver.so"
+
+
+class Fake:
+    """The recording driver, fresh."""
+
+    def __init__(self, path, tmp_path):
+        copy = tmp_path / "libcuda.so"
+        copy.write_bytes(path.read_bytes())
+        self.library = ctypes.CDLL(str(copy))
+        self.driver = gpu.Driver(self.library)
+
+    def number(self, name: str) -> ctypes.c_int:
+        return ctypes.c_int.in_dll(self.library, name)
+
+    @property
+    def launches(self) -> list[Recorded]:
+        return list((Recorded * 64).in_dll(self.library, "launches"))[:self.number("launched").value]
+
+    def kernel(self, launch, **fields) -> Kernel:
+        unit = GpuUnit("k", "text", ("*fp32", "i32", "fp64"), **{"divisible": frozenset({0}), **fields})
+        self.rebuilt: list[GpuUnit] = []
+        return Kernel(binary(unit), lambda u: (self.rebuilt.append(u), binary(u))[1], launch, lambda: self.driver)
+
+
+def binary(unit: GpuUnit, **fields) -> Binary:
+    code = b"k" + bytes(48 + i for i in sorted(unit.divisible)) + b"\0 code"
+    return Binary(unit, ("cuda", 90, 32), **{"code": code, "entry": "k", "shared": 0, "threads": 32 * unit.warps, "registers": 8, "spilled": 0,
+                                             "scratch": (0, 1), "listing": "", **fields})
+
+
+@pytest.fixture
+def fake(library, tmp_path):
+    return Fake(library, tmp_path)
+
+
+@pytest.fixture(params=["c", "python"])
+def launch(request):
+    return gpu.launcher() if request.param == "c" else gpu.launch_in_python
+
+
+def call(placed, *words, grid=(5, 2, 3), stream=77):
+    """What a program's function does."""
+    packed = struct.pack("=6qd", placed.address, *grid, *words)
+    if placed.launch(packed, stream):
+        placed(packed, stream)
+
+
+def test_the_launcher_in_c_is_what_runs_where_there_is_a_compiler(monkeypatch):
+    assert gpu.launcher() is not gpu.launch_in_python
+    gpu.launcher.cache_clear()
+
+    def missing(*_, **__):
+        raise CompilerMissing("none")
+    monkeypatch.setattr(gpu.c_build, "build", missing)
+    assert gpu.launcher() is gpu.launch_in_python
+    gpu.launcher.cache_clear()
+
+
+def test_a_launch_arrives_as_it_was_packed(fake, launch):
+    placed = fake.kernel(launch).on("cuda:1")
+    for _ in range(2):                  # the first loads
+        call(placed, 0x7f0000000010, -3, 2.5)
+    assert fake.number("loaded").value == 1
+    for seen in fake.launches:
+        assert (seen.function, list(seen.shape), seen.stream, seen.together) == (b"k0", [5, 2, 3, 128, 1, 1, 0], 77, 0)
+        assert seen.arguments[0] == 0x7f0000000010 and seen.small == -3 and list(seen.arguments[3:5]) == [0, 0]
+        assert struct.unpack("d", struct.pack("q", seen.arguments[2])) == (2.5,)
+    assert len(fake.launches) == 2
+
+
+def test_once_loaded_the_launcher_needs_nobody(fake, launch):
+    placed = fake.kernel(launch).on("cuda:0")
+    packed = struct.pack("=6qd", placed.address, 1, 1, 1, 16, 1, 0.0)
+    assert launch(packed, 0) == ASK
+    placed(packed, 0)
+    assert launch(packed, 0) == 0 and len(fake.launches) == 2
+
+
+def test_no_programs_no_launch(fake, launch):
+    placed = fake.kernel(launch).on("cuda:0")
+    for grid in ((0, 1, 1), (1, 0, 1), (1, 1, 0)):
+        call(placed, 0, 1, 0.0, grid=grid)
+    assert not fake.launches and not fake.number("loaded").value
+
+
+def test_cooperative_kernels_are_launched_together(fake, launch):
+    placed = fake.kernel(launch, cooperative=True).on("cuda:0")
+    call(placed, 16, 1, 0.0)
+    call(placed, 16, 1, 0.0)
+    assert [s.together for s in fake.launches] == [1, 1]
+    assert placed.resident == 2048 // 128 * 132
+
+
+def test_much_shared_memory_is_asked_for(fake, launch):
+    kernel = fake.kernel(launch)
+    kernel.binary = replace(kernel.binary, shared=100_000)
+    call(kernel.on("cuda:0"), 16, 1, 0.0)
+    assert fake.number("shared_asked").value == 100_000 and fake.launches[0].shape[6] == 100_000
+
+
+def test_a_call_that_breaks_an_assumption_gets_a_variant(fake, launch):
+    placed = fake.kernel(launch, divisible=frozenset({0, 1})).on("cuda:0")
+    calls = [(16, 32), (8, 32), (16, 3), (8, 3), (32, 48), (24, 16), (48, 1), (4, 5)]
+    for pointer, size in calls:
+        call(placed, pointer, size, 0.0)
+    expected = {(False, False): b"k01", (True, False): b"k1", (False, True): b"k0", (True, True): b"k"}
+    assert [s.function for s in fake.launches] == [expected[p % 16 != 0, n % 16 != 0] for p, n in calls]
+    assert [u.divisible for u in fake.rebuilt] == [frozenset({1}), frozenset({0}), frozenset()]
+    packed = struct.pack("=6qd", placed.address, 1, 1, 1, 8, 3, 0.0)
+    assert launch(packed, 0) == 0       # the launcher finds the variants by itself
+
+
+def test_what_may_be_assumed_less_does_not_depend_on_the_order_of_calls(fake, launch):
+    placed = fake.kernel(launch, divisible=frozenset({0, 1})).on("cuda:0")
+    for pointer, size in ((8, 3), (8, 32), (16, 32), (16, 3)):
+        call(placed, pointer, size, 0.0)
+    # the variant that assumes nothing serves what it was there for first
+    assert [s.function for s in fake.launches] == [b"k", b"k", b"k01", b"k"]
+
+
+def test_a_device_loads_its_own_and_the_threads_context_stays(fake, launch):
+    kernel = fake.kernel(launch)
+    current = ctypes.c_void_p.in_dll(fake.library, "current")
+    call(kernel.on("cuda:1"), 16, 1, 0.0)
+    assert current.value == 0x1001      # the thread had none
+    call(kernel.on("cuda:0"), 16, 1, 0.0)
+    assert current.value == 0x1001 and [s.context for s in fake.launches] == [0x1001, 0x1000]
+    assert kernel.on("cuda:0") is kernel.on("cuda") and fake.number("loaded").value == 2
+
+
+def test_code_is_loaded_while_a_graph_is_captured(fake, launch):
+    call(fake.kernel(launch).on("cuda:0"), 16, 1, 0.0)
+    assert fake.number("relaxed_at_load").value == 2 and fake.number("mode").value == 0
+
+
+def test_a_workspace_is_taken_for_each_launch(fake, launch, monkeypatch):
+    kernel = fake.kernel(launch)
+    kernel.binary = replace(kernel.binary, scratch=(100, 128))
+    rooms, real = [], torch.empty
+    monkeypatch.setattr(torch, "empty", lambda n, dtype, device: (rooms.append((n, device)), real(n, dtype=dtype))[1])
+    for _ in range(2):
+        call(kernel.on("cuda:0"), 16, 1, 0.0)
+    assert rooms == [(100 * 30 + 128, "cuda:0")] * 2
+    assert all(s.arguments[3] % 128 == 0 and s.arguments[3] and not s.arguments[4] for s in fake.launches)
+
+
+def test_failures_say_what_was_asked(fake, launch):
+    placed = fake.kernel(launch).on("cuda:0")
+    with pytest.raises(RuntimeError, match=r"the kernel k could not.* grid \(2147483648, 1, 1\).*CUDA_ERROR_INVALID_VALUE \(1\): in the driver's words"):
+        call(placed, 16, 1, 0.0, grid=(1 << 31, 1, 1))
+    call(placed, 16, 1, 0.0)
+    fake.number("answer").value = 701
+    with pytest.raises(RuntimeError, match="CUDA_ERROR_SOMETHING \\(701\\)"):
+        call(placed, 16, 1, 0.0)
+    fake.number("answer").value = 0
+    kernel = fake.kernel(launch)
+    kernel.binary = replace(kernel.binary, code=b"bad")
+    with pytest.raises(RuntimeError, match="cuModuleLoadData: .*209"):
+        call(kernel.on("cuda:0"), 16, 1, 0.0)
+
+
+def test_threads_load_and_build_once(fake, launch):
+    placed = fake.kernel(launch).on("cuda:0")
+    start = threading.Barrier(8)
+
+    def work(pointer: int):
+        start.wait()
+        call(placed, pointer, 1, 0.0)
+    threads = [threading.Thread(target=work, args=(16 + 8 * (i % 2),)) for i in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert fake.number("loaded").value == 2 and len(fake.rebuilt) == 1
+    assert sorted(s.function for s in fake.launches) == [b"k"] * 4 + [b"k0"] * 4
+
+
+# -- error words -----------------------------------------------------------------------------------------------------------
+def test_error_words_lie_apart_and_are_zero(fake, monkeypatch):
+    monkeypatch.setattr(gpu, "_pages", {})
+    held = [gpu.error_words("cuda:0", n, lambda: fake.driver) for n in (1, 3, 1023, 5000)]
+    assert [len(view) for view, _ in held] == [4, 12, 4092, 20000] and not any(any(view) for view, _ in held)
+    ends = sorted((address, address + len(view)) for view, address in held)
+    assert all(a[1] <= b[0] for a, b in zip(ends, ends[1:]))
+    ctypes.c_int32.from_address(held[1][1] + 8).value = 5       # as a kernel writes
+    assert held[1][0].cast("i")[2] == 5
+
+
+# -- programs --------------------------------------------------------------------------------------------------------------
+class Device:
+    """torch's side of GPUs, made of CPU memory: what a program asks of it, in order."""
+
+    def __init__(self, monkeypatch):
+        self.current, self.log = 3, []
+        monkeypatch.setattr(gpu, "exchange_device", self.exchange)
+        monkeypatch.setattr(gpu, "raw_stream", lambda i: (self.log.append(f"stream {i}"), 700 + i)[1])
+        monkeypatch.setattr(gpu, "empty", self.empty)
+        monkeypatch.setattr(gpu, "wait", lambda *devices: self.log.append(f"wait {devices}"))
+
+    def exchange(self, device: int) -> int:
+        before, self.current = self.current, device
+        return before
+
+    def empty(self, shape, strides, dtype):
+        self.log.append(f"empty on {self.current}")
+        return torch.empty_strided(shape, strides, dtype=dtype)
+
+
+@pytest.fixture
+def device(monkeypatch, fake):
+    monkeypatch.setattr(gpu, "_pages", {})
+    monkeypatch.setattr(gpu, "driver", lambda: fake.driver)
+    monkeypatch.setattr(gpu.error_words, "__defaults__", (lambda: fake.driver,))
+    return Device(monkeypatch)
+
+
+def spec(n: str, device: str) -> TensorSpec:
+    return TensorSpec((n,), ("1",), torch.float32, device)
+
+
+def program(*devices: str, error: bool = False) -> Program:
+    """x -> for each device: y = k(x, n, 0.5), where k may also take the error word for its size."""
+    steps = [Let("n", "x.shape[0]")]
+    for i, d in enumerate(devices):
+        words = (("ptr", f"y{i}"), ("error", "") if error else ("int", "n"), ("float", "0.5"))
+        steps += [Alloc(f"y{i}", spec("n", d), "n*4"), Launch("k", words, first_error=i, grid=("(n + 9)//10", "1", "1"), device=d)]
+    steps.append(Return(tuple(Ref(f"y{i}") for i in range(len(devices)))))
+    return Program("p", ("x",), tuple(steps), errors=((IndexError, "the first"), (ValueError, "the second")))
+
+
+def test_a_program_launches_on_its_device_and_stream(fake, device, launch):
+    fn = assemble(program("cuda:1"), {"k": fake.kernel(launch)})
+    for n in (25, 31):
+        y, = fn([torch.empty(n)])
+        seen = fake.launches[-1]
+        assert seen.arguments[0] == y.data_ptr() and seen.small == n and list(seen.shape[:3]) == [-(-n // 10), 1, 1] and seen.stream == 701
+    assert device.log == ["stream 1", "empty on 1"] * 2 and device.current == 3
+
+
+def test_a_program_over_two_devices(fake, device, launch):
+    fn = assemble(program("cuda:0", "cuda:1"), {"k": fake.kernel(launch)})
+    fn([torch.empty(8)])
+    fn([torch.empty(8)])
+    assert device.log == ["stream 0", "stream 1", "empty on 0", "empty on 1"] * 2 and device.current == 3
+    assert [s.stream for s in fake.launches] == [700, 701] * 2
+
+
+def test_the_device_is_set_back_after_a_failure(fake, device, launch):
+    fn = assemble(program("cuda:1"), {"k": fake.kernel(launch)})
+    fake.number("answer").value = 700
+    with pytest.raises(RuntimeError, match="kernel k"):
+        fn([torch.empty(8)])
+    assert device.current == 3
+
+
+@pytest.mark.parametrize("synchronous", [False, True])
+def test_an_error_of_a_kernel_is_raised_at_the_next_call(fake, device, launch, synchronous):
+    fn = assemble(program("cuda:0", "cuda:1", error=True), {"k": fake.kernel(launch)}, synchronous=synchronous)
+    fn([torch.empty(8)])
+    words = [s.arguments[1] for s in fake.launches]
+    ctypes.c_int32.from_address(words[1]).value = 1         # as the second kernel does
+    with pytest.raises(ValueError, match="the second"):
+        fn([torch.empty(8)])
+    assert len(fake.launches) == 2                          # and nothing ran
+    fn([torch.empty(8)])
+    assert ("wait (0, 1)" in device.log) == synchronous
+
+
+def test_a_synchronous_call_raises_its_own_error(fake, device, launch, monkeypatch):
+    def wait(*_):
+        ctypes.c_int32.from_address(fake.launches[0].arguments[1]).value = 2
+    monkeypatch.setattr(gpu, "wait", wait)
+    fn = assemble(program("cuda:0", error=True), {"k": fake.kernel(launch)}, synchronous=True)
+    with pytest.raises(ValueError, match="the second"):
+        fn([torch.empty(8)])
+
+
+def test_an_error_shows_behind_a_step_that_waits(fake, device, launch):
+    def item(x):
+        ctypes.c_int32.from_address(fake.launches[0].arguments[1]).value = 1
+        return 5
+    steps = (*program("cuda:0", error=True).steps[:-1],
+             Call(torch.ops.aten._local_scalar_dense.default, (Ref("y0"),), {}, (("s", None),), True), Return((Host("s"),)))
+    p = Program("p", ("x",), steps, errors=((IndexError, "the first"),))
+    text = source(p)
+    fn = assemble(p, {"k": fake.kernel(launch)})
+    fn.__globals__["tk_c3"] = item
+    assert "tk_c3(" in text
+    with pytest.raises(IndexError, match="the first"):
+        fn([torch.empty(8)])
+
+
+def test_the_grid_may_be_what_the_device_holds(fake, device, launch):
+    p = Program("p", ("x",), (Launch("k", (("ptr", "x"), ("int", "1"), ("float", "0.0")), grid=(f"min({RESIDENT}, 5000)", "1", "1"), device="cuda:0"),
+                              Return(())))
+    assemble(p, {"k": fake.kernel(launch)})([torch.empty(8)])
+    assert fake.launches[0].shape[0] == 2048 // 128 * 132
+
+
+def test_the_text_for_people_needs_no_device():
+    text = source(program("cuda:0", error=True))
+    assert "tk_exchange(0)" in text and "finally:" in text
+    assert "cuda" not in source(Program("p", ("x",), (Return((Ref("x"),)),)))

@@ -1,0 +1,332 @@
+"""GPU kernels at work: machine code -> launches, through the driver.
+
+    Kernel       a built kernel; `on(device)` places it there
+    Placed       the kernel on one device: what a program's function holds
+    packed       ::= address of the record; grid x, y, z; the kernel's arguments: 8 bytes each
+
+A call is two steps of the program's function: it packs, and `Placed.launch(packed, stream)` does the rest in C: finds the record, looks whether the
+arguments are as aligned as the kernel assumes, and calls the driver. Where there is no C compiler a Python function does the same. It answers 0, or
+something else: then `Placed(packed, stream)` does what happens once (loads the code, builds a variant that assumes less) and launches, or raises.
+Records of variants hang together in a list, those that assume more first.
+"""
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from ctypes import byref, c_char_p, c_int, c_int32, c_int64, c_uint, c_void_p
+from dataclasses import replace
+
+import torch
+
+from ..errors import BuildError, CompilerMissing, InternalError
+from . import build as c_build
+from .gpu_build import Binary, GpuUnit
+
+ASK = -1                    # what a launch answers when it needs `Placed.__call__`
+HEAD = 4                    # words before the arguments
+INVALID_VALUE, INVALID_CONTEXT = 1, 201
+_LARGE = 48 << 10           # bytes of shared memory from which on a kernel has to ask
+_SHARED, _PROCESSORS = 8, 16          # the driver's numbers of attributes
+_PORTABLE_MAPPED = 3
+_RELAXED = 2
+
+_LAUNCHER = """#include <stdint.h>
+typedef struct kernel {
+    void *function;
+    const struct kernel *next;
+    int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+    int (*together)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **);
+    const int32_t *divisible;
+    int32_t checks, count, threads, shared, cooperative, ready;
+} kernel;
+
+int64_t tk_gpu_launch(const int64_t *words, int64_t stream) {
+    const int64_t *arguments = words + 4;
+    const int64_t x = words[1], y = words[2], z = words[3];
+    if (x <= 0 || y <= 0 || z <= 0) return 0;
+    if ((x | y | z) >> 31) return 1;
+    const kernel *k = (const kernel *)words[0];
+    for (; k; k = k->next) {
+        int64_t bits = 0;
+        for (int i = 0; i < k->checks; i++) bits |= arguments[k->divisible[i]];
+        if (!(bits & 15)) break;
+    }
+    if (!k || !k->ready) return -1;
+    void *none = 0, *parameters[k->count + 2];
+    for (int i = 0; i < k->count; i++) parameters[i] = (void *)(arguments + i);
+    parameters[k->count] = parameters[k->count + 1] = &none;
+    if (k->cooperative)
+        return k->together(k->function, x, y, z, k->threads, 1, 1, k->shared, (void *)stream, parameters);
+    return k->launch(k->function, x, y, z, k->threads, 1, 1, k->shared, (void *)stream, parameters, 0);
+}
+"""
+
+
+class Record(ctypes.Structure):
+    """A kernel on a device as the launcher sees it. `ready`: it may be launched as it stands."""
+    _fields_ = [("function", c_void_p), ("next", c_void_p), ("launch", c_void_p), ("together", c_void_p), ("divisible", ctypes.POINTER(c_int32)),
+                ("checks", c_int32), ("count", c_int32), ("threads", c_int32), ("shared", c_int32), ("cooperative", c_int32), ("ready", c_int32)]
+
+
+# -- the driver ----------------------------------------------------------------------------------------------------------
+_SIGNATURES = {
+    "cuGetErrorName": (c_int, ctypes.POINTER(c_char_p)), "cuGetErrorString": (c_int, ctypes.POINTER(c_char_p)),
+    "cuDeviceGet": (c_void_p, c_int), "cuDeviceGetAttribute": (c_void_p, c_int, c_int), "cuDevicePrimaryCtxRetain": (c_void_p, c_int),
+    "cuCtxGetCurrent": (c_void_p,), "cuCtxSetCurrent": (c_void_p,), "cuCtxPushCurrent_v2": (c_void_p,), "cuCtxPopCurrent_v2": (c_void_p,),
+    "cuModuleLoadData": (c_void_p, c_char_p), "cuModuleGetFunction": (c_void_p, c_void_p, c_char_p),
+    "cuFuncGetAttribute": (c_void_p, c_int, c_void_p), "cuFuncSetAttribute": (c_void_p, c_int, c_int),
+    "cuLaunchKernel": (c_void_p, *(c_uint,) * 7, c_void_p, c_void_p, c_void_p),
+    "cuLaunchCooperativeKernel": (c_void_p, *(c_uint,) * 7, c_void_p, c_void_p),
+    "cuOccupancyMaxActiveBlocksPerMultiprocessor": (c_void_p, c_void_p, c_int, ctypes.c_size_t),
+    "cuMemHostAlloc": (c_void_p, ctypes.c_size_t, c_uint), "cuMemHostGetDevicePointer_v2": (c_void_p, c_void_p, c_uint),
+    "cuThreadExchangeStreamCaptureMode": (c_void_p,),
+}
+
+
+class Driver:
+    """The driver's functions by name. Those called through `call` raise RuntimeError with the driver's words."""
+
+    def __init__(self, library: ctypes.CDLL):
+        self.functions = {}
+        for name, arguments in _SIGNATURES.items():
+            function = self.functions[name] = library[name]
+            function.argtypes, function.restype = arguments, c_int
+        self.contexts: dict[int, c_void_p] = {}
+
+    def call(self, name: str, *arguments) -> None:
+        code = self.functions[name](*arguments)
+        if code:
+            raise RuntimeError(f"{name}: {self.words(code)}")
+
+    def address(self, name: str) -> int:
+        return ctypes.cast(self.functions[name], c_void_p).value
+
+    def words(self, code: int) -> str:
+        name, text = c_char_p(), c_char_p()
+        self.functions["cuGetErrorName"](code, byref(name))
+        self.functions["cuGetErrorString"](code, byref(text))
+        return f"{(name.value or b'CUDA error').decode()} ({code}): {(text.value or b'unknown').decode()}"
+
+    @contextlib.contextmanager
+    def within(self, device: int) -> Iterator[None]:
+        """The device's primary context is current, and calls that allocate are allowed although a graph is being captured. A thread that had no
+        context keeps this one."""
+        wanted, current, mode = self._context(device), c_void_p(), c_int(_RELAXED)
+        self.call("cuCtxGetCurrent", byref(current))
+        other = current.value is not None and current.value != wanted.value
+        if other:
+            self.call("cuCtxPushCurrent_v2", wanted)
+        elif current.value is None:
+            self.call("cuCtxSetCurrent", wanted)
+        self.call("cuThreadExchangeStreamCaptureMode", byref(mode))
+        try:
+            yield
+        finally:
+            self.call("cuThreadExchangeStreamCaptureMode", byref(mode))
+            if other:
+                self.call("cuCtxPopCurrent_v2", byref(c_void_p()))
+
+    def _context(self, device: int) -> c_void_p:
+        if device not in self.contexts:
+            number, context = c_int(), c_void_p()
+            self.call("cuDeviceGet", byref(number), device)
+            self.call("cuDevicePrimaryCtxRetain", byref(context), number)
+            self.contexts[device] = context
+        return self.contexts[device]
+
+    def attribute(self, device: int, which: int) -> int:
+        number, value = c_int(), c_int()
+        self.call("cuDeviceGet", byref(number), device)
+        self.call("cuDeviceGetAttribute", byref(value), which, number)
+        return value.value
+
+
+@functools.cache
+def driver() -> Driver:
+    """NVIDIA's. Raises InternalError where there is none."""
+    for name in ("libcuda.so.1", "libcuda.so"):
+        with contextlib.suppress(OSError):
+            return Driver(ctypes.CDLL(name))
+    raise InternalError("there is no CUDA driver (libcuda.so.1) to launch kernels with")
+
+
+# -- launching -----------------------------------------------------------------------------------------------------------
+@functools.cache
+def launcher(cache_dir: str = "", cc: str = "") -> Callable[[bytes, int], int]:
+    """`launch(packed, stream)`: 0, ASK, or the driver's error. In C, or in Python where no C compiler is found."""
+    try:
+        return c_build.build([c_build.Unit("tk_gpu_launch", _LAUNCHER)], cache_dir=cache_dir, cc=cc)["tk_gpu_launch"]
+    except (CompilerMissing, BuildError):
+        return launch_in_python
+
+
+_LAUNCH = ctypes.CFUNCTYPE(c_int, *_SIGNATURES["cuLaunchKernel"])
+_TOGETHER = ctypes.CFUNCTYPE(c_int, *_SIGNATURES["cuLaunchCooperativeKernel"])
+
+
+def launch_in_python(packed: bytes, stream: int) -> int:
+    """What the C launcher does."""
+    words = struct.unpack(f"={len(packed) // 8}q", packed)
+    if min(words[1:HEAD]) <= 0:
+        return 0
+    if max(words[1:HEAD]) >> 31:
+        return INVALID_VALUE
+    address, arguments = words[0], words[HEAD:]
+    while address:
+        record = Record.from_address(address)
+        if not any(arguments[record.divisible[i]] & 15 for i in range(record.checks)):
+            return submit(record, packed, stream) if record.ready else ASK
+        address = record.next
+    return ASK
+
+
+def submit(record: Record, packed: bytes, stream: int, scratch: int = 0) -> int:
+    """Hands a launch to the driver; `scratch`: the address of the kernel's own workspace. Returns the driver's answer."""
+    words = (c_int64 * (record.count + 2)).from_buffer_copy(packed[8 * HEAD:] + struct.pack("=2q", scratch, 0))
+    parameters = (c_void_p * len(words))(*(ctypes.addressof(words) + 8 * i for i in range(len(words))))
+    shape = (*struct.unpack_from("=3q", packed, 8), record.threads, 1, 1, record.shared)
+    if record.cooperative:
+        return _TOGETHER(record.together)(record.function, *shape, stream, ctypes.addressof(parameters))
+    return _LAUNCH(record.launch)(record.function, *shape, stream, ctypes.addressof(parameters), None)
+
+
+# -- kernels -------------------------------------------------------------------------------------------------------------
+class Kernel:
+    """A built kernel. `rebuild` makes the binary of another unit: the same kernel with fewer assumptions. `launch`: see `launcher`."""
+
+    def __init__(self, binary: Binary, rebuild: Callable[[GpuUnit], Binary], launch: Callable[[bytes, int], int] = launch_in_python,
+                 driver: Callable[[], Driver] = driver):
+        self.binary, self.rebuild, self.launch, self.driver = binary, rebuild, launch, driver
+        self._placed: dict[int, Placed] = {}
+        self._lock = threading.Lock()
+
+    def on(self, device: str) -> Placed:
+        """The kernel on `device` ("cuda:1"); it is loaded there at its first launch."""
+        index = torch.device(device).index or 0
+        with self._lock:
+            if index not in self._placed:
+                self._placed[index] = Placed(self, index)
+            return self._placed[index]
+
+
+class Placed:
+    """A kernel on one device. `address`: the first word of its launches. Calling it finishes a launch that `launch` refused, or raises."""
+
+    def __init__(self, kernel: Kernel, device: int):
+        self.kernel, self.device, self.launch = kernel, device, kernel.launch
+        self.lock = threading.Lock()
+        self.variants = [Variant(kernel.binary)]
+        self.address = self.variants[0].address
+
+    @functools.cached_property
+    def resident(self) -> int:
+        """How many of its programs the device runs at once."""
+        driver, first, count = self.kernel.driver(), self.variants[0], c_int()
+        with self.lock, driver.within(self.device):
+            first.load(driver)
+            record = first.record
+            driver.call("cuOccupancyMaxActiveBlocksPerMultiprocessor", byref(count), record.function, record.threads, record.shared)
+            return count.value * driver.attribute(self.device, _PROCESSORS)
+
+    def __call__(self, packed: bytes, stream: int) -> None:
+        driver, words = self.kernel.driver(), struct.unpack(f"={len(packed) // 8}q", packed)
+        with driver.within(self.device):
+            with self.lock:
+                variant = self._variant(words[HEAD:])
+                variant.load(driver)
+            size, align = variant.binary.scratch
+            if max(words[1:HEAD]) >> 31:
+                code = INVALID_VALUE
+            elif size:
+                room = torch.empty(size * words[1] * words[2] * words[3] + align, dtype=torch.uint8, device=f"cuda:{self.device}")
+                code = submit(variant.record, packed, stream, -(-room.data_ptr() // align) * align)
+            else:
+                code = submit(variant.record, packed, stream)
+        if code:
+            raise RuntimeError(f"the kernel {variant.binary.unit.name} could not be launched on cuda:{self.device} with the grid {words[1:HEAD]}, "
+                               f"{variant.binary.threads} threads and {variant.binary.shared} bytes of shared memory: {driver.words(code)}")
+
+    def _variant(self, arguments: tuple[int, ...]) -> Variant:
+        """The first whose assumptions hold; one is built where none does."""
+        for variant in self.variants:
+            if not any(arguments[i] & 15 for i in variant.divisible):
+                return variant
+        unit = self.kernel.binary.unit
+        holds = frozenset(i for i in unit.divisible if not arguments[i] & 15)
+        made = Variant(self.kernel.rebuild(replace(unit, divisible=holds)))
+        position = next((i for i, v in enumerate(self.variants) if len(v.divisible) < len(holds)), len(self.variants))
+        made.record.next = self.variants[position].address if position < len(self.variants) else None
+        self.variants.insert(position, made)
+        self.variants[position - 1].record.next = made.address          # only now a launch in another thread can see it
+        return made
+
+
+class Variant:
+    """One binary on one device, and its record."""
+
+    def __init__(self, binary: Binary):
+        self.binary, self.divisible = binary, tuple(sorted(binary.unit.divisible))
+        self.positions = (c_int32 * max(len(self.divisible), 1))(*self.divisible)
+        self.record = Record(divisible=self.positions, checks=len(self.divisible), count=len(binary.unit.signature), threads=binary.threads,
+                             shared=binary.shared, cooperative=binary.unit.cooperative)
+        self.address = ctypes.addressof(self.record)
+
+    def load(self, driver: Driver) -> None:
+        """Makes the record ready, in the current context."""
+        if self.record.function:
+            return
+        module, function = c_void_p(), c_void_p()
+        driver.call("cuModuleLoadData", byref(module), self.binary.code)
+        driver.call("cuModuleGetFunction", byref(function), module, self.binary.entry.encode())
+        if self.binary.shared > _LARGE:
+            driver.call("cuFuncSetAttribute", function, _SHARED, self.binary.shared)
+        self.record.launch, self.record.together = driver.address("cuLaunchKernel"), driver.address("cuLaunchCooperativeKernel")
+        self.record.function = function
+        self.record.ready = not self.binary.scratch[0]          # a kernel with a workspace is launched from here every time
+
+
+# -- torch's part --------------------------------------------------------------------------------------------------------
+empty: Callable[..., torch.Tensor] = torch._C._dynamo.guards._empty_strided_cuda            # (shape, strides, dtype), on torch's current device
+exchange_device: Callable[[int], int] | None = getattr(torch._C, "_cuda_exchangeDevice", None)      # makes it current; returns which was before
+raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)      # a device's current stream
+
+
+def wait(*devices: int) -> None:
+    """Waits for the current streams of GPUs, except while a graph is captured: nothing runs then."""
+    if not torch.cuda.is_current_stream_capturing():
+        for device in devices:
+            torch.cuda.current_stream(device).synchronize()
+
+
+# -- error words ---------------------------------------------------------------------------------------------------------
+_PAGE = 1024                # error words that are taken from the driver at once
+_pages: dict[int, tuple[memoryview, int]] = {}          # device -> what is left of its last page, and its address there
+_pages_lock = threading.Lock()
+
+
+def error_words(device: str, count: int, driver: Callable[[], Driver] = driver) -> tuple[memoryview, int]:
+    """(bytes, address): `count` int32 words, zero, that kernels on `device` write and the host reads, at their address there. They are never given back: a
+    kernel may still be on its way when its program is gone."""
+    if torch.device(device).type == "cpu":
+        held = (c_int32 * count)()
+        return memoryview(held).cast("B"), ctypes.addressof(held)
+    index = torch.device(device).index or 0
+    with _pages_lock:
+        view, address = _pages.get(index, (memoryview(b""), 0))
+        if len(view) < 4 * count:
+            view, address = _mapped(driver(), index, 4 * max(count, _PAGE))
+        _pages[index] = view[4 * count:], address + 4 * count
+        return view[:4 * count], address
+
+
+def _mapped(driver: Driver, device: int, size: int) -> tuple[memoryview, int]:
+    host, there = c_void_p(), c_void_p()
+    with driver.within(device):
+        driver.call("cuMemHostAlloc", byref(host), size, _PORTABLE_MAPPED)
+        driver.call("cuMemHostGetDevicePointer_v2", byref(there), host, 0)
+    ctypes.memset(host.value, 0, size)
+    return memoryview((ctypes.c_char * size).from_address(host.value)).cast("B"), there.value
