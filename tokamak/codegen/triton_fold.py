@@ -1,0 +1,242 @@
+"""Device functions that fold along an axis of a block, and random numbers; front: `triton_lib`."""
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .triton_base import INTERPRETED, maximum, minimum
+from .triton_math import exp, log1p, normal_of
+from .triton_math64 import log1p64
+
+
+# -- folds ---------------------------------------------------------------------------------------------------------
+@triton.jit
+def _mul(a, b):
+    return a * b
+
+
+@triton.jit
+def reduce_max(x, axis: tl.constexpr):
+    """Maximum along an axis, NaN if any element is."""
+    if INTERPRETED and x.dtype.is_floating():
+        nan = tl.max((x != x).to(tl.int32), axis) != 0
+        return tl.where(nan, float("nan"), tl.max(tl.where(x != x, float("-inf"), x), axis))
+    elif x.dtype.is_floating():
+        return tl.reduce(x, axis, maximum)
+    else:
+        return tl.max(x, axis).to(x.dtype)
+
+
+@triton.jit
+def reduce_min(x, axis: tl.constexpr):
+    """Minimum along an axis, NaN if any element is."""
+    if INTERPRETED and x.dtype.is_floating():
+        nan = tl.max((x != x).to(tl.int32), axis) != 0
+        return tl.where(nan, float("nan"), tl.min(tl.where(x != x, float("inf"), x), axis))
+    elif x.dtype.is_floating():
+        return tl.reduce(x, axis, minimum)
+    else:
+        return tl.min(x, axis).to(x.dtype)
+
+
+@triton.jit
+def reduce_prod(x, axis: tl.constexpr):
+    """Product along an axis, in the type of x."""
+    return tl.reduce(x, axis, _mul)
+
+
+@triton.jit
+def _first(x, i, best, axis: tl.constexpr):
+    """The smallest index along the axis among the elements equal to `best`, or NaN: some are only if `best` is."""
+    none = tl.full([], (1 << (i.dtype.primitive_bitwidth - 1)) - 1, i.dtype)
+    return tl.min(tl.where((x == tl.expand_dims(best, axis)) | (x != x), i, none), axis)
+
+
+@triton.jit
+def reduce_argmax(x, i, axis: tl.constexpr):
+    """(maximum, its smallest index) along an axis; the first NaN wins. Two folds of one value each: a third of the work of a fold of pairs."""
+    best = reduce_max(x, axis)
+    return best, _first(x, i, best, axis)
+
+
+@triton.jit
+def reduce_argmin(x, i, axis: tl.constexpr):
+    """(minimum, its smallest index) along an axis; the first NaN wins."""
+    best = reduce_min(x, axis)
+    return best, _first(x, i, best, axis)
+
+
+@triton.jit
+def argmax_take(va, ia, vb, ib):
+    """Whether (vb, ib) replaces (va, ia) as the maximum: greater, or NaN where va is none, or equal and earlier."""
+    if va.dtype.is_floating():
+        same = (va == vb) | ((va != va) & (vb != vb))
+        return (vb > va) | ((vb != vb) & (va == va)) | (same & (ib < ia))
+    else:
+        return (vb > va) | ((va == vb) & (ib < ia))
+
+
+@triton.jit
+def argmin_take(va, ia, vb, ib):
+    """Whether (vb, ib) replaces (va, ia) as the minimum."""
+    if va.dtype.is_floating():
+        same = (va == vb) | ((va != va) & (vb != vb))
+        return (vb < va) | ((vb != vb) & (va == va)) | (same & (ib < ia))
+    else:
+        return (vb < va) | ((va == vb) & (ib < ia))
+
+
+@triton.jit
+def argmax_later(va, vb):
+    """`argmax_take` where every index of b comes after those of a."""
+    if va.dtype.is_floating():
+        return ~((vb <= va) | (va != va))
+    else:
+        return vb > va
+
+
+@triton.jit
+def argmin_later(va, vb):
+    """`argmin_take` where every index of b comes after those of a."""
+    if va.dtype.is_floating():
+        return ~((vb >= va) | (va != va))
+    else:
+        return vb < va
+
+
+@triton.jit
+def argmax_pair(va, ia, vb, ib):
+    """The winner of two pairs, for scans."""
+    take = argmax_take(va, ia, vb, ib)
+    return tl.where(take, vb, va), tl.where(take, ib, ia)
+
+
+@triton.jit
+def argmin_pair(va, ia, vb, ib):
+    """The winner of two pairs, for scans."""
+    take = argmin_take(va, ia, vb, ib)
+    return tl.where(take, vb, va), tl.where(take, ib, ia)
+
+
+@triton.jit
+def logaddexp(a, b):
+    """log(e^a + e^b); equal infinities are their own answer."""
+    m = maximum(a, b)
+    d = tl.abs(a - b) * -1.0
+    if a.dtype == tl.float64:
+        y = m + log1p64(tl.exp(d))
+    else:
+        y = m + log1p(exp(d))
+    return tl.where((tl.abs(m) == float("inf")) | (m != m), m, y)
+
+
+@triton.jit
+def reduce_logsumexp(x, axis: tl.constexpr):
+    """log of the sum of e^x along an axis."""
+    return tl.reduce(x, axis, logaddexp)
+
+
+@triton.jit
+def reduce_any(x, axis: tl.constexpr):
+    """Whether any bool along an axis is set."""
+    return tl.max(x.to(tl.int32), axis) != 0
+
+
+@triton.jit
+def reduce_all(x, axis: tl.constexpr):
+    """Whether all bools along an axis are set."""
+    return tl.min(x.to(tl.int32), axis) != 0
+
+
+@triton.jit
+def _greater(a, b):
+    return tl.maximum(a, b)
+
+
+@triton.jit
+def _smaller(a, b):
+    return tl.minimum(a, b)
+
+
+@triton.jit
+def scan_sum(x, axis: tl.constexpr, reverse: tl.constexpr):
+    """Running sums, in the type of x."""
+    return tl.cumsum(x, axis, reverse).to(x.dtype)
+
+
+@triton.jit
+def scan_prod(x, axis: tl.constexpr, reverse: tl.constexpr):
+    """Running products, in the type of x."""
+    return tl.associative_scan(x, axis, _mul, reverse)
+
+
+@triton.jit
+def scan_max(x, axis: tl.constexpr, reverse: tl.constexpr):
+    """Running maximum, NaN from the first NaN on."""
+    return tl.associative_scan(x, axis, maximum, reverse)
+
+
+@triton.jit
+def scan_min(x, axis: tl.constexpr, reverse: tl.constexpr):
+    """Running minimum, NaN from the first NaN on."""
+    return tl.associative_scan(x, axis, minimum, reverse)
+
+
+@triton.jit
+def scan_any(x, axis: tl.constexpr, reverse: tl.constexpr):
+    """Whether any bool so far is set."""
+    return tl.associative_scan(x.to(tl.int32), axis, _greater, reverse) != 0
+
+
+@triton.jit
+def scan_all(x, axis: tl.constexpr, reverse: tl.constexpr):
+    """Whether all bools so far are set."""
+    return tl.associative_scan(x.to(tl.int32), axis, _smaller, reverse) != 0
+
+
+@triton.jit
+def scan_logsumexp(x, axis: tl.constexpr, reverse: tl.constexpr):
+    """log of the running sum of e^x."""
+    return tl.associative_scan(x, axis, logaddexp, reverse)
+
+
+@triton.jit
+def scan_argmax(x, i, axis: tl.constexpr, reverse: tl.constexpr):
+    """(running maximum, its smallest index)."""
+    return tl.associative_scan((x, i), axis, argmax_pair, reverse)
+
+
+@triton.jit
+def scan_argmin(x, i, axis: tl.constexpr, reverse: tl.constexpr):
+    """(running minimum, its smallest index)."""
+    return tl.associative_scan((x, i), axis, argmin_pair, reverse)
+
+
+# -- random numbers ------------------------------------------------------------------------------------------------
+@triton.jit
+def philox(seed, counter):
+    """Philox4x32-10 as `ir.meaning.philox` defines it: the first two words, uint32. `seed` and `counter` are i64."""
+    seed, counter = seed.to(tl.uint64), counter.to(tl.uint64)
+    k0, k1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
+    c0, c1 = counter.to(tl.uint32), (counter >> 32).to(tl.uint32)
+    c2, c3 = c0 * 0, c0 * 0
+    for _ in tl.static_range(10):
+        high0, low0 = tl.umulhi(c0, 0xD2511F53), c0 * 0xD2511F53
+        high1, low1 = tl.umulhi(c2, 0xCD9E8D57), c2 * 0xCD9E8D57
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = k0 + 0x9E3779B9, k1 + 0xBB67AE85
+    return c0, c1
+
+
+@triton.jit
+def uniform(seed, counter):
+    """f32 in [0, 1): the first word's high 24 bits, exact."""
+    a, b = philox(seed, counter)
+    return (a >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+
+
+@triton.jit
+def normal(seed, counter):
+    """f32 of the normal distribution."""
+    a, b = philox(seed, counter)
+    return normal_of(a, b)

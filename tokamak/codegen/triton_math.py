@@ -1,0 +1,333 @@
+"""Device functions of f32, `tk.NAME`. The largest error of each, in units of the last place, stands in tests/codegen/test_triton_math.py.
+
+Polynomials are those of `c_math`, in Horner's scheme; a * b + c becomes one rounding on GPUs. Functions of whole range use no branch.
+"""
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .triton_base import bits, copysign
+
+
+# -- rounding ------------------------------------------------------------------------------------------------------
+@triton.jit
+def floor(x):
+    """Rounded down."""
+    r = tl.floor(x)
+    return tl.where(r > x, r - 1, r)
+
+
+@triton.jit
+def ceil(x):
+    """Rounded up."""
+    r = tl.ceil(x)
+    return tl.where(r < x, r + 1, r)
+
+
+@triton.jit
+def trunc(x):
+    """Rounded towards zero."""
+    return copysign(tl.floor(tl.abs(x)), x)
+
+
+@triton.jit
+def round(x):
+    """Rounded to the nearest whole number, half to even: 2^23 (2^52) pushes the fraction out."""
+    m = tl.abs(x)
+    if x.dtype == tl.float64:
+        r = tl.where(m < 4503599627370496.0, (m + 4503599627370496.0) - 4503599627370496.0, m)
+    else:
+        r = tl.where(m < 8388608.0, (m + 8388608.0) - 8388608.0, m)
+    return copysign(r, x)
+
+
+# -- roots ---------------------------------------------------------------------------------------------------------
+@triton.jit
+def rsqrt(x):
+    """1 / sqrt(x)."""
+    tiny = x < 1.1754943508222875e-38
+    y = tl.rsqrt(tl.where(tiny, x * 16777216.0, x))
+    return tl.where(tiny, y * 4096.0, y)
+
+
+@triton.jit
+def hypot(a, b):
+    """sqrt(a^2 + b^2) without overflow; infinite if either is."""
+    x, y = a.to(tl.float64), b.to(tl.float64)
+    r = tl.sqrt(x * x + y * y).to(tl.float32)
+    return tl.where((tl.abs(a) == float("inf")) | (tl.abs(b) == float("inf")), float("inf"), r)
+
+
+# -- exponentials --------------------------------------------------------------------------------------------------
+@triton.jit
+def exp(x):
+    """e^x: x = 2 m ln 2 + r with |r| <= ln 2; 2^m is applied twice, which rounds subnormals once and overflows right."""
+    x = tl.clamp(x, -104.0, 89.0, propagate_nan=tl.PropagateNan.ALL)
+    t = x * 0.7213475204444817 + 12583039.0
+    m = t - 12583039.0
+    r = m * -1.38629150390625 + x
+    r = m * -2.8572201728820e-06 + r
+    s = (bits(t) << 23).to(tl.float32, bitcast=True)
+    return tl.exp2(r * 1.4426950408889634) * s * s
+
+
+@triton.jit
+def exp2(x):
+    """2^x."""
+    x = tl.clamp(x, -152.0, 129.0, propagate_nan=tl.PropagateNan.ALL)
+    t = x * 0.5 + 12583039.0
+    s = (bits(t) << 23).to(tl.float32, bitcast=True)
+    return tl.exp2((t - 12583039.0) * -2.0 + x) * s * s
+
+
+@triton.jit
+def expm1(x):
+    """e^x - 1; half of 2^m is carried so that m may be one more than the largest exponent."""
+    t = x * 1.4426950408889634 + 12583038.0
+    m = t - 12583038.0
+    r = m * -0.693145751953125 + x
+    r = m * -1.42860677e-06 + r
+    s = (bits(t) << 23).to(tl.float32, bitcast=True)
+    p = ((0.0013947587 * r + 0.00836724695) * r + 0.0416662656) * r + 0.166665375
+    e = (p * r + 0.5) * (r * r) + r
+    e = s * e + (s - 0.5)
+    e = tl.where(x > 89.0, float("inf"), e + e)
+    return copysign(tl.where(x < -18.0, -1.0, e), x)
+
+
+@triton.jit
+def sigmoid(x):
+    """1 / (1 + e^-x)."""
+    return 1.0 / (1.0 + exp(x * -1.0))
+
+
+@triton.jit
+def tanh(x):
+    """1 - 2 / (e^2|x| + 1) from 0.55 on, where it loses nothing; an odd polynomial below."""
+    y = tl.abs(x)
+    z = y * y
+    high = 1.0 - 2.0 / (tl.exp2(y * 2.8853900817779268) + 1.0)
+    p = ((0.0164376106 * z - 0.0526718311) * z + 0.133207247) * z - 0.333329469
+    return copysign(tl.where(y < 0.55, p * z * y + y, high), x)
+
+
+# -- logarithms ----------------------------------------------------------------------------------------------------
+@triton.jit
+def log10(x):
+    """log to base 10; log10(e) in two parts."""
+    y = tl.log(x)
+    return y * 0.4342944622039795 + y * 1.9699272335463627e-08
+
+
+@triton.jit
+def log1p(x):
+    """log(1 + x): what 1 + x loses of x, divided by 1 + x, comes back."""
+    u = x + 1.0
+    y = tl.log(u) + (x - (u - 1.0)) / u
+    y = tl.where(tl.abs(x) < 0.000244140625, x * x * -0.5 + x, y)
+    return tl.where((u > 0.0) & (u < float("inf")), y, tl.log(u))
+
+
+# -- circular functions --------------------------------------------------------------------------------------------
+@triton.jit
+def sin(x):
+    """Sine, of every magnitude."""
+    return tl.where(tl.abs(x) < 0.000244140625, x, tl.sin(x))
+
+
+@triton.jit
+def cos(x):
+    """Cosine, of every magnitude."""
+    return tl.cos(x)
+
+
+@triton.jit
+def tan(x):
+    """Tangent."""
+    return tl.where(tl.abs(x) < 0.000244140625, x, tl.div_rn(tl.sin(x), tl.cos(x)))
+
+
+@triton.jit
+def _atan_unit(r):
+    """atan of |r| <= 1."""
+    z = r * r
+    p = ((0.00292050838 * z - 0.0163671952) * z + 0.0432106778) * z - 0.0755211487
+    p = (((p * z + 0.106659584) * z - 0.142110437) * z + 0.199937716) * z - 0.333331525
+    return p * z * r + r
+
+
+@triton.jit
+def atan(x):
+    """Above 1 the angle of 1 / x is taken from pi/2."""
+    a = tl.abs(x)
+    big = a > 1.0
+    y = _atan_unit(tl.where(big, tl.div_rn(1.0, a), a))
+    return copysign(tl.where(big, 1.5707963267948966 - y, y), x)
+
+
+@triton.jit
+def atan2(y, x):
+    """The angle of (x, y)."""
+    a, b = tl.abs(y), tl.abs(x)
+    steep = a > b
+    r = tl.div_rn(tl.where(steep, b, a), tl.where(steep, a, b))
+    r = tl.where((a == float("inf")) & (b == float("inf")), 1.0, tl.where((a == 0.0) & (b == 0.0), 0.0, r))
+    t = _atan_unit(r)
+    t = tl.where(steep, 1.5707963267948966 - t, t)
+    t = tl.where(bits(x) < 0, (3.1415927410125732 - t) - 8.742277657347586e-08, t)
+    return copysign(tl.where((x != x) | (y != y), x + y, t), y)
+
+
+@triton.jit
+def _asin_parts(a, big):
+    """asin of a up to 1/2; where `big`, asin(sqrt((1 - a) / 2))."""
+    z = tl.where(big, 0.5 - 0.5 * a, a * a)
+    r = tl.where(big, tl.sqrt_rn(z), a)
+    p = (((0.0422304645 * z + 0.0241410341) * z + 0.0454783365) * z + 0.0749523267) * z + 0.166667536
+    return p * z * r + r
+
+
+@triton.jit
+def asin(x):
+    """Above 1/2: pi/2 - 2 asin(sqrt((1 - x) / 2))."""
+    a = tl.abs(x)
+    p = _asin_parts(a, a > 0.5)
+    return copysign(tl.where(a > 0.5, 1.5707963267948966 - 2.0 * p, p), x)
+
+
+@triton.jit
+def acos(x):
+    """As asin."""
+    a = tl.abs(x)
+    p = _asin_parts(a, a > 0.5)
+    high = tl.where(bits(x) < 0, 3.1415926535897931 - 2.0 * p, 2.0 * p)
+    return tl.where(a > 0.5, high, 1.5707963705062866 - (copysign(p, x) + 4.371138828673793e-08))
+
+
+# -- hyperbolic functions ------------------------------------------------------------------------------------------
+@triton.jit
+def sinh(x):
+    """(e^x - e^-x) / 2 by way of e^x - 1; e^(x - 1) e / 2 beyond 20."""
+    a = tl.abs(x)
+    e = expm1(a)
+    return copysign(tl.where(a > 20.0, exp(a - 1.0) * 1.3591409142295225, (e + e / (e + 1.0)) * 0.5), x)
+
+
+@triton.jit
+def cosh(x):
+    """(e^x + e^-x) / 2."""
+    a = tl.abs(x)
+    e = exp(a)
+    return tl.where(a > 20.0, exp(a - 1.0) * 1.3591409142295225, 0.5 * e + 0.5 / e)
+
+
+@triton.jit
+def asinh(x):
+    """log(|x| + sqrt(x^2 + 1)) by way of log1p."""
+    a = tl.abs(x)
+    s = a * a
+    y = log1p(s / (1.0 + tl.sqrt_rn(s + 1.0)) + a)
+    return copysign(tl.where(a > 1048576.0, tl.log(a) + 0.6931471805599453, y), x)
+
+
+@triton.jit
+def acosh(x):
+    """log(x + sqrt(x^2 - 1)) by way of log1p; NaN below 1."""
+    t = x - 1.0
+    y = log1p(t + tl.sqrt_rn(t * (x + 1.0)))
+    y = tl.where(x > 1048576.0, tl.log(x) + 0.6931471805599453, y)
+    return tl.where(x < 1.0, float("nan"), y)
+
+
+@triton.jit
+def atanh(x):
+    """log((1 + x) / (1 - x)) / 2."""
+    a = tl.abs(x)
+    return copysign(0.5 * log1p((a + a) / (1.0 - a)), x)
+
+
+# -- error functions -----------------------------------------------------------------------------------------------
+@triton.jit
+def erf(x):
+    """The error function."""
+    return tl.where(tl.abs(x) < 0.000244140625, x * 1.1283791670955126, tl.erf(x))
+
+
+@triton.jit
+def erfc(x):
+    """1 - erf(x). x^2 = h^2 + (x - h)(x + h) with h^2 exact: e^-x^2 keeps its relative accuracy."""
+    a = tl.abs(x)
+    h = (bits(a) & -4096).to(tl.float32, bitcast=True)
+    q = (a - 2.0) / (a + 2.0)
+    p = ((-0.000251692807 * q - 0.00124652614) * q + 0.00116410258) * q + 0.00864628796
+    p = (((p * q - 0.00800936669) * q - 0.0542085841) * q + 0.164049) * q - 0.166031003
+    p = (p * q - 0.0927637666) * q + 1.27697837
+    y = exp((h * -1.0) * h) * exp((h - a) * (h + a)) * (p / (2.0 * a + 1.0))
+    y = tl.where(a > 10.5, 0.0, y)
+    y = tl.where(bits(x) < 0, 2.0 - y, y)
+    return tl.where(a < 0.5, 1.0 - erf(x), y)
+
+
+@triton.jit
+def erfinv(x):
+    """The inverse of erf: Giles' two polynomials of -log(1 - x^2)."""
+    w = tl.log((1.0 - x) * (1.0 + x)) * -1.0
+    a, b = w - 2.5, tl.sqrt_rn(w) - 3.0
+    low = ((2.81022636e-08 * a + 3.43273939e-07) * a - 3.5233877e-06) * a - 4.39150654e-06
+    low = (((low * a + 0.00021858087) * a - 0.00125372503) * a - 0.00417768164) * a + 0.246640727
+    high = ((-0.000200214257 * b + 0.000100950558) * b + 0.00134934322) * b - 0.00367342844
+    high = (((high * b + 0.00573950773) * b - 0.0076224613) * b + 0.00943887047) * b + 1.00167406
+    y = tl.where(w < 5.0, low * a + 1.50140941, high * b + 2.83297682) * x
+    return tl.where(tl.abs(x) == 1.0, x * float("inf"), y)
+
+
+# -- power ---------------------------------------------------------------------------------------------------------
+@triton.jit
+def pow(x, y):
+    """x^y: log2|x| and its product with y in f64, what is left of 2^t without its whole part in f32."""
+    a, b = tl.abs(x), tl.abs(y)
+    wide = bits(a.to(tl.float64))
+    k = (wide - 0x3FE6A09E667F3BCD) >> 52
+    m = (wide - (k << 52)).to(tl.float64, bitcast=True)
+    q = (m - 1.0) / (m + 1.0)
+    z = q * q
+    p = (((0.3407211149549295 * z + 0.41167329914115813) * z + 0.5770835733636933) * z + 0.9617966734154973) * z + 2.8853900817900136
+    t = y.to(tl.float64) * (p * q + k.to(tl.int32).to(tl.float64))
+    h = tl.clamp(t.to(tl.float32), -152.0, 129.0, propagate_nan=tl.PropagateNan.ALL)
+    j = h * 0.5 + 12583039.0
+    n = (j - 12583039.0) * 2.0
+    s = (bits(j) << 23).to(tl.float32, bitcast=True)
+    r = (t - n.to(tl.float64)).to(tl.float32)
+    out = tl.exp2(tl.clamp(r, -2.0, 2.0, propagate_nan=tl.PropagateNan.ALL)) * s * s
+    return pow_edges(x, y, a, b, out)
+
+
+@triton.jit
+def pow_edges(x, y, a, b, out):
+    """The signs and the special values of |x|^y = `out`, where a = |x| and b = |y|."""
+    whole, half = round(y) == y, y * 0.5
+    odd = whole & (round(half) != half)
+    up = (a == float("inf")) ^ (y < 0.0)
+    out = tl.where((a == 0.0) | (a == float("inf")), tl.where(up, float("inf"), 0.0), out)
+    out = tl.where(b == float("inf"), tl.where((a > 1.0) ^ (y < 0.0), float("inf"), 0.0), out)
+    out = tl.where((a == 1.0) & (b == float("inf")), 1.0, out)
+    out = tl.where(odd, copysign(out, x), out)
+    out = tl.where(((x < 0.0) & ~whole & (a < float("inf"))) | (x != x) | (y != y), float("nan"), out)
+    return tl.where((y == 0.0) | (x == 1.0), 1.0, out)
+
+
+# -- random numbers --------------------------------------------------------------------------------------
+@triton.jit
+def normal_of(a, b):
+    """Box-Muller on two words of uint32: sqrt(-2 ln u) cos(2 pi v). v is cut into quarter turns, which is exact."""
+    u = ((a >> 8).to(tl.int32) + 1).to(tl.float32) * 5.9604644775390625e-08
+    v = (b >> 8).to(tl.int32)
+    quarter = (v + 2097152) >> 22
+    r = (v - (quarter << 22)).to(tl.float32) * 3.745070282923929e-07
+    z = r * r
+    s = ((-0.000195172121 * z + 0.00833217707) * z - 0.166666552) * z * r + r
+    c = ((2.443835e-05 * z - 0.00138873665) * z + 0.0416666456) * (z * z) + (z * -0.5 + 1.0)
+    y = tl.where((quarter & 1) == 1, s, c)
+    y = tl.where(((quarter + 1) & 2) == 2, y * -1.0, y)
+    return tl.sqrt_rn(-2.0 * tl.log(u)) * y
