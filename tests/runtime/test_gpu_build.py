@@ -43,7 +43,8 @@ def spills(p0, p1):
 
 
 def unit(name: str = "scale", constant: int = 1, **fields) -> GpuUnit:
-    return GpuUnit(name, SCALE.format(name=name, constant=constant), ("*fp32", "*fp32", "i32", "fp64"), **{"divisible": frozenset({0, 1, 2}), **fields})
+    fields = {"divisible": frozenset({0, 1, 2}), **fields}
+    return GpuUnit(name, SCALE.format(name=name, constant=constant), ("*fp32", "*fp32", "i32", "fp64"), **fields)
 
 
 @pytest.fixture(autouse=True)
@@ -172,9 +173,9 @@ def pool():
     gpu_pool.close()
 
 
-def job(name: str = "scale", **changes) -> dict:
+def job(name: str = "scale") -> dict:
     u = unit(name)
-    return {"name": u.name, "text": u.text, "signature": u.signature, "divisible": (), "warps": 4, "stages": 3, "contract": True, "arch": HOPPER, **changes}
+    return {"name": u.name, "text": u.text, "signature": u.signature, "divisible": (), "warps": 4, "stages": 3, "contract": True, "arch": HOPPER}
 
 
 SUICIDE = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
@@ -252,7 +253,8 @@ from tests.runtime.test_gpu_build import *
 
 def run(text: str) -> subprocess.CompletedProcess:
     root = str(Path(__file__).parents[2])
-    return subprocess.run([sys.executable, "-c", PROGRAM.format(tests=root) + textwrap.dedent(text)], cwd=root, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-c", PROGRAM.format(tests=root) + textwrap.dedent(text)]
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120)
 
 
 def gone(pids: list[int]) -> bool:

@@ -52,7 +52,8 @@ static int take(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsigne
     l->small = *(int32_t *)p[1];
     return 0;
 }
-int cuLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned g, unsigned s, void *stream, void **p, void **extra) {
+int cuLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned g, unsigned s, void *stream, void **p, void **extra)
+{
     return extra ? 999 : take(f, a, b, c, d, e, g, s, stream, p, 0);
 }
 int cuLaunchCooperativeKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned g, unsigned s, void *stream, void **p) {
@@ -224,7 +225,7 @@ def test_a_workspace_is_taken_for_each_launch(fake, launch, monkeypatch):
 
 def test_failures_say_what_was_asked(fake, launch):
     placed = fake.kernel(launch).on("cuda:0")
-    with pytest.raises(RuntimeError, match=r"the kernel k could not.* grid \(2147483648, 1, 1\).*CUDA_ERROR_INVALID_VALUE \(1\): in the driver's words"):
+    with pytest.raises(RuntimeError, match=r"the kernel k .* grid \(2147483648, 1, 1\).*CUDA_ERROR_INVALID_VALUE \(1\): in the driver's words"):
         call(placed, 16, 1, 0.0, grid=(1 << 31, 1, 1))
     call(placed, 16, 1, 0.0)
     fake.number("answer").value = 701

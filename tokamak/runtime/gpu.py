@@ -16,7 +16,7 @@ import ctypes
 import functools
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import byref, c_char_p, c_int, c_int32, c_int64, c_uint, c_void_p
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ import torch
 
 from ..errors import BuildError, CompilerMissing, InternalError
 from . import build as c_build
-from .gpu_build import Binary, GpuUnit
+from .gpu_build import Arch, Binary, build, GpuBuild, GpuUnit
 
 ASK = -1                    # what a launch answers when it needs `Placed.__call__`
 HEAD = 4                    # words before the arguments
@@ -289,6 +289,29 @@ class Variant:
         self.record.ready = not self.binary.scratch[0]          # a kernel with a workspace is launched from here every time
 
 
+_kernels: dict[tuple[GpuUnit, Arch], Kernel] = {}
+_kernels_lock = threading.Lock()
+
+
+def arch(device: str) -> Arch:
+    """What Triton calls the GPU `device`."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return "cuda", 10 * major + minor, 32
+
+
+def kernels(units: Sequence[GpuUnit], arch: Arch, *, cache_dir: str = "", cc: str = "",
+            report: Callable[[GpuBuild], object] | None = None) -> dict[str, Kernel]:
+    """The kernel of each unit by its name, built for `arch`; equal units are one kernel, loaded once on each device. `cc`: the C compiler for the
+    launcher. Otherwise as `gpu_build.build`."""
+    built = build(units, arch, cache_dir=cache_dir, report=report)
+    launch = launcher(cache_dir, cc)
+
+    def rebuild(unit: GpuUnit) -> Binary:
+        return build([unit], arch, cache_dir=cache_dir)[unit.name]
+    with _kernels_lock:
+        return {u.name: _kernels.setdefault((u, arch), Kernel(built[u.name], rebuild, launch)) for u in units}
+
+
 # -- torch's part --------------------------------------------------------------------------------------------------------
 empty: Callable[..., torch.Tensor] = torch._C._dynamo.guards._empty_strided_cuda            # (shape, strides, dtype), on torch's current device
 exchange_device: Callable[[int], int] | None = getattr(torch._C, "_cuda_exchangeDevice", None)      # makes it current; returns which was before
@@ -309,8 +332,8 @@ _pages_lock = threading.Lock()
 
 
 def error_words(device: str, count: int, driver: Callable[[], Driver] = driver) -> tuple[memoryview, int]:
-    """(bytes, address): `count` int32 words, zero, that kernels on `device` write and the host reads, at their address there. They are never given back: a
-    kernel may still be on its way when its program is gone."""
+    """(bytes, address): `count` int32 words, zero, that kernels on `device` write and the host reads, at their address there. They are never given
+    back: a kernel may still be on its way when its program is gone."""
     if torch.device(device).type == "cpu":
         held = (c_int32 * count)()
         return memoryview(held).cast("B"), ctypes.addressof(held)

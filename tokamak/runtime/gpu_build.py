@@ -1,7 +1,7 @@
 """Triton text -> machine code for GPUs.
 
-`build` compiles the units that are neither in this process nor in the cache on disk, on all cores: by the workers of `gpu_pool.py`, or in this process
-where no worker can be had, and where there is only one unit and the workers are not up yet. Nothing here needs a GPU.
+`build` compiles the units that are neither in this process nor in the cache on disk, on all cores: by the workers of `gpu_pool.py`, or in this
+process where no worker can be had, and where there is only one unit and the workers are not up yet. Nothing here needs a GPU.
 """
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class GpuUnit:
 
 @dataclass(frozen=True)
 class Binary:
-    """What was built of `unit` for `arch`. `entry`: the symbol in `code`. `shared`: bytes of shared memory a program. `threads` a program. `registers` a
-    thread; `spilled`: bytes of stack a thread. `scratch`: (bytes a program, alignment) of global memory that the kernel wants as a workspace of its
-    own; (0, 1) is none. `listing`: the assembly text (PTX, AMDGCN)."""
+    """What was built of `unit` for `arch`. `entry`: the symbol in `code`. `shared`: bytes of shared memory a program. `threads` a program.
+    `registers` a thread; `spilled`: bytes of stack a thread. `scratch`: (bytes a program, alignment) of global memory that the kernel wants
+    as a workspace of its own; (0, 1) is none. `listing`: the assembly text (PTX, AMDGCN)."""
     unit: GpuUnit
     arch: Arch
     code: bytes = field(repr=False)

@@ -1,8 +1,8 @@
 """One Triton kernel -> machine code, and the processes that do it.
 
-`compile_job` is the work itself; it may run anywhere. Run as a script this file is the nursery: a process that imports Triton once (and neither torch nor
-the rest of tokamak) and forks a worker for each of the sockets it was given. A worker reads jobs from its socket and answers them, one at a time. The
-nursery speaks for a worker that died. All of them end when the parent closes its ends, which the operating system does if the parent is killed.
+`compile_job` is the work itself; it may run anywhere. Run as a script this file is the nursery: a process that imports Triton once (and neither torch
+nor the rest of tokamak) and forks a worker for each of the sockets it was given. A worker reads jobs from its socket and answers them, one at a
+time. The nursery speaks for a worker that died. All of them end when the parent closes its ends, which the system does if the parent is killed.
 
     message ::= length: 8 bytes, little endian; a pickled dict
 """

@@ -84,9 +84,9 @@ class Alloc:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel call. Each word is ('ptr' | 'temp', tensor name), ('int', text), ('float', text: the 8 bytes of a double) or, on a GPU, ('error', ''):
-    the address of an int32 that the kernel sets to 1 + the number of its error. `grid`: texts of a GPU kernel's numbers of programs, in which
-    RESIDENT stands for how many of them the device runs at once; None: a kernel in C. `device`: where it runs; "cpu" with a grid is the interpreter."""
+    """One kernel call. Each word is ('ptr' | 'temp', tensor name), ('int', text), ('float', text: the 8 bytes of a double) or, on a GPU, ('error',
+    ''): the address of an int32 that the kernel sets to 1 + the number of its error. `grid`: texts of a GPU kernel's numbers of programs, in which
+    RESIDENT stands for how many of them the device runs at once; None: a kernel in C. `device`: where it runs; "cpu" with a grid: the interpreter."""
     kernel: str
     words: tuple[tuple[str, str], ...]
     first_error: int = 0            # where this kernel's errors begin in the program's
@@ -143,8 +143,8 @@ class Program:
 # -- from steps to a function --------------------------------------------------------------------------------------------
 def assemble(program: Program, kernels: dict[str, Callable[[bytes, int], int] | gpu.Kernel], pool: memory.Pool | None = None,
              synchronous: bool = False) -> Callable[[list], list]:
-    """The boxed function of `program`. `kernels[name](words, threads)` returns 0, or 1 + an index into `program.errors`; a kernel launched with a grid is a
-    `gpu.Kernel`, or another with its `on`. `pool` serves large allocations; None: torch's allocator serves all. `synchronous`: a call waits for the
+    """The boxed function of `program`. `kernels[name](words, threads)` returns 0, or 1 + an index into `program.errors`; a kernel launched with a grid
+    is a `gpu.Kernel`, or another with its `on`. `pool` serves large allocations; None: torch's allocator serves all. `synchronous`: a call waits for the
     GPUs, so that errors of their kernels are raised by the call that they are of."""
     for name in (*program.inputs, *program.constants):
         _check_name(name)
@@ -178,8 +178,8 @@ class _Printer:
         self.namespace = namespace if namespace is not None else {
             "math": math, "torch": torch, "tk_threads": torch.get_num_threads, "tk_conform": _conform, "tk_fail": _failure(program.errors),
             "tk_window": memory.window, "tk_empty": memory.empty, "tk_alloc": memory.alloc(pool),
-            "tk_take": pool.take if pool is not None else None, "tk_empty_gpu": gpu.empty, "tk_exchange": gpu.exchange_device, "tk_stream": gpu.raw_stream,
-            "tk_wait": gpu.wait, **program.constants}
+            "tk_take": pool.take if pool is not None else None, "tk_empty_gpu": gpu.empty, "tk_exchange": gpu.exchange_device,
+            "tk_stream": gpu.raw_stream, "tk_wait": gpu.wait, **program.constants}
         self.gpus = _gpus(program)
         self.errors = _error_slots(program)
         self.constants: dict[int, str] = {}

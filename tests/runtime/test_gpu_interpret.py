@@ -1,0 +1,146 @@
+"""Triton kernels on CPU tensors by the interpreter, alone and in programs."""
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+
+from tokamak.errors import InternalError
+from tokamak.runtime.gpu_build import GpuUnit, build
+from tokamak.runtime.gpu_interpret import interpreted
+from tokamak.runtime.program import RESIDENT, Alloc, Launch, Let, Program, Ref, Return, TensorSpec, assemble
+
+HEAD = """import triton
+import triton.language as tl
+@triton.jit
+"""
+SOFTMAX = GpuUnit("softmax", HEAD + """def softmax(p0, p1, n0, n1, k0):
+    row = tl.program_id(0)
+    i = tl.arange(0, 64)
+    x = tl.load(p0 + row * n1 + i, mask=i < n0, other=float("-inf")).to(tl.float32)
+    e = tl.exp(x - tl.max(x, 0))
+    y = e / tl.sum(e, 0) * k0.to(tl.float32)
+    tl.store(p1 + row * n1 + i, y.to(tl.bfloat16), mask=i < n0)
+""", ("*bf16", "*bf16", "i32", "i64", "fp64"))
+CHECKED = GpuUnit("checked", HEAD + """def checked(p0, p1, p2, n0, err):
+    i = tl.program_id(0) * 16 + tl.arange(0, 16)
+    at = tl.load(p1 + i, mask=i < n0, other=0)
+    bad = (at < 0) | (at >= n0)
+    tl.store(err + tl.zeros_like(at).to(tl.int32), 1, mask=bad)
+    tl.store(p2 + i, tl.load(p0 + tl.where(bad, 0, at), mask=i < n0, other=0), mask=i < n0)
+""", ("*fp32", "*i64", "*fp32", "i32", "*i32"))
+
+
+def test_right_and_in_place():
+    x = torch.randn(5, 50).bfloat16()
+    y = torch.full((5, 50), 7.0).bfloat16()
+    interpreted(SOFTMAX).run((5,), (x, y, 50, 50, 0.5))
+    torch.testing.assert_close(y, (torch.softmax(x.double(), -1) / 2).bfloat16())
+
+
+def test_words_have_the_types_of_the_signature():
+    seen = GpuUnit("seen", HEAD + """def seen(p0, n0, n1, k0):
+    tl.store(p0, n0)
+    tl.store(p0 + 1, n1)
+    tl.store(p0 + 2, (k0 * 3).to(tl.int64))
+    tl.store(p0 + 3, n0 + 1)
+""", ("*i64", "i32", "i64", "fp64"))
+    out = torch.zeros(4, dtype=torch.int64)
+    interpreted(seen).run((1,), (out, 2**31 - 1, 2**40, 2.0**40 / 3 + 2.0**-12))
+    assert out.tolist() == [2**31 - 1, 2**40, int((2.0**40 / 3 + 2.0**-12) * 3), -2**31]        # i32 wraps, fp64 keeps its bits
+
+
+def test_bool_memory():
+    unit = GpuUnit("flip", HEAD + """def flip(p0, p1):
+    i = tl.arange(0, 8)
+    tl.store(p1 + i, ~tl.load(p0 + i))
+""", ("*i1", "*i1"))
+    x = torch.tensor([True, False] * 4)
+    y = torch.empty_like(x)
+    interpreted(unit).run((1,), (x, y))
+    assert torch.equal(y, ~x)
+
+
+def program(**launch) -> Program:
+    spec = TensorSpec(("n",), ("1",), torch.float32)
+    words = (("ptr", "x"), ("ptr", "at"), ("ptr", "y"), ("int", "n"), ("error", ""))
+    checked = Launch("checked", words, grid=("(n + 15)//16", "1", "1"), **launch)
+    steps = (Let("n", "x.shape[0]"), Alloc("y", spec, "n*4"), checked, Return((Ref("y"),)))
+    return Program("p", ("x", "at"), steps, errors=((IndexError, "index out of range"),))
+
+
+def test_in_a_program_errors_are_raised_at_once():
+    fn = assemble(program(), {"checked": interpreted(CHECKED)})
+    x, at = torch.randn(37), torch.randint(37, (37,))
+    assert torch.equal(fn([x, at])[0], x[at])
+    for wrong in (-1, 37):
+        at[20] = wrong
+        with pytest.raises(IndexError, match="index out of range"):
+            fn([x, at])
+    at[20] = 3
+    assert torch.equal(fn([x, at])[0], x[at])
+
+
+def test_a_grid_of_what_is_resident_is_one_program():
+    counted = GpuUnit("counted", HEAD + "def counted(p0):\n    tl.store(p0 + tl.program_id(0), tl.num_programs(0))\n", ("*i32",), cooperative=True)
+    launch = Launch("k", (("ptr", "x"),), grid=(f"min({RESIDENT}, 9)", "1", "1"))
+    fn = assemble(Program("p", ("x",), (launch, Return(()))), {"k": interpreted(counted)})
+    x = torch.zeros(9, dtype=torch.int32)
+    fn([x])
+    assert x.tolist() == [1] + [0] * 8
+    with pytest.raises(InternalError, match="waits"):
+        interpreted(counted).run((2,), (x,))
+
+
+def test_not_on_another_device():
+    with pytest.raises(InternalError, match="cuda"):
+        assemble(program(device="cuda:0"), {"checked": interpreted(CHECKED)})
+
+
+def test_the_ordinary_triton_stays_what_it_is():
+    interpreted(SOFTMAX)
+    assert sys.modules["triton"] is triton and sys.modules["triton.language"] is triton.language
+    assert type(triton.jit(test_not_on_another_device)).__name__ == "JITFunction" and not triton.knobs.runtime.interpret
+    assert build([SOFTMAX], ("cuda", 90, 32))["softmax"].entry == "softmax"
+
+
+def test_the_library_of_kernels_is_interpreted_too():
+    text = """
+import sys, types
+sys.path.insert(0, {root!r})
+import tokamak.codegen
+""" + '''
+lib = """import triton
+import triton.language as tl
+@triton.jit
+def twice(x):
+    return tl.sum(x, 0) * 2
+"""
+import pathlib, tempfile, torch
+folder = tempfile.mkdtemp()
+pathlib.Path(folder, "triton_example.py").write_text(lib)
+tokamak.codegen.__path__.append(folder)
+from tokamak.codegen import triton_example
+from tokamak.runtime.gpu_build import GpuUnit
+from tokamak.runtime.gpu_interpret import interpreted
+unit = GpuUnit("k", """import triton
+import triton.language as tl
+from tokamak.codegen import triton_example as tk
+@triton.jit
+def k(p0, p1):
+    tl.store(p1, tk.twice(tl.load(p0 + tl.arange(0, 8))))
+""", ("*fp32", "*fp32"))
+y = torch.zeros(1)
+interpreted(unit).run((1,), (torch.arange(8.0), y))
+interpreted(unit).run((1,), (torch.arange(8.0), y))
+assert y.item() == 56 and tokamak.codegen.triton_example is triton_example and type(triton_example.twice).__name__ == "JITFunction"
+print("well")
+'''
+    import tokamak
+    root = str(__import__("pathlib").Path(tokamak.__file__).parents[1])
+    done = subprocess.run([sys.executable, "-c", text.replace("{root!r}", repr(root))], capture_output=True, text=True)
+    assert done.stdout.strip() == "well", done.stderr

@@ -1,0 +1,138 @@
+"""Triton kernels on CPU tensors, by Triton's interpreter: slow, and exact about what the text says. For tests and for machines without a GPU.
+
+Triton decides when it is imported whether its functions are compiled or interpreted. A second copy of its Python modules, and of ours that kernels
+import, is therefore made here, interpreted, and stays out of `sys.modules`: the ordinary Triton is not touched.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import itertools
+import struct
+import sys
+import threading
+import types
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from ..errors import InternalError
+from . import gpu_worker
+from .gpu import HEAD
+from .gpu_build import GpuUnit
+
+_SHARED = ("triton.knobs", "triton._C")             # settings and machine code: one for both copies
+_OURS = "tokamak.codegen"                           # whose modules triton* hold what kernels may call
+_LOCK = threading.RLock()                           # the interpreter keeps the program that it runs in globals
+
+
+def interpreted(unit: GpuUnit) -> Interpreted:
+    """`unit` as something to call. Raises what its text raises when it is executed."""
+    with _LOCK:
+        copies = _copies()
+        with _in_place(copies):
+            function = gpu_worker.load(unit.name, unit.text)
+        return Interpreted(unit, function, copies)
+
+
+class Interpreted:
+    """A kernel in the interpreter: `run` it, or give it to a program in place of a `gpu.Kernel`. One program runs after the other, and `resident`
+    says so to kernels whose programs wait for each other."""
+    address = 0
+    resident = 1
+
+    def __init__(self, unit: GpuUnit, function, copies: dict[str, types.ModuleType]):
+        self.unit, self._function, self._copies = unit, function, copies
+
+    def on(self, device: str) -> Interpreted:
+        if torch.device(device).type != "cpu":
+            raise InternalError(f"the interpreter reads memory of the CPU, not of {device}")
+        return self
+
+    def launch(self, packed: bytes, stream: int) -> int:
+        """As a `gpu.Placed`'s; always 0."""
+        floats = (t == "fp64" for t in self.unit.signature)
+        words = struct.unpack("=4q" + "".join("d" if f else "q" for f in floats), packed)
+        self.run(words[1:HEAD], words[HEAD:])
+        return 0
+
+    def __call__(self, packed: bytes, stream: int) -> None:
+        self.launch(packed, stream)
+
+    def run(self, grid: Sequence[int], words: Sequence[int | float | torch.Tensor]) -> None:
+        """The kernel's programs one by one on `words`: for a pointer an address in this process or a CPU tensor."""
+        grid = (*grid, 1, 1)[:3]
+        if self.unit.cooperative and grid[0] * grid[1] * grid[2] > 1:
+            raise InternalError(f"{self.unit.name} waits for other programs, and the interpreter runs one after the other")
+        interpreter = self._copies["triton.runtime.interpreter"]
+        with _LOCK:
+            arguments = [self._argument(t, w) for t, w in zip(self.unit.signature, words, strict=True)]
+            function = self._function.rewrite()
+            scope = interpreter._patch_lang(function)
+            try:
+                interpreter.interpreter_builder.set_grid_dim(*grid)
+                for place in itertools.product(*map(range, grid)):
+                    interpreter.interpreter_builder.set_grid_idx(*place)
+                    function(*arguments)
+            finally:
+                scope.restore()
+
+    def _argument(self, type: str, word):
+        """A scalar of exactly the type that the compiled kernel gets: the low bytes of the word."""
+        tl, handle = self._copies["triton.language"], self._copies["triton.runtime.interpreter"].TensorHandle
+        typed = tl.str_to_ty(type, None)
+        if isinstance(word, torch.Tensor):
+            word = word.data_ptr()
+        if type == "fp64":
+            value = np.array([word], np.float64)
+        elif type.startswith("*"):
+            value = np.array([word], np.uint64)
+        else:
+            value = np.array([word], np.int64).astype({"i32": np.int32, "i64": np.int64}[type])
+        return tl.tensor(handle(value, typed), typed)
+
+
+# -- the second copy -----------------------------------------------------------------------------------------------------
+@functools.cache
+def _copies() -> dict[str, types.ModuleType]:
+    """The modules of an interpreted Triton, and of ours on top of it, by name."""
+    importlib.import_module("triton.knobs")
+    copies: dict[str, types.ModuleType] = {}
+    with _in_place(copies):
+        for name in ("triton", "triton.language", "triton.runtime.interpreter"):
+            importlib.import_module(name)
+    return copies
+
+
+@contextlib.contextmanager
+def _in_place(copies: dict[str, types.ModuleType]) -> Iterator[None]:
+    """Within it imports find `copies`, which receives what is imported, and `triton.jit` makes interpreted functions."""
+    settings, package = sys.modules["triton.knobs"].runtime.__dict__, importlib.import_module(_OURS)
+    before = {name: module for name, module in sys.modules.items() if _copied(name)}
+    attributes = {name: value for name, value in vars(package).items() if name.startswith("triton")}
+    interpret = settings.get("interpret")
+    _replace(before, copies, package, {n.removeprefix(f"{_OURS}."): m for n, m in copies.items() if n.startswith(f"{_OURS}.")})
+    settings["interpret"] = True
+    try:
+        yield
+    finally:
+        copies.update({name: module for name, module in sys.modules.items() if _copied(name)})
+        settings.pop("interpret") if interpret is None else settings.update(interpret=interpret)
+        _replace(copies, before, package, attributes)
+
+
+def _copied(name: str) -> bool:
+    ours = name.startswith(f"{_OURS}.triton")
+    return ours or (name == "triton" or name.startswith("triton.")) and not name.startswith(_SHARED)
+
+
+def _replace(old: dict, new: dict, package: types.ModuleType, attributes: dict) -> None:
+    for name in old:
+        sys.modules.pop(name, None)
+    sys.modules.update(new)
+    for name in [n for n in vars(package) if n.startswith("triton")]:
+        delattr(package, name)
+    for name, value in attributes.items():
+        setattr(package, name, value)
