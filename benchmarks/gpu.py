@@ -6,8 +6,8 @@
 
 Without --cases, --group and --grid: the list of `benchmarks/gpu_cases.py`. `--json` keeps every result as soon as it is there; what is in it is not
 measured again, except the sides of `--redo`. A line a case: the limit, percent of it by side (e, i, t), then of the last side kernels (k), wall
-time in microseconds (w), first call (c) and relative error. First calls: caches off, after an unrelated compile; kernels that the process still holds are not
-built again, so for a first call of a process of its own add --isolate.
+time in microseconds (w), first call (c) and relative error. First calls: caches off, after an unrelated compile; kernels that the
+process still holds are not built again, so for a first call of a process of its own add --isolate.
 """
 from __future__ import annotations
 

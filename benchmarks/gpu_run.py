@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import tempfile
@@ -121,37 +122,42 @@ COMMAND = (sys.executable, "-m", "benchmarks.gpu_worker")
 
 
 def process(sides: Sequence[str], calls: int, seed: int, patience: float, isolate: bool = False, command: Sequence[str] = COMMAND) -> Worker:
-    """A worker that is a process of its own: `command` and the descriptor it writes to; its job comes on its standard input. One that says nothing
-    for `patience` seconds, or ends early, gives {'failed': why, with its last words}. `isolate`: a process a case."""
+    """A worker that is a process of its own, see `spoken`. `isolate`: a process a case."""
     def worker(todo: Todo, rates: dict | None) -> Iterator[dict]:
         job = {"todo": todo[:1] if isolate else todo, "sides": list(sides), "calls": calls, "seed": seed, "rates": rates}
-        end, start = os.pipe()
-        with tempfile.TemporaryFile("w+") as output:
-            child = subprocess.Popen([*command, str(start)], stdin=subprocess.PIPE, pass_fds=(start,), text=True, stdout=output, stderr=output,
-                                     cwd=Path(__file__).parent.parent)
-            os.close(start)
-            try:
-                yield from _talk(child, job, end, patience, output)
-            finally:
-                child.kill()
-                child.wait()
-                os.close(end)
+        return spoken(command, job, patience)
     return worker
 
 
-def _talk(child: subprocess.Popen, job: dict, end: int, patience: float, output: IO[str]) -> Iterator[dict]:
-    """Hands over the job and passes on what the worker says."""
-    with contextlib.suppress(BrokenPipeError), child.stdin:
-        child.stdin.write(json.dumps(job) + "\n")
-    finished = False
-    for message in lines(end, patience):
-        finished = "end" in message
-        yield message
-    if not finished:
-        why = _why(child)
-        output.seek(0)
-        words = output.read().strip().splitlines()
-        yield {"failed": f"{why}: {words[-1][:300]}" if words else why, "words": words[-30:]}
+def spoken(command: Sequence[str], job: dict, patience: float) -> Iterator[dict]:
+    """Messages of a process: `command` and the descriptor it writes to; its job comes on its standard input, and {'end': true} is its last word. One
+    that ends early, or says nothing for `patience` seconds, gives {'failed': why, 'words': the end of what it printed}."""
+    end, start = os.pipe()
+    with tempfile.TemporaryFile("w+") as output:
+        child = subprocess.Popen([*command, str(start)], stdin=subprocess.PIPE, pass_fds=(start,), text=True, stdout=output, stderr=output,
+                                 cwd=Path(__file__).parent.parent, start_new_session=True)
+        os.close(start)
+        try:
+            with contextlib.suppress(BrokenPipeError), child.stdin:
+                child.stdin.write(json.dumps(job) + "\n")
+            finished = False
+            for message in lines(end, patience, lambda: child.poll() is not None):
+                finished = "end" in message
+                yield message
+            if not finished:
+                why, words = _why(child), _printed(output)
+                yield {"failed": f"{why}: {words[-1][:300]}" if words else why, "words": words}
+        finally:
+            with contextlib.suppress(ProcessLookupError):       # with the processes that it started to compile
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+            os.close(end)
+
+
+def _printed(output: IO[str]) -> list[str]:
+    """The last lines of a file."""
+    output.seek(0)
+    return output.read().strip().splitlines()[-30:]
 
 
 def _why(child: subprocess.Popen) -> str:
@@ -163,14 +169,21 @@ def _why(child: subprocess.Popen) -> str:
     return f"the process ended with {'signal ' + str(-code) if code < 0 else 'exit code ' + str(code)}"
 
 
-def lines(descriptor: int, patience: float) -> Iterator[dict]:
-    """The JSON lines of a pipe, until its end or until nothing has come for `patience` seconds."""
-    held = b""
+def lines(descriptor: int, patience: float, over: Callable[[], bool] = lambda: False) -> Iterator[dict]:
+    """The JSON lines of a pipe, until its end, until nothing has come for `patience` seconds, or until `over` and nothing is left to read (somebody
+    else may hold the other end open)."""
+    held, since = b"", time.monotonic()
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
-        while selector.select(patience):
+        while time.monotonic() - since < patience:
+            ended = over()
+            if not selector.select(0 if ended else min(0.5, patience)):
+                if ended:
+                    return
+                continue
             part = os.read(descriptor, 1 << 16)
             if not part:
                 return
+            since = time.monotonic()
             *whole, held = (held + part).split(b"\n")
             yield from (json.loads(x) for x in whole if x)
