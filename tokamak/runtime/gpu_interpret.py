@@ -101,8 +101,10 @@ def _copies() -> dict[str, types.ModuleType]:
     importlib.import_module("triton.knobs")
     copies: dict[str, types.ModuleType] = {}
     with _in_place(copies):
-        for name in ("triton", "triton.language", "triton.runtime.interpreter"):
-            importlib.import_module(name)
+        triton = importlib.import_module("triton")
+        for name in _SHARED:
+            setattr(triton, name.removeprefix("triton."), sys.modules[name])
+        importlib.import_module("triton.runtime.interpreter")
     return copies
 
 

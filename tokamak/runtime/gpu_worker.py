@@ -14,14 +14,12 @@ import linecache
 import os
 import pickle
 import select
-import shutil
 import signal
 import socket
 import struct
 import sys
 import threading
 import types
-from pathlib import Path
 
 _LOCK = threading.Lock()            # Triton's settings are global
 
@@ -36,15 +34,44 @@ def compile_job(job: dict, folder: str) -> dict:
     attrs = {(i,): [["tt.divisibility", 16]] for i in job["divisible"]}
     source = compiler.ASTSource(fn, dict(zip(fn.arg_names, job["signature"], strict=True)), constexprs={}, attrs=attrs)
     options = {"num_warps": job["warps"], "num_stages": job["stages"], "enable_fp_fusion": job["contract"]}
+    files, usual = _Files(folder), importlib.import_module("triton.runtime.cache").FileCacheManager
     with _LOCK:
-        before = knobs.cache.__dict__.get("dir")
-        knobs.cache.__dict__["dir"] = folder        # past the setter, which would also change the environment
+        before = knobs.cache.__dict__.get("manager_class")
+        knobs.cache.__dict__["manager_class"] = lambda key, **other: usual(key, **other) if other else files
         try:
-            made = compiler.compile(source, target=target, options=options)
+            return _result(compiler.compile(source, target=target, options=options))
         finally:
-            knobs.cache.__dict__.pop("dir") if before is None else knobs.cache.__dict__.update(dir=before)
-    shutil.rmtree(Path(next(iter(made.metadata_group.values()))).parent, ignore_errors=True)
-    return _result(made)
+            files.remove()
+            knobs.cache.__dict__.pop("manager_class") if before is None else knobs.cache.__dict__.update(manager_class=before)
+
+
+class _Files:
+    """What a compile wants of Triton's cache, which has nothing and keeps nothing: files that it writes and reads again. (Triton's own would make and
+    remove a folder for each file, a fifth of a compile's time.)"""
+
+    def __init__(self, folder: str):
+        self.start, self.names = os.path.join(folder, f"{os.getpid()}-{threading.get_ident()}-"), set()
+
+    def get_group(self, name: str) -> None:
+        return None
+
+    def put_group(self, name: str, group: dict) -> None:
+        pass
+
+    def get_file(self, name: str) -> str | None:
+        return self.start + name if name in self.names else None
+
+    has_file = get_file
+
+    def put(self, data, name: str, binary: bool = True) -> str:
+        with open(self.start + name, "wb") as file:
+            file.write(data if isinstance(data, bytes) else str(data).encode())
+        self.names.add(name)
+        return self.start + name
+
+    def remove(self) -> None:
+        for name in self.names:
+            os.unlink(self.start + name)
 
 
 def load(name: str, text: str):
@@ -121,6 +148,7 @@ def warm(p):
 def nursery(control: socket.socket, channels: list[socket.socket], setup: dict) -> None:
     """Forks a worker for each channel, and says on the channel of one that died what became of it, until `control` ends or all are dead."""
     without_torch(setup["package"])
+    importlib.import_module("tokamak.codegen.triton_lib")
     job = {"name": "warm", "text": _WARM, "signature": ("*i32",), "divisible": (), "warps": 4, "stages": 3, "contract": True, "arch": setup["arch"]}
     compile_job(job, setup["folder"])           # what a first compile loads, every worker then has: 0.1 s instead of 0.45
     logs = [os.memfd_create("tokamak") for _ in channels]
