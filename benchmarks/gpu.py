@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu [--cases GLOB ...] [--group NAME ...] [--grid NAME ...] [--dtypes D ...] [--near -1 0 1]
                              [--rows LOW:HIGH] [--columns LOW:HIGH] [--elements LOW:HIGH] [--sides eager,inductor,tokamak]
-                             [--json FILE] [--redo SIDES] [--plot FILE] [--write] [--quick] [--budget SECONDS] [--list]
+                             [--json FILE] [--redo SIDES] [--plot FILE] [--write] [--quick] [--budget SECONDS] [--report] [--list]
 
 Without --cases, --group and --grid: the list of `benchmarks/gpu_cases.py`. `--json` keeps every result as soon as it is there; what is in it is not
 measured again, except the sides of `--redo`. A line a case: the limit, percent of it by side (e, i, t), then of the last side kernels (k), wall
@@ -61,6 +61,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     p.add_argument("--patience", type=float, default=180, help="seconds after which a case without an answer counts as failed")
     p.add_argument("--isolate", action="store_true", help="a process for every case")
     p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--report", action="store_true", help="measure nothing: summary, plot and tables of what --json has; needs no GPU")
     p.add_argument("--list", action="store_true", help="print the chosen cases with their fewest bytes and FLOPs, and stop")
     return p.parse_args(argv)
 
@@ -90,10 +91,10 @@ def measure(args: argparse.Namespace, results: Results, todo) -> bool:
         return run(results, todo, worker, said, args.budget)
 
 
-def write(text: str) -> None:
-    """Puts the tables between their marks in BENCHMARKS.md."""
-    head, rest = BENCHMARKS.read_text().split(START)
-    BENCHMARKS.write_text(f"{head}{START}\n{text}\n{END}{rest.split(END)[1]}")
+def write(text: str, start: str, end: str) -> None:
+    """Puts tables between their marks in BENCHMARKS.md."""
+    head, rest = BENCHMARKS.read_text().split(start)
+    BENCHMARKS.write_text(f"{head}{start}\n{text}\n{end}{rest.split(end)[1]}")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -107,7 +108,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"{n} {case(n).group} {case(n).bytes} bytes {case(n).flops:.0f} FLOPs")
         return 0
     results = Results.open(args.json)
-    todo = results.missing(wanted, args.sides, args.redo)
+    todo = [] if args.report else results.missing(wanted, args.sides, args.redo)
     if todo and not torch.cuda.is_available():
         sys.exit("no CUDA device: nothing can be measured here")
     done = measure(args, results, todo) if todo else True
@@ -119,7 +120,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.plot and (message := gpu_plot.plot(rows, args.plot)):
         print(message)
     if args.write:
-        write(gpu_report.table(results.runs, results.rows))
+        write(gpu_report.table(results.runs, results.rows), START, END)
     if not done:
         print(f"stopped at the budget: {len(results.missing(wanted, args.sides))} cases left")
     return 0 if done else 2

@@ -15,10 +15,13 @@ import time
 
 import torch
 
+from .gpu import write
+from .gpu_measure import machine
 from .gpu_run import Results, spoken
 from .gpu_zoo import MODELS
 
 SIDES = ("floor", "eager", "inductor", "tokamak")
+START, END = "<!-- gpu models: begin -->", "<!-- gpu models: end -->"
 COMMAND = (sys.executable, "-m", "benchmarks.gpu_models_worker")
 
 
@@ -42,6 +45,26 @@ def line(name: str, mode: str, row: dict[str, dict]) -> str:
     return "\n".join(out)
 
 
+def table(runs: list[dict], rows: dict[str, dict[str, dict]]) -> str:
+    """What was measured as Markdown. Raises ValueError when there is nothing."""
+    if not rows:
+        raise ValueError("no model was measured")
+    columns = [("first", 1.0, "{:.1f}", SIDES[:1] + SIDES[2:], "first call s"), ("wall", 1e3, "{:.2f}", SIDES[1:], "step ms"),
+               ("device", 1e3, "{:.2f}", SIDES[1:], "device ms"), ("peak", 1e-6, "{:.0f}", SIDES[1:], "peak MB"),
+               ("kernels", 1, "{:.0f}", SIDES[1:], "kernels"), ("error", 1.0, "{:.2f}", SIDES[3:], "error / allowed")]
+    heads = [f"{title} {side}" for _, _, _, sides, title in columns for side in sides]
+    run = runs[-1]
+    out = [f"Machine: {run['device']}, torch {run['torch']}, Triton {run['triton']}. Command: `python -m benchmarks.gpu_models --write`.", "",
+           "| model | " + " | ".join(heads) + " | opaque calls tokamak |", "|" + "---|" * (len(heads) + 2)]
+    for key, row in rows.items():
+        cells = [form.format(row[s][k] * factor) if k in row.get(s, {}) else "" for k, factor, form, sides, _ in columns for s in sides]
+        mine = row.get("tokamak", {})
+        opaque = sum(mine["opaque"].values()) if "opaque" in mine else ""
+        wrong = [s for s in SIDES if row.get(s, {}).get("right") is False]
+        out.append(f"| {key}{' WRONG: ' + ', '.join(wrong) if wrong else ''} | " + " | ".join(cells) + f" | {opaque} |")
+    return "\n".join(out)
+
+
 def arguments(argv=None) -> argparse.Namespace:
     several = lambda text: tuple(t for t in text.split(",") if t)
     p = argparse.ArgumentParser(prog="python -m benchmarks.gpu_models", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -53,24 +76,36 @@ def arguments(argv=None) -> argparse.Namespace:
     p.add_argument("--calls", type=int, default=6, help="timed steps by each of two methods")
     p.add_argument("--budget", type=float, help="start no model after these seconds")
     p.add_argument("--patience", type=float, default=300, help="seconds after which a side without an answer counts as failed")
+    p.add_argument("--write", action="store_true", help="put the table of what --json has into BENCHMARKS.md")
+    p.add_argument("--report", action="store_true", help="measure nothing; needs no GPU")
     p.add_argument("--no-record", action="store_true", help="do not count tokamak's planned kernels and opaque calls")
     return p.parse_args(argv)
 
 
 def main(argv=None) -> int:
     args = arguments(argv)
+    results = Results.open(args.json)
+    done = args.report or measure(args, results)
+    if args.write:
+        write(table(results.runs, results.rows), START, END)
+    return 0 if done else 2
+
+
+def measure(args: argparse.Namespace, results: Results) -> bool:
+    """Measures what is missing, a model and mode at a time. True when nothing is left."""
     if not torch.cuda.is_available():
         sys.exit("no CUDA device: nothing can be measured here")
-    results, start = Results.open(args.json), time.monotonic()
+    results.runs.append(machine())
+    start = time.monotonic()
     for name, mode in ((n, m) for n in args.models for m in args.modes if m in MODELS[n].modes):
         key = f"{name} {mode}"
         left = [s for s in SIDES if s in args.sides and (s in args.redo or s not in results.rows.get(key, {}))]
         if args.budget is not None and left and time.monotonic() - start > args.budget:
             print("stopped at the budget")
-            return 2
+            return False
         _one(results, key, name, mode, left, args)
         print(line(name, mode, results.rows.get(key, {})), flush=True)
-    return 0
+    return True
 
 
 def _one(results: Results, key: str, name: str, mode: str, todo: list[str], args: argparse.Namespace) -> None:

@@ -296,14 +296,27 @@ def test_the_tables_are_written_between_their_marks(tmp_path, monkeypatch):
     file.write_text(f"before\n{gpu.START}\nold\n{gpu.END}\nafter\n")
     monkeypatch.setattr(gpu, "BENCHMARKS", file)
     results = measured()
-    gpu.write(gpu_report.table(results.runs, results.rows))
+    gpu.write(gpu_report.table(results.runs, results.rows), gpu.START, gpu.END)
     text = file.read_text()
     assert "old" not in text and text.startswith("before") and text.endswith("after\n") and all(f"| {n} |" in text for n in SOME)
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert {line.count("|") for line in rows} == {7, 15}
     with pytest.raises(ValueError):
         gpu_report.table(results.runs, {})
-    assert gpu.START in (Path(gpu.__file__).parent.parent / "BENCHMARKS.md").read_text()
+    real = (Path(gpu.__file__).parent.parent / "BENCHMARKS.md").read_text()
+    assert all(real.count(mark) == 1 for mark in (gpu.START, gpu.END, gpu_models.START, gpu_models.END))
+
+
+def test_the_table_of_models():
+    side = {"first": 3.0, "wall": 0.01, "device": 0.009, "peak": 2e9, "kernels": 70, "error": 0.5, "right": True}
+    mine = {**side, "opaque": {"mm": 2, "bmm": 1}}
+    rows = {"net infer": {"floor": {"first": 1.0}, "eager": side, "inductor": {"failed": "RuntimeError: no"}, "tokamak": mine},
+            "net train": {"tokamak": {**side, "right": False}}}
+    lines = gpu_models.table([RUN], rows).splitlines()
+    assert len({x.count("|") for x in lines[2:]}) == 1 and lines[4].endswith(" 3 |") and "WRONG: tokamak" in lines[5]
+    assert "FAILED RuntimeError: no" in gpu_models.line("net", "infer", rows["net infer"])
+    with pytest.raises(ValueError):
+        gpu_models.table([RUN], {})
 
 
 def test_the_plot(tmp_path):
@@ -321,6 +334,7 @@ def test_the_command_measures_prints_and_goes_on(tmp_path, monkeypatch, capsys):
     assert gpu.main([*command, "--sides", "eager,inductor"]) == 0
     assert gpu.main(command) == 0 and gpu.main(command) == 0
     assert len(log) == 2
+    assert gpu.main([*command, "--cases", "softmax_bf16_8x8", "--report"]) == 0 and len(log) == 2
     out = capsys.readouterr().out
     assert sum(x.startswith("sum_all_f32_128Mi ") for x in out.splitlines()) == 2 and "copy 4.00 TB/s" in out and "reduction" in out
 
