@@ -8,6 +8,7 @@ import importlib
 import itertools
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Callable
 
@@ -24,10 +25,10 @@ from .fuse.plan import plan
 from .ir.graph import Compute, Graph, Opaque, Scatter, reads
 from .ir.rewrite import simplify
 from .options import Options, current
-from .runtime import memory
+from .runtime import gpu, gpu_build, memory
 from .runtime.build import ROUND_EACH, Unit, build
 from .runtime.program import assemble
-from .target import target
+from .target import Target, target
 from .trace import Stopped, Trace, frame_of, tracer
 
 _MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -82,8 +83,9 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Op
     trace("aten", gm)
     capture = Capture(gm, options.policy, name, table={} if options.opaque_only else None)
     captured = trace("capture", capture.graph())
-    machine = trace("target", target(ordered="strict" in capture.policies))
-    _require_here(captured, machine.name)
+    machine = trace("target", target(_device(captured), "strict" in capture.policies, options.target == "interpret"))
+    if machine.kind == "gpu" and machine.name != "cpu":
+        gpu_build.warm()
     if machine.ordered:
         trace("strict", unordered(captured))
     graph = trace("simplify", simplify(captured))
@@ -94,11 +96,28 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Op
     built = trace("render", render_plan(lowered))
     check = _checker(options)
     program = trace("program", host_program(check.watched(lowered.plan) if check else lowered.plan, built, capture.constants))
-    flags = () if capture.policies == {"fast"} else (ROUND_EACH,)
-    units = {b.key: Unit(b.key, b.text, prelude=b.prelude, flags=flags) for b in built.values()}
-    kernels = build(list(units.values()), cache_dir=options.cache_dir, cc=options.cc, report=partial(trace, "unit"))
-    call = assemble(program, kernels, _POOL if options.pool else None)
+    kernels = (_gpu_kernels if machine.kind == "gpu" else _c_kernels)(built, machine, capture.policies == {"fast"}, options, partial(trace, "unit"))
+    call = assemble(program, kernels, _POOL if options.pool else None, synchronous=options.strict)
     return trace("build", check.checked(call, captured, lowered.plan, capture.constants) if check else call)
+
+
+def _c_kernels(built: Mapping, _, contract: bool, options: Options, report: Callable) -> dict[str, Callable]:
+    """Kernels in C. `contract`: a product may be added to something without being rounded first."""
+    flags = () if contract else (ROUND_EACH,)
+    units = {b.key: Unit(b.key, b.text, prelude=b.prelude, flags=flags) for b in built.values()}
+    return build(list(units.values()), cache_dir=options.cache_dir, cc=options.cc, report=report)
+
+
+def _gpu_kernels(built: Mapping, machine: Target, contract: bool, options: Options, report: Callable) -> dict[str, Any]:
+    """Kernels in Triton, for the GPU or its interpreter."""
+    units = {p.unit.name: replace(p.unit, contract=contract) for b in built.values() for p in b.parts}
+    if machine.name == "cpu":
+        interpreted = importlib.import_module(".runtime.gpu_interpret", __package__).interpreted
+        return {name: interpreted(unit) for name, unit in units.items()}
+    made = gpu_build.build(list(units.values()), machine.arch, cache_dir=options.cache_dir, report=report)
+    launch = gpu.launcher(options.cache_dir, options.cc)
+    rebuild = lambda unit: gpu_build.build([unit], machine.arch, cache_dir=options.cache_dir)[unit.name]
+    return {name: gpu.Kernel(binary, rebuild, launch) for name, binary in made.items()}
 
 
 def _checker(options: Options):
@@ -121,9 +140,12 @@ def _require_plain(inputs: Sequence[Any]) -> None:
         raise Unsupported("an input with the negative bit")
 
 
-def _require_here(graph: Graph, device: str) -> None:
-    """Kernels run on `device` and read its memory, so a graph that computes elsewhere is torch's business."""
-    for n in graph.nodes:
-        elsewhere = {x.device for x in (n, *reads(n))} - {device} if isinstance(n, (Compute, Scatter)) else set()
-        if elsewhere:
-            raise Unsupported(f"it computes with values on {', '.join(sorted(elsewhere))}")
+def _device(graph: Graph) -> str:
+    """The device on which the graph computes: kernels read its memory alone, so a graph that computes on several is torch's business."""
+    found = {x.device for n in graph.nodes if isinstance(n, (Compute, Scatter)) for x in (n, *reads(n))}
+    if len(found) > 1:
+        raise Unsupported(f"it computes with values on {', '.join(sorted(found))}")
+    device = next(iter(found), "cpu")
+    if device.split(":")[0] not in ("cpu", "cuda"):
+        raise Unsupported(f"it computes with values on {device}")
+    return device

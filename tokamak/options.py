@@ -65,13 +65,14 @@ class Options:
     pool: bool = True                                           # large outputs come from blocks that are used again
     until: str | None = None                                    # the last stage to run; the graph then runs eagerly
     recorder: Any = None                                        # a `tools.record.Recorder` that keeps what every stage made
+    target: Literal["", "interpret"] = ""                       # "": the device of the values; "interpret": Triton's interpreter on the CPU, slow, for tests
     opaque_only: bool = False                                   # every operation is a call of torch: the oracle of the tests
 
     def __post_init__(self):
         if isinstance(self.logs, str):
             object.__setattr__(self, "logs", frozenset(t.strip() for t in self.logs.split(",") if t.strip()))
         object.__setattr__(self, "logs", frozenset(self.logs))
-        for name, allowed in (("policy", get_args(Policy)), ("until", (None, *STAGES))):
+        for name, allowed in (("policy", get_args(Policy)), ("until", (None, *STAGES)), ("target", ("", "interpret"))):
             if getattr(self, name) not in allowed:
                 raise OptionError(f"{name}={getattr(self, name)!r}: one of {', '.join(map(str, allowed))}{_nearest(getattr(self, name), allowed)}")
         for topic in self.logs:

@@ -8,18 +8,23 @@ import torch
 
 
 ORDERED_THREADS = 16        # what plans for an ordered target are made for, whatever machine runs them
+ORDERED_PROCESSORS = 128    # the same for a GPU
 
 
 @dataclass(frozen=True)
 class Target:
-    """`vector_bytes`: width of a vector register. `l1`, `l2`: bytes of cache a core has to itself. `threads`: how many run at once.
-    `ordered`: the elements of a fold are taken in an order that depends on the fold alone, not on sizes beside it or on threads."""
+    """`name`: the device, as torch writes it. `vector_bytes`: width of a vector register. `l1`, `l2`: bytes of cache a core has to itself. `threads`: how
+    many run at once (a GPU's multiprocessors). `ordered`: the elements of a fold are taken in an order that depends on the fold alone, not on sizes
+    beside it or on threads. `kind`: 'cpu' runs C over vectors, 'gpu' Triton over tiles; a gpu called 'cpu' is Triton's interpreter.
+    `arch`: Triton's words for a GPU."""
     name: str = "cpu"
     vector_bytes: int = 64
     threads: int = 2
     l1: int = 32 << 10
     l2: int = 1 << 20
     ordered: bool = False
+    kind: str = "cpu"
+    arch: tuple = ()
 
 
 @functools.cache
@@ -28,6 +33,18 @@ def _vector_bytes() -> int:
     return {"AVX512": 64, "AVX2": 32}.get(capability, 16)
 
 
-def target(ordered: bool = False) -> Target:
-    """This machine, as it is now (the number of threads may be changed by the user at any time, so an `ordered` target has none to look at)."""
+def target(device: str = "cpu", ordered: bool = False, interpret: bool = False) -> Target:
+    """`device`, as it is now (the number of threads may be changed by the user at any time, so an `ordered` target has none to look at).
+    `interpret`: on the CPU, as if it were a small GPU."""
+    if device != "cpu":
+        return _gpu(device, ordered)
+    if interpret:
+        return Target("cpu", 16, 4, l1=1 << 18, l2=1 << 22, ordered=ordered, kind="gpu", arch=("cuda", 90, 32))
     return Target("cpu", _vector_bytes(), ORDERED_THREADS if ordered else torch.get_num_threads(), ordered=ordered)
+
+
+@functools.cache
+def _gpu(device: str, ordered: bool) -> Target:
+    p = torch.cuda.get_device_properties(device)
+    arch = ("cuda", p.major * 10 + p.minor, 32) if torch.version.hip is None else ("hip", p.gcnArchName.split(":")[0], p.warp_size)
+    return Target(device, 16, ORDERED_PROCESSORS if ordered else p.multi_processor_count, l1=1 << 18, l2=p.L2_cache_size, ordered=ordered, kind="gpu", arch=arch)

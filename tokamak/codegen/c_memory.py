@@ -16,8 +16,6 @@ from ..ir.dtype import ALL, DType
 RAW = {"u8": "uint8_t", "i8": "int8_t", "u16": "uint16_t", "i16": "int16_t", "i32": "int32_t", "i64": "int64_t", "f32": "float", "f64": "double"}
 """What memory holds: name of the raw register -> element type."""
 
-RAW_BYTES = {"u8": 1, "i8": 1, "u16": 2, "i16": 2, "i32": 4, "i64": 8, "f32": 4, "f64": 8}
-
 STORED = {"bool": "u8", "f16": "u16", "bf16": "u16"}
 """Types whose memory and register forms differ -> the raw form. `widen_D` and `narrow_D` convert."""
 
@@ -54,21 +52,6 @@ def _masked(name: str, ctype: str, load: str, store: str) -> dict[str, str]:
                               f"  {wide}\n  __builtin_ia32_store{call}_mask((void *)p, (q)v, {mask}); }}\n#else\n{store}\n#endif"}
 
 
-def _stream(name: str, ctype: str) -> str:
-    """A whole register to aligned memory around the cache, where the machine can."""
-    v = f"v_{name}"
-    parts = "\n".join(f"""\
-#elif defined({feature}) && W * {size} % {width} == 0
-TK void stream_{name}({ctype} *p, {v} v) {{
-  typedef {element} part __attribute__((vector_size({width}), may_alias)); union {{ {v} v; part p[W * {size} / {width}]; }} x = {{v}};
-  for (int k = 0; k < W * {size} / {width}; k++) __builtin_ia32_{call}((void *)((char *)p + k * {width}), x.p[k]); }}"""
-                      for feature, width, element, call in (("__AVX512F__", 64, "float", "movntps512"), ("__AVX__", 32, "float", "movntps256"),
-                                                            ("__SSE__", 16, "float", "movntps"))
-                      for size in (RAW_BYTES[name],))
-    return f"#if defined(__clang__)\nTK void stream_{name}({ctype} *p, {v} v) {{ __builtin_nontemporal_store(v, ({v} *)p); }}\n{parts}\n" \
-           f"#else\nTK void stream_{name}({ctype} *p, {v} v) {{ *(u_{name} *)p = v; }}\n#endif"
-
-
 def _raw(name: str, ctype: str, lanes: int) -> dict[str, str]:
     v = f"v_{name}"
     gathered = lane_list(lanes, "p[i[@]]")
@@ -93,7 +76,6 @@ def _raw(name: str, ctype: str, lanes: int) -> dict[str, str]:
                           f"  {ctype} buf[W] = {{0}};\n  for (int64_t k = 0; k < n; k++) buf[k] = p[i[k]];\n  return *(const u_{name} *)buf; }}",
         f"loadb_{name}": f"TK {v} loadb_{name}(const {ctype} *p) {{ {ctype} s = *p; return ({v}){{{lane_list(lanes, 's')}}}; }}",
         f"store_{name}": f"TK void store_{name}({ctype} *p, {v} v) {{ *(u_{name} *)p = v; }}",
-        f"stream_{name}": _stream(name, ctype),
         f"stores_{name}": f"TK void stores_{name}({ctype} *p, int64_t stride, {v} v) {{ {spread} }}",
         f"storesn_{name}": f"TK void storesn_{name}({ctype} *p, int64_t stride, {v} v, int64_t n) {{\n"
                            f"  {ctype} buf[W]; *(u_{name} *)buf = v;\n  for (int64_t k = 0; k < n; k++) p[k * stride] = buf[k]; }}",
@@ -108,7 +90,7 @@ def _raw(name: str, ctype: str, lanes: int) -> dict[str, str]:
 _LOADS = (("load", "", ""), ("loadn", ", int64_t n", ", n"), ("loads", ", int64_t stride", ", stride"),
           ("loadsn", ", int64_t stride, int64_t n", ", stride, n"), ("loadi", ", v_i64 i", ", i"), ("loadin", ", v_i64 i, int64_t n", ", i, n"),
           ("loadb", "", ""))
-_STORES = (("store", ", @", ", @"), ("stream", ", @", ", @"), ("storen", ", @, int64_t n", ", @, n"), ("stores", ", int64_t stride, @", ", stride, @"),
+_STORES = (("store", ", @", ", @"), ("storen", ", @, int64_t n", ", @, n"), ("stores", ", int64_t stride, @", ", stride, @"),
            ("storesn", ", int64_t stride, @, int64_t n", ", stride, @, n"), ("storei", ", v_i64 i, @", ", i, @"),
            ("storein", ", v_i64 i, @, int64_t n", ", i, @, n"), ("store1", ", @", ", @"))
 
@@ -125,13 +107,6 @@ def _converted(d: DType) -> dict[str, str]:
 
 
 _CONVERT = {
-    # what went around the cache is in memory before other threads are told that it is
-    "settle": """\
-#if defined(__SSE__)
-TK void settle(void) { __builtin_ia32_sfence(); }
-#else
-TK void settle(void) { }
-#endif""",
     "widen_bool": "TK v_bool widen_bool(v_u8 x) { return cast_u8_i32(x) != 0; }",
     "narrow_bool": "TK v_u8 narrow_bool(v_bool m) { return cast_i32_u8(-m); }",
     # gcc converts 16 lanes in halves unless told the machine's conversion

@@ -14,7 +14,9 @@ from ..ir.expr import Const, Scalar
 from ..ir.graph import Input, Opaque, Result, View
 from ..ir.index import FloorDiv, Index, Max, Min, Mod, Size, as_index, maximum
 from ..runtime.program import Alloc, Call, Copy, Drop, Host, Launch, Let, Program, Ref, Return, Step, TensorSpec
+from ..runtime.gpu_build import GpuUnit
 from .kernel import Kernel
+from .tiles import TileKernel
 
 ERRORS = {"index": (IndexError, "index out of range"), "division": (RuntimeError, "ZeroDivisionError: integer division or modulo by zero")}
 
@@ -27,6 +29,20 @@ class Built:
     text: str
     key: str
     prelude: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One of the kernels of a group on a GPU."""
+    kernel: TileKernel
+    unit: GpuUnit
+
+
+@dataclass(frozen=True, eq=False)
+class BuiltTiles:
+    """The kernels of a group, in running order."""
+    group: Group
+    parts: tuple[Part, ...]
 
 
 def host_program(plan: Plan, built: dict[Group, Built], constants: dict[Input, torch.Tensor]) -> Program:
@@ -78,6 +94,7 @@ class _Translation:
         return Program(graph.name, inputs, (*lets, *with_drops(tuple(steps), set(inputs))), tuple(self.errors), constants, dtypes)
 
     def _name_nodes(self, taken: set[str]) -> None:
+        self.taken = taken
         for node in self.graph.nodes:
             if isinstance(node, Input):
                 self.names[node] = node.name
@@ -96,15 +113,36 @@ class _Translation:
     # -- kernels ---------------------------------------------------------------------------------------------------------
     def _kernel(self, g: Group) -> list[Step]:
         made = self.built[g]
-        outputs = {o.node for o in self.graph.outputs if isinstance(o, View)}
-        steps: list[Step] = [Alloc(self.names[n], self.node_spec(n), self.text(span(n)), "output" if n in outputs else "temp")
-                             for n in self.plan.stores[g] if n not in self.plan.inplace]
+        if isinstance(made, BuiltTiles):
+            return self._tiles(made)
+        steps = self._allocations(g)
         first = len(self.errors)
         for kind, where in made.kernel.errors:
             cls, message = ERRORS[kind]
             self.errors.append((cls, message + self._place(g)))
         words = tuple(self._word(p) for p in made.kernel.params)
         steps.append(Launch(made.key, words, first))
+        return steps
+
+    def _allocations(self, g: Group) -> list[Step]:
+        outputs = {o.node for o in self.graph.outputs if isinstance(o, View)}
+        return [Alloc(self.names[n], self.node_spec(n), self.text(span(n)), "output" if n in outputs else "temp")
+                for n in self.plan.stores[g] if n not in self.plan.inplace]
+
+    def _tiles(self, made: BuiltTiles) -> list[Step]:
+        """The kernels of a group one after the other, with memory for what it stores and for what they leave each other."""
+        steps = self._allocations(made.group)
+        for part in made.parts:
+            k, first = part.kernel, len(self.errors)
+            for _, _, nodes in k.spaces:
+                for node in nodes:
+                    self.names[node] = name = _fresh("space", self.taken)
+                    steps.append(Alloc(name, self.node_spec(node), self.text(span(node)), "temp"))
+            for kind, where in k.errors:
+                cls, message = ERRORS[kind]
+                self.errors.append((cls, message + self._place(made.group)))
+            words = (*(self._word(p) for p in k.params), *((("error", ""),) if k.errors else ()))
+            steps.append(Launch(part.unit.name, words, first, (self.text(k.grid), "1", "1"), made.group.members[0].node.device))
         return steps
 
     def _place(self, g: Group) -> str:

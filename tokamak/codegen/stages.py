@@ -7,32 +7,38 @@ from itertools import count
 
 from ..errors import InternalError
 from ..fuse.axes import Group, singleton
-from ..fuse.cost import Hints, best_roles, estimates
+from ..fuse.cost import Hints, estimates
 from ..fuse.legal import Roles
 from ..fuse.plan import Plan
 from ..fuse.reason import Decision, Reason
+from ..fuse.roles import best_roles
 from ..schedule.body import Body, Memory, body, coalesce
+from ..schedule import tiles
 from ..schedule.schedule import Schedule, choose
+from ..schedule.tiles import TileSchedule
+from . import triton
+from ..runtime.gpu_build import GpuUnit
 from .c import render
-from .host import Built
+from .host import Built, BuiltTiles, Part
 from .kernel import Kernel
 from .lower import lower
 from .scope import Unschedulable
+from .tiles import TileKernel, lower_tiles
 
 
 @dataclass(frozen=True, eq=False)
 class Scheduled:
     """A plan with the Body and Schedule of each group."""
     plan: Plan
-    bodies: dict[Group, tuple[Body, Schedule]]
+    bodies: dict[Group, tuple[Body, Schedule | TileSchedule]]
 
 
 @dataclass(frozen=True, eq=False)
 class Lowered:
-    """A plan (members of groups that did not fit stand alone) with the Kernel of each group."""
+    """A plan (members of groups that did not fit stand alone) with the Kernel of each group, or the TileKernels."""
     plan: Plan
-    bodies: dict[Group, tuple[Body, Schedule]]
-    kernels: dict[Group, Kernel]
+    bodies: dict[Group, tuple[Body, Schedule | TileSchedule]]
+    kernels: dict[Group, Kernel | tuple[TileKernel, ...]]
 
 
 def schedule_plan(plan: Plan, target) -> Scheduled:
@@ -45,7 +51,13 @@ def schedule_plan(plan: Plan, target) -> Scheduled:
 
 def _schedule(g: Group, plan: Plan, target, hints: Hints, memories: dict) -> tuple[Body, Schedule]:
     b = coalesce(body(g, plan.stores[g], plan.roles[g].parallel, memories))
-    return b, choose(b, hints, target)
+    return b, (tiles.choose if target.kind == "gpu" else choose)(b, hints, target)
+
+
+def _lower(b: Body, s: Schedule | TileSchedule, hints: Hints, target) -> Kernel | tuple[TileKernel, ...]:
+    if target.kind == "gpu":
+        return lower_tiles(b, s, hints, target.name, lambda again: tiles.choose(again, hints, target))
+    return lower(b, s, hints)
 
 
 def lower_plan(scheduled: Scheduled, target) -> Lowered:
@@ -56,7 +68,7 @@ def lower_plan(scheduled: Scheduled, target) -> Lowered:
         if not isinstance(g, Group):
             continue
         try:
-            kernels[g] = lower(*bodies[g], hints)
+            kernels[g] = _lower(*bodies[g], hints, target)
         except Unschedulable as why:
             if len(g.members) == 1:
                 raise InternalError(f"no loop tree for {plan.graph.origin(g.members[0].node)}: {why}") from why
@@ -64,7 +76,7 @@ def lower_plan(scheduled: Scheduled, target) -> Lowered:
             del bodies[g]
             for part in parts:
                 bodies[part] = _schedule(part, plan, target, hints, {})
-                kernels[part] = lower(*bodies[part], hints)
+                kernels[part] = _lower(*bodies[part], hints, target)
     return Lowered(plan, bodies, kernels)
 
 
@@ -91,11 +103,21 @@ def taken_apart(plan: Plan, g: Group, why: str, target) -> tuple[Plan, list[Grou
 _PLACEHOLDER = "tk_kernel"
 
 
-def render_plan(lowered: Lowered) -> dict[Group, Built]:
-    """C text of every kernel, named by what it says: equal kernels have equal text, whatever program they come from."""
-    out = {}
+def render_plan(lowered: Lowered) -> dict[Group, Built | BuiltTiles]:
+    """Text of every kernel, named by what it says: equal kernels have equal text, whatever program they come from."""
+    out: dict[Group, Built | BuiltTiles] = {}
     for g, k in lowered.kernels.items():
+        if not isinstance(k, Kernel):
+            out[g] = BuiltTiles(g, tuple(_part(x) for x in k))
+            continue
         prelude, text = render(k, _PLACEHOLDER)
         key = "k" + hashlib.sha256("".join((*prelude, text)).encode()).hexdigest()[:16]
         out[g] = Built(g, k, text.replace(_PLACEHOLDER, key), key, prelude)
     return out
+
+
+def _part(k: TileKernel) -> Part:
+    text, s = triton.render(k, _PLACEHOLDER), k.schedule
+    signature, divisible = triton.signature(k), triton.divisible(k)
+    key = "k" + hashlib.sha256(repr((text, signature, sorted(divisible), s.warps, s.stages)).encode()).hexdigest()[:16]
+    return Part(k, GpuUnit(key, text.replace(_PLACEHOLDER, key), signature, divisible, s.warps, s.stages))

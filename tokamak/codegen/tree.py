@@ -9,7 +9,7 @@ from __future__ import annotations
 from ..ir import ops
 from ..ir.dtype import F32, F64
 from ..ir.expr import Const, Expr, Load, Op, Reduce, Scan, walk
-from ..ir.index import Axis, Fetch as FetchAtom, Index, Size, as_index
+from ..ir.index import Axis, Fetch as FetchAtom, Size, as_index
 from ..schedule.body import Store
 from ..schedule.schedule import LANE_SCANS
 from .emit import Emitter
@@ -142,17 +142,7 @@ class Tree(Emitter):
         value = self.emit(s.expr, block)
         guard = self.emit(s.guard, block).var if s.guard is not None else None
         address, mode, step, at = self._address(s.address, block, s.memory, guard)
-        total = self._streamed(s) if mode == "unit" and s.monoid is None and guard is None else None
-        block.items.append(Write(self.low.memory(s.memory), s.memory.dtype, address, mode, value.var, step, at, s.monoid, guard, total))
-
-    def _streamed(self, s: Store) -> Index | None:
-        """How many elements `s` stores, if it may go around the cache: memory that the kernel reads as well is there already."""
-        if any(isinstance(e, Load) and e.node is s.memory for t in (*self.stores, *self.final) for e in walk(t.expr)):
-            return None
-        total = as_index(1)
-        for a in sorted(s.axes, key=lambda a: a.id):
-            total = total * self.low.extent(a)
-        return total
+        block.items.append(Write(self.low.memory(s.memory), s.memory.dtype, address, mode, value.var, step, at, s.monoid, guard))
 
     def _place_fold(self, f: Reduce) -> None:
         key = (f.monoid, f.over, f.args)
@@ -217,8 +207,7 @@ class Tree(Emitter):
             low.extent(a)
             address = address + as_index(a) * size
             size = size * low.extent(a)
-        runs = f.monoid == "sum" and f.args[0].dtype is F32 and self.vector in f.free and not f.free & self.p
-        partial = Partial(low.fresh("q"), f.monoid, f.args[0].dtype, size, runs)
+        partial = Partial(low.fresh("q"), f.monoid, f.args[0].dtype, size)
         self.partials.append(partial)
         if len(self.partials) > 24:
             raise Unschedulable("too many partial results")

@@ -8,7 +8,7 @@ from ..ir.expr import Expr, Load, Op, Reduce, Scan, walk, loads
 from ..ir.graph import Compute, Graph, Opaque, Scatter, View
 from ..ir.index import Axis, Index, Size, evaluate
 from .axes import Group, Member
-from .legal import Roles, candidates
+from .legal import Roles
 
 GRAIN = 32 * 1024       # elements below which one thread is as fast as several
 
@@ -116,11 +116,8 @@ def contiguous_axis(group: Group, hints: Hints) -> Axis | None:
     return max(score, key=lambda a: (score[a] if narrow[a] >= 4 else 0, narrow[a]))
 
 
-def best_roles(group: Group, hints: Hints, target) -> Roles | None:
-    """The legal choice of parallel axes that keeps the cores busy at the least traffic; None when there is none."""
-    found = [r for r in candidates(group) if not target.ordered or not r.accumulating]      # shares of a fold are cut by sizes beside it
-    if not found:
-        return None
+def cpu_roles(group: Group, found: list[Roles], hints: Hints, target) -> Roles:
+    """Of the legal choices of parallel axes the one that keeps the cores busy at the least traffic."""
     v = contiguous_axis(group, hints)
 
     def rank(r: Roles):

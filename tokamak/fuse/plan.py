@@ -10,12 +10,14 @@ from itertools import count
 
 from ..ir.expr import Load, Reduce, Scan, walk
 from ..ir.graph import Compute, Graph, Input, Opaque, Result, Scatter, reads
+from . import gpu
 from .axes import Group, Unifier, singleton
-from .cost import GRAIN, best_roles, contiguous_axis, estimates, node_bytes, parallelism, pinned_nodes, row_bytes, weight
+from .cost import GRAIN, contiguous_axis, estimates, node_bytes, parallelism, pinned_nodes, row_bytes, weight
 from .legal import Roles
 from .inline import inline
 from .inplace import written_in_place
 from .reason import Decision, Reason
+from .roles import best_roles
 from .recompute import recomputed
 
 LARGEST = 24        # members of one group: beyond, kernels stop compiling quickly
@@ -198,6 +200,8 @@ class _Planner:
             return Reason("no_saving", "unprofitable")
         if not roles.parallel and any(self.roles[g].parallel for g in (a, b)):
             return Reason("no_common_axes", "unprofitable", "one thread would run all, at any size")
+        if t.kind == "gpu":
+            return gpu.unprofitable(a, b, joined, roles, (self.roles[a], self.roles[b]), hints, t) or self._too_large(joined)
         work = max(hints.count(m.free | m.bound) for m in joined.members)
         v = contiguous_axis(joined, hints)
         if work > GRAIN and parallelism(roles, v, hints) < 2 * t.threads:
@@ -210,6 +214,10 @@ class _Planner:
         folds = any(isinstance(e, (Reduce, Scan)) for m in roles.local for e in walk(m.expr))
         if folds and work > GRAIN and row_bytes(joined, roles, hints) > 8 * t.l2:
             return Reason("no_cache", "unprofitable", f"{row_bytes(joined, roles, hints)} bytes a row")
+        return self._too_large(joined)
+
+    @staticmethod
+    def _too_large(joined: Group) -> Reason | None:
         if sum(weight(m.expr) for m in joined.members) > 2000:
             return Reason("too_large", "infeasible", "more than 2000 operations an element")
         return None

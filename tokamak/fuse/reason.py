@@ -14,6 +14,7 @@ CODES: dict[str, str] = {
     "scan_order": "a scan runs in order along an axis the others need in parallel",
     "scatter": "a scatter's result is complete only when every update is done",
     "accumulators": "the partial results of the threads would not fit the cache",
+    "no_registers": "a row is longer than what one program can hold at once",
     "no_cache": "what the members share would have left the cache before it is used again",
     "no_parallelism": "the common axes are too short to keep every core busy",
     "no_saving": "they share no value worth keeping",

@@ -238,7 +238,7 @@ class _Printer:
         kernel, on = self.kernels.get(step.kernel), step.device
         placed = kernel.on(on) if kernel is not None else None
         name, address = self._bind(placed, f"tk_k{position}"), self._bind(placed and placed.address, f"tk_a{position}")
-        launch = self._bind(placed and placed.launch, f"tk_launch_{torch.device(on).type}")
+        launch = self._bind(placed and placed.launch, "tk_launch" if on != "cpu" else f"tk_launch{position}")
         stream = f"tk_s{_index(on)}" if on != "cpu" else "0"
         if on != "cpu":
             self._enter(on)

@@ -1,0 +1,66 @@
+"""What a kernel on a GPU can hold and keep busy: the questions of `cost` and `plan` whose answers differ from a CPU's."""
+from __future__ import annotations
+
+from ..ir.expr import Reduce, Scan, walk
+from .axes import Group
+from .cost import Hints, contiguous_axis, parallelism
+from .legal import Roles
+from .reason import Reason
+
+HELD = 32768            # elements of a row that one program holds in registers
+CARRIED = 32768         # elements of partial results that one program carries along in registers
+FILL = 2                # programs that each multiprocessor should have
+SHORT = 16384           # elements that one program works through in the time of a launch: with less to do each, few programs will do
+
+
+def busy(group: Group, r: Roles, v, hints: Hints, target) -> bool:
+    """Are there programs for every multiprocessor, or is each of the few done before another kernel would have begun?"""
+    programs = parallelism(r, v, hints)
+    work = max(hints.count(m.free | m.bound) for m in group.members)
+    return programs >= FILL * target.threads or work <= SHORT * programs
+
+
+def infeasible(group: Group, r: Roles, hints: Hints) -> Reason | None:
+    """Why no program can run `group` in parallel over `r.parallel`, or None."""
+    rows = frozenset(a for m in group.members for a in m.free | m.bound) - r.parallel
+    carried = sum(hints.count(m.free - r.parallel) for m in r.accumulating)
+    if carried > CARRIED:
+        return Reason("accumulators", "infeasible", f"{carried} partial results a program")
+    along = any(m.free & rows for m in r.accumulating)          # partial results of a row's length
+    if (along or _nested(group, rows)) and hints.count(rows) > HELD:
+        return Reason("no_registers", "infeasible", f"{hints.count(rows)} elements of a row are held at once")
+    crossed = {m.bound & r.parallel for m in r.accumulating}
+    if len(crossed) > 1:
+        return Reason("no_common_axes", "infeasible", "folds across programs over different axes")
+    return None
+
+
+def _nested(group: Group, rows: frozenset) -> bool:
+    """Is there a fold over some of the row axes, while others stay? Or a prefix along one?"""
+    for m in group.members:
+        for e in walk(*m.roots()):
+            if isinstance(e, Scan) or isinstance(e, Reduce) and rows & set(e.over) and not rows <= set(e.over):
+                return len(rows) > 1
+    return False
+
+
+def best_roles(group: Group, found: list[Roles], hints: Hints, target) -> Roles:
+    """Of the legal choices of parallel axes the one that fills the machine with the least traffic."""
+    v = contiguous_axis(group, hints)
+
+    def rank(r: Roles):
+        possible = infeasible(group, r, hints) is None
+        carried = sum(hints.count(m.free - r.parallel) for m in r.accumulating)
+        return (possible, busy(group, r, v, hints, target), -carried, -len(r.parallel) if r.accumulating else 0, hints.count(r.parallel))
+    return max(found, key=rank)
+
+
+def unprofitable(a: Group, b: Group, joined: Group, r: Roles, before: tuple[Roles, Roles], hints: Hints, target) -> Reason | None:
+    """Why `a` and `b`, whose own roles are `before`, are better two kernels; None when one is."""
+    reason = infeasible(joined, r, hints)
+    if reason is not None:
+        return reason
+    v = contiguous_axis(joined, hints)
+    if not busy(joined, r, v, hints, target) and all(busy(g, x, v, hints, target) for g, x in zip((a, b), before)):
+        return Reason("no_parallelism", "unprofitable", f"{hints.count(r.parallel)} rows")
+    return None

@@ -1,0 +1,200 @@
+"""A TileSchedule: how one Body runs as programs over tiles, on a GPU. A small frozen value that prints.
+
+    dims        the axes that are dimensions of a tile, in order; every other axis is one coordinate at a time
+    pieces      for each of them the power-of-two lengths that cover it: one for a parallel axis (the grid counts blocks) and for a looped one (its
+                chunk); a held row axis may have several, since 768 is 512 + 256 and 1025 is 1024 + 16 masked
+    looped      row axes that are run through in loops; the other row axes are held in registers
+    split       parallel axes that folds cross: programs share them out and leave partial results, which a second kernel combines
+    programs    how many programs share the split axes
+    exact       tiled axes whose pieces cover the extent exactly: no mask
+    wide        addresses need 64 bits
+
+Which numbers stand here is `choose`'s: every threshold is a named constant with what it was measured on.
+"""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..fuse.cost import Hints
+from ..ir.expr import Reduce, Scan, walk
+from ..ir.index import Axis, Index, bounds
+from .body import Body, exprs_of
+from .schedule import loop_order, strides_of
+
+TILE = 4096             # elements of a tile that a program works on at once, at least where the sizes allow
+POINTWISE = 1024        # elements of a pointwise tile: 8 to a thread, one 16-byte access of a 16-bit type
+HELD = 32768            # elements of a row, over all row axes, that are held in registers
+CHUNK = 4096            # elements of a looped row that are in registers at once
+COLUMNS = 64            # columns of a tile that folds across rows: 128 bytes of a 16-bit type
+TURNED = 64             # edge of a tile that is read along one axis and written along another
+PER_THREAD = 16         # elements of a tile to one thread
+MOST_WARPS = 16
+WASTE = 8               # a masked tail may idle one lane in this many
+RESIDENT = 32           # warps a multiprocessor should have in flight
+
+
+@dataclass(frozen=True)
+class TileSchedule:
+    order: tuple[Axis, ...]
+    dims: tuple[Axis, ...]
+    pieces: tuple[tuple[Axis, tuple[int, ...]], ...]
+    looped: frozenset[Axis]
+    split: tuple[Axis, ...]
+    programs: int
+    exact: frozenset[Axis]
+    warps: int
+    stages: int = 2
+    wide: bool = False
+    unrolled: frozenset[Axis] = frozenset()
+
+    def sizes(self, a: Axis) -> tuple[int, ...]:
+        """The lengths of the pieces that cover tiled axis `a`."""
+        return dict(self.pieces)[a]
+
+    def __str__(self) -> str:
+        name = lambda a: f"i{self.order.index(a)}"
+        tile = ", ".join(f"{name(a)}:{'+'.join(map(str, sizes))}{'' if a in self.exact else '?'}" for a, sizes in self.pieces)
+        parts = [f"tile({tile})"]
+        if self.looped:
+            parts.append(f"looped({', '.join(name(a) for a in self.order if a in self.looped)})")
+        if self.split:
+            parts.append(f"split({', '.join(map(name, self.split))} / {self.programs})")
+        return " ".join((*parts, f"warps({self.warps}) stages({self.stages}){' wide' if self.wide else ''}"))
+
+
+def power(n: int) -> int:
+    """The least power of two that is at least `n`."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def cover(n: int) -> tuple[int, ...]:
+    """Powers of two, longest first, that cover `n` lanes with few idle ones: at most three pieces. A long ragged row is two pieces at least, so that
+    half of it needs no mask."""
+    found: list[int] = []
+    rest = max(n, 1)
+    while len(found) < 2 and rest > 16:
+        whole = power(rest)
+        ragged = whole > rest
+        if not ragged or (whole - rest) * WASTE <= n and (found or rest <= 512):
+            break
+        found.append(whole // 2)
+        rest -= whole // 2
+    return (*found, power(rest))
+
+
+def choose(b: Body, hints: Hints, target) -> TileSchedule:
+    """The schedule for `b` on a GPU."""
+    return _Chooser(b, hints, target).schedule()
+
+
+class _Chooser:
+    def __init__(self, b: Body, hints: Hints, target):
+        self.b, self.hints, self.target = b, hints, target
+        self.order = loop_order(b, hints)
+        folds = [e for e in walk(*exprs_of(b)) if isinstance(e, Reduce)]
+        self.crossed = frozenset(a for e in folds for a in e.over) & b.parallel
+        self.rows = [a for a in self.order if a not in b.parallel]
+        self.whole = any(set(self.rows) & set(e.over) and not set(self.rows) <= set(e.over) for e in folds) \
+            or any(isinstance(e, Scan) for e in walk(*exprs_of(b))) or any(set(e.over) & self.crossed and e.free & set(self.rows) for e in folds)
+        self.line = self._contiguous()
+        self.pieces: dict[Axis, tuple[int, ...]] = {}
+        self.looped: set[Axis] = set()
+
+    def _contiguous(self) -> Axis | None:
+        """The axis along which most bytes lie contiguously; the last in loop order where none does."""
+        score: dict[Axis, float] = {a: 0 for a in self.b.axes}
+        for _, address, size in strides_of(self.b):
+            elements = self.hints.count(address.axes())
+            for a in score:
+                if address.coefficient(a) == 1:
+                    score[a] += elements * size * min(self.hints(a.extent), 32) / 32
+        return max(self.order, key=lambda a: (score[a], self.order.index(a)), default=None)
+
+    def schedule(self) -> TileSchedule:
+        hints = self.hints
+        self._cover_rows()
+        self._cover_parallel()
+        dims = tuple(a for a in self.order if a in self.pieces)
+        elements = math.prod(sum(self.pieces[a]) for a in dims)
+        exact = frozenset(a for a in dims if self._exact(a))
+        warps = max(1, min(MOST_WARPS, power(elements // (32 * PER_THREAD))))
+        split = tuple(a for a in self.order if a in self.crossed)
+        return TileSchedule(self.order, dims, tuple((a, self.pieces[a]) for a in dims), frozenset(self.looped), split,
+                            self._programs(split, warps) if split else 1, exact, warps, wide=self._wide())
+
+    def _exact(self, a: Axis) -> bool:
+        n, sizes = a.extent.constant, self.pieces[a]
+        if n is None:
+            return False
+        return n == sum(sizes) if a not in self.b.parallel and a not in self.looped else n % sizes[0] == 0
+
+    def _cover_rows(self) -> None:
+        """Held whole where they fit registers, else looped: the contiguous (or longest) row axis in chunks, the others step by step."""
+        if not self.rows:
+            return
+        known = all(a.extent.constant is not None for a in self.rows)
+        inner = self.line if self.line in self.rows else max(self.rows, key=lambda a: self.hints(a.extent))
+        whole = {a: cover(self.hints(a.extent)) if a is inner else (power(self.hints(a.extent)),) for a in self.rows}
+        elements = math.prod(sum(s) for s in whole.values())
+        most = HELD if self.line in self.rows else 32
+        if known and (elements <= most or self.whole and elements <= 4 * HELD) and len(self.rows) <= 3:
+            self.pieces.update(whole)
+            return
+        self.looped.update(self.rows)
+        chunk = CHUNK if self.line in self.rows else TILE // COLUMNS
+        self.pieces[inner] = (min(chunk, power(self.hints(inner.extent))),)
+
+    def _cover_parallel(self) -> None:
+        """Parallel axes that fill up the tile: the contiguous one first, then one that an access runs along, then the innermost."""
+        hints = self.hints
+        have = math.prod(sum(s) for s in self.pieces.values())
+        pointwise = not self.rows and not self.crossed
+        want = POINTWISE if pointwise else TILE
+        parallel = [a for a in self.order if a in self.b.parallel]
+        turned = self._turned()
+        if self.line in parallel:
+            most = COLUMNS if self.rows else TURNED if turned is not None else want // have
+            if self.crossed and self.line not in self.crossed:
+                most = COLUMNS
+            have *= self._tile(self.line, most)
+        if turned is not None and turned not in self.pieces:
+            have *= self._tile(turned, TURNED)
+        candidates = sorted((a for a in parallel if a not in self.pieces), key=lambda a: (a in self.crossed, self.order.index(a)), reverse=True)
+        for a in candidates:
+            if have * 2 <= want // (4 if self.rows and self.line in self.rows else 1) and len(self.pieces) < 3 and hints(a.extent) > 1:
+                have *= self._tile(a, want // have)
+
+    def _tile(self, a: Axis, most: int) -> int:
+        size = max(1, min(power(self.hints(a.extent)), power(most + 1) // 2))
+        if size > 1:
+            self.pieces[a] = (size,)
+        return size
+
+    def _turned(self) -> Axis | None:
+        """Another parallel axis that some access runs along contiguously, while it strides along the contiguous one."""
+        if self.line not in self.b.parallel:
+            return None
+        for _, address, _ in strides_of(self.b):
+            step = address.coefficient(self.line)
+            if step.terms and step != 1:
+                for a in self.order:
+                    if a in self.b.parallel and a is not self.line and address.coefficient(a) == 1 and self.hints(a.extent) >= 8:
+                        return a
+        return None
+
+    def _programs(self, split, warps: int) -> int:
+        """Programs that share the split axes: enough to fill the machine, no more than there are blocks."""
+        blocks = lambda axes: math.prod(-(-self.hints(a.extent) // (self.pieces[a][0] if a in self.pieces else 1)) for a in axes)
+        kept = blocks(a for a in self.order if a in self.b.parallel and a not in self.crossed)
+        want = self.target.threads * max(1, RESIDENT // warps)
+        return max(1, min(-(-want // kept), blocks(split)))
+
+    def _wide(self) -> bool:
+        """Does an access reach behind 2^31 elements? Unknown sizes do, as far as is known."""
+        return any(self._reach(address) >= 2**31 for _, address, _ in strides_of(self.b)) or self.hints.count(self.b.axes) >= 2**31
+
+    def _reach(self, address: Index) -> int:
+        """An element offset that `address` stays below, for the sizes hinted at."""
+        far = bounds(address)[1]
+        return self.hints(far) if far is not None and not far.axes() else 2**31
