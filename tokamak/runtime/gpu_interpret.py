@@ -94,6 +94,13 @@ class Interpreted:
         return tl.tensor(handle(value, typed), typed)
 
 
+class _Int(int):
+    """`int` for the interpreter, which asks it for the number in an array of one element: NumPy no longer says."""
+
+    def __new__(cls, value=0, *base):
+        return int(value.item() if isinstance(value, np.ndarray) else value, *base)
+
+
 # -- the second copy -----------------------------------------------------------------------------------------------------
 @functools.cache
 def _copies() -> dict[str, types.ModuleType]:
@@ -104,7 +111,7 @@ def _copies() -> dict[str, types.ModuleType]:
         triton = importlib.import_module("triton")
         for name in _SHARED:
             setattr(triton, name.removeprefix("triton."), sys.modules[name])
-        importlib.import_module("triton.runtime.interpreter")
+        vars(importlib.import_module("triton.runtime.interpreter"))["int"] = _Int
     return copies
 
 
