@@ -40,19 +40,21 @@ def arguments(info, d) -> list[np.ndarray]:
     return [values(BOOL, len(pick), 3)[:len(pick)], *args] if info.name == "where" else args
 
 
+def operation_calls(given: list[list[np.ndarray]]) -> list[Call]:
+    return [elements(f"{info.name}_{d}", [tensor(a, t) for a, t in zip(args, argument_types(info, d))], torch_type(BOOL if info.result == "bool" else d))
+            for (info, d), args in zip(EXACT, given)]
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """Row -> (arguments, found, error word), all in one process of the interpreter."""
     given = [arguments(info, d) for info, d in EXACT]
-    calls = [elements(f"{info.name}_{d}", [tensor(a, t) for a, t in zip(args, argument_types(info, d))], torch_type(BOOL if info.result == "bool" else d))
-             for (info, d), args in zip(EXACT, given)]
-    found = interpret("".join(operation(info, d) for info, d in EXACT), calls, tmp_path_factory.mktemp("ops"))
+    found = interpret("".join(operation(info, d) for info, d in EXACT), operation_calls(given), tmp_path_factory.mktemp("ops"))
     return {(info.name, d): (args, out[0].numpy(), error) for (info, d), args, (out, error) in zip(EXACT, given, found)}
 
 
-@pytest.mark.parametrize("info,d", EXACT, ids=lambda v: getattr(v, "name", str(v)))
-def test_operation(results, info, d):
-    args, found, error = results[info.name, d]
+def judge(info, d, args: list[np.ndarray], found: np.ndarray, error: int) -> None:
+    """Assert that one row's results are what it means."""
     if triton_ops.can_fail(info.name, d):
         bad = args[1] == 0
         assert error == 7 and bad.any() and not found[bad].any()
@@ -66,7 +68,12 @@ def test_operation(results, info, d):
     if info.name in ("min", "max", "fmin", "fmax"):      # of two zeros either may come
         same |= (found == 0) & (wanted == 0)
     shown = [tuple(a[k] for a in args) + (found[k], wanted[k]) for k in np.flatnonzero(~same)[:6]]
-    assert same.all(), f"{(~same).sum()} of {len(same)} differ: (arguments..., found, wanted) {shown}"
+    assert same.all(), f"{info.name} on {d}: {(~same).sum()} of {len(same)} differ: (arguments..., found, wanted) {shown}"
+
+
+@pytest.mark.parametrize("info,d", EXACT, ids=lambda v: getattr(v, "name", str(v)))
+def test_operation(results, info, d):
+    judge(info, d, *results[info.name, d])
 
 
 def test_a_lane_that_does_not_count_reports_nothing(tmp_path):
@@ -89,17 +96,27 @@ def as_meant(x: np.ndarray, a) -> np.ndarray:
     return tensor(x, a).float().numpy() if a is BF16 else x
 
 
-def test_casts(tmp_path):
-    kinds = list(itertools.product(ALL, ALL))
-    text = "".join(elementwise(f"cast_{a}_{b}", [a], triton_ops.cast(b, a, "x0")) for a, b in kinds)
-    given = [cast_values(a, b) for a, b in kinds]
-    found = interpret(text, [elements(f"cast_{a}_{b}", [tensor(x, a)], torch_type(b)) for (a, b), x in zip(kinds, given)], tmp_path)
-    for (a, b), x, ((out,), _) in zip(kinds, given, found):
+CASTS = list(itertools.product(ALL, ALL))
+CAST_TEXT = "".join(elementwise(f"cast_{a}_{b}", [a], triton_ops.cast(b, a, "x0")) for a, b in CASTS)
+
+
+def cast_calls() -> list[Call]:
+    return [elements(f"cast_{a}_{b}", [tensor(cast_values(a, b), a)], torch_type(b)) for a, b in CASTS]
+
+
+def judge_casts(found) -> None:
+    """Assert that every cast gives what the language means."""
+    for (a, b), ((out,), _) in zip(CASTS, found):
+        x = cast_values(a, b)
         with np.errstate(all="ignore"):
             wanted = convert(as_meant(x, a), b, a)
         out = as_meant(storage(out), b)
         bad = ~equal(out, wanted)
         assert not bad.any(), f"{a} to {b}: (given, found, wanted) {[(x[k], out[k], wanted[k]) for k in np.flatnonzero(bad)[:6]]}"
+
+
+def test_casts(tmp_path):
+    judge_casts(interpret(CAST_TEXT, cast_calls(), tmp_path))
 
 
 CONSTANTS = {BOOL: [True, False], U8: [0, 255], I8: [-128, 127], I64: [-2**63, 2**63 - 1, 0, -1],
@@ -153,10 +170,10 @@ def fold_kernel(monoid: str, d) -> str:
     return f"@triton.jit\ndef {monoid}_{d}(p, {', '.join(outs)}, err, n):\n    " + "\n    ".join(lines) + "\n\n\n"
 
 
-def fold_call(monoid: str, d, x: np.ndarray) -> Call:
+def fold_call(monoid: str, d) -> Call:
     kinds = [torch_type(d), torch.int64][:MONOIDS[monoid]]
     shapes = [(4, 2), SHAPE, SHAPE, SHAPE, (1,)]
-    return Call(f"{monoid}_{d}", (tensor(x, d),), tuple((s, k) for s in shapes for k in kinds))
+    return Call(f"{monoid}_{d}", (tensor(fold_values(d), d),), tuple((s, k) for s in shapes for k in kinds))
 
 
 def better(monoid: str, a, i, b, j):
@@ -195,11 +212,13 @@ def close(found: np.ndarray, wanted: np.ndarray, exact: bool) -> bool:
         return bool((equal(found, wanted) | (np.abs(found - wanted) <= 16 * np.finfo(found.dtype).eps * scale)).all())
 
 
-def test_folds(tmp_path):
-    given = [fold_values(d) for _, d in FOLDS]
-    found = interpret("".join(fold_kernel(m, d) for m, d in FOLDS), [fold_call(m, d, x) for (m, d), x in zip(FOLDS, given)], tmp_path)
-    for (m, d), x, (outs, _) in zip(FOLDS, given, found):
-        count = MONOIDS[m]
+FOLD_TEXT = "".join(fold_kernel(m, d) for m, d in FOLDS)
+
+
+def judge_folds(found) -> None:
+    """Assert that every fold, scan, combination and neutral element is right."""
+    for (m, d), (outs, _) in zip(FOLDS, found):
+        x, count = fold_values(d), MONOIDS[m]
         with np.errstate(all="ignore"):
             wanted = fold_wanted(m, d, x)
         for k, w in enumerate(wanted):
@@ -218,13 +237,44 @@ def test_folds(tmp_path):
             assert all(equal(a, b).all() for a, b in zip(better(m, np.broadcast_to(neutral[0], SHAPE), neutral[1], x, i), (x, i))), (m, d)
 
 
+def test_folds(tmp_path):
+    judge_folds(interpret(FOLD_TEXT, [fold_call(m, d) for m, d in FOLDS], tmp_path))
+
+
+LATER = [(m, d) for m, count in MONOIDS.items() if count == 2 for d in (F32, F64, I8, U8)]
+
+
+def test_combination_with_later_indices(tmp_path):
+    """As the general one, where the second's indices come after the first's; NaN included, in all pairs of special values."""
+    text = "".join(elementwise(f"{m}_{d}", [d, d], triton_ops.combine(m, d, ("x0", "(at * 0)"), ("x1", "(at * 0 + 1)"), later=True)[1]) for m, d in LATER)
+    found = interpret(text, [elements(f"{m}_{d}", [torch.from_numpy(a) for a in pairs(d, 2)], torch.int32) for m, d in LATER], tmp_path)
+    for (m, d), (out, _) in zip(LATER, found):
+        a, b = pairs(d, 2)
+        assert (out[0].numpy() == better(m, a, np.zeros(len(a), int), b, np.ones(len(a), int))[1]).all(), (m, d)
+
+
 # -- random numbers ------------------------------------------------------------------------------------------------
-def test_random_numbers(tmp_path):
+RANDOM_TEXT = "".join(elementwise(kind, [I64, I64], triton_ops.random(kind, "x0", "x1")) for kind in ("uniform", "normal"))
+
+
+def random_arguments() -> tuple[np.ndarray, np.ndarray]:
     seeds = np.array([0, 1, -1, 2**40 + 3, -2**63, 12345] * 200, np.int64)
     at = np.concatenate([np.arange(600), 2**32 + np.arange(300), np.random.default_rng(0).integers(-2**63, 2**63 - 1, 300)]).astype(np.int64)
-    text = "".join(elementwise(kind, [I64, I64], triton_ops.random(kind, "x0", "x1")) for kind in ("uniform", "normal"))
-    inputs = [torch.from_numpy(seeds), torch.from_numpy(at)]
-    uniform, normal = (out[0].numpy() for out, _ in interpret(text, [elements(k, inputs, torch.float32) for k in ("uniform", "normal")], tmp_path))
+    return seeds, at
+
+
+def random_calls() -> list[Call]:
+    return [elements(kind, [torch.from_numpy(a) for a in random_arguments()], torch.float32) for kind in ("uniform", "normal")]
+
+
+def judge_random(found) -> None:
+    """Assert that uniform numbers are the CPU's, and normal ones near them."""
+    seeds, at = random_arguments()
+    uniform, normal = (out[0].numpy() for out, _ in found)
     assert (uniform == random("uniform", seeds, at)).all()
     wanted = random("normal", seeds, at)
     assert np.abs(normal - wanted).max() <= 2e-6
+
+
+def test_random_numbers(tmp_path):
+    judge_random(interpret(RANDOM_TEXT, random_calls(), tmp_path))

@@ -122,11 +122,18 @@ def log10(x):
 
 @triton.jit
 def log1p(x):
-    """log(1 + x): what 1 + x loses of x, divided by 1 + x, comes back."""
-    u = x + 1.0
-    y = tl.log(u) + (x - (u - 1.0)) / u
-    y = tl.where(tl.abs(x) < 0.000244140625, x * x * -0.5 + x, y)
-    return tl.where((u > 0.0) & (u < float("inf")), y, tl.log(u))
+    """log(1 + x) = k ln 2 + log(1 + r): r = x 2^-k + (2^-k - 1) within -1/4 .. 1/2 keeps what 1 + x would lose of x."""
+    b = bits(x + 1.0)
+    k = (b - 0x3F400000) >> 23
+    s = ((127 - k) << 23).to(tl.float32, bitcast=True)
+    r = tl.where(x > 16777216.0, (b - (k << 23)).to(tl.float32, bitcast=True) - 1.0, x * s + (s - 1.0))
+    z = r * r
+    p = ((-0.0450744078 * r + 0.104630085) * r - 0.131612157) * r + 0.144784052
+    p = (((p * r - 0.166473107) * r + 0.199908603) * r - 0.250000959) * r + 0.333334491
+    e = k.to(tl.float32)
+    y = e * 0.693145751953125 + (e * 1.42860677e-06 + (p * (r * z) + (z * -0.5 + r)))
+    y = tl.where(x == 0.0, x, tl.where(x < float("inf"), y, x))
+    return tl.where(x > -1.0, y, tl.where(x == -1.0, float("-inf"), float("nan") + x))
 
 
 # -- circular functions --------------------------------------------------------------------------------------------
@@ -211,7 +218,7 @@ def sinh(x):
     """(e^x - e^-x) / 2 by way of e^x - 1; e^(x - 1) e / 2 beyond 20."""
     a = tl.abs(x)
     e = expm1(a)
-    return copysign(tl.where(a > 20.0, exp(a - 1.0) * 1.3591409142295225, (e + e / (e + 1.0)) * 0.5), x)
+    return copysign(tl.where(a > 20.0, exp(a - 1.0) * 1.3591409142295225, (e + tl.div_rn(e, e + 1.0)) * 0.5), x)
 
 
 @triton.jit
@@ -219,7 +226,7 @@ def cosh(x):
     """(e^x + e^-x) / 2."""
     a = tl.abs(x)
     e = exp(a)
-    return tl.where(a > 20.0, exp(a - 1.0) * 1.3591409142295225, 0.5 * e + 0.5 / e)
+    return tl.where(a > 20.0, exp(a - 1.0) * 1.3591409142295225, 0.5 * e + tl.div_rn(0.5, e))
 
 
 @triton.jit
@@ -227,7 +234,7 @@ def asinh(x):
     """log(|x| + sqrt(x^2 + 1)) by way of log1p."""
     a = tl.abs(x)
     s = a * a
-    y = log1p(s / (1.0 + tl.sqrt_rn(s + 1.0)) + a)
+    y = log1p(tl.div_rn(s, 1.0 + tl.sqrt_rn(s + 1.0)) + a)
     return copysign(tl.where(a > 1048576.0, tl.log(a) + 0.6931471805599453, y), x)
 
 
@@ -244,14 +251,21 @@ def acosh(x):
 def atanh(x):
     """log((1 + x) / (1 - x)) / 2."""
     a = tl.abs(x)
-    return copysign(0.5 * log1p((a + a) / (1.0 - a)), x)
+    return copysign(0.5 * log1p(tl.div_rn(a + a, 1.0 - a)), x)
 
 
 # -- error functions -----------------------------------------------------------------------------------------------
 @triton.jit
 def erf(x):
-    """The error function."""
-    return tl.where(tl.abs(x) < 0.000244140625, x * 1.1283791670955126, tl.erf(x))
+    """An odd polynomial up to 0.9; above, 1 - 2^q with q a polynomial of |x|."""
+    a = tl.abs(x)
+    z = a * a
+    p = (-0.000609037466 * z + 0.00501196552) * z - 0.0267789103
+    p = ((p * z + 0.112821408) * z - 0.376125246) * z + 0.128379151
+    b = tl.minimum(a, 4.0, propagate_nan=tl.PropagateNan.ALL)
+    q = (0.000285963615 * b - 0.0044225035) * b + 0.032193806
+    q = (((q * b - 0.150203809) * b - 0.918962777) * b - 1.62706721) * b - 0.000240197609
+    return copysign(tl.where(a < 0.9, a * p + a, 1.0 - tl.exp2(q)), x)
 
 
 @triton.jit
@@ -259,11 +273,11 @@ def erfc(x):
     """1 - erf(x). x^2 = h^2 + (x - h)(x + h) with h^2 exact: e^-x^2 keeps its relative accuracy."""
     a = tl.abs(x)
     h = (bits(a) & -4096).to(tl.float32, bitcast=True)
-    q = (a - 2.0) / (a + 2.0)
+    q = tl.div_rn(a - 2.0, a + 2.0)
     p = ((-0.000251692807 * q - 0.00124652614) * q + 0.00116410258) * q + 0.00864628796
     p = (((p * q - 0.00800936669) * q - 0.0542085841) * q + 0.164049) * q - 0.166031003
     p = (p * q - 0.0927637666) * q + 1.27697837
-    y = exp((h * -1.0) * h) * exp((h - a) * (h + a)) * (p / (2.0 * a + 1.0))
+    y = exp((h * -1.0) * h) * exp((h - a) * (h + a)) * tl.div_rn(p, 2.0 * a + 1.0)
     y = tl.where(a > 10.5, 0.0, y)
     y = tl.where(bits(x) < 0, 2.0 - y, y)
     return tl.where(a < 0.5, 1.0 - erf(x), y)

@@ -56,8 +56,8 @@ _F64 = _FLOAT | {
 FAST: dict[str, str] = {
     "div": "(a / b)", "recip": "(1.0 / a)", "sqrt": "tl.sqrt(a)", "rsqrt": "tl.rsqrt(a)", "exp": "tl.exp(a)", "exp2": "tl.exp2(a)",
     "sigmoid": "tl.sigmoid(a)"}
-"""f32 rows with a short form: subnormal numbers may count as 0; div is within 2 units of the last place; exp and sigmoid lose |x| / 3 units where
-|x| > 4; the roots are within 2."""
+"""f32 rows with a short form: subnormal numbers may count as 0; division and roots are within 2 units of the last place, exp and sigmoid
+within |x| + 4 or so: 6e-8 |x| relative, which is little for the arguments that 16-bit floats need."""
 
 
 def table(d: DType) -> dict[str, str]:
@@ -154,11 +154,12 @@ _COMBINE = {"sum": "(a + b)", "prod": "(a * b)", "max": "tk.maximum(a, b)", "min
             "logsumexp": "tk.logaddexp(a, b)"}
 
 
-def neutral(monoid: str, dtype: DType, component: int = 0) -> str:
-    """Text of the neutral element: of the values, or (component 1 of argmax and argmin) of the indices, i64: greater than any, so that it loses ties."""
+def neutral(monoid: str, dtype: DType, component: int = 0, index: DType = I64) -> str:
+    """Text of the neutral element: of the values, or (component 1 of argmax and argmin) of the indices of type `index`: greater than any, so that it
+    loses ties. Index registers may be i32 or i64 throughout."""
     if component >= MONOIDS[monoid]:
         raise IndexError(f"'{monoid}' carries {MONOIDS[monoid]} components")
-    return literal(2**63 - 1, I64) if component else literal(identity(monoid, dtype), dtype)
+    return literal(2 ** (8 * index.bytes - 1) - 1, index) if component else literal(identity(monoid, dtype), dtype)
 
 
 def combine(monoid: str, dtype: DType, a: tuple[str, ...], b: tuple[str, ...], later: bool = False) -> tuple[str, ...]:

@@ -5,25 +5,40 @@ import triton
 import triton.language as tl
 
 from .triton_base import bits, copysign
+from .triton_math64 import log1p64
 
 
 @triton.jit
 def _stirling(x):
-    """log gamma of x >= 10."""
+    """log gamma of x >= 8.5."""
     z = 1.0 / (x * x)
-    s = ((-0.0019175269175269176 * z + 0.0008417508417508417) * z - 0.0005952380952380953) * z + 0.0007936507936507937
-    s = ((s * z - 0.002777777777777778) * z + 0.08333333333333333) / x
+    s = ((0.00641025641025641 * z - 0.0019175269175269176) * z + 0.0008417508417508417) * z - 0.0005952380952380953
+    s = (((s * z + 0.0007936507936507937) * z - 0.002777777777777778) * z + 0.08333333333333333) / x
     return (x - 0.5) * (tl.log(x) - 1.0) + (0.4189385332046727 + s)
 
 
 @triton.jit
+def _near_two(d):
+    """log gamma(2 + d) for |d| <= 1/2."""
+    p = (((6.379047507619774e-08 * d - 1.3412819758517287e-07) * d + 2.0304806751615227e-07) * d - 4.303558760359961e-07) * d + 9.578663334114758e-07
+    p = (((p * d - 2.0449201467015115e-06) * d + 4.374374916915131e-06) * d - 9.438458716242811e-06) * d + 2.050726741605779e-05
+    p = (((p * d - 4.4926351103833334e-05) * d + 9.945750909889392e-05) * d - 0.00022315475074520367) * d + 0.0005096695248853096
+    p = (((p * d - 0.0011927539120010226) * d + 0.002890510330738737) * d - 0.0073855510286681535) * d + 0.02058080842778457
+    p = ((p * d - 0.06735230105319814) * d + 0.3224670334241132) * d + 0.42278433509846713
+    return p * d
+
+
+@triton.jit
 def _lgamma_positive(x):
-    """log gamma of x > 0: the argument is raised to 10 or more."""
-    p, y = x * 0.0 + 1.0, x
-    for _ in tl.static_range(10):
-        low = y < 10.0
-        p, y = tl.where(low, p * y, p), tl.where(low, y + 1.0, y)
-    return _stirling(y) - tl.log(p)
+    """log gamma of x > 0: a polynomial around 2, to which arguments up to 8.5 are brought by factors; above, Stirling's series."""
+    p, d = x * 0.0 + 1.0, x - 2.0
+    for _ in tl.static_range(6):
+        down = d >= 0.5
+        p, d = tl.where(down, p * (d + 1.0), p), tl.where(down, d - 1.0, d)
+    d = tl.where(x < 1.5, tl.where(x <= 0.5, x, x - 1.0), d)
+    y = _near_two(d) + tl.log(tl.where(x <= 0.5, 1.0 / x, p))
+    y = tl.where(x < 1.5, y - log1p64(d), y)
+    return tl.where(x < 8.5, y, _stirling(tl.where(x < 8.5, 8.5, x)))
 
 
 @triton.jit
@@ -39,7 +54,7 @@ def lgamma64(x):
     a = tl.abs(x)
     y = _lgamma_positive(tl.where(a < 1e15, a, 1e15))
     y = tl.where(a < 1e15, y, a * (tl.log(a) - 1.0))
-    below = 1.1447298858494002 - tl.log(_sin_pi(a) * a) - y
+    below = tl.log(3.141592653589793 / (_sin_pi(a) * a)) - y
     y = tl.where(x < 0, below, y)
     y = tl.where((x <= 0) & (tl.floor(x) == x), float("inf"), y)
     return tl.where(a == float("inf"), float("inf"), tl.where(x != x, x, y))

@@ -1,0 +1,53 @@
+"""The whole Triton vocabulary becomes machine code for NVIDIA and AMD, without a GPU: a few kernels that hold many operations each."""
+import pytest
+
+from tests.codegen import test_triton_ops as rows
+from tests.codegen.test_c_ops import TYPES
+from tests.codegen.triton_harness import load
+from tokamak.codegen import triton_ops
+from tokamak.ir.dtype import ALL, BOOL, I64
+from tokamak.ir.ops import MONOIDS, OPS
+
+triton = pytest.importorskip("triton")
+compiler = pytest.importorskip("triton.compiler")
+targets = pytest.importorskip("triton.backends.compiler")
+
+TARGETS = {"sm_90": (("cuda", 90, 32), "ptx"), "sm_100": (("cuda", 100, 32), "ptx"), "gfx942": (("hip", "gfx942", 64), "amdgcn")}
+
+
+def operations_kernel(d) -> tuple[str, dict[str, str]]:
+    """(text, signature) of one kernel with every operation on `d`, and every cast of a `d`."""
+    pointers, lines = {"p0": triton_ops.pointer_type(d), "p1": triton_ops.pointer_type(d), "c": "*i1"}, []
+    convert = ".to(tl.int1)" if d is BOOL else ""
+    lines = [f"a = tl.load(p0 + at){convert}", f"b = tl.load(p1 + at){convert}", "m = tl.load(c + at).to(tl.int1)"]
+    out = []
+    for info in OPS.values() if not d.is_half else ():
+        if d not in (t for kind in info.takes for t in TYPES[kind]):
+            continue
+        args = ("m", "a", "b") if info.name == "where" else ("a", "b")[:info.arity]
+        checked = triton_ops.can_fail(info.name, d)
+        text = triton_ops.division(info.name, d, "a", "b", "m", "err", 1) if checked else triton_ops.op(info.name, d, args)
+        out.append((BOOL if info.result == "bool" else d, text))
+    out += [(t, triton_ops.cast(t, d, "a")) for t in ALL]
+    lines += [f"tl.store(o_{t} + {128 * k} + at, {text})" for k, (t, text) in enumerate(out)]
+    pointers |= {f"o_{t}": triton_ops.pointer_type(t) for t in ALL} | {"err": "*i32"}
+    return f"@triton.jit\ndef all_{d}({', '.join(pointers)}):\n    at = tl.arange(0, 128)\n    " + "\n    ".join(lines) + "\n\n\n", pointers
+
+
+def fold_signature(monoid: str, d) -> dict[str, str]:
+    kinds = [d, I64][:MONOIDS[monoid]]
+    return {"p": triton_ops.pointer_type(d)} | {f"{n}{k}p": triton_ops.pointer_type(t) for n in "rstcn" for k, t in enumerate(kinds)} | {
+        "err": "*i32", "n": "i32"}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_everything_compiles(name, tmp_path):
+    kernels = {f"all_{d}": operations_kernel(d) for d in ALL}
+    kernels |= {f"{m}_{d}": (rows.fold_kernel(m, d), fold_signature(m, d)) for m, d in rows.FOLDS if d.bytes in (1, 4)}
+    kernels |= {k: (text, {"p0": "*i64", "p1": "*i64", "out": "*fp32", "err": "*i32", "n": "i32"})
+                for k, text in zip(("uniform", "normal"), rows.RANDOM_TEXT.split("\n\n\n"))}
+    module = load("\n\n\n".join(text.rstrip() for text, _ in kernels.values()) + "\n", tmp_path)
+    target, assembly = TARGETS[name]
+    for kernel, (_, signature) in kernels.items():
+        made = compiler.compile(compiler.ASTSource(getattr(module, kernel), signature, {}), target=targets.GPUTarget(*target))
+        assert kernel in made.asm[assembly]
