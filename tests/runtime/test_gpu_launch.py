@@ -104,7 +104,7 @@ class Fake:
 def binary(unit: GpuUnit, **fields) -> Binary:
     code = b"k" + bytes(48 + i for i in sorted(unit.divisible)) + b"\0 code"
     return Binary(unit, ("cuda", 90, 32), **{"code": code, "entry": "k", "shared": 0, "threads": 32 * unit.warps, "registers": 8, "spilled": 0,
-                                             "scratch": (0, 1), "listing": "", **fields})
+                                             "scratch": (0, 1), "packed": b"", **fields})
 
 
 @pytest.fixture
@@ -252,6 +252,16 @@ def test_threads_load_and_build_once(fake, launch):
         t.join()
     assert fake.number("loaded").value == 2 and len(fake.rebuilt) == 1
     assert sorted(s.function for s in fake.launches) == [b"k"] * 4 + [b"k0"] * 4
+
+
+def test_equal_units_are_one_kernel_and_variants_are_built():
+    pytest.importorskip("triton")
+    text = "import triton\nimport triton.language as tl\n@triton.jit\ndef fill(p0):\n    tl.store(p0 + tl.arange(0, 256), 1.0)\n"
+    unit, seen = GpuUnit("fill", text, ("*fp32",), frozenset({0})), []
+    first = gpu.kernels([unit], ("cuda", 90, 32), report=lambda b: seen.append(b.name))["fill"]
+    assert gpu.kernels([replace(unit)], ("cuda", 90, 32))["fill"] is first and gpu.kernels([unit], ("cuda", 100, 32))["fill"] is not first
+    less = first.rebuild(replace(unit, divisible=frozenset()))
+    assert seen == ["fill"] and "st.global.v" in first.binary.listing and "st.global.v" not in less.listing
 
 
 # -- error words -----------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import ctypes
 import functools
 import struct
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import byref, c_char_p, c_int, c_int32, c_int64, c_uint, c_void_p
 from dataclasses import replace
@@ -78,7 +79,7 @@ _SIGNATURES = {
     "cuDeviceGet": (c_void_p, c_int), "cuDeviceGetAttribute": (c_void_p, c_int, c_int), "cuDevicePrimaryCtxRetain": (c_void_p, c_int),
     "cuCtxGetCurrent": (c_void_p,), "cuCtxSetCurrent": (c_void_p,), "cuCtxPushCurrent_v2": (c_void_p,), "cuCtxPopCurrent_v2": (c_void_p,),
     "cuModuleLoadData": (c_void_p, c_char_p), "cuModuleGetFunction": (c_void_p, c_void_p, c_char_p),
-    "cuFuncGetAttribute": (c_void_p, c_int, c_void_p), "cuFuncSetAttribute": (c_void_p, c_int, c_int),
+    "cuFuncSetAttribute": (c_void_p, c_int, c_int),
     "cuLaunchKernel": (c_void_p, *(c_uint,) * 7, c_void_p, c_void_p, c_void_p),
     "cuLaunchCooperativeKernel": (c_void_p, *(c_uint,) * 7, c_void_p, c_void_p),
     "cuOccupancyMaxActiveBlocksPerMultiprocessor": (c_void_p, c_void_p, c_int, ctypes.c_size_t),
@@ -164,34 +165,49 @@ def launcher(cache_dir: str = "", cc: str = "") -> Callable[[bytes, int], int]:
         return launch_in_python
 
 
-_LAUNCH = ctypes.CFUNCTYPE(c_int, *_SIGNATURES["cuLaunchKernel"])
-_TOGETHER = ctypes.CFUNCTYPE(c_int, *_SIGNATURES["cuLaunchCooperativeKernel"])
-
-
 def launch_in_python(packed: bytes, stream: int) -> int:
-    """What the C launcher does."""
-    words = struct.unpack(f"={len(packed) // 8}q", packed)
-    if min(words[1:HEAD]) <= 0:
+    """What the C launcher does, at 4 us instead of 0.5."""
+    words = struct.unpack(_words(len(packed)), packed)
+    address, x, y, z = words[:HEAD]
+    if x <= 0 or y <= 0 or z <= 0:
         return 0
-    if max(words[1:HEAD]) >> 31:
+    if (x | y | z) >> 31:
         return INVALID_VALUE
-    address, arguments = words[0], words[HEAD:]
     while address:
-        record = Record.from_address(address)
-        if not any(arguments[record.divisible[i]] & 15 for i in range(record.checks)):
-            return submit(record, packed, stream) if record.ready else ASK
-        address = record.next
+        plan = _plans[address]
+        if not any([words[i] & 15 for i in plan.divisible]):
+            return plan.submit(packed, x, y, z, stream) if plan.record.ready else ASK
+        address = plan.record.next
     return ASK
 
 
-def submit(record: Record, packed: bytes, stream: int, scratch: int = 0) -> int:
-    """Hands a launch to the driver; `scratch`: the address of the kernel's own workspace. Returns the driver's answer."""
-    words = (c_int64 * (record.count + 2)).from_buffer_copy(packed[8 * HEAD:] + struct.pack("=2q", scratch, 0))
-    parameters = (c_void_p * len(words))(*(ctypes.addressof(words) + 8 * i for i in range(len(words))))
-    shape = (*struct.unpack_from("=3q", packed, 8), record.threads, 1, 1, record.shared)
-    if record.cooperative:
-        return _TOGETHER(record.together)(record.function, *shape, stream, ctypes.addressof(parameters))
-    return _LAUNCH(record.launch)(record.function, *shape, stream, ctypes.addressof(parameters), None)
+@functools.cache
+def _words(size: int) -> str:
+    return f"={size // 8}q"
+
+
+class Plan:
+    """What Python keeps of a record: where to look for alignment, in a packed launch, and how to hand it to the driver."""
+
+    def __init__(self, record: Record):
+        self.record, self.divisible = record, tuple(HEAD + record.divisible[i] for i in range(record.checks))
+        self.words, self.parameters = c_int64 * record.count, ctypes.c_uint64 * (record.count + 2)
+        self.prototype, self.last = (_TOGETHER, ()) if record.cooperative else (_LAUNCH, (None,))
+        self.function = None
+
+    def submit(self, packed: bytes, x: int, y: int, z: int, stream: int, scratch: int = 0) -> int:
+        """The driver's answer. `scratch`: the address of the kernel's own workspace."""
+        if self.function is None:
+            self.function = self.prototype(self.record.together if self.record.cooperative else self.record.launch)
+        record, words, hidden = self.record, self.words.from_buffer_copy(packed, 8 * HEAD), (c_int64 * 2)(scratch, 0)
+        first, beside = ctypes.addressof(words), ctypes.addressof(hidden)
+        parameters = self.parameters(*range(first, first + 8 * record.count, 8), beside, beside + 8)
+        return self.function(record.function, x, y, z, record.threads, 1, 1, record.shared, stream, ctypes.addressof(parameters), *self.last)
+
+
+_plans: dict[int, Plan] = {}            # by the address of their record
+_LAUNCH = ctypes.CFUNCTYPE(c_int, *_SIGNATURES["cuLaunchKernel"])
+_TOGETHER = ctypes.CFUNCTYPE(c_int, *_SIGNATURES["cuLaunchCooperativeKernel"])
 
 
 # -- kernels -------------------------------------------------------------------------------------------------------------
@@ -243,9 +259,9 @@ class Placed:
                 code = INVALID_VALUE
             elif size:
                 room = torch.empty(size * words[1] * words[2] * words[3] + align, dtype=torch.uint8, device=f"cuda:{self.device}")
-                code = submit(variant.record, packed, stream, -(-room.data_ptr() // align) * align)
+                code = variant.plan.submit(packed, *words[1:HEAD], stream, -(-room.data_ptr() // align) * align)
             else:
-                code = submit(variant.record, packed, stream)
+                code = variant.plan.submit(packed, *words[1:HEAD], stream)
         if code:
             raise RuntimeError(f"the kernel {variant.binary.unit.name} could not be launched on cuda:{self.device} with the grid {words[1:HEAD]}, "
                                f"{variant.binary.threads} threads and {variant.binary.shared} bytes of shared memory: {driver.words(code)}")
@@ -274,6 +290,8 @@ class Variant:
         self.record = Record(divisible=self.positions, checks=len(self.divisible), count=len(binary.unit.signature), threads=binary.threads,
                              shared=binary.shared, cooperative=binary.unit.cooperative)
         self.address = ctypes.addressof(self.record)
+        self.plan = _plans[self.address] = Plan(self.record)
+        weakref.finalize(self, _plans.pop, self.address, None).atexit = False
 
     def load(self, driver: Driver) -> None:
         """Makes the record ready, in the current context."""

@@ -49,7 +49,7 @@ class GpuUnit:
 class Binary:
     """What was built of `unit` for `arch`. `entry`: the symbol in `code`. `shared`: bytes of shared memory a program. `threads` a program.
     `registers` a thread; `spilled`: bytes of stack a thread. `scratch`: (bytes a program, alignment) of global memory that the kernel wants
-    as a workspace of its own; (0, 1) is none. `listing`: the assembly text (PTX, AMDGCN)."""
+    as a workspace of its own; (0, 1) is none. `packed`: `listing`, compressed."""
     unit: GpuUnit
     arch: Arch
     code: bytes = field(repr=False)
@@ -59,7 +59,12 @@ class Binary:
     registers: int
     spilled: int
     scratch: tuple[int, int]
-    listing: str = field(repr=False)
+    packed: bytes = field(repr=False)
+
+    @property
+    def listing(self) -> str:
+        """The assembly text: PTX, AMDGCN."""
+        return zlib.decompress(self.packed).decode()
 
 
 @dataclass(frozen=True)
@@ -133,8 +138,10 @@ def _compile(unit: GpuUnit, arch: Arch, pool: gpu_pool.Pool | None) -> tuple[Bin
         raise BuildError(f"Triton failed on the kernel {unit.name}: {error}") from None
     if "error" in made:
         raise BuildError(f"Triton failed on the kernel {unit.name}:\n{_shortened(made['error'], made['said'])}")
-    registers, spilled = resources(made["code"], made["entry"], made["listing"])
-    return Binary(unit, arch, registers=registers, spilled=spilled, **made), time.perf_counter() - start
+    listing = made.pop("listing")
+    registers, spilled = resources(made["code"], made["entry"], listing)
+    packed = zlib.compress(listing.encode())
+    return Binary(unit, arch, registers=registers, spilled=spilled, packed=packed, **made), time.perf_counter() - start
 
 
 _HERE = threading.Lock()
@@ -185,9 +192,9 @@ def _library() -> str:
 
 # -- on disk ---------------------------------------------------------------------------------------------------------------
 def _packed(binary: Binary) -> bytes:
-    """Lengths of two parts; facts, as JSON with the listing compressed behind them; code."""
+    """Lengths of two parts; these: facts as JSON, the packed listing; code."""
     facts = {name: getattr(binary, name) for name in ("entry", "shared", "threads", "registers", "spilled", "scratch")}
-    parts = json.dumps(facts).encode(), zlib.compress(binary.listing.encode())
+    parts = json.dumps(facts).encode(), binary.packed
     return struct.pack("<2I", *map(len, parts)) + b"".join(parts) + binary.code
 
 
@@ -196,9 +203,9 @@ def _unpacked(kept: bytes, unit: GpuUnit, arch: Arch) -> Binary | None:
     try:
         first, second = struct.unpack_from("<2I", kept)
         facts = json.loads(kept[8:8 + first])
-        listing = zlib.decompress(kept[8 + first:8 + first + second]).decode()
-        return Binary(unit, arch, kept[8 + first + second:], **{**facts, "scratch": tuple(facts["scratch"])}, listing=listing)
-    except (struct.error, ValueError, TypeError, KeyError, zlib.error):
+        packed, code = kept[8 + first:8 + first + second], kept[8 + first + second:]
+        return Binary(unit, arch, code, **{**facts, "scratch": tuple(facts["scratch"])}, packed=packed)
+    except (struct.error, ValueError, TypeError, KeyError):
         return None
 
 
