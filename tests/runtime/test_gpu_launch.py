@@ -104,7 +104,7 @@ class Fake:
 def binary(unit: GpuUnit, **fields) -> Binary:
     code = b"k" + bytes(48 + i for i in sorted(unit.divisible)) + b"\0 code"
     return Binary(unit, ("cuda", 90, 32), **{"code": code, "entry": "k", "shared": 0, "threads": 32 * unit.warps, "registers": 8, "spilled": 0,
-                                             "scratch": (0, 1), "packed": b"", **fields})
+                                             "scratch": (0, 1), "hidden": 2, "packed": b"", **fields})
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ typedef struct kernel {
     int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
     int (*together)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **);
     const int32_t *divisible;
-    int32_t checks, count, threads, shared, cooperative, ready;
+    int32_t checks, count, hidden, threads, shared, cooperative, ready;
 } kernel;
 
 int64_t tk_gpu_launch(const int64_t *words, int64_t stream) {
@@ -57,9 +57,9 @@ int64_t tk_gpu_launch(const int64_t *words, int64_t stream) {
         if (!(bits & 15)) break;
     }
     if (!k || !k->ready) return -1;
-    void *none = 0, *parameters[k->count + 2];
+    void *none = 0, *parameters[k->count + k->hidden];
     for (int i = 0; i < k->count; i++) parameters[i] = (void *)(arguments + i);
-    parameters[k->count] = parameters[k->count + 1] = &none;
+    for (int i = 0; i < k->hidden; i++) parameters[k->count + i] = &none;
     if (k->cooperative)
         return k->together(k->function, x, y, z, k->threads, 1, 1, k->shared, (void *)stream, parameters);
     return k->launch(k->function, x, y, z, k->threads, 1, 1, k->shared, (void *)stream, parameters, 0);
@@ -70,7 +70,8 @@ int64_t tk_gpu_launch(const int64_t *words, int64_t stream) {
 class Record(ctypes.Structure):
     """A kernel on a device as the launcher sees it. `ready`: it may be launched as it stands."""
     _fields_ = [("function", c_void_p), ("next", c_void_p), ("launch", c_void_p), ("together", c_void_p), ("divisible", ctypes.POINTER(c_int32)),
-                ("checks", c_int32), ("count", c_int32), ("threads", c_int32), ("shared", c_int32), ("cooperative", c_int32), ("ready", c_int32)]
+                ("checks", c_int32), ("count", c_int32), ("hidden", c_int32), ("threads", c_int32), ("shared", c_int32), ("cooperative", c_int32),
+                ("ready", c_int32)]
 
 
 # -- the driver ----------------------------------------------------------------------------------------------------------
@@ -191,7 +192,8 @@ class Plan:
 
     def __init__(self, record: Record):
         self.record, self.divisible = record, tuple(HEAD + record.divisible[i] for i in range(record.checks))
-        self.words, self.parameters = c_int64 * record.count, ctypes.c_uint64 * (record.count + 2)
+        self.words, self.hidden = c_int64 * record.count, c_int64 * max(record.hidden, 1)
+        self.parameters = ctypes.c_uint64 * (record.count + record.hidden)
         self.prototype, self.last = (_TOGETHER, ()) if record.cooperative else (_LAUNCH, (None,))
         self.function = None
 
@@ -199,9 +201,9 @@ class Plan:
         """The driver's answer. `scratch`: the address of the kernel's own workspace."""
         if self.function is None:
             self.function = self.prototype(self.record.together if self.record.cooperative else self.record.launch)
-        record, words, hidden = self.record, self.words.from_buffer_copy(packed, 8 * HEAD), (c_int64 * 2)(scratch, 0)
+        record, words, hidden = self.record, self.words.from_buffer_copy(packed, 8 * HEAD), self.hidden(scratch)
         first, beside = ctypes.addressof(words), ctypes.addressof(hidden)
-        parameters = self.parameters(*range(first, first + 8 * record.count, 8), beside, beside + 8)
+        parameters = self.parameters(*range(first, first + 8 * record.count, 8), *range(beside, beside + 8 * record.hidden, 8))
         return self.function(record.function, x, y, z, record.threads, 1, 1, record.shared, stream, ctypes.addressof(parameters), *self.last)
 
 
@@ -287,8 +289,8 @@ class Variant:
     def __init__(self, binary: Binary):
         self.binary, self.divisible = binary, tuple(sorted(binary.unit.divisible))
         self.positions = (c_int32 * max(len(self.divisible), 1))(*self.divisible)
-        self.record = Record(divisible=self.positions, checks=len(self.divisible), count=len(binary.unit.signature), threads=binary.threads,
-                             shared=binary.shared, cooperative=binary.unit.cooperative)
+        self.record = Record(divisible=self.positions, checks=len(self.divisible), count=len(binary.unit.signature), hidden=binary.hidden,
+                             threads=binary.threads, shared=binary.shared, cooperative=binary.unit.cooperative)
         self.address = ctypes.addressof(self.record)
         self.plan = _plans[self.address] = Plan(self.record)
         weakref.finalize(self, _plans.pop, self.address, None).atexit = False
@@ -313,6 +315,8 @@ _kernels_lock = threading.Lock()
 
 def arch(device: str) -> Arch:
     """What Triton calls the GPU `device`."""
+    if torch.version.hip is not None:
+        raise InternalError("kernels are launched on NVIDIA's GPUs only; for AMD's they can be built")
     major, minor = torch.cuda.get_device_capability(device)
     return "cuda", 10 * major + minor, 32
 

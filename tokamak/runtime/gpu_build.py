@@ -49,7 +49,8 @@ class GpuUnit:
 class Binary:
     """What was built of `unit` for `arch`. `entry`: the symbol in `code`. `shared`: bytes of shared memory a program. `threads` a program.
     `registers` a thread; `spilled`: bytes of stack a thread. `scratch`: (bytes a program, alignment) of global memory that the kernel wants
-    as a workspace of its own; (0, 1) is none. `packed`: `listing`, compressed."""
+    as a workspace of its own; (0, 1) is none. `hidden`: parameters behind the unit's own: that workspace, and others that are null. `packed`:
+    `listing`, compressed."""
     unit: GpuUnit
     arch: Arch
     code: bytes = field(repr=False)
@@ -59,6 +60,7 @@ class Binary:
     registers: int
     spilled: int
     scratch: tuple[int, int]
+    hidden: int
     packed: bytes = field(repr=False)
 
     @property
@@ -140,8 +142,15 @@ def _compile(unit: GpuUnit, arch: Arch, pool: gpu_pool.Pool | None) -> tuple[Bin
         raise BuildError(f"Triton failed on the kernel {unit.name}:\n{_shortened(made['error'], made['said'])}")
     listing = made.pop("listing")
     registers, spilled = resources(made["code"], made["entry"], listing)
-    packed = zlib.compress(listing.encode())
-    return Binary(unit, arch, registers=registers, spilled=spilled, packed=packed, **made), time.perf_counter() - start
+    facts = {"registers": registers, "spilled": spilled, "hidden": _hidden(unit, listing, made["entry"])}
+    return Binary(unit, arch, **made, **facts, packed=zlib.compress(listing.encode())), time.perf_counter() - start
+
+
+def _hidden(unit: GpuUnit, listing: str, entry: str) -> int:
+    """How many parameters of its own Triton has put behind the unit's: 2 in version 3.6, which is believed where there is no listing."""
+    ptx = re.search(rf"\.entry {re.escape(entry)}\(([^)]*)\)", listing)
+    count = ptx[1].count(".param") if ptx is not None else len(re.findall(r"\.value_kind: +(?:global_buffer|by_value)", listing))
+    return count - len(unit.signature) if count else 2
 
 
 _HERE = threading.Lock()
@@ -193,7 +202,7 @@ def _library() -> str:
 # -- on disk ---------------------------------------------------------------------------------------------------------------
 def _packed(binary: Binary) -> bytes:
     """Lengths of two parts; these: facts as JSON, the packed listing; code."""
-    facts = {name: getattr(binary, name) for name in ("entry", "shared", "threads", "registers", "spilled", "scratch")}
+    facts = {name: getattr(binary, name) for name in ("entry", "shared", "threads", "registers", "spilled", "scratch", "hidden")}
     parts = json.dumps(facts).encode(), binary.packed
     return struct.pack("<2I", *map(len, parts)) + b"".join(parts) + binary.code
 
