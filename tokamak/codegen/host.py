@@ -16,7 +16,7 @@ from ..ir.index import FloorDiv, Index, Max, Min, Mod, Size, as_index, maximum
 from ..runtime.program import Alloc, Call, Copy, Drop, Host, Launch, Let, Program, Ref, Return, Step, TensorSpec
 from ..runtime.gpu_build import GpuUnit
 from .kernel import Kernel
-from .tiles import TileKernel
+from .tile_kernel import TileKernel
 
 ERRORS = {"index": (IndexError, "index out of range"), "division": (RuntimeError, "ZeroDivisionError: integer division or modulo by zero")}
 

@@ -23,7 +23,8 @@ from .host import Built, BuiltTiles, Part
 from .kernel import Kernel
 from .lower import lower
 from .scope import Unschedulable
-from .tiles import TileKernel, lower_tiles
+from .tile_kernel import TileKernel
+from .tiles import lower_tiles
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from . import tile_words as words
 from .kernel import Param
-from .tiles import For, TileKernel
+from .tile_kernel import For, TileKernel
 
 HEAD = "import triton\nimport triton.language as tl\nfrom tokamak.codegen import triton_lib as tk\n\n\n"
 INDENT = "    "

@@ -112,7 +112,6 @@ class _Chooser:
         return max(self.order, key=lambda a: (score[a], self.order.index(a)), default=None)
 
     def schedule(self) -> TileSchedule:
-        hints = self.hints
         self._cover_rows()
         self._cover_parallel()
         dims = tuple(a for a in self.order if a in self.pieces)

@@ -1,0 +1,191 @@
+"""Folds and prefixes in tiles: carried through loops, or of what is held in registers, piece by piece."""
+from __future__ import annotations
+
+from ..ir.dtype import DType
+from ..ir.expr import Reduce, Scan
+from . import tile_words as words
+from .scope import Unschedulable
+from .tile_kernel import Scope, Value
+from .tile_values import TileValues
+
+
+class TileFolds(TileValues):
+    """Values and folds of one kernel."""
+
+    # -- carried folds -------------------------------------------------------------------------------------------------------
+    def _fold_dims(self, e: Reduce) -> frozenset:
+        return frozenset(a for a in self.s.dims if a in e.over or any(a in x.free for x in e.args))
+
+    def _accumulators(self, scope: Scope, e: Reduce) -> dict:
+        """Registers that carry `e`: one tile a choice of pieces of the held axes that it depends on or folds."""
+        dims, made = self._fold_dims(e), {}
+        for choice in self._choices(dims):
+            self.piece.update(choice)
+            shape = self.shape(dims) if dims else "[]"
+            made[tuple(sorted(((self.places[a], n) for a, n in choice.items())))] = tuple(
+                self.assign(scope, words.full(shape, words.neutral(e.monoid, e.args[0].dtype, n), x.dtype), "a") for n, x in enumerate(e.args))
+        self._first_pieces()
+        return made
+
+    def _key(self, axes) -> tuple:
+        return tuple(sorted((self.places[a], self.piece[a]) for a in self.held if a in axes))
+
+    def _carry(self, scope: Scope, e: Reduce, accumulators: dict) -> None:
+        dims = self._fold_dims(e)
+        for choice in self._choices(dims):
+            self.piece.update(choice)
+            values = [self._masked(scope, self.emit(x), x.dtype, e, n) for n, x in enumerate(e.args)]
+            carried = accumulators[self._key(dims)]
+            scope.lines += words.combine_lines(e.monoid, e.args[0].dtype, carried, carried, tuple(v.var for v in values))
+        self._first_pieces()
+
+    def _masked(self, scope: Scope, v: Value, d: DType, e: Reduce, component: int) -> Value:
+        """`v` with idle lanes of the folded axes neutral, along every tiled axis that `e` folds."""
+        folded = [a for a in self.s.dims if a in e.over]
+        masks = self.mask(folded)
+        neutral = words.literal(words.neutral(e.monoid, e.args[0].dtype, component), d)
+        dims = v.dims | frozenset(folded)
+        if masks:
+            var = self.assign(scope, f"tl.where({' & '.join(masks)}, {v.var}, {neutral})")
+            got = v.dims | frozenset(a for a in folded if self.coords[a, self.piece[a]][1] is not None)
+            v = Value(var, got, scope, True)
+        if v.dims != dims or not v.block and dims:
+            v = Value(self.assign(scope, f"tl.broadcast_to({v.var}, {self.shape(dims)})"), dims, scope, True)
+        return v
+
+    def _finish(self, scope: Scope, e: Reduce, accumulators: dict) -> tuple[Value, ...]:
+        """The folded value at the current pieces of its free axes: every piece of the folded axes combined."""
+        dims = self._fold_dims(e)
+        folded = [a for a in self.held if a in e.over]
+        parts: dict = {}
+        saved = dict(self.piece)
+        for choice in self._choices(folded):
+            self.piece.update(choice)
+            sizes = tuple(self.s.sizes(a)[n] for a, n in choice.items())
+            carried = accumulators[self._key(dims)]
+            if sizes in parts:      # equal pieces first combine lane by lane: one fold across lanes
+                carried = self._combined(scope, e, parts[sizes], carried)
+            parts[sizes] = carried
+        whole = None
+        for sizes, carried in parts.items():
+            for a, n in zip(folded, sizes):
+                self.piece[a] = self.s.sizes(a).index(n)
+            value, dims_left, block = self._across(scope, e, carried, dims)
+            whole = value if whole is None else self._combined(scope, e, whole, value)
+        self.piece.update(saved)
+        return tuple(Value(v, dims_left, scope, block) for v in whole)
+
+    def _combined(self, scope: Scope, e: Reduce, x: tuple, y: tuple) -> tuple:
+        made = tuple(self.fresh() for _ in x)
+        scope.lines += words.combine_lines(e.monoid, e.args[0].dtype, made, x, y)
+        return made
+
+    def _across(self, scope: Scope, e: Reduce, carried: tuple, dims: frozenset):
+        """Lanes of the folded dimensions folded together: (registers, dims left, are they blocks)."""
+        left = frozenset(a for a in dims if a not in e.over)
+        if not dims:
+            return carried, left, False
+        over = [n for n, a in enumerate(self.s.dims) if a in e.over]
+        if not over:
+            return carried, left, True
+        current = carried
+        flatten = not left
+        positions = sorted(range(self.rank), reverse=True) if flatten else over
+        for n in positions:
+            text = words.reduce(e.monoid, e.args[0].dtype, current, n)
+            made = tuple(self.fresh() for _ in carried)
+            scope.lines.append(f"{', '.join(made)} = {text}")
+            if not flatten:
+                scope.lines += [f"{m} = tl.expand_dims({m}, {n})" for m in made]
+            current = made
+        return current, left, not flatten
+
+    def _remember(self, scope: Scope, e: Reduce, values) -> None:
+        for n, v in enumerate(values):
+            same = Reduce(e.monoid, e.over, e.args, n)
+            scope.memo[same, self._key(e.free)] = v
+            self.sources.setdefault(v.var, same)
+
+    # -- folds of held values ------------------------------------------------------------------------------------------------
+    def _emit_reduce(self, e: Reduce) -> Value:
+        """A fold over held axes, where its arguments are known."""
+        if set(e.over) & self.s.looped or set(e.over) & set(self.s.split):
+            raise Unschedulable("a fold's result is needed in a loop that it does not reach")
+        saved = dict(self.piece)
+        dims = self._fold_dims(e)
+        accumulators, values = {}, []
+        folded = [a for a in self.held if a in e.over]
+        scope = self.scope
+        made: dict = {}
+        for choice in self._choices(folded):
+            self.piece.update(choice)
+            made[self._key(dims)] = [self.emit(x) for x in e.args]
+            values += made[self._key(dims)]
+        self.piece.update(saved)
+        scope = self._home(e.free, values)
+        for choice in self._choices(folded):
+            self.piece.update(choice)
+            key = self._key(dims)
+            accumulators[key] = tuple(self._masked(scope, v, x.dtype, e, n).var for n, (v, x) in enumerate(zip(made[key], e.args)))
+        self.piece.update(saved)
+        self._remember(scope, e, self._finish(scope, e, accumulators))
+        return self._known(e)
+
+    # -- scans -----------------------------------------------------------------------------------------------------------------
+    def _carry_registers(self, scope: Scope, e: Scan) -> tuple:
+        dims = frozenset(a for a in self.s.dims if a is not e.along and any(a in x.free for x in e.args))
+        shape = self.shape(dims) if self.rank > 1 else "[]"
+        return tuple(self.assign(scope, words.full(shape, words.neutral(e.monoid, e.args[0].dtype, n), x.dtype), "a") for n, x in enumerate(e.args))
+
+    def _emit_scan(self, e: Scan) -> Value:
+        scope = self.scope
+        position = self.s.dims.index(e.along) if e.along in self.s.dims else None
+        fold = Reduce(e.monoid, (e.along,), e.args)
+        if position is None:
+            return self._scan_by_step(scope, e)
+        at = self.piece[e.along]
+        saved = dict(self.piece)
+        if e.along in self.s.looped:
+            carry = self.carries[e.monoid, e.args]
+            return self._scan_piece(scope, e, fold, position, carry, carry)
+        carry = None
+        for n in range(at + 1):
+            self.piece[e.along] = n
+            found = self._known(e)
+            more = n + 1 < len(self.s.sizes(e.along))
+            if found is None:
+                after = tuple(self.fresh("a") for _ in e.args) if more else None
+                found = self._scan_piece(scope, e, fold, position, carry, after)
+                scope.memo[("carry", e.monoid, e.args), self._key(e.free)] = after
+            carry = next(s.memo[("carry", e.monoid, e.args), self._key(e.free)] for s in self.scope.chain()
+                         if (("carry", e.monoid, e.args), self._key(e.free)) in s.memo) if more else None
+        self.piece.update(saved)
+        return found
+
+    def _scan_piece(self, scope: Scope, e: Scan, fold: Reduce, position: int, carry, after) -> Value:
+        """The prefixes of the current piece behind `carry`; `after` receives what is carried on."""
+        values = [self._masked(scope, self.emit(x), x.dtype, fold, n) for n, x in enumerate(e.args)]
+        dims = frozenset().union(*(v.dims for v in values))
+        made = tuple(self.fresh() for _ in e.args)
+        scope.lines.append(f"{', '.join(made)} = {words.scan(e.monoid, e.args[0].dtype, tuple(v.var for v in values), position)}")
+        if carry is not None:
+            scope.lines += words.combine_lines(e.monoid, e.args[0].dtype, made, carry, made)
+        if after is not None:
+            total, _, _ = self._across(scope, fold, tuple(v.var for v in values), dims)
+            scope.lines += words.combine_lines(e.monoid, e.args[0].dtype, after, carry, total) if carry is not None else \
+                [f"{a} = {t}" for a, t in zip(after, total)]
+        for n, m in enumerate(made):
+            same = Scan(e.monoid, e.along, e.args, n, e.reverse)
+            scope.memo[same, self._key(e.free)] = Value(m, dims, scope, True)
+        return scope.memo[e, self._key(e.free)]
+
+    def _scan_by_step(self, scope: Scope, e: Scan) -> Value:
+        """Along a looped axis that is no dimension: the carry itself."""
+        carry = self.carries[e.monoid, e.args]
+        values = [self.emit(x) for x in e.args]
+        scope.lines += words.combine_lines(e.monoid, e.args[0].dtype, carry, carry, tuple(v.var for v in values))
+        dims = frozenset().union(*(v.dims for v in values))
+        for n, c in enumerate(carry):
+            var = self.assign(scope, c)
+            scope.memo[Scan(e.monoid, e.along, e.args, n, e.reverse), self._key(e.free)] = Value(var, dims, scope, self.rank > 1)
+        return scope.memo[e, self._key(e.free)]

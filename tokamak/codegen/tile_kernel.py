@@ -1,0 +1,62 @@
+"""What lowering to tiles makes: kernels of a GPU as statements in Triton, by levels."""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..ir.dtype import DType
+from ..ir.index import Index, as_index
+from ..schedule.body import Body
+from ..schedule.tiles import TileSchedule
+from .kernel import Param
+
+
+@dataclass
+class Scope:
+    """Statements at one level. `open`: the axes that have a coordinate here."""
+    lines: list
+    open: frozenset
+    parent: "Scope | None" = None
+    memo: dict = field(default_factory=dict)
+
+    def chain(self):
+        s = self
+        while s is not None:
+            yield s
+            s = s.parent
+
+
+@dataclass
+class For:
+    head: str
+    lines: list
+
+
+@dataclass(frozen=True)
+class Value:
+    """A register. `dims`: the tiled axes it differs along; a `block` has a dimension for every tiled axis, others are single numbers."""
+    var: str
+    dims: frozenset
+    scope: Scope
+    block: bool
+
+
+@dataclass(frozen=True, eq=False)
+class TileKernel:
+    """`grid`: programs in all, as an Index. `sources`: register -> the Expr that it holds, for people. `spaces`: workspace nodes that it fills."""
+    params: tuple[Param, ...]
+    lines: tuple
+    grid: Index
+    schedule: TileSchedule
+    body: Body
+    errors: tuple
+    sources: dict
+    spaces: tuple
+
+
+@dataclass(frozen=True, eq=False)
+class Workspace:
+    """Scratch memory between two kernels of one group."""
+    shape: tuple[Index, ...]
+    dtype: DType
+    device: str
+    strides: tuple[Index, ...] = (as_index(1),)

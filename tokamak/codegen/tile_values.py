@@ -1,0 +1,295 @@
+"""Values in tiles: coordinates, masks, addresses and expressions as Triton text, each in the outermost scope that has what it depends on."""
+from __future__ import annotations
+
+import itertools
+
+from ..ir.dtype import BOOL
+from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Random, Scalar
+from ..ir.index import Axis, Fetch, FloorDiv, Index, Max, Min, Mod, Size, as_index, floordiv, nonnegative, substitute
+from ..schedule.body import Body
+from ..schedule.tiles import TileSchedule
+from . import tile_words as words
+from .lower import Lowering
+from .scope import Named, all_atoms
+from .tile_kernel import Scope, Value
+
+
+class TileValues(Lowering):
+    """Names, coordinates and expressions of one kernel."""
+
+    def __init__(self, body: Body, schedule: TileSchedule, hints, device: str, stores=None):
+        super().__init__(body, schedule, hints)
+        self.device = device
+        self.program = Scope([], frozenset())
+        self.scope = self.program
+        self.rank = len(schedule.dims)
+        self.piece: dict[Axis, int] = {a: 0 for a in schedule.dims}
+        self.coords: dict = {}               # (axis, piece) -> (Value, mask text or None)
+        self.stores = list(body.stores if stores is None else stores)
+        self.spaces: dict = {}
+
+    # -- texts -----------------------------------------------------------------------------------------------------------
+    def shape(self, dims) -> str:
+        sizes = [str(self.s.sizes(a)[self.piece[a]]) if a in dims else "1" for a in self.s.dims]
+        return f"[{', '.join(sizes)}]"
+
+    def _placed(self, text: str, a: Axis) -> str:
+        """A one-dimensional register as dimension `a` of a block."""
+        if self.rank == 1:
+            return text
+        return f"{text}[{', '.join(':' if x is a else 'None' for x in self.s.dims)}]"
+
+    def assign(self, scope: Scope, text: str, prefix: str = "t") -> str:
+        var = self.fresh(prefix)
+        scope.lines.append(f"{var} = {text}")
+        return var
+
+    def text(self, i: Index, key, scope: Scope | None = None) -> tuple[str, frozenset]:
+        """(text, tiled axes) of an index: plain integers stand first, so that tiles are offsets from one address."""
+        i = self._fetched(i)
+        whole = self.integer(i, None, key)
+        parts: list[tuple[str, frozenset]] = []
+        for k, v in whole.terms.items():
+            factors = [self._atom_text(a) for a in k]
+            dims = frozenset().union(*(d for _, d in factors)) if factors else frozenset()
+            texts = [t for t, _ in factors]
+            if v != 1 or not texts:
+                texts.append(str(v))
+            parts.append((" * ".join(texts), dims))
+        parts.sort(key=lambda p: len(p[1]))
+        dims = frozenset().union(*(d for _, d in parts)) if parts else frozenset()
+        return " + ".join(t for t, _ in parts) or "0", dims
+
+    def _atom_text(self, a) -> tuple[str, frozenset]:
+        if isinstance(a, Axis):
+            return self.coordinate(a)
+        if isinstance(a, Named):
+            value = self.named[a]
+            return value.var, value.dims
+        if isinstance(a, Size):
+            return a.name, frozenset()
+        (x, dx), (y, dy) = self._plain(a.a), self._plain(a.b)
+        if isinstance(a, (Min, Max)):
+            return f"tl.{'minimum' if isinstance(a, Min) else 'maximum'}({x}, {y})", dx | dy
+        exact = nonnegative(a.a) or self._never_negative(a.a)
+        if isinstance(a, FloorDiv):
+            return (f"(({x}) // ({y}))" if exact else f"tk.floordiv({x}, {y})"), dx | dy
+        return (f"(({x}) % ({y}))" if exact else f"tk.mod({x}, {y})"), dx | dy
+
+    @staticmethod
+    def _never_negative(i: Index) -> bool:
+        return all(v > 0 for v in i.terms.values()) and all(isinstance(a, (Axis, Size, FloorDiv, Mod)) and not isinstance(a, Named) for a in i.atoms())
+
+    def _plain(self, whole: Index) -> tuple[str, frozenset]:
+        """Text of an index whose factors are parameters already."""
+        parts, dims = [], frozenset()
+        for k, v in whole.terms.items():
+            factors = [self._atom_text(a) for a in k]
+            dims = dims.union(*(d for _, d in factors))
+            texts = [t for t, _ in factors]
+            parts.append(" * ".join(texts + ([str(v)] if v != 1 or not texts else [])))
+        return " + ".join(parts) or "0", dims
+
+    # -- coordinates and masks ---------------------------------------------------------------------------------------------
+    def coordinate(self, a: Axis) -> tuple[str, frozenset]:
+        value, _ = self.coords[a, self.piece.get(a, 0)]
+        return value.var, value.dims
+
+    def mask(self, axes) -> list[str]:
+        """Masks of those of `axes` whose current piece may reach past the extent."""
+        found = [self.coords[a, self.piece[a]][1] for a in self.s.dims if a in axes]
+        return [m for m in found if m is not None]
+
+    def _tile_coordinate(self, scope: Scope, a: Axis, base: str, piece: int, ragged: bool) -> None:
+        size = self.s.sizes(a)[piece]
+        lanes = self._placed(f"tl.arange(0, {size})", a)
+        var = self.assign(scope, f"{base} + {lanes}" if base else lanes, "i")
+        mask = self.assign(scope, f"{var} < {self._number(self.extent(a))}", "m") if ragged else None
+        self.coords[a, piece] = (Value(var, frozenset((a,)), scope, True), mask)
+
+    def _number(self, i: Index) -> str:      # an extent: a parameter or a literal
+        return self._plain(i)[0]
+
+    def _scalar_coordinate(self, scope: Scope, a: Axis, var: str) -> None:
+        self.coords[a, 0] = (Value(var, frozenset(), scope, False), None)
+
+    def blocks(self, a: Axis) -> Index:
+        """How many blocks a parallel axis has, for the host."""
+        return floordiv(a.extent + (self.s.sizes(a)[0] - 1), as_index(self.s.sizes(a)[0])) if a in self.s.dims else a.extent
+
+    def _decode(self, scope: Scope, axes, number: str, prefix: str) -> None:
+        """Coordinates of `axes` from the running `number` of a block, the last axis fastest."""
+        rest = number
+        for n, a in reversed(list(enumerate(axes))):
+            if n == 0:
+                block = rest
+            else:
+                count = self.param("int", ("blocks", a), self.blocks(a))
+                block = self.assign(scope, f"{rest} % {count}", prefix)
+                rest = self.assign(scope, f"{rest} // {count}", prefix)
+            if a in self.s.dims:
+                size = self.s.sizes(a)[0]
+                self._tile_coordinate(scope, a, f"{block} * {size}", 0, a not in self.s.exact)
+            else:
+                self._scalar_coordinate(scope, a, block)
+
+    def _choices(self, axes):
+        """Every choice of pieces of the held axes among `axes`; the other axes stay at their first piece."""
+        held = [a for a in self.held if a in axes]
+        for combination in itertools.product(*(range(len(self.s.sizes(a))) for a in held)):
+            yield dict(zip(held, combination))
+
+    def _first_pieces(self) -> None:
+        for a in self.piece:
+            self.piece[a] = 0
+
+    # -- expressions -----------------------------------------------------------------------------------------------------------
+    def emit(self, e: Expr) -> Value:
+        found = self._known(e)
+        if found is None:
+            found = getattr(self, f"_emit_{type(e).__name__.lower()}")(e)
+            self.sources.setdefault(found.var, e)
+        return found
+
+    def _known(self, e) -> Value | None:
+        key = (e, self._key(e.free) if isinstance(e, Expr) else ())
+        for s in self.scope.chain():
+            found = s.memo.get(key)
+            if found is not None:
+                return found
+        return None
+
+    def _home(self, axes, values=()) -> Scope:
+        """The outermost scope that has the coordinates of `axes` and knows `values`."""
+        best = self.scope
+        visible = [v.scope for v in values]
+        for s in self.scope.chain():
+            if axes <= s.open and all(any(x is v for x in s.chain()) for v in visible):
+                best = s
+            else:
+                break
+        return best
+
+    def _put(self, e, text: str, axes, values=(), dims=None, block=None) -> Value:
+        scope = self._home(frozenset(axes), values)
+        dims = frozenset().union(*(v.dims for v in values)) if dims is None else dims
+        block = any(v.block for v in values) if block is None else block
+        value = Value(self.assign(scope, text), dims, scope, block)
+        if e is not None:
+            scope.memo[e, self._key(e.free) if isinstance(e, Expr) else ()] = value
+        return value
+
+    def _emit_const(self, e: Const) -> Value:
+        name = self._number_text(e)
+        if name is None:
+            name = self.param("float" if e.dtype.is_float else "value", e, e, e.dtype)
+            return self._put(e, words.number(name, e.dtype), (), block=False)
+        return Value(words.literal(e.value, e.dtype), frozenset(), self.program, False) if not e.dtype.is_half else \
+            self._put(e, words.literal(e.value, e.dtype), (), block=False)
+
+    def _number_text(self, e: Const) -> str | None:
+        """Literal text; None for numbers that may be a size in disguise (x / 64): other sizes build no kernel."""
+        v = e.value
+        if v in (0, 1, -1, 2, 0.5, -0.5, -2) or v != v or v in (float("inf"), float("-inf")) or e.dtype is BOOL:
+            return words.literal(v, e.dtype)
+        return None
+
+    def _emit_scalar(self, e: Scalar) -> Value:
+        name = self.param("float" if e.dtype.is_float else "value", e, e, e.dtype)
+        return self._put(e, words.number(name, e.dtype), (), block=False)
+
+    def _emit_coord(self, e: Coord) -> Value:
+        text, dims = self.text(e.index, ("coord", e.index))
+        return self._put(e, _as_i64(text), e.index.axes(), self._of(e.index), dims, bool(dims))
+
+    def _of(self, i: Index) -> list[Value]:
+        """The fetched values in an index."""
+        i = self._fetched(i)
+        return [self.named[a] for a in all_atoms(i) if isinstance(a, Named)]
+
+    named: dict = {}
+
+    def _fetched(self, i: Index) -> Index:
+        """`i` with gathered indices replaced by the registers that hold them, checked and clamped."""
+        atoms = {a for a in all_atoms(i) if isinstance(a, Fetch)}
+        if not atoms:
+            return i
+        mapping = {}
+        for a in sorted(atoms, key=lambda x: x.sort_key()):
+            key = (a, self._key(a.expr.free), self.guard)
+            found = next((s.memo[key] for s in self.scope.chain() if key in s.memo), None)
+            if found is None:
+                found = self._fetch(a, key)
+            name = Named(found.var)
+            self.named = {**self.named, name: found}
+            mapping[a] = as_index(name)
+        return substitute(i, mapping, lambda e: e)
+
+    guard: "Value | None" = None
+
+    def _fetch(self, a: Fetch, key) -> Value:
+        guard = self.guard
+        self.guard = None
+        arg = self.emit(a.expr)
+        bound, _ = self.text(a.bound, ("bound", a))
+        self.guard = guard
+        values = [arg] + ([guard] if guard is not None else [])
+        axes = frozenset(a.expr.free) | (frozenset().union(*(v.dims for v in values)))
+        scope = self._home(axes, values)
+        active = self.mask(frozenset().union(*(v.dims for v in values))) + ([guard.var] if guard is not None else [])
+        bad = " & ".join([*active, f"(({arg.var} < 0) | ({arg.var} >= {bound}))"])
+        self._fail(scope, bad, "index", a)
+        var = self.assign(scope, f"tl.minimum(tl.maximum({arg.var}, 0), {bound} - 1)", "f")
+        value = Value(var, arg.dims, scope, arg.block)
+        scope.memo[key] = value
+        return value
+
+    def _fail(self, scope: Scope, bad: str, kind: str, where) -> None:
+        self.errors.append((kind, where))
+        var = self.assign(scope, bad, "e")
+        scope.lines.append(f"tl.store(err + {var}.to(tl.int32) * 0, {len(self.errors)}, mask={var})")
+
+    def _emit_load(self, e: Load) -> Value:
+        guard = self.emit(e.guard) if e.guard is not None else None
+        saved, self.guard = self.guard, guard
+        address, dims = self.text(e.index[0], ("address", e.node))
+        values = self._of(e.index[0]) + ([guard] if guard is not None else [])
+        self.guard = saved
+        whole = dims | (guard.dims if guard is not None else frozenset())
+        masks = self.mask(whole) + ([guard.var] if guard is not None else [])
+        memory = self.memory(e.node)
+        target = f"{memory} + {address}" if address != "0" else memory
+        block = bool(whole) or bool(guard and guard.block)
+        if block and dims != whole or block and not dims:
+            target = f"{memory} + ({address} + tl.zeros({self.shape(whole)}, tl.int32))"
+        text = f"tl.load({target}"
+        if masks:
+            text += f", mask={' & '.join(masks)}"
+            if guard is not None:
+                text += f", other={words.literal(e.other.value, e.other.dtype)}"
+        loaded = self._put(e, text + ")", e.index[0].axes() | whole, values, whole, block)
+        return loaded
+
+    def _emit_op(self, e: Op) -> Value:
+        values = [self.emit(a) for a in e.args]
+        d = e.args[-1].dtype
+        texts = tuple(v.var for v in values)
+        if d.is_int and e.name in ("floordiv", "truncdiv", "mod", "rem"):
+            dims = frozenset().union(*(v.dims for v in values))
+            scope = self._home(e.free | dims, values)
+            self._fail(scope, " & ".join([*self.mask(dims), f"({texts[1]} == 0)"]), "division", e)
+            return self._put(e, words.op(e.name, d, texts), e.free | dims, values)
+        return self._put(e, words.op(e.name, d, texts), (), values)
+
+    def _emit_cast(self, e: Cast) -> Value:
+        arg = self.emit(e.arg)
+        return self._put(e, words.cast(e.dtype, e.arg.dtype, arg.var), (), (arg,))
+
+    def _emit_random(self, e: Random) -> Value:
+        seed, offset = self.emit(e.seed), self.emit(e.offset)
+        text, dims = self.text(e.index, ("coord", e.index))
+        return self._put(e, words.random(e.kind, seed.var, f"({offset.var} + {_as_i64(text)})"), e.free, (seed, offset, *self._of(e.index)), dims, bool(dims))
+
+
+def _as_i64(text: str) -> str:
+    return f"({text} + tl.full((), 0, tl.int64))"
