@@ -81,7 +81,7 @@ def operation(info, d: DType, fast: bool = False) -> str:
     if vocabulary.can_fail(info.name, d):
         text = vocabulary.division(info.name, d, "x0", "x1", "ok", "err", 7)
     else:
-        text = vocabulary.op(info.name, d, tuple(f"x{k}" for k in range(info.arity)), fast)
+        text = vocabulary.op(info.name, d, tuple(f"x{k}" for k in range(info.arity)), fast=fast)
     return elementwise(f"{info.name}_{d}{'_fast' * fast}", takes, text)
 
 

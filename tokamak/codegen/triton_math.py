@@ -114,26 +114,55 @@ def tanh(x):
 
 # -- logarithms ----------------------------------------------------------------------------------------------------
 @triton.jit
+def _log_unit(r):
+    """log(1 + r) for r within -1/4 .. 1/2."""
+    z = r * r
+    p = ((-0.0450744078 * r + 0.104630085) * r - 0.131612157) * r + 0.144784052
+    p = (((p * r - 0.166473107) * r + 0.199908603) * r - 0.250000959) * r + 0.333334491
+    return p * (r * z) + (z * -0.5 + r)
+
+
+@triton.jit
+def _log_parts(x):
+    """x > 0 as 2^e (1 + r): (log(1 + r), e)."""
+    tiny = x < 1.1754943508222875e-38
+    b = bits(tl.where(tiny, x * 8388608.0, x))
+    k = (b - 0x3F400000) >> 23
+    r = (b - (k << 23)).to(tl.float32, bitcast=True) - 1.0
+    return _log_unit(r), (k - tl.where(tiny, 23, 0)).to(tl.float32)
+
+
+@triton.jit
+def _log_edges(x, y):
+    """y where x is a positive number; -inf at 0, NaN below."""
+    return tl.where(x > 0.0, tl.where(x < float("inf"), y, x), tl.where(x == 0.0, float("-inf"), float("nan")))
+
+
+@triton.jit
+def log(x):
+    """Natural logarithm: e ln 2 + log(1 + r), ln 2 in two parts."""
+    y, e = _log_parts(x)
+    return _log_edges(x, e * 0.693145751953125 + (e * 1.42860677e-06 + y))
+
+
+@triton.jit
 def log10(x):
-    """log to base 10; log10(e) in two parts."""
-    y = tl.log(x)
-    return y * 0.4342944622039795 + y * 1.9699272335463627e-08
+    """Logarithm to base 10."""
+    y, e = _log_parts(x)
+    return _log_edges(x, e * 0.301025390625 + (e * 4.6050389811980175e-06 + y * 0.4342944920063019))
 
 
 @triton.jit
 def log1p(x):
-    """log(1 + x) = k ln 2 + log(1 + r): r = x 2^-k + (2^-k - 1) within -1/4 .. 1/2 keeps what 1 + x would lose of x."""
+    """log(1 + x) = k ln 2 + log(1 + r): r = x 2^-k + (2^-k - 1) keeps what 1 + x would lose of x."""
     b = bits(x + 1.0)
     k = (b - 0x3F400000) >> 23
     s = ((127 - k) << 23).to(tl.float32, bitcast=True)
     r = tl.where(x > 16777216.0, (b - (k << 23)).to(tl.float32, bitcast=True) - 1.0, x * s + (s - 1.0))
-    z = r * r
-    p = ((-0.0450744078 * r + 0.104630085) * r - 0.131612157) * r + 0.144784052
-    p = (((p * r - 0.166473107) * r + 0.199908603) * r - 0.250000959) * r + 0.333334491
     e = k.to(tl.float32)
-    y = e * 0.693145751953125 + (e * 1.42860677e-06 + (p * (r * z) + (z * -0.5 + r)))
+    y = e * 0.693145751953125 + (e * 1.42860677e-06 + _log_unit(r))
     y = tl.where(x == 0.0, x, tl.where(x < float("inf"), y, x))
-    return tl.where(x > -1.0, y, tl.where(x == -1.0, float("-inf"), float("nan") + x))
+    return tl.where(x > -1.0, y, tl.where(x == -1.0, float("-inf"), float("nan")))
 
 
 # -- circular functions --------------------------------------------------------------------------------------------
@@ -235,7 +264,7 @@ def asinh(x):
     a = tl.abs(x)
     s = a * a
     y = log1p(tl.div_rn(s, 1.0 + tl.sqrt_rn(s + 1.0)) + a)
-    return copysign(tl.where(a > 1048576.0, tl.log(a) + 0.6931471805599453, y), x)
+    return copysign(tl.where(a > 1048576.0, log(a) + 0.6931471805599453, y), x)
 
 
 @triton.jit
@@ -243,7 +272,7 @@ def acosh(x):
     """log(x + sqrt(x^2 - 1)) by way of log1p; NaN below 1."""
     t = x - 1.0
     y = log1p(t + tl.sqrt_rn(t * (x + 1.0)))
-    y = tl.where(x > 1048576.0, tl.log(x) + 0.6931471805599453, y)
+    y = tl.where(x > 1048576.0, log(x) + 0.6931471805599453, y)
     return tl.where(x < 1.0, float("nan"), y)
 
 
@@ -286,7 +315,7 @@ def erfc(x):
 @triton.jit
 def erfinv(x):
     """The inverse of erf: Giles' two polynomials of -log(1 - x^2)."""
-    w = tl.log((1.0 - x) * (1.0 + x)) * -1.0
+    w = log((1.0 - x) * (1.0 + x)) * -1.0
     a, b = w - 2.5, tl.sqrt_rn(w) - 3.0
     low = ((2.81022636e-08 * a + 3.43273939e-07) * a - 3.5233877e-06) * a - 4.39150654e-06
     low = (((low * a + 0.00021858087) * a - 0.00125372503) * a - 0.00417768164) * a + 0.246640727
@@ -304,7 +333,9 @@ def pow(x, y):
     wide = bits(a.to(tl.float64))
     k = (wide - 0x3FE6A09E667F3BCD) >> 52
     m = (wide - (k << 52)).to(tl.float64, bitcast=True)
-    q = (m - 1.0) / (m + 1.0)
+    d = m + 1.0
+    v = (1.0 / d.to(tl.float32)).to(tl.float64)
+    q = (m - 1.0) * (v * (2.0 - d * v))
     z = q * q
     p = (((0.3407211149549295 * z + 0.41167329914115813) * z + 0.5770835733636933) * z + 0.9617966734154973) * z + 2.8853900817900136
     t = y.to(tl.float64) * (p * q + k.to(tl.int32).to(tl.float64))
@@ -344,4 +375,4 @@ def normal_of(a, b):
     c = ((2.443835e-05 * z - 0.00138873665) * z + 0.0416666456) * (z * z) + (z * -0.5 + 1.0)
     y = tl.where((quarter & 1) == 1, s, c)
     y = tl.where(((quarter + 1) & 2) == 2, y * -1.0, y)
-    return tl.sqrt_rn(-2.0 * tl.log(u)) * y
+    return tl.sqrt_rn(-2.0 * log(u)) * y

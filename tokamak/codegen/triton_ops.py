@@ -43,9 +43,9 @@ _FLOAT = _NUMBER | {      # 0 - x would lose the sign of 0
     "fmax": "tk.fmax(a, b)", "copysign": "tk.copysign(a, b)", "nextafter": "tk.nextafter(a, b)", "trunc": "tk.trunc(a)", "round": "tk.round(a)",
     "isnan": "(a != a)", "isinf": '(tl.abs(a) == float("inf"))', "signbit": "(tk.bits(a) < 0)"}
 _F32 = _FLOAT | {
-    "div": "tl.div_rn(a, b)", "recip": "tl.div_rn(1.0, a)", "sqrt": "tl.sqrt_rn(a)", "rsqrt": "tk.rsqrt(a)", "log": "tl.log(a)", "log2": "tl.log2(a)",
+    "div": "tl.div_rn(a, b)", "recip": "tl.div_rn(1.0, a)", "sqrt": "tl.sqrt_rn(a)", "rsqrt": "tk.rsqrt(a)", "log2": "tl.log2(a)",
     "floor": "tk.floor(a)", "ceil": "tk.ceil(a)", "pow": "tk.pow(a, b)", "atan2": "tk.atan2(a, b)", "hypot": "tk.hypot(a, b)"} | {
-    n: f"tk.{n}(a)" for n in ("exp exp2 expm1 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc erfinv lgamma digamma "
+    n: f"tk.{n}(a)" for n in ("exp exp2 expm1 log log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc erfinv lgamma digamma "
                               "sigmoid").split()}
 _F64 = _FLOAT | {
     "div": "(a / b)", "recip": "(1.0 / a)", "sqrt": "tl.sqrt(a)", "rsqrt": "(1.0 / tl.sqrt(a))", "floor": "tl.floor(a)", "ceil": "tl.ceil(a)",
@@ -82,7 +82,7 @@ def fill(text: str, args: tuple[str, ...]) -> str:
     return "".join(out)[:-1]
 
 
-def op(name: str, dtype: DType, args: tuple[str, ...], fast: bool = False) -> str:
+def op(name: str, dtype: DType, args: tuple[str, ...], *, fast: bool = False) -> str:
     """Text of operation `name` on registers `args`, whose type (the condition of `where` aside) is `dtype`. KeyError: the row does not take it."""
     if len(args) != OPS[name].arity:
         raise TypeError(f"'{name}' takes {OPS[name].arity} arguments, not {len(args)}")
