@@ -188,6 +188,14 @@ def job(name: str = "scale") -> dict:
 SUICIDE = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
 
 
+def test_units_are_reported_when_they_are_there(pool):
+    seen = []
+    build([unit("first")], HOPPER)
+    build([unit("first"), unit("second", 2), unit("third", 3)], HOPPER, report=lambda b: seen.append((b.name, b.how, b.seconds > 0, b.binary.entry)))
+    assert seen[0] == ("first", "process", False, "first")
+    assert sorted(seen[1:]) == [("second", "compiled", True, "second"), ("third", "compiled", True, "third")]
+
+
 def test_many_units_at_once(pool):
     units = [unit(f"scale{i}", i) for i in range(6)]
     made = build(units, HOPPER)

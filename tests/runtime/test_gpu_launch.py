@@ -364,6 +364,14 @@ def test_a_synchronous_call_raises_its_own_error(fake, device, launch, monkeypat
         fn([torch.empty(8)])
 
 
+def test_an_error_of_the_last_call_is_warned_of(fake, device, launch):
+    fn = assemble(program("cuda:0", error=True), {"k": fake.kernel(launch)})
+    fn([torch.empty(8)])
+    ctypes.c_int32.from_address(fake.launches[0].arguments[1]).value = 1
+    with pytest.warns(UserWarning, match="the last call of p failed on the GPU: IndexError: the first"):
+        del fn
+
+
 def test_an_error_shows_behind_a_step_that_waits(fake, device, launch):
     def item(x):
         ctypes.c_int32.from_address(fake.launches[0].arguments[1]).value = 1

@@ -16,8 +16,8 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import as_completed, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -89,7 +89,7 @@ _MADE: dict[str, Binary] = {}            # key -> binary, for the life of the pr
 
 
 def build(units: Sequence[GpuUnit], arch: Arch, *, cache_dir: str = "", report: Callable[[GpuBuild], object] | None = None) -> dict[str, Binary]:
-    """The machine code of each unit by its name. `cache_dir`: where it is kept ('' keeps none). `report` is told of each unit.
+    """The machine code of each unit by its name. `cache_dir`: where it is kept ('' keeps none). `report` is told of each unit as soon as it is there.
     Raises BuildError, which names the kernel, or CompilerMissing when there is no Triton."""
     if _triton_folder() is None:
         raise CompilerMissing("Triton is not installed, and kernels for GPUs are built with it: `pip install 'tokamak[gpu]'`")
@@ -97,15 +97,18 @@ def build(units: Sequence[GpuUnit], arch: Arch, *, cache_dir: str = "", report: 
     missing = {k: u for u, k in keys.items() if k not in _MADE}
     cache = open_cache(cache_dir) if cache_dir and missing else None
     found = {k: _unpacked(kept, u, arch) for k, u in missing.items() if cache is not None and (kept := cache.get(k)) is not None}
-    found = {k: b for k, b in found.items() if b is not None}
-    seconds: dict[str, float] = {}
-    for k, (binary, took) in _compile_all({k: u for k, u in missing.items() if k not in found}, arch).items():
-        found[k], seconds[k] = binary, took
+    _MADE.update({k: b for k, b in found.items() if b is not None})
+    work = {k: u for k, u in missing.items() if k not in _MADE}
+    if report is not None:
+        for u, k in keys.items():
+            if k not in work:
+                report(GpuBuild(u.name, "cache" if k in missing else "process", 0.0, _MADE[k]))
+    for k, binary, seconds in _compile_all(work, arch):
+        _MADE[k] = binary
         if cache is not None:
             cache.put(k, _packed(binary))
-    _MADE.update(found)
-    for u, k in keys.items() if report is not None else ():
-        report(GpuBuild(u.name, "process" if k not in missing else "compiled" if k in seconds else "cache", seconds.get(k, 0.0), _MADE[k]))
+        if report is not None:
+            report(GpuBuild(binary.unit.name, "compiled", seconds, binary))
     return {u.name: _MADE[k] for u, k in keys.items()}
 
 
@@ -115,9 +118,10 @@ def key(unit: GpuUnit, arch: Arch) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
-def _compile_all(work: dict[str, GpuUnit], arch: Arch) -> dict[str, tuple[Binary, float]]:
+def _compile_all(work: dict[str, GpuUnit], arch: Arch) -> Iterator[tuple[str, Binary, float]]:
+    """(key, binary, seconds) of each unit, as they are done. After a failure those not begun are left."""
     if not work:
-        return {}
+        return
     pool = gpu_pool.started()
     if len(work) > 1:
         pool = gpu_pool.pool(_cores(), arch)
@@ -125,7 +129,12 @@ def _compile_all(work: dict[str, GpuUnit], arch: Arch) -> dict[str, tuple[Binary
         pool = None
     longest = sorted(work, key=lambda k: -len(work[k].text))
     with ThreadPoolExecutor(min(len(work), gpu_pool.MOST)) as asking:
-        return dict(zip(longest, asking.map(lambda k: _compile(work[k], arch, pool), longest)))
+        futures = {asking.submit(_compile, work[k], arch, pool): k for k in longest}
+        try:
+            for done in as_completed(futures):
+                yield futures[done], *done.result()
+        finally:
+            asking.shutdown(wait=False, cancel_futures=True)
 
 
 def _compile(unit: GpuUnit, arch: Arch, pool: gpu_pool.Pool | None) -> tuple[Binary, float]:

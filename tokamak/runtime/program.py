@@ -20,6 +20,7 @@ from __future__ import annotations
 import keyword
 import math
 import struct
+import warnings
 import weakref
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterable
@@ -149,7 +150,8 @@ def assemble(program: Program, kernels: dict[str, Callable[[bytes, int], int] | 
     for name in (*program.inputs, *program.constants):
         _check_name(name)
     printer = _Printer(program, kernels, pool, synchronous=synchronous)
-    printer.namespace.update(_error_words(program, printer.errors))
+    words, unseen = _error_words(program, printer.errors)
+    printer.namespace.update(words)
     fn = printer.function(None)
     if printer.learns:
         learned: dict[int | str, tuple[bool, ...]] = {}
@@ -159,6 +161,8 @@ def assemble(program: Program, kernels: dict[str, Callable[[bytes, int], int] | 
             fn.__code__ = _Printer(program, kernels, pool, printer.namespace, synchronous).function(learned).__code__
         printer.namespace.update(tk_first=_first_result(learned), tk_input=_first_input(learned), tk_settle=settle)
     fn._boxed_call = True
+    if unseen is not None:
+        weakref.finalize(fn, unseen)
     if pool is not None:        # what a model that is gone has left idle goes back to the system
         weakref.finalize(fn, pool.trim).atexit = False
     return fn
@@ -428,8 +432,9 @@ def _failure(errors) -> Callable[[int], None]:
     return fail
 
 
-def _error_words(program: Program, slots: dict[str, list[int]]) -> dict[str, Any]:
-    """Names for the printed text: the words of each device as bytes, as many zeros, each launch's address, and `tk_look`, which raises."""
+def _error_words(program: Program, slots: dict[str, list[int]]) -> tuple[dict[str, Any], Callable[[], None] | None]:
+    """Names for the printed text (the words of each device as bytes, as many zeros, each launch's address, and `tk_look`, which raises), and a function
+    that warns of errors of the last call, which no call has raised. ({}, None) when no launch can fail."""
     names: dict[str, Any] = {}
     held: list[tuple[memoryview, int]] = []
     for device, positions in slots.items():
@@ -446,7 +451,13 @@ def _error_words(program: Program, slots: dict[str, list[int]]) -> dict[str, Any
             word[0] = 0
         for code, first in found:
             fail(code, first)
-    return {**names, "tk_look": look} if slots else {}
+
+    def unseen():
+        try:
+            look()
+        except Exception as error:
+            warnings.warn(f"tokamak: the last call of {program.name} failed on the GPU: {type(error).__name__}: {error}", stacklevel=2)
+    return ({**names, "tk_look": look}, unseen) if slots else ({}, None)
 
 
 def _first_result(learned: dict[int, tuple[bool, ...]]):
