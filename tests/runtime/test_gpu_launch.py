@@ -12,7 +12,7 @@ import torch
 
 from tokamak.errors import CompilerMissing
 from tokamak.runtime import build as c_build
-from tokamak.runtime import gpu
+from tokamak.runtime import gpu, gpu_errors
 from tokamak.runtime.gpu import ASK, Kernel
 from tokamak.runtime.gpu_build import Binary, GpuUnit
 from tokamak.runtime.program import RESIDENT, Alloc, Call, Host, Launch, Let, Program, Ref, Return, TensorSpec, assemble, source
@@ -266,8 +266,8 @@ def test_equal_units_are_one_kernel_and_variants_are_built():
 
 # -- error words -----------------------------------------------------------------------------------------------------------
 def test_error_words_lie_apart_and_are_zero(fake, monkeypatch):
-    monkeypatch.setattr(gpu, "_pages", {})
-    held = [gpu.error_words("cuda:0", n, lambda: fake.driver) for n in (1, 3, 1023, 5000)]
+    monkeypatch.setattr(gpu_errors, "_pages", {})
+    held = [gpu_errors.error_words("cuda:0", n, lambda: fake.driver) for n in (1, 3, 1023, 5000)]
     assert [len(view) for view, _ in held] == [4, 12, 4092, 20000] and not any(any(view) for view, _ in held)
     ends = sorted((address, address + len(view)) for view, address in held)
     assert all(a[1] <= b[0] for a, b in zip(ends, ends[1:]))
@@ -297,9 +297,8 @@ class Device:
 
 @pytest.fixture
 def device(monkeypatch, fake):
-    monkeypatch.setattr(gpu, "_pages", {})
+    monkeypatch.setattr(gpu_errors, "_pages", {})
     monkeypatch.setattr(gpu, "driver", lambda: fake.driver)
-    monkeypatch.setattr(gpu.error_words, "__defaults__", (lambda: fake.driver,))
     return Device(monkeypatch)
 
 

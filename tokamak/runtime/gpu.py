@@ -32,7 +32,6 @@ HEAD = 4                    # words before the arguments
 INVALID_VALUE, INVALID_CONTEXT = 1, 201
 _LARGE = 48 << 10           # bytes of shared memory from which on a kernel has to ask
 _SHARED, _PROCESSORS = 8, 16          # the driver's numbers of attributes
-_PORTABLE_MAPPED = 3
 _RELAXED = 2
 
 _LAUNCHER = """#include <stdint.h>
@@ -345,33 +344,3 @@ def wait(*devices: int) -> None:
     if not torch.cuda.is_current_stream_capturing():
         for device in devices:
             torch.cuda.current_stream(device).synchronize()
-
-
-# -- error words ---------------------------------------------------------------------------------------------------------
-_PAGE = 1024                # error words that are taken from the driver at once
-_pages: dict[int, tuple[memoryview, int]] = {}          # device -> what is left of its last page, and its address there
-_pages_lock = threading.Lock()
-
-
-def error_words(device: str, count: int, driver: Callable[[], Driver] = driver) -> tuple[memoryview, int]:
-    """(bytes, address): `count` int32 words, zero, that kernels on `device` write and the host reads, at their address there. They are never given
-    back: a kernel may still be on its way when its program is gone."""
-    if torch.device(device).type == "cpu":
-        held = (c_int32 * count)()
-        return memoryview(held).cast("B"), ctypes.addressof(held)
-    index = torch.device(device).index or 0
-    with _pages_lock:
-        view, address = _pages.get(index, (memoryview(b""), 0))
-        if len(view) < 4 * count:
-            view, address = _mapped(driver(), index, 4 * max(count, _PAGE))
-        _pages[index] = view[4 * count:], address + 4 * count
-        return view[:4 * count], address
-
-
-def _mapped(driver: Driver, device: int, size: int) -> tuple[memoryview, int]:
-    host, there = c_void_p(), c_void_p()
-    with driver.within(device):
-        driver.call("cuMemHostAlloc", byref(host), size, _PORTABLE_MAPPED)
-        driver.call("cuMemHostGetDevicePointer_v2", byref(there), host, 0)
-    ctypes.memset(host.value, 0, size)
-    return memoryview((ctypes.c_char * size).from_address(host.value)).cast("B"), there.value

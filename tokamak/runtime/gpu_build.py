@@ -23,7 +23,7 @@ from pathlib import Path
 
 from ..errors import BuildError, CompilerMissing
 from . import gpu_pool, gpu_worker
-from .cache import Cache, open_cache
+from .cache import open_cache
 
 Arch = tuple[str, int | str, int]        # Triton's words for a target: ("cuda", 90, 32), ("hip", "gfx942", 64)
 ABI = 1                                  # of what is kept on disk

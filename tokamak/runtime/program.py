@@ -20,7 +20,6 @@ from __future__ import annotations
 import keyword
 import math
 import struct
-import warnings
 import weakref
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterable
@@ -28,7 +27,7 @@ from typing import Any, Callable, Iterable
 import torch
 
 from ..errors import InternalError
-from . import gpu, memory
+from . import gpu, gpu_errors, memory
 
 _RESERVED = "tk_"
 NO_MEMORY = 63          # what a kernel returns that could not have its scratch memory
@@ -150,8 +149,9 @@ def assemble(program: Program, kernels: dict[str, Callable[[bytes, int], int] | 
     for name in (*program.inputs, *program.constants):
         _check_name(name)
     printer = _Printer(program, kernels, pool, synchronous=synchronous)
-    words, unseen = _error_words(program, printer.errors)
-    printer.namespace.update(words)
+    slots = {_id(d): (d, {at: program.steps[at].first_error for at in positions}) for d, positions in printer.errors.items()}
+    names, unseen = gpu_errors.names(program.name, slots, printer.namespace["tk_fail"])
+    printer.namespace.update(names)
     fn = printer.function(None)
     if printer.learns:
         learned: dict[int | str, tuple[bool, ...]] = {}
@@ -430,34 +430,6 @@ def _failure(errors) -> Callable[[int], None]:
         kind, message = errors[code - 1]
         raise kind(message)
     return fail
-
-
-def _error_words(program: Program, slots: dict[str, list[int]]) -> tuple[dict[str, Any], Callable[[], None] | None]:
-    """Names for the printed text (the words of each device as bytes, as many zeros, each launch's address, and `tk_look`, which raises), and a function
-    that warns of errors of the last call, which no call has raised. ({}, None) when no launch can fail."""
-    names: dict[str, Any] = {}
-    held: list[tuple[memoryview, int]] = []
-    for device, positions in slots.items():
-        view, address = gpu.error_words(device, len(positions))
-        names[f"tk_words_{_id(device)}"], names[f"tk_zeros_{_id(device)}"] = view, bytes(len(view))
-        for i, position in enumerate(positions):
-            names[f"tk_x{position}"] = address + 4 * i
-            held.append((view[4 * i:4 * i + 4].cast("i"), program.steps[position].first_error))
-    fail = _failure(program.errors)
-
-    def look():
-        found = [(word[0], first) for word, first in held if word[0]]
-        for word, _ in held:
-            word[0] = 0
-        for code, first in found:
-            fail(code, first)
-
-    def unseen():
-        try:
-            look()
-        except Exception as error:
-            warnings.warn(f"tokamak: the last call of {program.name} failed on the GPU: {type(error).__name__}: {error}", stacklevel=2)
-    return ({**names, "tk_look": look}, unseen) if slots else ({}, None)
 
 
 def _first_result(learned: dict[int, tuple[bool, ...]]):
