@@ -175,7 +175,7 @@ def test_the_version_is_known_without_importing_triton():
 @pytest.fixture
 def pool():
     gpu_pool.close()
-    gpu_build.warm(HOPPER)
+    gpu_build.warm()
     yield gpu_pool.started()
     gpu_pool.close()
 

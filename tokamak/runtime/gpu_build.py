@@ -78,8 +78,9 @@ class GpuBuild:
     binary: Binary
 
 
-def warm(arch: Arch) -> None:
-    """Starts the processes that compile; they come up in the background. Call it when the first graph with a GPU's tensors is seen."""
+def warm(arch: Arch = ("cuda", 90, 32)) -> None:
+    """Starts the processes that compile, with what a first compile for `arch` loads; they come up in the background and compile for any target. Call it
+    when the first graph with a GPU's tensors is seen."""
     if _triton_folder() is not None:
         gpu_pool.pool(_cores(), arch)
 
