@@ -6,6 +6,7 @@ import torch
 from tests.codegen import test_triton_math as math_rows
 from tests.codegen import test_triton_ops as rows
 from tests.codegen.triton_harness import elements, load, operation, run
+from tokamak.codegen import triton_ops
 from tokamak.codegen.triton_ops import FAST
 from tokamak.ir.dtype import F32
 from tokamak.ir.ops import OPS
@@ -60,20 +61,19 @@ def test_fast_forms(tmp_path):
         math_rows.judge_fast(name, out[0].numpy())
 
 
-@pytest.mark.parametrize("rows_, columns", [(3, 8192), (64, 1024)])
+@pytest.mark.parametrize("height, columns", [(3, 8192), (64, 1024)])
 @pytest.mark.parametrize("monoid", ["max", "min", "sum", "argmax", "argmin"])
-def test_folds_across_warps(tmp_path, monoid, rows_, columns):
+def test_folds_across_warps(tmp_path, monoid, height, columns):
     """Folds of long rows, which several warps share; NaN and ties in some."""
-    from tokamak.codegen import triton_ops
     args = ("x", "i")[:2 if monoid.startswith("arg") else 1]
     outs = [f"o{k}" for k in range(len(args))]
     text = (f"@triton.jit\ndef fold(p, {', '.join(outs)}, err, n):\n    row = tl.program_id(0)\n    i = tl.arange(0, {columns}).to(tl.int64)\n"
             f"    x = tl.load(p + row * {columns} + i)\n    {', '.join('r' + o for o in outs)} = {triton_ops.reduce(monoid, F32, args, 0)}\n"
             + "".join(f"    tl.store({o} + row, r{o})\n" for o in outs))
-    x = torch.randn(rows_, columns).mul(4).round()
+    x = torch.randn(height, columns).mul(4).round()
     x[1, 77], x[2, 5:9], x[0, 3] = float("nan"), float("inf"), float("-inf")
     kinds = [torch.float32, torch.int64][:len(args)]
-    (out, _), = run(load(text, tmp_path), [rows.Call("fold", (x,), tuple(((rows_,), k) for k in kinds), 0, rows_)], "cuda")
+    (out, _), = run(load(text, tmp_path), [rows.Call("fold", (x,), tuple(((height,), k) for k in kinds), 0, height)], "cuda")
     if monoid == "sum":
         torch.testing.assert_close(out[0], x.double().sum(1).float(), equal_nan=True)
     elif len(out) == 1:

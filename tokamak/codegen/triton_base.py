@@ -74,7 +74,8 @@ def from_bf16(x):
 # -- integers ------------------------------------------------------------------------------------------------------
 @triton.jit
 def _quotient(a, b):
-    """a / b towards zero; 0 where b is 0; wraps where the quotient is one too large for the type."""
+    """a / b towards zero; 0 where b is 0; wraps where the quotient is one too large for the type. b may be a Python
+    integer."""
     if a.dtype.is_int_signed():
         minus = b == -1
         q = a // tl.where((b == 0) | minus, 1, b)
