@@ -285,11 +285,11 @@ def test_the_processes_end_with_their_parent(ending):
     done = run(f"""
         build([unit(), unit('b', 2)], HOPPER)
         nursery = gpu_pool.started().process.pid
-        print(nursery, *open(f'/proc/{{nursery}}/task/{{nursery}}/children').read().split(), flush=True)
+        print(gpu_pool.started().folder, nursery, *open(f'/proc/{{nursery}}/task/{{nursery}}/children').read().split(), flush=True)
         {ending}
     """)
-    pids = [int(p) for p in done.stdout.split()]
-    assert len(pids) > 1 and gone(pids), done.stderr
+    folder, *pids = done.stdout.split()
+    assert len(pids) > 1 and gone(list(map(int, pids))) and not Path(folder).exists(), done.stderr
 
 
 def test_an_end_while_the_processes_start():

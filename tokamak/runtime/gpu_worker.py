@@ -14,6 +14,7 @@ import linecache
 import os
 import pickle
 import select
+import shutil
 import signal
 import socket
 import struct
@@ -212,7 +213,10 @@ def main() -> None:
     control = socket.socket(fileno=os.dup(0))
     setup = receive(control)
     sys.path[:] = setup["path"]
-    nursery(control, [socket.socket(fileno=fd) for fd in setup["channels"]], setup)
+    try:
+        nursery(control, [socket.socket(fileno=fd) for fd in setup["channels"]], setup)
+    finally:
+        shutil.rmtree(setup["folder"], ignore_errors=True)          # a parent that was killed cannot
 
 
 if __name__ == "__main__":
