@@ -1,4 +1,4 @@
-"""The Triton vocabulary on a GPU: what test_triton_ops and test_triton_math ask of the interpreter, with more samples. Skipped where there is none."""
+"""The Triton vocabulary on a GPU: what test_triton_ops and test_triton_math ask of the interpreter, with more samples. Skipped without one."""
 import numpy as np
 import pytest
 import torch

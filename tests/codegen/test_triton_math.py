@@ -1,4 +1,5 @@
-"""Accuracy of the Triton vocabulary's functions against float64: the largest error in units of the last place, in Triton's interpreter, and special values.
+"""Accuracy of the Triton vocabulary's functions against float64: the largest error in units of the last place in Triton's interpreter, special
+values included.
 
 The interpreter computes Triton's own exp, log, sin, ... with NumPy, and rounds a * b + c twice: test_triton_device judges the same rows on a GPU.
 """

@@ -41,7 +41,8 @@ def arguments(info, d) -> list[np.ndarray]:
 
 
 def operation_calls(given: list[list[np.ndarray]]) -> list[Call]:
-    return [elements(f"{info.name}_{d}", [tensor(a, t) for a, t in zip(args, argument_types(info, d))], torch_type(BOOL if info.result == "bool" else d))
+    return [elements(f"{info.name}_{d}", [tensor(a, t) for a, t in zip(args, argument_types(info, d))],
+                     torch_type(BOOL if info.result == "bool" else d))
             for (info, d), args in zip(EXACT, given)]
 
 
@@ -246,7 +247,8 @@ LATER = [(m, d) for m, count in MONOIDS.items() if count == 2 for d in (F32, F64
 
 def test_combination_with_later_indices(tmp_path):
     """As the general one, where the second's indices come after the first's; NaN included, in all pairs of special values."""
-    text = "".join(elementwise(f"{m}_{d}", [d, d], triton_ops.combine(m, d, ("x0", "(at * 0)"), ("x1", "(at * 0 + 1)"), later=True)[1]) for m, d in LATER)
+    text = "".join(elementwise(f"{m}_{d}", [d, d], triton_ops.combine(m, d, ("x0", "(at * 0)"), ("x1", "(at * 0 + 1)"), later=True)[1])
+                   for m, d in LATER)
     found = interpret(text, [elements(f"{m}_{d}", [torch.from_numpy(a) for a in pairs(d, 2)], torch.int32) for m, d in LATER], tmp_path)
     for (m, d), (out, _) in zip(LATER, found):
         a, b = pairs(d, 2)

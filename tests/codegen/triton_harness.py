@@ -61,8 +61,8 @@ def interpret(text: str, calls: list[Call], folder: Path) -> list[tuple[tuple[to
     """`run` in Triton's interpreter."""
     torch.save((text, calls), folder / "calls.pt")
     root = Path(__file__).parent.parent.parent
-    done = subprocess.run([sys.executable, "-W", "ignore", "-m", "tests.codegen.triton_harness", str(folder)], cwd=root, capture_output=True, text=True,
-                          env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(root)})
+    done = subprocess.run([sys.executable, "-W", "ignore", "-m", "tests.codegen.triton_harness", str(folder)], cwd=root,
+                          capture_output=True, text=True, env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(root)})
     assert done.returncode == 0, done.stderr[-4000:]
     return torch.load(folder / "results.pt", weights_only=False)
 

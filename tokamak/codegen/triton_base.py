@@ -1,8 +1,8 @@
 """Device functions of bits, casts, integers and extremes; front: `triton_lib`.
 
-The same text runs on NVIDIA, on AMD and in Triton's interpreter, which differs in three points that are dealt with here and in `triton_fold`: it cuts f32
-to bf16 instead of rounding, its fused multiply-add rounds twice, and folds with a function of one's own are slow. `INTERPRETED` is known when a kernel
-is compiled.
+The same text runs on NVIDIA, on AMD and in Triton's interpreter, which differs in three points that are dealt with here and in
+`triton_fold`: it cuts f32 to bf16 instead of rounding, its fused multiply-add rounds twice (so nothing here counts on one rounding), and
+folds with a function of one's own are slow. `INTERPRETED` is known when a kernel is compiled.
 """
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Device functions that Triton kernels call, as `tk.NAME`: what the rows of `ir.ops.OPS`, the folds and the casts need beyond Triton's own operators.
 
-Arguments are Triton tensors (scalars or blocks) of the compute types; two arguments broadcast as operators do. Which function serves which row is told by
-`triton_ops`. A name that ends in 64 is for f64, its namesake for f32; the others take what their rows take.
+Arguments are Triton tensors (scalars or blocks) of the compute types; two arguments broadcast as operators do. Which function serves which
+row is told by `triton_ops`. A name that ends in 64 is for f64, its namesake for f32; the others take what their rows take.
 """
 from .triton_base import *    # noqa: F401,F403
 from .triton_fold import *    # noqa: F401,F403

@@ -4,8 +4,8 @@
 Arguments are names of registers (Triton tensors) of compute types: `tl.int1` for bool, integers as they are, f32, f64; f16 and bf16 only in `cast`.
 Every text is an expression in parentheses or a call. Unsigned and signed integers wrap; integer division by 0 gives 0.
 
-Math: `op` is within the bounds of tests/codegen/test_triton_math.py (2 units of the last place for most of f32; division, square root and reciprocal are
-correctly rounded). With `fast`, rows of `FAST` take the machine's short forms, for values that are rounded to 16 bits anyway.
+Math: `op` is within the bounds of tests/codegen/test_triton_math.py (2 units of the last place for most of f32; division, square root and
+reciprocal are correctly rounded). With `fast`, rows of `FAST` take the machine's short forms, for values that are rounded to 16 bits anyway.
 """
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ _FLOAT = _NUMBER | {      # 0 - x would lose the sign of 0
 _F32 = _FLOAT | {
     "div": "tl.div_rn(a, b)", "recip": "tl.div_rn(1.0, a)", "sqrt": "tl.sqrt_rn(a)", "rsqrt": "tk.rsqrt(a)", "log2": "tl.log2(a)",
     "floor": "tk.floor(a)", "ceil": "tk.ceil(a)", "pow": "tk.pow(a, b)", "atan2": "tk.atan2(a, b)", "hypot": "tk.hypot(a, b)"} | {
-    n: f"tk.{n}(a)" for n in ("exp exp2 expm1 log log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc erfinv lgamma digamma "
-                              "sigmoid").split()}
+    n: f"tk.{n}(a)" for n in ("exp exp2 expm1 log log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc erfinv lgamma "
+                              "digamma sigmoid").split()}
 _F64 = _FLOAT | {
     "div": "(a / b)", "recip": "(1.0 / a)", "sqrt": "tl.sqrt(a)", "rsqrt": "(1.0 / tl.sqrt(a))", "floor": "tl.floor(a)", "ceil": "tl.ceil(a)",
     "pow": "tk.pow64(a, b)", "atan2": "tk.atan2_64(a, b)", "hypot": "tk.hypot64(a, b)", "expm1": "tk.expm1_64(a)", "log10": "tk.log10_64(a)"} | {
@@ -105,8 +105,9 @@ def division(name: str, dtype: DType, a: str, b: str, mask: str | None, err: str
 
 # -- casts and constants -------------------------------------------------------------------------------------------
 def cast(to: DType, source: DType, arg: str) -> str:
-    """Text of register `arg` of type `source` as `to`. Floats to integers truncate: NaN is 0 as i32 and narrower; outside the type i32 and i64 saturate
-    on NVIDIA, u8 wraps (by way of i64), i8 and i16 wrap (by way of i32). To bool: x != 0. 16-bit floats are reached by way of f32, to nearest even."""
+    """Text of register `arg` of type `source` as `to`. Floats to integers truncate: NaN is 0 as i32 and narrower; outside the type i32 and i64
+    saturate on NVIDIA, u8 wraps (by way of i64), i8 and i16 wrap (by way of i32). To bool: x != 0. 16-bit floats are reached by way of f32, to
+    nearest even."""
     if to is source:
         return arg
     if source is BF16:
@@ -180,7 +181,8 @@ def reduce(monoid: str, dtype: DType, args: tuple[str, ...], axis: int) -> str:
 
 
 def scan(monoid: str, dtype: DType, args: tuple[str, ...], axis: int, reverse: bool = False) -> str:
-    """Text of the inclusive prefixes of `args` along a block's `axis` (suffixes with `reverse`), in the type of `args`; a tuple for argmax and argmin."""
+    """Text of the inclusive prefixes of `args` along a block's `axis` (suffixes with `reverse`), in the type of `args`; a tuple for argmax
+    and argmin."""
     return f"tk.scan_{monoid}({', '.join(args)}, {axis}, {reverse})"
 
 
