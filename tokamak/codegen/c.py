@@ -9,11 +9,12 @@ from __future__ import annotations
 from ..ir import ops
 from ..ir.dtype import BOOL, F32, F64, DType
 from ..ir.index import Axis, FloorDiv, Index, Max, Min, Mod
+from .c_loop import WATCHED, Loops, watched, loops_of, statements_of
 from .c_memory import register
-from .c_ops import c_op, can_fail
+from .c_ops import COMPARE, c_op, can_fail
 from .c_prelude import fragments_in, pieces
-from .kernel import (BLOCK, ROWS, Accumulator, Convert, Fetch, Finish, Fold, IndexValue, Kernel, Let, Loop, Partial, PartialRead, PartialUpdate,
-                     Phase, Prefix, RandomValue, Read, Splat, Tile, Write)
+from .kernel import (BLOCK, Accumulator, Convert, Divisor, Fetch, Finish, Fold, IndexValue, Kernel, LaneCompare, Let, Loop, Partial,
+                     PartialRead, PartialUpdate, Phase, Prefix, Quotient, RandomValue, Read, Splat, Write)
 from .scope import literal
 
 TICKETS = 16            # shares of a kernel with partial results
@@ -22,7 +23,7 @@ PARTIALS = 64           # arrays of partial results that a kernel may have
 
 _JOB = f"""\
 typedef struct {{ const int64_t *w; int64_t tickets, next, error, copies; void *partial[{PARTIALS}]; }} tk_job;
-extern void *malloc(unsigned long); extern void free(void *);
+extern void *aligned_alloc(unsigned long, unsigned long); extern void free(void *);
 """
 
 
@@ -32,11 +33,13 @@ def render(kernel: Kernel, name: str) -> tuple[tuple[str, ...], str]:
     return (*pieces(fragments_in(text, kernel.lanes) | {"threads"}, kernel.lanes), _JOB), text
 
 
-class Printer:
+class Printer(Loops):
     def __init__(self, kernel: Kernel, name: str):
         self.k, self.name = kernel, name
         self.renamed: dict[Axis, str] = {}  # axes that go by another name for the moment
         self.tail = False                   # printing the ragged end of a vector loop
+        self.streaming: str | None = None   # in a loop whose results may go around the cache: C text of whether one does, of memory @ at address &p
+        self.chain = 0                      # which of several accumulators is being printed
         self.partial_slot: dict[Partial, int] = {}
         self.flushed: set[Accumulator] = set()
 
@@ -99,12 +102,15 @@ class Printer:
         if p.block:
             extents.append(("blk", f"(({self.index(p.extent)}) + {p.block - 1}) / {p.block}"))
         for b in p.buffers:
-            lines.append(f"{stored_type(b.dtype)} *{b.name} = malloc(({self.index(b.size)} + W) * sizeof *{b.name});")
+            lines.append(f"{stored_type(b.dtype)} *{b.name} = aligned_alloc(64, tk_lines({self.index(b.size)} + W) * sizeof *{b.name});")
         if p.buffers:
             frees = " ".join(f"free({b.name});" for b in p.buffers)
             lines.append(f"if ({' || '.join(f'!{b.name}' for b in p.buffers)}) {{ {frees} *error |= {NO_MEMORY}; return; }}")
         for q in p.partials:
             lines += self._partial_start(q)
+        streamed = {s.memory: s for s in statements_of(p.body) if isinstance(s, Write) and s.total is not None}
+        for s in streamed.values():
+            lines.append(f"const int s{s.memory} = {self.index(s.total)} >= {self.k.stream // s.dtype.bytes};")
         for s in p.once:
             lines += self._statement(s)
         body: list[str] = []
@@ -112,8 +118,11 @@ class Printer:
             body.append(f"int64_t b0 = blk * {p.block}, b1 = tk_min(b0 + {p.block}, {self.index(p.extent)});")
         for s in p.body:
             body += self._statement(s)
+        body += self._partial_runs(p.partials)
         lines += self._parallel(extents, body)
         lines += [f"free({b.name});" for b in p.buffers]
+        if streamed:
+            lines.append("settle();")
         inner = "\n".join("    " + x for x in lines)
         params = "\n".join("  " + x for x in self._params(inner))
         return (f"static void {self.name}_{number}(void *data) {{\n  tk_job *job = data; const int64_t *w = job->w; int64_t *error = &job->error;\n{params}\n"
@@ -149,10 +158,11 @@ class Printer:
             lines.append(f"  job.tickets = work < {self.k.grain} ? 1 : tk_max(1, tk_min({shares}, total)); job.next = 0;")
             for q in p.partials:
                 slot = self.partial_slot[q]
-                lines.append(f"  job.copies = job.tickets; job.partial[{slot}] = malloc(job.tickets * ({self.index(q.size)} + W) * sizeof({stored_type(_kept(q))}));")
+                bytes_of = f"{self._space(q)} * sizeof({stored_type(_kept(q))})"
+                lines.append(f"  job.copies = job.tickets; job.partial[{slot}] = aligned_alloc(64, job.tickets * {bytes_of});")
                 frees.append(f"free(job.partial[{slot}]);")
                 if q.monoid.startswith("arg"):
-                    lines.append(f"  job.partial[{slot + 1}] = malloc(job.tickets * ({self.index(q.size)} + W) * 8);")
+                    lines.append(f"  job.partial[{slot + 1}] = aligned_alloc(64, job.tickets * {self._space(q)} * 8);")
                     frees.append(f"free(job.partial[{slot + 1}]);")
             if p.partials:
                 held = [f"job.partial[{self.partial_slot[q] + k}]" for q in p.partials for k in range(1 + q.monoid.startswith("arg"))]
@@ -174,56 +184,6 @@ class Printer:
     def _block(self, items) -> list[str]:
         return ["  " + x for s in items for x in self._statement(s)]
 
-    def _loop(self, loop: Loop) -> list[str]:
-        v, low, high = self.k.axes[loop.axis], self.index(loop.low), self.index(loop.high)
-        step = self.k.lanes if loop.vector else 1
-        if loop.tiles:
-            return self._tiled_loop(loop, v, low, high)
-        if loop.flush:
-            part = f"tk_min(c{v} + {BLOCK * step}, {high})"
-            inner = self._plain_loop(loop, v, f"c{v}", f"d{v}", step)
-            flush = [f"  {a.var}w += cast_f32_f64({a.var}); {a.var} = (v_f32){{0}};" for a in loop.flush]
-            return [f"for (int64_t c{v} = {low}; c{v} < {high}; c{v} += {BLOCK * step}) {{ const int64_t d{v} = {part};", *("  " + x for x in inner), *flush, "}"]
-        return self._plain_loop(loop, v, low, high, step)
-
-    def _tiled_loop(self, loop: Loop, v: str, low: str, high: str) -> list[str]:
-        """A loop around one vector loop, turned inside out: pieces of ROWS steps inside the vector loop, each with its tiles filled first."""
-        inner = next(s for s in loop.items if isinstance(s, Loop))
-        body = Loop(loop.axis, loop.low, loop.high, False, [x for s in loop.items for x in (s.items if s is inner else [s])])
-        x, start, end = self.k.axes[inner.axis], self.index(inner.low), self.index(inner.high)
-        rows = lambda: [y for t in loop.tiles for y in self._fill(t, loop.axis, v)] + self._plain_loop(body, v, f"c{v}", f"d{v}", 1)
-        out = [f"{t.dtype.c} {t.name}[{ROWS} * W] __attribute__((aligned(64)));" for t in loop.tiles]
-        out += [f"for (int64_t c{v} = {low}; c{v} < {high}; c{v} += {ROWS}) {{ const int64_t d{v} = tk_min(c{v} + {ROWS}, {high}); int64_t {x} = {start};",
-                f"  for (; {x} + W <= {end}; {x} += W) {{", *("    " + y for y in rows()), "  }"]
-        self.tail = True
-        out += [f"  if ({x} < {end}) {{ const int64_t n = {end} - {x};", *("    " + y for y in rows()), "  }", "}"]
-        self.tail = False
-        return out
-
-    def _fill(self, t: Tile, axis: Axis, v: str) -> list[str]:
-        self.renamed = {axis: f"c{v}"}
-        p, step = self._pointer(t.memory, t.address), self.index(t.step)
-        self.renamed = {}
-        lanes, ctype = "n" if self.tail else "W", t.dtype.c
-        out = [f"{{ const {ctype} *s = {p}; int64_t j = 0;"]
-        if t.dtype.bytes in (4, 8) and not self.tail:
-            reg = register(t.dtype)
-            out += [f"  for (; j + W <= d{v} - c{v}; j += W) {{ {reg} r[W];",
-                    f"    for (int k = 0; k < W; k++) r[k] = load_{t.dtype}(s + k * {step} + j);",
-                    f"    transpose_{t.dtype.bytes * 8}((void *)r);",
-                    f"    for (int k = 0; k < W; k++) store_{t.dtype}({t.name} + (j + k) * W, r[k]); }}"]
-        out.append(f"  for (int64_t k = 0; k < {lanes}; k++) for (int64_t i = j; i < d{v} - c{v}; i++) {t.name}[i * W + k] = s[k * {step} + i]; }}")
-        return out
-
-    def _plain_loop(self, loop: Loop, v: str, low: str, high: str, step: int) -> list[str]:
-        if not loop.vector:
-            return [f"for (int64_t {v} = {low}; {v} < {high}; {v}++) {{", *self._block(loop.items), "}"]
-        out = [f"int64_t {v} = {low};", f"for (; {v} + {step} <= {high}; {v} += {step}) {{", *self._block(loop.items), "}"]
-        self.tail = True
-        out += [f"if ({v} < {high}) {{ const int64_t n = {high} - {v};", *self._block(loop.items), "}"]
-        self.tail = False
-        return ["{", *("  " + x for x in out), "}"]
-
     def _let(self, s: Let) -> str:
         args = list(s.args)
         fails = can_fail(s.op, s.dtype)
@@ -237,6 +197,15 @@ class Printer:
         if guard is not None:
             return f"({guard} & lanes_below(n))" if self.tail else guard
         return "lanes_below(n)" if self.tail else "~(v_bool){0}"
+
+    def _lanecompare(self, s: LaneCompare) -> str:
+        return f"v_bool {s.var} = lanes() {COMPARE[s.op]} lane_of({s.arg}[0], {self.index(s.base)});"
+
+    def _divisor(self, s: Divisor) -> str:
+        return f"v_f32 {s.var}s = scale_f32({s.arg}), {s.var} = 1.0f / ({s.arg} * {s.var}s);"
+
+    def _quotient(self, s: Quotient) -> str:
+        return f"v_f32 {s.var} = ({s.arg} * {s.by}s * {s.by});"
 
     def _convert(self, s: Convert) -> str:
         return f"{register(s.dtype)} {s.var} = cast_{s.source}_{s.dtype}({s.arg});"
@@ -317,6 +286,8 @@ class Printer:
                 "gather": f"storei{tail}_{d}({p}, {s.at}, {value}{n});"}[s.mode]
         if before:
             return ["{", *("  " + x for x in before), "  " + text, "}"]
+        if s.total is not None and not self.tail and self.streaming is not None:
+            return [f"if ({self.streaming.replace('@', s.memory).replace('&p', p)}) stream_{d}({p}, {value}); else {text}"]
         return [text]
 
     # -- folds ------------------------------------------------------------------------------------------------------------
@@ -341,8 +312,8 @@ class Printer:
         if a.monoid.startswith("arg"):
             text += f" v_i64 {a.var}i = splat_i64(9223372036854775807);"
         if a in self.flushed:
-            text += f" v_f64 {a.var}w = {{0}};"
-        if _watched(a):
+            text += f" h_f64 {a.var}l = {{0}}, {a.var}h = {{0}};"
+        if watched(a):
             text += f" v_bool {a.var}n = {{0}};"
         return text
 
@@ -353,14 +324,13 @@ class Printer:
         return out
 
     def _fold(self, s: Fold) -> list[str]:
-        a, d = s.accumulator, s.accumulator.dtype
+        a, d, var = s.accumulator, s.accumulator.dtype, self.chained(s.accumulator, self.chain)
         args = self._masked(a.monoid, d, s.args) if s.masked and self.tail else list(s.args)
         if a.monoid.startswith("arg"):
             return self._take(a.monoid, d, a.var, f"{a.var}i", args[0], args[1])
-        if _watched(a):      # two short chains of dependent operations in place of a long one
-            name = {"max": "top", "min": "low"}[a.monoid]
-            return [f"{a.var} = {name}_{d}({args[0]}, {a.var}); {a.var}n |= isnan_{d}({args[0]});"]
-        return [f"{a.var} = {self.combine(a.monoid, d, a.var, args[0])};"]
+        if watched(a):      # two short chains of dependent operations in place of a long one
+            return [f"{var} = {WATCHED[a.monoid]}_{d}({args[0]}, {var}); {a.var}n |= isnan_{d}({args[0]});"]
+        return [f"{var} = {self.combine(a.monoid, d, var, args[0])};"]
 
     def _take(self, monoid: str, d: DType, va: str, ia: str, vb: str, ib: str) -> list[str]:
         v = register(d)
@@ -375,9 +345,9 @@ class Printer:
             return [f"v_i64 {s.vars[1]} = splat_i64(h{a.monoid}_{d}({a.var}, {a.var}i)); "
                     f"{register(d)} {s.vars[0]} = splat_{d}(h{a.monoid[3:]}_{d}({a.var}));"]
         if a in self.flushed:
-            wide = f"{a.var}w + cast_f32_f64({a.var})"
-            return [f"v_f32 {s.vars[0]} = " + (f"splat_f32((float)hsum_f64({wide}));" if s.across else f"cast_f64_f32({wide});")]
-        value = f"select_{d}({a.var}n, splat_{d}(__builtin_nan(\"\")), {a.var})" if _watched(a) else a.var
+            halves = f"{a.var}l, {a.var}h"
+            return [f"v_f32 {s.vars[0]} = " + (f"splat_f32((float)hsum_halves({halves}));" if s.across else f"join_halves({halves});")]
+        value = f"select_{d}({a.var}n, splat_{d}(__builtin_nan(\"\")), {a.var})" if watched(a) else a.var
         return [f"{register(d)} {s.vars[0]} = {self._across(a.monoid, d, value) if s.across else value};"]
 
     def _across(self, monoid: str, d: DType, reg: str) -> str:
@@ -402,15 +372,36 @@ class Printer:
         size = self.index(q.size)
         one = {"inf": "__builtin_inf()", "-inf": "-__builtin_inf()"}.get(literal(ops.identity(q.monoid, kept), kept), literal(ops.identity(q.monoid, kept), kept))
         one = "(-9223372036854775807 - 1)" if one == str(-(2**63)) else one
-        out = [f"{c} *{q.name} = ({c} *)job->partial[{slot}] + ticket * ({size} + W);", f"for (int64_t z = 0; z < {size}; z++) {q.name}[z] = {one};"]
+        out = [f"{c} *{q.name} = ({c} *)job->partial[{slot}] + ticket * {self._space(q)};",
+               f"for (int64_t z = 0; z < {size}; z++) {q.name}[z] = {one};"]
+        if q.runs:
+            out += [f"float *{q.name}r = (float *)({q.name} + tk_lines({size} + W));",
+                    f"for (int64_t z = 0; z < {size}; z += W) store_f32({q.name}r + z, (v_f32){{0}});"]
         if q.monoid.startswith("arg"):
-            out += [f"int64_t *{q.name}i = (int64_t *)job->partial[{slot + 1}] + ticket * ({size} + W);",
+            out += [f"int64_t *{q.name}i = (int64_t *)job->partial[{slot + 1}] + ticket * {self._space(q)};",
                     f"for (int64_t z = 0; z < {size}; z++) {q.name}i[z] = 9223372036854775807;"]
         return out
 
+    def _space(self, q: Partial) -> str:
+        """Elements of one copy: in f64 with the f32 sums of the current run behind them."""
+        size = f"tk_lines({self.index(q.size)} + W)"
+        return f"{size} / 2 * 3" if q.runs else size
+
+    def _partial_runs(self, partials) -> list[str]:
+        """At the end of an iteration: f32 sums of BLOCK iterations, and the last ones of a share, move into f64."""
+        runs = [q for q in partials if q.runs]
+        if not runs:
+            return []
+        out = [f"if ((at - lo) % {BLOCK} == {BLOCK - 1} || at + 1 == hi) {{"]
+        for q in runs:
+            out += [f"  for (int64_t z = 0; z < {self.index(q.size)}; z += W) {{",
+                    f"    v_f32 r = load_f32({q.name}r + z); store_f32({q.name}r + z, (v_f32){{0}});",
+                    f"    u_h *h = (u_h *)({q.name} + z); h[0] += lower_half(r); h[1] += upper_half(r); }}"]
+        return [*out, "}"]
+
     def _partialupdate(self, s: PartialUpdate) -> list[str]:
-        q, kept = s.partial, _kept(s.partial)
-        p = self._pointer(q.name, s.address)
+        q, kept = s.partial, _kept(s.partial) if not s.partial.runs else F32
+        p = self._pointer(q.name + "r" * q.runs, s.address)
         n, tail = (", n", "n") if self.tail and s.mode == "unit" else ("", "")
         load = f"load{tail}_{{}}({{}}{n})" if s.mode == "unit" else "loadb_{}({})"
         store = f"store{tail}_{{}}({{}}, {{}}{n})" if s.mode == "unit" else "store1_{}({}, {})"
@@ -443,15 +434,10 @@ class Printer:
 
     def _share(self, q: Partial, c: str, slot: int) -> str:
         """Address of copy z of a partial result."""
-        return f"({c} *)job->partial[{slot}] + z * ({self.index(q.size)} + W)"
+        return f"({c} *)job->partial[{slot}] + z * {self._space(q)}"
 
     def _randomvalue(self, s: RandomValue) -> str:
         return f"v_f32 {s.var} = philox_{s.kind}({s.seed}, {s.index});"
-
-
-def _watched(a: Accumulator) -> bool:
-    """Folds that carry a mask of the lanes in which they met a NaN."""
-    return a.monoid in ("max", "min") and a.dtype.is_float
 
 
 def _kept(q: Partial) -> DType:
@@ -461,18 +447,3 @@ def _kept(q: Partial) -> DType:
 
 def stored_type(d: DType) -> str:
     return "float" if d.is_half else d.c
-
-
-def loops_of(items):
-    for s in items:
-        if isinstance(s, Loop):
-            yield s
-            yield from loops_of(s.items)
-
-
-def statements_of(items):
-    for s in items:
-        if isinstance(s, Loop):
-            yield from statements_of(s.items)
-        else:
-            yield s

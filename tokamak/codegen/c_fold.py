@@ -3,6 +3,7 @@
     hsum_D hprod_D hmax_D hmin_D -> a scalar of D's register element      hany hall -> 1 or 0
     scansum_D scanprod_D scanmax_D scanmin_D -> inclusive prefixes
     hlogsumexp_D scanlogsumexp_D logaddexp_D for floating types
+    lower_half upper_half -> the halves of a v_f32 as h_f64      hsum_halves -> double      join_halves -> v_f32
     transpose_32(v_f32 *rows) transpose_64(v_f64 *rows) -> W rows of W lanes in place
     hargmax_D(value, index) -> int64_t      argmax_take_D(va, ia, vb, ib) -> lanes where b replaces a    (argmin alike)
 
@@ -119,9 +120,22 @@ def _transpose(name: str, v: str, bits: int, lanes: int) -> str:
     return "\n  ".join(out) + " }"
 
 
+def _wide_sums(lanes: int) -> dict[str, str]:
+    """Sums of f32 registers in f64, in two halves: a register wider than the machine's lives in memory."""
+    half = lanes // 2
+    low, high, both = (", ".join(map(str, lane)) for lane in (range(half), range(half, lanes), range(lanes)))
+    narrow = "typedef float q __attribute__((vector_size(W * 2)));"
+    fold = _shrinking("double", "+", half) if half > 1 else "return v[0];"
+    return {"lower_half": f"TK h_f64 lower_half(v_f32 v) {{ return __builtin_convertvector(__builtin_shufflevector(v, v, {low}), h_f64); }}",
+            "upper_half": f"TK h_f64 upper_half(v_f32 v) {{ return __builtin_convertvector(__builtin_shufflevector(v, v, {high}), h_f64); }}",
+            "hsum_halves": f"TK double hsum_halves(h_f64 a, h_f64 b) {{ h_f64 v = a + b;\n  {fold} }}",
+            "join_halves": f"TK v_f32 join_halves(h_f64 a, h_f64 b) {{ {narrow}\n"
+                           f"  return __builtin_shufflevector(__builtin_convertvector(a, q), __builtin_convertvector(b, q), {both}); }}"}
+
+
 def fragments(lanes: int) -> dict[str, str]:
     """Fragment name -> C text."""
-    out = {"transpose_32": _transpose("transpose_32", "v_f32", 32, lanes), "transpose_64": _transpose("transpose_64", "v_f64", 64, lanes),
+    out = _wide_sums(lanes) | {"transpose_32": _transpose("transpose_32", "v_f32", 32, lanes), "transpose_64": _transpose("transpose_64", "v_f64", 64, lanes),
            "hany": f"TK int hany(v_bool v) {{ {_halving('v', '@a | @b', lanes)} return v[0] != 0; }}",
            "hall": f"TK int hall(v_bool v) {{ {_halving('v', '@a & @b', lanes)} return v[0] != 0; }}"}
     for d in ALL:

@@ -4,6 +4,7 @@
     storeg_D(p, stride, value, guard)  storegi_D(p, index, value, guard): only lanes where guard holds are written
     tk_index(i, bound, active, error, code)  tk_indices(...): i, clamped to 0 .. bound - 1; `code` is ORed into *error where an active one was outside
     tk_div tk_mod: rounding down, divisor positive      tk_min tk_max
+    tk_lines: elements of whole cache lines
 """
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ _INTEGERS = {
     "tk_div": "TK int64_t tk_div(int64_t a, int64_t b) { int64_t q = a / b; return q - (a - q * b < 0); }",
     "tk_mod": "TK int64_t tk_mod(int64_t a, int64_t b) { int64_t r = a % b; return r < 0 ? r + b : r; }",
     "tk_min": "TK int64_t tk_min(int64_t a, int64_t b) { return a < b ? a : b; }",
+    "tk_lines": "TK int64_t tk_lines(int64_t n) { return (n + 63) / 64 * 64; }",
     "tk_max": "TK int64_t tk_max(int64_t a, int64_t b) { return a > b ? a : b; }",
     "tk_index": """\
 TK int64_t tk_index(int64_t i, int64_t bound, int active, int64_t *error, int64_t code) {

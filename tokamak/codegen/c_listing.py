@@ -70,7 +70,7 @@ class _Listing(Printer):
         v, step = self.k.axes[loop.axis], self.k.lanes if loop.vector else 1
         head = f"for (int64_t {v} = {self.index(loop.low)}; {v} < {self.index(loop.high)}; {v} {f'+= {step}' if step > 1 else '++'}) {{"
         said = [f"{step} elements at a time"] if loop.vector else []
-        said += [f"{a.var} moves into {a.var}w every {BLOCK} steps" for a in loop.flush]
+        said += [f"{a.var} moves into f64 every {BLOCK} steps" for a in loop.flush]
         return [_commented(head.replace(" ++", "++"), "; ".join(said)), *self._block(loop.items), "}"]
 
     def _statement(self, s) -> list[str]:

@@ -16,6 +16,8 @@ from ..ir.dtype import ALL, DType
 RAW = {"u8": "uint8_t", "i8": "int8_t", "u16": "uint16_t", "i16": "int16_t", "i32": "int32_t", "i64": "int64_t", "f32": "float", "f64": "double"}
 """What memory holds: name of the raw register -> element type."""
 
+RAW_BYTES = {"u8": 1, "i8": 1, "u16": 2, "i16": 2, "i32": 4, "i64": 8, "f32": 4, "f64": 8}
+
 STORED = {"bool": "u8", "f16": "u16", "bf16": "u16"}
 """Types whose memory and register forms differ -> the raw form. `widen_D` and `narrow_D` convert."""
 
@@ -52,6 +54,21 @@ def _masked(name: str, ctype: str, load: str, store: str) -> dict[str, str]:
                               f"  {wide}\n  __builtin_ia32_store{call}_mask((void *)p, (q)v, {mask}); }}\n#else\n{store}\n#endif"}
 
 
+def _stream(name: str, ctype: str) -> str:
+    """A whole register to aligned memory around the cache, where the machine can."""
+    v = f"v_{name}"
+    parts = "\n".join(f"""\
+#elif defined({feature}) && W * {size} % {width} == 0
+TK void stream_{name}({ctype} *p, {v} v) {{
+  typedef {element} part __attribute__((vector_size({width}), may_alias)); union {{ {v} v; part p[W * {size} / {width}]; }} x = {{v}};
+  for (int k = 0; k < W * {size} / {width}; k++) __builtin_ia32_{call}((void *)((char *)p + k * {width}), x.p[k]); }}"""
+                      for feature, width, element, call in (("__AVX512F__", 64, "float", "movntps512"), ("__AVX__", 32, "float", "movntps256"),
+                                                            ("__SSE__", 16, "float", "movntps"))
+                      for size in (RAW_BYTES[name],))
+    return f"#if defined(__clang__)\nTK void stream_{name}({ctype} *p, {v} v) {{ __builtin_nontemporal_store(v, ({v} *)p); }}\n{parts}\n" \
+           f"#else\nTK void stream_{name}({ctype} *p, {v} v) {{ *(u_{name} *)p = v; }}\n#endif"
+
+
 def _raw(name: str, ctype: str, lanes: int) -> dict[str, str]:
     v = f"v_{name}"
     gathered = lane_list(lanes, "p[i[@]]")
@@ -76,6 +93,7 @@ def _raw(name: str, ctype: str, lanes: int) -> dict[str, str]:
                           f"  {ctype} buf[W] = {{0}};\n  for (int64_t k = 0; k < n; k++) buf[k] = p[i[k]];\n  return *(const u_{name} *)buf; }}",
         f"loadb_{name}": f"TK {v} loadb_{name}(const {ctype} *p) {{ {ctype} s = *p; return ({v}){{{lane_list(lanes, 's')}}}; }}",
         f"store_{name}": f"TK void store_{name}({ctype} *p, {v} v) {{ *(u_{name} *)p = v; }}",
+        f"stream_{name}": _stream(name, ctype),
         f"stores_{name}": f"TK void stores_{name}({ctype} *p, int64_t stride, {v} v) {{ {spread} }}",
         f"storesn_{name}": f"TK void storesn_{name}({ctype} *p, int64_t stride, {v} v, int64_t n) {{\n"
                            f"  {ctype} buf[W]; *(u_{name} *)buf = v;\n  for (int64_t k = 0; k < n; k++) p[k * stride] = buf[k]; }}",
@@ -90,7 +108,8 @@ def _raw(name: str, ctype: str, lanes: int) -> dict[str, str]:
 _LOADS = (("load", "", ""), ("loadn", ", int64_t n", ", n"), ("loads", ", int64_t stride", ", stride"),
           ("loadsn", ", int64_t stride, int64_t n", ", stride, n"), ("loadi", ", v_i64 i", ", i"), ("loadin", ", v_i64 i, int64_t n", ", i, n"),
           ("loadb", "", ""))
-_STORES = (("store", ", @", ", @"), ("storen", ", @, int64_t n", ", @, n"), ("stores", ", int64_t stride, @", ", stride, @"),
+_STORES = (("store", ", @", ", @"), ("stream", ", @", ", @"), ("storen", ", @, int64_t n", ", @, n"),
+           ("stores", ", int64_t stride, @", ", stride, @"),
            ("storesn", ", int64_t stride, @, int64_t n", ", stride, @, n"), ("storei", ", v_i64 i, @", ", i, @"),
            ("storein", ", v_i64 i, @, int64_t n", ", i, @, n"), ("store1", ", @", ", @"))
 
@@ -107,35 +126,46 @@ def _converted(d: DType) -> dict[str, str]:
 
 
 _CONVERT = {
+    # what went around the cache is in memory before other threads are told that it is
+    "settle": """\
+#if defined(__SSE__)
+TK void settle(void) { __builtin_ia32_sfence(); }
+#else
+TK void settle(void) { }
+#endif""",
     "widen_bool": "TK v_bool widen_bool(v_u8 x) { return cast_u8_i32(x) != 0; }",
     "narrow_bool": "TK v_u8 narrow_bool(v_bool m) { return cast_i32_u8(-m); }",
-    # gcc converts 16 lanes in halves unless told the machine's conversion
-    "widen_bf16": """\
-#if !defined(__clang__) && defined(__AVX512F__) && W == 16
-TK v_f32 widen_bf16(v_u16 x) {
-  typedef short q __attribute__((vector_size(32)));
-  return (v_f32)((v_u32)__builtin_ia32_pmovzxwd512_mask((q)x, (v_i32){0}, -1) << 16); }
+    # one permutation of words in place of a conversion (which gcc makes in halves) and a shift
+    "widen_bf16": f"""\
+#if !defined(__clang__) && defined(__AVX512BW__) && W == 16
+TK v_f32 widen_bf16(v_u16 x) {{
+  typedef short q __attribute__((vector_size(64))); typedef int h __attribute__((vector_size(32)));
+  const q at = {{{", ".join(str(k // 2) for k in range(32))}}};
+  return (v_f32)__builtin_ia32_permvarhi512_mask((q)__builtin_ia32_si512_256si((h)x), at, (q){{0}}, 0xaaaaaaaa); }}
 #else
-TK v_f32 widen_bf16(v_u16 x) { return (v_f32)(__builtin_convertvector(x, v_u32) << 16); }
+TK v_f32 widen_bf16(v_u16 x) {{ return (v_f32)(__builtin_convertvector(x, v_u32) << 16); }}
 #endif""",
-    "narrow_bf16": """\
-#if !defined(__clang__) && defined(__AVX512F__) && W == 16
-TK v_u16 narrow_bf16(v_f32 x) {
-  typedef short q __attribute__((vector_size(32)));
-  return (v_u16)__builtin_ia32_pmovdw512_mask((v_i32)((v_u32)x >> 16), (q){0}, -1); }
+    "narrow_bf16": f"""\
+#if !defined(__clang__) && defined(__AVX512BW__) && W == 16
+TK v_u16 narrow_bf16(v_f32 x) {{
+  typedef short q __attribute__((vector_size(64)));
+  const q at = {{{", ".join(str((2 * k + 1) % 32) for k in range(32))}}};
+  q r = __builtin_ia32_permvarhi512_mask((q)x, at, (q){{0}}, -1);
+  return (v_u16)__builtin_shufflevector(r, r, {lane_list(16, "@")}); }}
 #else
-TK v_u16 narrow_bf16(v_f32 x) { return __builtin_convertvector((v_u32)x >> 16, v_u16); }
+TK v_u16 narrow_bf16(v_f32 x) {{ return __builtin_convertvector((v_u32)x >> 16, v_u16); }}
 #endif""",
     "round_bf16": """\
-TK v_f32 round_bf16(v_f32 x) {
-  v_u32 b = (v_u32)x, r = b + 0x7fff + (b >> 16 & 1) & 0xffff0000u;
 #if !defined(__clang__) && defined(__AVX512F__) && W == 16
-  return __builtin_ia32_blendmps_512_mask((v_f32)r, (v_f32)((v_u32){0} + 0x7fc00000u), __builtin_ia32_cmpps512_mask(x, x, 3, -1, 4));
+TK v_f32 round_bf16(v_f32 x) {
+  v_i32 b = (v_i32)x, r = b + 0x7fff;
+  r = __builtin_ia32_paddd512_mask(r, (v_i32){0} + 1, r, __builtin_ia32_ptestmd512(b, (v_i32){0} + 0x10000, -1));
+  return (v_f32)__builtin_ia32_pandd512_mask(r, (v_i32){0} - 0x10000, (v_i32){0} + 0x7fc00000, __builtin_ia32_cmpps512_mask(x, x, 7, -1, 4)); }
 #else
-  v_u32 nan = (v_u32)(x != x);
-  return (v_f32)((nan & 0x7fc00000u) | (~nan & r));
-#endif
-}""",
+TK v_f32 round_bf16(v_f32 x) {
+  v_u32 b = (v_u32)x, r = b + 0x7fff + (b >> 16 & 1) & 0xffff0000u, nan = (v_u32)(x != x);
+  return (v_f32)((nan & 0x7fc00000u) | (~nan & r)); }
+#endif""",
     # Exponent 0 (denormal or zero): the magnitude is read behind a 1.0-like exponent, which is subtracted again, exactly.
     "widen_f16": """\
 #if defined(__clang__) && (defined(__F16C__) || defined(__aarch64__))

@@ -33,12 +33,13 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 def _head(lanes: int) -> str:
-    """Widths and register types: v_D, u_D (the same at any address), and p_D, a part of a 64-bit register that the machine holds in one piece."""
+    """Widths and register types: v_D, u_D (the same at any address), and h_f64, half of a v_f64: as wide as a v_f32."""
     lines = [_HEAD.format(lanes=lanes)]
     for name, ctype in _TYPES.items():
         lines.append(f"typedef {ctype} v_{name} __attribute__((vector_size(W * sizeof({ctype}))));\n"
                      f"typedef {ctype} u_{name} __attribute__((vector_size(W * sizeof({ctype})), aligned(sizeof({ctype})), may_alias));\n")
-    lines.append("typedef v_i32 v_bool;\n")
+    lines.append("typedef v_i32 v_bool;\ntypedef double h_f64 __attribute__((vector_size(W * 4)));\n"
+                 "typedef double u_h __attribute__((vector_size(W * 4), aligned(8), may_alias));\n")
     return "".join(lines)
 
 

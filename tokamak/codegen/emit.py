@@ -1,12 +1,15 @@
 """Expressions into statements: each sub-expression is computed once, in the outermost loop in which its axes are known (`Block.memo`)."""
 from __future__ import annotations
 
-from ..ir.dtype import BOOL, I64, compute_type
+from ..ir.dtype import BOOL, F32, I64, compute_type
 from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Random, Reduce, Scalar, Scan
 from ..ir.index import Axis, Fetch as FetchAtom, FloorDiv, Index, Max, Min, Mod, Size, as_index, positive, substitute
 from ..schedule.body import Memory
-from .kernel import (Buffer, Convert, Fetch, IndexValue, Let, PartialRead, RandomValue, Read, Splat, Write)
+from .kernel import (Buffer, Convert, Divisor, Fetch, IndexValue, LaneCompare, Let, PartialRead, Quotient, RandomValue, Read, Splat, Write)
 from .scope import Block, Entry, Named, Unschedulable, all_atoms, literal, varies
+
+
+_FLIPPED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}        # a op b is b FLIPPED[op] a
 
 
 class Emitter:
@@ -254,7 +257,14 @@ class Emitter:
         return substitute(i, mapping, lambda e: e)
 
     def _emit_op(self, e: Op, block: Block) -> Entry:
+        if e.name in _FLIPPED and e.args[0].dtype is I64:
+            for position, lane in enumerate(e.args):
+                if isinstance(lane, Coord) and self._counts_lanes(lane.index) and self.vector not in e.args[1 - position].free:
+                    return self._emit_lane_compare(e, _FLIPPED[e.name] if position else e.name, lane.index, e.args[1 - position], block)
         entries = [self.emit(a, block) for a in e.args]
+        reciprocal = e.name == "div" and e.dtype is F32 and self.low.s.divide == "reciprocal"
+        if reciprocal and not self._under(entries[1].home, self._home(block, (), entries)):
+            return self._emit_quotient(e, *entries, block)
         var = self.low.fresh()
         d = e.args[-1].dtype
         code = ()
@@ -263,6 +273,25 @@ class Emitter:
             code = (str(self._error("division", e)),)
             home = self._home(block, e.free, entries)
         return self._put(e, home, block, Let(var, e.name, d, tuple(x.var for x in entries) + code), var)
+
+    def _counts_lanes(self, i: Index) -> bool:
+        """Is `i` an integer plus the lane's number?"""
+        return self.vector is not None and i.coefficient(self.vector) == 1 and all(isinstance(a, Axis) or not varies(a) for a in i.atoms())
+
+    def _emit_lane_compare(self, e: Op, name: str, i: Index, other, block: Block) -> Entry:
+        arg = self.emit(other, block)
+        var = self.low.fresh()
+        base = self.low.integer(i, block, ("coord", i))
+        return self._put(e, self._home(block, i.axes(), (arg,)), block, LaneCompare(var, name, base, arg.var), var)
+
+    def _emit_quotient(self, e: Op, x: Entry, y: Entry, block: Block) -> Entry:
+        """Division by what is the same all along a loop: its reciprocal is taken outside."""
+        by = self._find(("divisor", e.args[1]), block)
+        if by is None:
+            name = self.low.fresh()
+            by = self._put(("divisor", e.args[1]), y.home, block, Divisor(name, y.var), name)
+        var = self.low.fresh()
+        return self._put(e, self._home(block, (), (x, by)), block, Quotient(var, x.var, by.var), var)
 
     def _emit_cast(self, e: Cast, block: Block) -> Entry:
         arg = self.emit(e.arg, block)

@@ -61,6 +61,31 @@ class Let:
 
 
 @dataclass(frozen=True)
+class LaneCompare:
+    """var = (base + lane) op arg, a comparison of i64; `arg` holds the same in every lane."""
+    var: str
+    op: str
+    base: Index
+    arg: str
+
+
+@dataclass(frozen=True)
+class Divisor:
+    """var, var + 's' = what division of f32 by `arg` multiplies by, the second first: the reciprocal, and a power of two that
+    keeps all in range."""
+    var: str
+    arg: str
+
+
+@dataclass(frozen=True)
+class Quotient:
+    """var = arg / what the Divisor `by` stands for, to 1.5 units in the last place."""
+    var: str
+    arg: str
+    by: str
+
+
+@dataclass(frozen=True)
 class Convert:
     """var = args[0] of type `source` as `dtype`."""
     var: str
@@ -115,7 +140,8 @@ class Read:
 
 @dataclass(frozen=True)
 class Write:
-    """memory[address] = value, modes as in Read. With `monoid` the old value is combined in ('last': replaced); `guard`: only where it holds."""
+    """memory[address] = value, modes as in Read. With `monoid` the old value is combined in ('last': replaced); `guard`: only where it holds.
+    `total`: elements that the kernel stores there; where they are many they go around the cache. None: never."""
     memory: str
     dtype: DType
     address: Index
@@ -125,11 +151,12 @@ class Write:
     at: str | None = None
     monoid: str | None = None
     guard: str | None = None
+    total: Index | None = None
 
 
 @dataclass(frozen=True)
 class Accumulator:
-    """Registers that carry a fold: `var` (and var + 'i' for the index of argmax / argmin; var + 'w', f64, for f32 sums)."""
+    """Registers that carry a fold: `var` (and var + 'i' for the index of argmax / argmin; var + 'l' and 'h', halves in f64, for f32 sums)."""
     var: str
     monoid: str
     dtype: DType
@@ -170,11 +197,13 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Partial:
-    """Partial results of a fold over parallel axes: one copy of `size` elements a thread; f32 sums are kept in f64."""
+    """Partial results of a fold over parallel axes: one copy of `size` elements a thread; f32 sums are kept in f64. `runs`: every iteration adds to
+    each element once, so that up to BLOCK iterations are summed in f32 first."""
     name: str
     monoid: str
     dtype: DType
     size: Index
+    runs: bool = False
 
 
 @dataclass(frozen=True)
@@ -223,6 +252,7 @@ class Kernel:
     phases: tuple[Phase, ...]
     lanes: int
     grain: int
+    stream: int                                       # bytes from which a result goes around the cache
     axes: dict                                        # Axis -> loop variable
     errors: tuple[tuple[str, object], ...]            # code n + 1 -> (error kind, the expression's node for its origin)
     sources: dict = field(default_factory=dict)       # register -> the Expr that it holds: for people, no part of the text

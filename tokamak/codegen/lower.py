@@ -97,7 +97,8 @@ class Lowering:
         if tree.final:
             last = Tree(self, (), _final_vector(tree.final, tree.made), None, tree.final, tree.made)
             self.phases.append(last.phase())
-        return Kernel(tuple(self.params), tuple(self.phases), self.s.lanes, self.s.grain, dict(self.names), tuple(self.errors), self.sources)
+        s = self.s
+        return Kernel(tuple(self.params), tuple(self.phases), s.lanes, s.grain, s.stream, dict(self.names), tuple(self.errors), self.sources)
 
     def _base_phase(self, base: Store) -> None:
         axes = sorted(base.axes, key=lambda a: -self.hints(base.address.coefficient(a)) if base.address.coefficient(a).constant is None

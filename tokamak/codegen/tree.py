@@ -9,7 +9,7 @@ from __future__ import annotations
 from ..ir import ops
 from ..ir.dtype import F32, F64
 from ..ir.expr import Const, Expr, Load, Op, Reduce, Scan, walk
-from ..ir.index import Axis, Fetch as FetchAtom, Size, as_index
+from ..ir.index import Axis, Fetch as FetchAtom, Index, Size, as_index
 from ..schedule.body import Store
 from ..schedule.schedule import LANE_SCANS
 from .emit import Emitter
@@ -142,7 +142,19 @@ class Tree(Emitter):
         value = self.emit(s.expr, block)
         guard = self.emit(s.guard, block).var if s.guard is not None else None
         address, mode, step, at = self._address(s.address, block, s.memory, guard)
-        block.items.append(Write(self.low.memory(s.memory), s.memory.dtype, address, mode, value.var, step, at, s.monoid, guard))
+        total = self._streamed(s) if mode == "unit" and s.monoid is None and guard is None else None
+        block.items.append(Write(self.low.memory(s.memory), s.memory.dtype, address, mode, value.var, step, at, s.monoid, guard, total))
+
+    def _streamed(self, s: Store) -> Index | None:
+        """How many elements `s` stores, if it may go around the caches: in whole lines, to memory that the kernel does not read as well, as that is
+        there already. (Half lines, of 16-bit types, cost 7 percent on bias + GELU, where whole ones save.)"""
+        read = any(isinstance(e, Load) and e.node is s.memory for t in (*self.stores, *self.final) for e in walk(t.expr))
+        if read or s.memory.dtype.bytes * self.low.s.lanes % 64:
+            return None
+        total = as_index(1)
+        for a in sorted(s.axes, key=lambda a: a.id):
+            total = total * self.low.extent(a)
+        return total
 
     def _place_fold(self, f: Reduce) -> None:
         key = (f.monoid, f.over, f.args)
@@ -207,7 +219,8 @@ class Tree(Emitter):
             low.extent(a)
             address = address + as_index(a) * size
             size = size * low.extent(a)
-        partial = Partial(low.fresh("q"), f.monoid, f.args[0].dtype, size)
+        runs = f.monoid == "sum" and f.args[0].dtype is F32 and self.vector in f.free and not f.free & self.p
+        partial = Partial(low.fresh("q"), f.monoid, f.args[0].dtype, size, runs)
         self.partials.append(partial)
         if len(self.partials) > 24:
             raise Unschedulable("too many partial results")

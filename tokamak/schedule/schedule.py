@@ -7,6 +7,8 @@
     lanes       vector lanes of every register
     columns     where the partial results of a long fold lie that leaves the vector axis free: a whole block's in a 'buffer' while the input is read
                 in its own order, or one register's at a time in 'registers'
+    divide      what a loop does not change is divided by through its 'reciprocal', or all quotients are 'exact': rounded once
+    stream      bytes from which a result goes around the caches
 """
 from __future__ import annotations
 
@@ -29,12 +31,14 @@ class Schedule:
     lanes: int
     grain: int = GRAIN                # elements below which one thread runs all
     columns: str = "buffer"
+    divide: str = "reciprocal"
+    stream: int = 16 << 20            # bytes from which a result goes around the caches
 
     def __str__(self) -> str:
         name = lambda a: f"i{self.order.index(a)}"
         vector = "none" if self.vector is None else name(self.vector) + (f"/{self.block}" if self.block else "")
         return (f"parallel({', '.join(map(name, self.parallel))}) vector({vector}) unrolled({', '.join(sorted(map(name, self.unrolled)))}) "
-                f"lanes({self.lanes}) grain({self.grain}) columns({self.columns})")
+                f"lanes({self.lanes}) grain({self.grain}) columns({self.columns}) divide({self.divide}) stream({self.stream})")
 
 
 def parse(text: str, order: tuple[Axis, ...]) -> Schedule:
@@ -46,7 +50,7 @@ def parse(text: str, order: tuple[Axis, ...]) -> Schedule:
         vector, size = vector.split("/")
         block = int(size)
     return Schedule(axes(fields["parallel"]), None if vector == "none" else axes(vector)[0], block, tuple(order), frozenset(axes(fields["unrolled"])),
-                    int(fields["lanes"]), int(fields["grain"]), fields["columns"])
+                    int(fields["lanes"]), int(fields["grain"]), fields["columns"], fields["divide"], int(fields["stream"]))
 
 
 def choose(b: Body, hints: Hints, target) -> Schedule:
@@ -66,9 +70,12 @@ def choose(b: Body, hints: Hints, target) -> Schedule:
         parallel, block = tuple(a for a in parallel if a is not across), TILE
     wide = any(e.dtype is F64 for e in walk(*exprs_of(b)) if isinstance(e, (Op, Reduce)))
     lanes = target.vector_bytes // (8 if wide else 4)
-    return Schedule(parallel, vector, block, order, unrolled, lanes, columns="registers" if target.ordered else "buffer")
+    columns, divide = ("registers", "exact") if target.ordered else ("buffer", "reciprocal")
+    return Schedule(parallel, vector, block, order, unrolled, lanes, columns=columns, divide=divide, stream=STREAM)
 
 
+STREAM = 16 << 20       # bytes of a result that no cache keeps until it is read: around them its lines are not read first. x * 2 + 1 and its sum
+                        # through / around a last level of 32 MiB: 8 MiB 0.54 / 0.65 ms, 16 MiB 1.64 / 1.42, 64 MiB 8.1 / 6.6
 LANE_SCANS = ("sum", "prod", "max", "min")      # what a register's lanes can be scanned with
 UNROLL = 8              # a window's extent up to which its loop is written with a constant trip count
 TILE = 1024             # elements of the vector axis that a piece of a transposed read sweeps over: stretches of whole pages

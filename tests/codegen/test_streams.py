@@ -1,0 +1,87 @@
+"""Results that go around the caches, as large ones do: here every result, however its rows lie in lines of memory. And folds in several accumulators."""
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import tokamak
+import tokamak.schedule.schedule as schedule
+from tokamak.tools.record import Recorder
+
+TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torch.bool)
+
+
+def compiled(fn, *inputs):
+    """What the compiled `fn` gives, and the text of its kernels."""
+    torch._dynamo.reset()
+    recorder = Recorder()
+    out = tokamak.compile(fn, strict=True, cache_dir="", recorder=recorder, dynamic=False)(*inputs)
+    return out, "".join(b.text for g in recorder.graphs for b in g.values["render"].values())
+
+
+def test_large_results_only():
+    fn = lambda x: x * 2 + 1
+    _, text = compiled(fn, torch.randn(100))
+    if torch.backends.cpu.get_cpu_capability() == "AVX512":
+        assert f">= {schedule.STREAM // 4};" in text and "stream_f32" in text
+
+
+def test_memory_that_was_read_is_written_through_the_caches():
+    x = torch.randn(3000)
+    want = x + 1
+
+    def fn(x):
+        x.add_(1)
+    _, text = compiled(fn, x)
+    assert torch.equal(x, want) and "stream_" not in text
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("rows, columns", [(5, 1025), (7, 256), (2, 17)])
+def test_rows_anywhere_in_a_line(monkeypatch, dtype, rows, columns):
+    monkeypatch.setattr(schedule, "STREAM", 8)
+    x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0)).mul(9).round().to(dtype)       # sums are exact
+    total = lambda x: x.sum(1, keepdim=True).to(x.dtype)
+    fn = lambda x: (torch.where(x > 3, x, total(x)), x[:, 1:] != 0)
+    ours, text = compiled(fn, x)
+    if dtype.itemsize >= 4 and torch.backends.cpu.get_cpu_capability() == "AVX512":
+        assert "stream_" in text
+    for a, b in zip(ours, fn(x)):
+        torch.testing.assert_close(a, b, equal_nan=True)
+
+
+@pytest.mark.parametrize("rows, columns", [(64, 64), (37, 129), (300, 40)])
+def test_transposed(monkeypatch, rows, columns):
+    monkeypatch.setattr(schedule, "STREAM", 8)
+    x, y = torch.randn(3, columns, rows), torch.randn(3, rows, columns)
+    fn = lambda x, y: x.transpose(1, 2) + y
+    ours, text = compiled(fn, x, y)
+    assert torch.equal(ours, fn(x, y))
+    assert "stream_" in text or torch.backends.cpu.get_cpu_capability() != "AVX512"
+
+
+@pytest.mark.parametrize("columns", [1, 16, 63, 65, 80, 127, 2049, 5000])
+def test_folds_of_any_length(columns):
+    x = torch.rand(5, columns, generator=torch.Generator().manual_seed(0)) + 0.5
+    ours, _ = compiled(lambda x: (x.sum(1), x.amax(1), x.amin(1), (x * x).mean(1), (x > 1).sum(1), x.prod(1)), x)
+    wide = x.double()
+    for a, b in zip(ours, (wide.sum(1), wide.amax(1), wide.amin(1), (wide * wide).mean(1), (wide > 1).sum(1), wide.prod(1))):
+        torch.testing.assert_close(a.double(), b.double(), rtol=1e-6 if a is not ours[-1] else 1e-7 * columns + 1e-6, atol=1e-30)
+
+
+@pytest.mark.parametrize("place", range(0, 200, 33))
+def test_a_number_that_is_none_anywhere(place):
+    x = torch.randn(2, 200)
+    x[1, place] = float("nan")
+    (top, low), _ = compiled(lambda x: (x.amax(1), x.amin(1)), x)
+    assert top.isnan().tolist() == low.isnan().tolist() == [False, True]
+
+
+@pytest.mark.parametrize("rows, columns", [(1, 40), (127, 33), (128, 64), (129, 64), (1000, 40), (5000, 16)])
+def test_column_sums_in_runs(rows, columns):
+    """The error is that of sums of 128 numbers, whatever the number of rows: with numbers of one sign it would grow."""
+    x = torch.rand(rows, columns) + 1
+    (column, row), _ = compiled(lambda x: ((x * 3).sum(0), x.sum(1)), x)
+    np.testing.assert_allclose(column.double().numpy(), (x * 3).double().sum(0).numpy(), rtol=3e-6)
+    np.testing.assert_allclose(row.double().numpy(), x.double().sum(1).numpy(), rtol=1e-6)
