@@ -26,7 +26,7 @@ from .ir.graph import Compute, Graph, Opaque, Scatter, reads
 from .ir.rewrite import simplify
 from .options import Options, current
 from .runtime import gpu, gpu_build, memory
-from .runtime.build import ROUND_EACH, Unit, build
+from .runtime.build import ROUND_EACH, Build, Unit, build
 from .runtime.program import assemble
 from .target import Target, target
 from .trace import Stopped, Trace, frame_of, tracer
@@ -113,6 +113,8 @@ def _gpu_kernels(built: Mapping, machine: Target, contract: bool, options: Optio
     units = {p.unit.name: replace(p.unit, contract=contract) for b in built.values() for p in b.parts}
     if machine.name == "cpu":
         interpreted = importlib.import_module(".runtime.gpu_interpret", __package__).interpreted
+        for name in units:
+            report(Build(name, "interpreted"))
         return {name: interpreted(unit) for name, unit in units.items()}
     made = gpu_build.build(list(units.values()), machine.arch, cache_dir=options.cache_dir, report=report)
     launch = gpu.launcher(options.cache_dir, options.cc)

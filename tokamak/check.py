@@ -199,7 +199,7 @@ def _array(x) -> Any:
     """A tensor as the reference wants it, in memory of its own; anything else as it is."""
     if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
         return x
-    x = x.detach()
+    x = x.detach().cpu()
     return np.array(x.float().numpy() if x.dtype is torch.bfloat16 else x.resolve_neg().resolve_conj().numpy())
 
 
@@ -230,7 +230,7 @@ def _repeatable(call: Opaque) -> bool:
 def _tensors(plan, value):
     """`value`, an opaque call's argument, with arrays as tensors; `plan`: the argument as the graph has it."""
     if isinstance(plan, View):
-        return torch.from_numpy(np.asarray(value)).to(TORCH_DTYPES[plan.node.dtype])
+        return torch.from_numpy(np.asarray(value)).to(plan.node.device, TORCH_DTYPES[plan.node.dtype])
     if isinstance(plan, (tuple, list)):
         return type(value)(_tensors(p, v) for p, v in zip(plan, value))
     if isinstance(plan, dict):

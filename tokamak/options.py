@@ -22,17 +22,17 @@ STAGES = {
     "simplify": "the Graph rewritten",
     "inline": "pointwise producers moved into their readers",
     "fuse": "the Plan: groups of values that share a kernel",
-    "schedule": "the Body and the Schedule of each group",
-    "lower": "the Kernel of each group",
-    "render": "the C text of each kernel",
+    "schedule": "the Body and the schedule of each group",
+    "lower": "the Kernel of each group, or the TileKernels that a GPU runs for it",
+    "render": "the text of each kernel: C for a CPU, Triton for a GPU",
     "program": "the host's steps",
     "build": "how each kernel was built, and the function that calls them",
 }
 TOPICS = {
     "graph": "the captured graph of each compile, in the text form of the language",
     "fusion": "the groups, and for every edge that ends in two kernels the reason and its bytes",
-    "schedule": "the schedule chosen for each group",
-    "output_code": "the C of each kernel and the Python function that calls them",
+    "schedule": "the schedule chosen for each kernel",
+    "output_code": "the C or Triton of each kernel and the Python function that calls them",
 }
 
 

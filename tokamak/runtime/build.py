@@ -123,7 +123,7 @@ _LOCK = threading.Lock()
 @dataclass(frozen=True)
 class Build:
     """How one unit came to be callable. `how`: 'process' (it was loaded already), 'cache' (on disk) or 'compiled', in a compiler process that took
-    `seconds` for all units of its shard."""
+    `seconds` for all units of its shard; 'interpreted': nothing was built."""
     name: str
     how: str
     seconds: float = 0.0

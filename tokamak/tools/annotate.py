@@ -1,20 +1,23 @@
-"""The C of a kernel for people: the generated text without its vocabulary, under a header that says what the kernel does and what its parameters are,
-every statement with the value of the user's program that it computes. The text that is built stays canonical and nameless."""
+"""The text of a kernel for people: the generated C or Triton without its vocabulary, under a header that says what the kernel does and what its
+parameters are, every statement with the value of the user's program that it computes. The text that is built stays canonical and nameless."""
 from __future__ import annotations
 
-from ..codegen.c_listing import listing
-from ..fuse.axes import Group
-from .kernels import KernelInfo
-from .names import count_text, size_text
+from ..codegen import c_listing, triton_listing
+from ..codegen.tile_kernel import TileKernel
+from .kernels import KernelInfo, Launched
+from .names import count_text, resources_text, size_text
 from .record import GraphRecord
 from .values import register_names
 
 
-def kernel_text(record: GraphRecord, group: Group, info: KernelInfo) -> str:
-    """The annotated C of the kernel of `group`."""
-    kernel = record.values["lower"].kernels[group]
-    comments = {**parameter_comments(info, kernel), **register_names(record, kernel)}
-    return "\n".join(f"// {line}" if line else "//" for line in header(record, info)) + "\n" + listing(kernel, comments)
+def kernel_text(record: GraphRecord, x: Launched, info: KernelInfo) -> str:
+    """The annotated text of a kernel."""
+    comments = {**register_names(record, x.group, x.kernel), **parameter_comments(info, x.kernel)}
+    if isinstance(x.kernel, TileKernel):
+        mark, text = "#", triton_listing.listing(x.kernel, x.name, comments)
+    else:
+        mark, text = "//", c_listing.listing(x.kernel, comments)
+    return "\n".join(f"{mark} {line}" if line else mark for line in header(record, info)) + "\n" + text
 
 
 def header(record: GraphRecord, info: KernelInfo) -> list[str]:
@@ -26,7 +29,9 @@ def header(record: GraphRecord, info: KernelInfo) -> list[str]:
             *(f"    {s.file}:{s.line}    {s.code}" for s in info.sources),
             f"operations: {', '.join(info.operations)}",
             f"memory: reads {read}, writes {written}{ratio}; {count_text(info.flops)} floating-point operations",
-            f"schedule: {info.schedule}"]
+            f"schedule: {info.schedule}",
+            *([f"programs: {info.programs}"] if info.programs else []),
+            *([f"takes: {used}"] if (used := resources_text(info)) else [])]
 
 
 def parameter_comments(info: KernelInfo, kernel) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The command `tokamak`.
 
-    tokamak explain [--json] SCRIPT [ARGUMENT ...]
-    tokamak compile [--until STAGE] [--exact] SCRIPT [ARGUMENT ...]
+    tokamak explain [--target TARGET] [--json] SCRIPT [ARGUMENT ...]
+    tokamak compile [--target TARGET] [--until STAGE] [--exact] SCRIPT [ARGUMENT ...]
 
 Both run the script as `python SCRIPT ARGUMENT ...` would and record what it compiles with tokamak. What the script prints goes to standard error, the
 answer to standard output. Exit status: 0; 1 when the script failed or compiled nothing; 2 for a wrong command line.
@@ -40,7 +40,8 @@ def run(arguments: Sequence[str] | None) -> int:
     given = parser.parse_args(arguments)
     if not os.path.isfile(given.script):
         parser.exit(2, f"tokamak: there is no file '{given.script}'\n")
-    with recording(**({"until": given.until} if given.command == "compile" else {})) as recorder:
+    chosen = {name: value for name in ("until", "target") if (value := getattr(given, name, None))}
+    with recording(**chosen) as recorder:
         status = run_script(given.script, given.arguments)
     if not recorder.graphs and status:
         return status
@@ -65,8 +66,10 @@ def _parser() -> argparse.ArgumentParser:
     stages = "; ".join(f"{name}: {what}" for name, what in STAGES.items())
     compile = commands.add_parser("compile", help="what a stage of the compiler made of each graph", epilog=f"stages: {stages}")
     compile.add_argument("--until", metavar="STAGE", choices=tuple(STAGES), default="build", help="stop behind this stage and print what it made")
-    compile.add_argument("--exact", action="store_true", help="C as it is built instead of a listing for people (stage render)")
+    compile.add_argument("--exact", action="store_true", help="the text as it is built instead of a listing for people (stage render)")
     for command in (explain, compile):
+        command.add_argument("--target", metavar="TARGET", choices=("interpret",), help="interpret: tensors of the CPU as if they were a GPU's, "
+                             "with kernels in Triton, which its interpreter runs")
         command.add_argument("script", metavar="SCRIPT")
         command.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER)
     return parser

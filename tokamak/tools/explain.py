@@ -37,7 +37,7 @@ class Edge:
 @dataclass(frozen=True)
 class GraphInfo:
     """One compiled graph. `kind`: forward, backward or inference; `capture`: the id of its Frame; `eager`: why torch runs it, if it does; `calls`:
-    how many operations eager runs, views aside; `seconds`: stage -> what it took, `build` with the C compiler's time."""
+    how many operations eager runs, views aside; `seconds`: stage -> what it took, `build` with that of the compiler of kernels."""
     name: str
     kind: str
     capture: str

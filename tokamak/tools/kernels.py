@@ -2,26 +2,32 @@
 
 Bytes are counted in the kernel's loops: a loop that reads a memory counts the elements that its addresses reach, once. A further loop over the same
 elements within one parallel iteration counts again only if what an iteration touches exceeds the second-level cache. The fewest possible is each
-memory once.
+memory once. For kernels on a GPU `traffic` counts by the same rule.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from ..codegen.kernel import Kernel, Loop, Phase, Read, Write
+from ..codegen.stages import Lowered
+from ..codegen.tile_kernel import TileKernel, Workspace
 from ..fuse.axes import Group
 from ..fuse.cost import Hints, node_bytes
 from ..ir import ops
-from ..ir.expr import Op, Reduce, Scan, walk
+from ..ir.expr import Expr, Op, Reduce, Scan, walk
 from ..ir.graph import Opaque, Result
 from ..ir.index import Index, Size
+from ..runtime.gpu_build import GpuBuild
 from ..runtime.program import Launch
-from ..schedule.body import Body, exprs_of
-from .names import group_names, module, operations
+from ..schedule.body import Store, exprs_of
+from ..schedule.schedule import Schedule
+from ..schedule.tiles import TileSchedule
+from .names import kernel_names, module, operations
 from .record import GraphRecord
 from .sources import Source, source_of, sources_of
+from .traffic import roots, stores, traffic
 
 
 @dataclass(frozen=True)
@@ -48,8 +54,9 @@ class Opaqued:
 
 @dataclass(frozen=True)
 class KernelInfo:
-    """One kernel of a graph. `words`: what it is launched with, by the name in the C text; `key` stands for its text; `how` it was built.
-    `bytes`: what its loops move; `fewest`: each memory once."""
+    """One kernel of a graph. `words`: what it is launched with, by the name in its text; `key` stands for its text; `how` it was built.
+    `bytes`: what its loops move; `fewest`: each memory once. Of a kernel on a GPU also the `device`, how many `programs` run, and once it is built
+    `registers` and bytes of stack (`spilled`) a thread, and bytes of memory that a program's threads share (`shared`)."""
     name: str
     key: str
     operations: tuple[str, ...]
@@ -64,59 +71,93 @@ class KernelInfo:
     compile_seconds: float
     bytes: int
     fewest: int
+    device: str = ""
+    programs: str = ""
+    registers: int | None = None
+    spilled: int | None = None
+    shared: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Launched:
+    """A kernel where its graph runs it: one of the kernels of `group`. `launch`: None when the compile stopped before there was a program."""
+    name: str
+    group: Group
+    kernel: Kernel | TileKernel
+    schedule: Schedule | TileSchedule
+    launch: Launch | None
+
+
+def launched(record: GraphRecord) -> list[Launched]:
+    """The kernels of a graph in running order; none when the compile stopped before they were lowered."""
+    lowered, program = record.values.get("lower"), record.values.get("program")
+    if lowered is None:
+        return []
+    names, found = kernel_names(record, lowered.plan), []
+    for g in (s for s in lowered.plan.steps if isinstance(s, Group)):
+        made = lowered.kernels[g]
+        parts = [(k, k.schedule) for k in made] if isinstance(made, tuple) else [(made, lowered.bodies[g][1])]
+        found += [(name, g, k, s) for name, (k, s) in zip(names[g], parts, strict=True)]
+    steps = [s for s in program.steps if isinstance(s, Launch)] if program is not None else [None] * len(found)
+    return [Launched(*x, step) for x, step in zip(found, steps, strict=True)]
 
 
 def kernels(record: GraphRecord) -> list[KernelInfo]:
-    """The kernels of a graph in running order; none when the compile stopped before they were lowered."""
-    lowered = record.values.get("lower")
-    groups = [s for s in lowered.plan.steps if isinstance(s, Group)] if lowered is not None else []
-    names, launches = group_names(record, lowered.plan) if groups else {}, launch_steps(record)
-    return [_info(record, g, names[g], launches.get(g)) for g in groups]
+    """What each of them does, in the same order."""
+    return [_info(record, x) for x in launched(record)]
 
 
-def launch_steps(record: GraphRecord) -> dict[Group, Launch]:
-    """The step that launches each group's kernel."""
-    program = record.values.get("program")
-    if program is None:
-        return {}
-    groups = [s for s in record.values["lower"].plan.steps if isinstance(s, Group)]
-    return dict(zip(groups, (s for s in program.steps if isinstance(s, Launch)), strict=True))
-
-
-def _info(record: GraphRecord, g: Group, name: str, launch: Launch | None) -> KernelInfo:
-    lowered = record.values["lower"]
-    graph, (body, schedule), kernel = lowered.plan.graph, lowered.bodies[g], lowered.kernels[g]
-    hints, origins = Hints(graph.hints), operations(graph, g.nodes(), record.calls)
-    reads, writes = accesses(record, graph, kernel, hints, record.values["target"].l2)
-    build = record.units.get(launch.kernel) if launch is not None else None
+def _info(record: GraphRecord, x: Launched) -> KernelInfo:
+    lowered: Lowered = record.values["lower"]
+    graph, tiles = lowered.plan.graph, isinstance(x.kernel, TileKernel)
+    hints, origins = Hints(graph.hints), operations(graph, x.group.nodes(), record.calls)
+    reads, writes = (tile_accesses if tiles else accesses)(record, x.kernel, hints)
+    body = lowered.bodies[x.group][0]
+    work = flops(roots(x.kernel), stores(x.kernel), hints) if tiles else flops(exprs_of(body), body.stores, hints)
+    build = record.units.get(x.launch.kernel) if x.launch is not None else None
+    binary = build.binary if isinstance(build, GpuBuild) else None
     return KernelInfo(
-        name=name, key=launch.kernel if launch is not None else "", operations=tuple(o.op for o in origins),
-        sources=sources_of(origins), module=module(origins), reads=reads, writes=writes, flops=flops(body, hints), schedule=str(schedule),
-        words=tuple(zip((p.name for p in kernel.params), _words(record, graph, kernel, launch))),
+        name=x.name, key=x.launch.kernel if x.launch is not None else "", operations=tuple(o.op for o in origins),
+        sources=sources_of(origins), module=module(origins), reads=reads, writes=writes, flops=work, schedule=str(x.schedule),
+        words=tuple(zip((p.name for p in x.kernel.params), _words(record, x))),
         how=build.how if build is not None else "", compile_seconds=build.seconds if build is not None else 0.0,
-        bytes=sum(a.bytes for a in (*reads, *writes)), fewest=sum(a.fewest for a in (*reads, *writes)))
+        bytes=sum(a.bytes for a in (*reads, *writes)), fewest=sum(a.fewest for a in (*reads, *writes)),
+        device=record.values["target"].name if tiles else "", programs=repr(x.kernel.grid) if tiles else "",
+        registers=binary and binary.registers, spilled=binary and binary.spilled, shared=binary and binary.shared)
 
 
-def _words(record: GraphRecord, graph, kernel: Kernel, launch: Launch | None) -> Iterator[str]:
+def _words(record: GraphRecord, x: Launched) -> Iterator[str]:
     """What each parameter is: the user's name of a tensor, the text of a number."""
-    for n, p in enumerate(kernel.params):
+    for n, p in enumerate(x.kernel.params):
         if p.kind == "memory":
-            yield record.label(graph, p.source.node)
+            yield memory_name(record, p.source.node)
         else:
-            yield launch.words[n][1] if launch is not None else str(p.source)
+            yield x.launch.words[n][1] if x.launch is not None else str(p.source)
 
 
-def flops(body: Body, hints: Hints) -> int:
+def memory_name(record: GraphRecord, node) -> str:
+    """The user's name of a node's value; of a workspace what it holds."""
+    lowered = record.values["lower"]
+    return workspaces(lowered)[node] if isinstance(node, Workspace) else record.label(lowered.plan.graph, node)
+
+
+def workspaces(lowered: Lowered) -> dict[Workspace, str]:
+    """The memories in which the kernels of a group leave each other partial results, each by a name."""
+    found = [(node, e.monoid) for made in lowered.kernels.values() if isinstance(made, tuple) for k in made for e, _, nodes in k.spaces for node in nodes]
+    return {node: f"partial results {n} ({monoid})" for n, (node, monoid) in enumerate(found)}
+
+
+def flops(computed: list[Expr], made: Iterable[Store], hints: Hints) -> int:
     """Arithmetic operations: each distinct sub-expression once for all coordinates it depends on, each fold and update once an element."""
     total = 0
-    for e in walk(*exprs_of(body)):
+    for e in walk(*computed):
         if isinstance(e, Op):
             total += ops.OPS[e.name].flops * hints.count(e.free)
         elif isinstance(e, Reduce):
             total += hints.count(e.free | frozenset(e.over))
         elif isinstance(e, Scan):
             total += hints.count(e.free)
-    return total + sum(hints.count(s.axes) for s in body.stores if s.monoid not in (None, "last"))
+    return total + sum(hints.count(s.axes) for s in made if s.monoid not in (None, "last"))
 
 
 # -- bytes ---------------------------------------------------------------------------------------------------------------
@@ -124,8 +165,15 @@ def type_text(node) -> str:
     return f"{node.dtype}[{', '.join(map(repr, node.shape))}]"
 
 
-def accesses(record: GraphRecord, graph, kernel: Kernel, hints: Hints, cache: int) -> tuple[tuple[Access, ...], tuple[Access, ...]]:
-    """What `kernel` reads and what it writes; `cache` in bytes."""
+def tile_accesses(record: GraphRecord, kernel: TileKernel, hints: Hints) -> tuple[tuple[Access, ...], tuple[Access, ...]]:
+    """What a kernel on a GPU reads and what it writes."""
+    made = [(t.written, Access(memory_name(record, t.node), type_text(t.node), t.fewest, t.moved)) for t in traffic(kernel, hints, record.values["target"])]
+    return tuple(a for written, a in made if not written), tuple(a for written, a in made if written)
+
+
+def accesses(record: GraphRecord, kernel: Kernel, hints: Hints) -> tuple[tuple[Access, ...], tuple[Access, ...]]:
+    """What a kernel in C reads and what it writes."""
+    cache = record.values["target"].l2
     memories = {p.name: p.source.node for p in kernel.params if p.kind == "memory"}
     passes: dict[tuple[str, bool], dict] = {}              # (memory, written?) -> phase -> loop -> bytes of one pass
     touched: dict[int, dict[str, int]] = {}                # phase -> memory -> bytes of one parallel iteration
@@ -144,7 +192,7 @@ def accesses(record: GraphRecord, graph, kernel: Kernel, hints: Hints, cache: in
     def access(name: str, phases: dict) -> Access:
         moved = sum(sum(p.values()) if sum(touched[n].values()) > cache else max(p.values()) for n, p in phases.items())
         fewest = max(b for p in phases.values() for b in p.values())
-        return Access(record.label(graph, memories[name]), type_text(memories[name]), fewest, moved)
+        return Access(memory_name(record, memories[name]), type_text(memories[name]), fewest, moved)
     made = [(written, access(m, p)) for (m, written), p in passes.items()]
     return tuple(a for written, a in made if not written), tuple(a for written, a in made if written)
 

@@ -1,18 +1,22 @@
 """Names for people: kernels in Inductor's family form, values by the user's names, bytes and times in units."""
 from __future__ import annotations
 
+from itertools import count
+
 from ..fuse.axes import Group
 from ..fuse.plan import Plan
 from ..ir.expr import Reduce, Scan, walk
 from ..ir.graph import Graph, Origin, Scatter
+from ..schedule.body import Body, exprs_of
+from ..schedule.tiles import TileSchedule
 from .aten import AtenCall
 from .dynamo import user_name
 from .record import GraphRecord
 
 FAMILIES = {
     "poi": "pointwise",
-    "per": "folds whose rows each lie within one parallel iteration",
-    "red": "a fold over what runs in parallel: partial results, then combined",
+    "per": "folds whose rows each lie within one parallel iteration; on a GPU, in registers",
+    "red": "a fold over what runs in parallel: partial results, then combined; on a GPU also rows run through in loops",
     "scn": "prefix folds",
     "sca": "updates of elements that indices choose",
 }
@@ -32,11 +36,29 @@ def family(plan: Plan, group: Group) -> str:
     return "per" if roles.parallel and not roles.accumulating else "red"
 
 
-def group_names(record: GraphRecord, plan: Plan) -> dict[Group, str]:
-    """The name of each group's kernel."""
-    groups = [s for s in plan.steps if isinstance(s, Group)]
-    called = {g: tuple(o.op for o in operations(plan.graph, g.nodes(), record.calls)) for g in groups}
-    return {g: kernel_name(family(plan, g), called[g], n) for n, g in enumerate(groups)}
+def tile_family(b: Body, s: TileSchedule) -> str:
+    """The kind of kernel that `b` is on a GPU with the schedule `s`, a key of FAMILIES."""
+    if any(x.monoid is not None for x in b.stores):
+        return "sca"
+    folds = [e for e in walk(*exprs_of(b)) if isinstance(e, (Reduce, Scan))]
+    if not folds:
+        return "poi"
+    if any(isinstance(e, Scan) for e in folds):
+        return "scn"
+    return "red" if s.split or any(s.looped & set(e.over) for e in folds) else "per"
+
+
+def kernel_names(record: GraphRecord, plan: Plan) -> dict[Group, tuple[str, ...]]:
+    """The names of the kernels of each group of `plan`, as far as the compile has come; a group on a GPU may become several."""
+    lowered, scheduled = record.values.get("lower"), record.values.get("lower") or record.values.get("schedule")
+    numbers, found = count(), {}
+    for g in (s for s in plan.steps if isinstance(s, Group)):
+        made = lowered.kernels[g] if lowered is not None else ()
+        bodies = [(k.body, k.schedule) for k in made] if isinstance(made, tuple) and made else [scheduled.bodies[g]] if scheduled is not None else []
+        kinds = [tile_family(b, s) if isinstance(s, TileSchedule) else family(plan, g) for b, s in bodies] or [family(plan, g)]
+        called = tuple(o.op for o in operations(plan.graph, g.nodes(), record.calls))
+        found[g] = tuple(kernel_name(kind, called, next(numbers)) for kind in kinds)
+    return found
 
 
 def kernel_name(kind: str, operations: tuple[str, ...], number: int) -> str:
@@ -75,6 +97,14 @@ def size_text(count: float) -> str:
 
 def time_text(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def resources_text(kernel) -> str:
+    """What a kernel on a GPU takes of a multiprocessor, '' while that is not known. `kernel`: a KernelInfo."""
+    if kernel.registers is None:
+        return ""
+    spilled = f", {kernel.spilled} bytes of stack" if kernel.spilled else ""
+    return f"{kernel.registers} registers a thread{spilled}, {size_text(kernel.shared)} of shared memory a program"
 
 
 def count_text(count: float) -> str:

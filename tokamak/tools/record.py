@@ -16,6 +16,7 @@ import torch
 from ..ir.graph import Graph, View
 from ..options import STAGES, scope
 from ..runtime.build import Build
+from ..runtime.gpu_build import GpuBuild
 from .aten import AtenCall, aten_calls, labels, output_labels
 from .dynamo import Break, Frame, Recompile, graph_breaks, recompiles
 
@@ -23,8 +24,8 @@ from .dynamo import Break, Frame, Recompile, graph_breaks, recompiles
 @dataclass
 class GraphRecord:
     """One compiled graph. `values`: stage -> what it made; `seconds`: stage -> what it took. `calls`: the aten calls; `labels`: value -> the user's
-    name of it ('x', 'gradient of fc.weight'); `outputs`: those of the outputs, in order. `units`: kernel key -> how it was built.
-    `eager`: why torch runs the graph, if it does."""
+    name of it ('x', 'gradient of fc.weight'); `outputs`: those of the outputs, in order. `units`: kernel key -> how it was built,
+    and for a GPU what came of it. `eager`: why torch runs the graph, if it does."""
     name: str
     kind: str
     frame: Frame | None = None
@@ -33,7 +34,7 @@ class GraphRecord:
     calls: tuple[AtenCall, ...] = ()
     labels: dict[str, str] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
-    units: dict[str, Build] = field(default_factory=dict)
+    units: dict[str, Build | GpuBuild] = field(default_factory=dict)
     eager: str = ""
     _since: float = field(default_factory=time.perf_counter, repr=False)
     _named: Graph | None = field(default=None, repr=False)             # the graph whose outputs `_by_node` holds

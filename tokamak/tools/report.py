@@ -13,12 +13,12 @@ from rich.text import Text
 from ..fuse.reason import CODES
 from .explain import Explanation, GraphInfo
 from .kernels import KernelInfo
-from .names import count_text, size_text, time_text
+from .names import count_text, resources_text, size_text, time_text
 from .sources import Source
 
 LONGEST = 20         # rows of the tables of edges and opaque calls: the most expensive; the JSON has all
 WIDTH = 140
-BUILT = {"compiled": "compiled", "cache": "from the cache", "process": "known"}
+BUILT = {"compiled": "compiled", "cache": "from the cache", "process": "known", "interpreted": "interpreted"}
 
 
 def text(e: Explanation) -> str:
@@ -63,8 +63,9 @@ def captures(e: Explanation) -> Iterator[Text]:
 def graph(g: GraphInfo) -> Iterator:
     took = sum(g.seconds.values())
     compiler = max((k.compile_seconds for k in g.kernels), default=0)
+    by = "Triton" if any(k.device for k in g.kernels) else "the C compiler"
     yield Text(f"\n{g.name} (capture {g.capture}): {g.before.accesses} -> {g.after.accesses} tensors read or written, compiled in {time_text(took)}"
-               + (f", {time_text(compiler)} of it in the C compiler" if compiler else ""), "bold")
+               + (f", {time_text(compiler)} of it in {by}" if compiler else ""), "bold")
     yield Text("    " + "  ".join(f"{stage} {time_text(s)}" for stage, s in g.seconds.items()), "dim")
     if g.eager:
         yield Text(g.eager, "yellow")
@@ -81,7 +82,9 @@ def kernel_row(k: KernelInfo) -> tuple[str, ...]:
         counts[op.split(".")[0]] = counts.get(op.split(".")[0], 0) + 1
     called = " ".join(op if n == 1 else f"{op}*{n}" for op, n in counts.items())
     about = "  ".join(filter(None, (k.module, called, places(k.sources))))
-    return (f"{k.name}\n    {about}", size_text(sum(a.bytes for a in k.reads)), size_text(sum(a.bytes for a in k.writes)),
+    tiles = f"\n    {k.schedule}  programs({k.programs})" if k.device else ""
+    used = f"\n    {text}" if (text := resources_text(k)) else ""
+    return (f"{k.name}\n    {about}{tiles}{used}", size_text(sum(a.bytes for a in k.reads)), size_text(sum(a.bytes for a in k.writes)),
             f"{k.bytes / k.fewest:.2f}" if k.fewest else "", count_text(k.flops), BUILT.get(k.how, ""))
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..codegen.stages import Lowered
+from ..codegen.host import BuiltTiles
 from ..fuse.axes import Group
 from ..fuse.cost import Hints, node_bytes
 from ..fuse.plan import Plan
@@ -12,8 +12,8 @@ from ..ir.graph import Opaque
 from ..ir.text import print_graph
 from ..runtime.program import source
 from . import annotate
-from .kernels import kernels, launch_steps, plan_of
-from .names import group_names, size_text
+from .kernels import kernels, launched, plan_of
+from .names import kernel_names, resources_text, size_text, time_text
 from .record import GraphRecord
 
 
@@ -25,7 +25,7 @@ def graph_text(record: GraphRecord) -> str:
 def fusion_text(record: GraphRecord) -> str:
     """The groups with their members, then every edge with what was decided, the most expensive first."""
     plan = plan_of(record)
-    names = group_names(record, plan)
+    names = kernel_names(record, plan)
     lines = [line for step in plan.steps for line in _step(record, plan, step, names)]
     split = sorted((d for d in plan.decisions if d.reason is not None), key=lambda d: -d.bytes)
     joined = [d for d in plan.decisions if d.reason is None]
@@ -34,11 +34,11 @@ def fusion_text(record: GraphRecord) -> str:
     return "\n".join([*lines, *(edge_text(record, plan, d) for d in split)])
 
 
-def _step(record: GraphRecord, plan: Plan, step, names: dict[Group, str]) -> list[str]:
+def _step(record: GraphRecord, plan: Plan, step, names: dict[Group, tuple[str, ...]]) -> list[str]:
     graph, hints = plan.graph, Hints(plan.graph.hints)
     if isinstance(step, Opaque):
         return [f"torch runs {graph.origin(step).op}: {step.reason}"]
-    lines = [names[step]]
+    lines = [", ".join(names[step])]
     for m in step.members:
         ops = dict.fromkeys(o.op for o in reversed(graph.origins.get(m.node, ())))
         kept = f", stored, {size_text(node_bytes(m.node, hints))}" if m.node in plan.stores[step] else ""
@@ -53,32 +53,34 @@ def edge_text(record: GraphRecord, plan: Plan, d: Decision) -> str:
 
 def schedule_text(record: GraphRecord) -> str:
     """The schedule of each kernel, with what its axes are."""
-    value = record.values.get("lower") or record.values["schedule"]
-    names, lines = group_names(record, value.plan), []
-    for g in value.plan.steps:
-        if isinstance(g, Group):
-            schedule = value.bodies[g][1]
-            axes = ", ".join(f"i{n} < {a.extent!r}" for n, a in enumerate(schedule.order))
-            lines.append(f"{names[g]}: {schedule}  over {axes or 'one element'}")
-    return "\n".join(lines)
+    found = [(x.name, x.schedule) for x in launched(record)]
+    if not found:
+        value = record.values["schedule"]
+        found = [(", ".join(names), value.bodies[g][1]) for g, names in kernel_names(record, value.plan).items()]
+    return "\n".join(f"{name}: {s}  over {', '.join(f'i{n} < {a.extent!r}' for n, a in enumerate(s.order)) or 'one element'}" for name, s in found)
 
 
 def code_text(record: GraphRecord) -> str:
-    """The C of each kernel with the user's names and lines merged in, then the function that calls them."""
+    """The text of each kernel with the user's names and lines merged in, then the function that calls them."""
     return "\n".join([*kernel_texts(record), source(record.values["program"])])
 
 
 def kernel_texts(record: GraphRecord) -> list[str]:
-    lowered: Lowered = record.values["lower"]
-    groups = [s for s in lowered.plan.steps if isinstance(s, Group)]
-    return [annotate.kernel_text(record, g, info) for g, info in zip(groups, kernels(record), strict=True)]
+    return [annotate.kernel_text(record, x, info) for x, info in zip(launched(record), kernels(record), strict=True)]
+
+
+HOW = {"process": "was loaded already", "cache": "loaded from the cache", "compiled": "compiled", "interpreted": "is interpreted"}
 
 
 def _build_text(record: GraphRecord) -> str:
-    names = {step.kernel: info.name for step, info in zip(launch_steps(record).values(), kernels(record))}
-    how = {"process": "was loaded already", "cache": "loaded from the cache", "compiled": "compiled"}
-    return "\n".join(f"{names.get(u.name, u.name)} ({u.name}): {how[u.how]}" + (f" in {u.seconds * 1e3:.0f} ms" if u.seconds else "")
-                     for u in record.units.values()) or "no kernel"
+    """How each kernel was built; of one for a GPU also what it takes of a multiprocessor."""
+    found = {x.key: x for x in kernels(record)}
+    lines = []
+    for u in record.units.values():
+        x = found.get(u.name)
+        took, used = f" in {time_text(u.seconds)}" if u.seconds else "", resources_text(x) if x is not None else ""
+        lines.append(f"{x.name if x is not None else u.name} ({u.name}): {HOW[u.how]}{took}" + (f"; {used}" if used else ""))
+    return "\n".join(lines) or "no kernel"
 
 
 # topic of TOKAMAK_LOGS -> its text
@@ -100,5 +102,6 @@ STAGE_TEXTS: dict[str, Callable[[GraphRecord], str]] = {
 
 
 def exact_text(record: GraphRecord) -> str:
-    """The C of each kernel as it is built, vocabulary and all."""
-    return "\n".join("".join((*b.prelude, b.text)) for b in record.values["render"].values())
+    """The text of each kernel as it is built: C with its vocabulary, or a Python module of Triton."""
+    return "\n".join(text for b in record.values["render"].values()
+                     for text in ([p.unit.text for p in b.parts] if isinstance(b, BuiltTiles) else ["".join((*b.prelude, b.text))]))

@@ -6,17 +6,23 @@ a value of the captured graph with one number are the same value (or the same va
 """
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from ..codegen.kernel import Kernel
-from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Scalar, walk
+from ..codegen.tile_kernel import TileKernel, Workspace
+from ..fuse.axes import Group
+from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Reduce, Scalar, walk
 from ..ir.graph import Compute, Graph, fold
 from ..schedule.body import Memory
+from .kernels import memory_name
 from .record import GraphRecord
 
 
 class Keys:
-    """Numbers of operation trees. `graphs`: those whose nodes the expressions may load."""
+    """Numbers of operation trees. `graphs`: those whose nodes the expressions may load. `partial`: what a workspace holds a part of."""
 
-    def __init__(self, *graphs: Graph):
+    def __init__(self, *graphs: Graph, partial: Mapping[Workspace, Expr] = MappingProxyType({})):
         self.numbers: dict[tuple, int] = {}
         self.memo: dict[Expr, int] = {}
         self.nodes: dict = {}
@@ -26,6 +32,8 @@ class Keys:
                     self.nodes[n] = self(n.expr)
                 else:
                     self.nodes[n] = self._number("value", getattr(n, "name", "") or graph.origin(n).name, getattr(n, "position", 0))
+        for node, e in partial.items():
+            self.nodes[node] = self(e)
 
     def _number(self, *tree) -> int:
         return self.numbers.setdefault(tree, len(self.numbers))
@@ -56,10 +64,19 @@ class Keys:
         return self._number(kind, getattr(e, "component", 0), *(known[c] for c in e.children()))
 
 
-def register_names(record: GraphRecord, kernel: Kernel) -> dict[str, str]:
-    """Register -> the value of the user's program that it holds, or ('in ...') that it is a part of; for those that are either."""
-    before, after = record.values["simplify"], record.values["lower"].plan.graph
-    keys = Keys(before, after)
+def partial_results(kernels: Kernel | tuple[TileKernel, ...]) -> dict[Workspace, Expr]:
+    """What the elements of a workspace are when another kernel reads them: terms of a fold, or the fold itself where one program made all of it."""
+    found: dict[Workspace, Expr] = {}
+    for k in kernels if isinstance(kernels, tuple) else ():
+        for e, _, nodes in k.spaces:
+            found.update({node: e.args[n] if k.schedule.programs > 1 else Reduce(e.monoid, e.over, e.args, n) for n, node in enumerate(nodes)})
+    return found
+
+
+def register_names(record: GraphRecord, group: Group, kernel: Kernel | TileKernel) -> dict[str, str]:
+    """Register of a kernel of `group` -> the value of the user's program that it holds, or ('in ...') that it is a part of; for those that are either."""
+    before, lowered = record.values["simplify"], record.values["lower"]
+    keys = Keys(before, lowered.plan.graph, partial=partial_results(lowered.kernels[group]))
     names: dict[int, str] = {}
     for n in before.nodes:
         if hasattr(n, "dtype"):
@@ -72,6 +89,8 @@ def register_names(record: GraphRecord, kernel: Kernel) -> dict[str, str]:
     for register, e in kernel.sources.items():
         if isinstance(e, Const):
             found[register] = f"{e.value:.6g}" if isinstance(e.value, float) else str(e.value)
+        elif isinstance(e, Load) and isinstance(e.node, Memory) and isinstance(e.node.node, Workspace):
+            found[register] = memory_name(record, e.node.node)
         elif (name := names.get(keys(e))) is not None:
             found[register] = name
     return found
