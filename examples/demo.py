@@ -1,13 +1,14 @@
 """One table: what eager does with a program, and what tokamak makes of it.
 
-    python examples/demo.py
+    python examples/demo.py [DEVICE]          # "cuda" where there is a GPU, else "cpu"
 
 Nothing in the table is written down beforehand. Eager's operations and memory accesses are counted while eager runs; tokamak's come from its plan;
-times are medians of this run; errors are against the same program in float64.
+times are medians of this run, on a GPU its own; errors are against the same program in float64.
 """
 from __future__ import annotations
 
 import copy
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from tokamak.tools.kernels import Memory, memory_operations, opaques, plan_of
 from tokamak.tools.record import recording
 
 SECONDS = 0.5          # of calls to time, for each column of a row
+FLUSH = 256 << 20      # bytes written on a GPU before each call: more than its cache holds, and a head start for the host
 NUMBERS = "no one two three four five six seven eight nine ten eleven twelve".split()
 
 
@@ -52,7 +54,7 @@ def runner(program: Callable, args: tuple[torch.Tensor, ...], backward: bool, wr
     wanted = tuple(a.detach().requires_grad_() for a in args)
     with torch.no_grad():
         shape = program(*args).shape
-    seed = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(args[0].dtype)
+    seed = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(args[0])
 
     def step():
         out = compiled(*wanted)
@@ -72,7 +74,36 @@ def error(found, wanted) -> float:
         return max(float((a.double() - b).abs().max() / b.abs().max()) for a, b in zip(found, wanted, strict=True))
 
 
+def device() -> str:
+    """Where the table is made when nobody says: on NVIDIA's GPU if there is one."""
+    return "cuda" if torch.cuda.is_available() and torch.version.hip is None else "cpu"
+
+
+def placed(program: Callable, args: tuple[torch.Tensor, ...], where: str) -> tuple[Callable, tuple[torch.Tensor, ...]]:
+    """A program and its arguments on the device `where`."""
+    return program.to(where) if isinstance(program, nn.Module) else program, tuple(a.to(where) for a in args)
+
+
+def gpu_ms(fn: Callable[[], object]) -> float:
+    """Median milliseconds that a call takes the GPU, between two events, its cache cold before."""
+    fn()
+    other = torch.empty(FLUSH, dtype=torch.int8, device="cuda")
+    pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+    start = time.perf_counter()
+    while len(pairs) < 5 or time.perf_counter() - start < SECONDS and len(pairs) < 200:
+        pairs.append((torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)))
+        other.fill_(1)
+        pairs[-1][0].record()
+        result = fn()
+        pairs[-1][1].record()
+        del result
+        torch.cuda.synchronize()
+    times = sorted(begin.elapsed_time(end) for begin, end in pairs)
+    return times[len(times) // 2]
+
+
 def median_ms(fn: Callable[[], object]) -> float:
+    """Median milliseconds of a call on the CPU."""
     fn()
     times: list[float] = []
     start = time.perf_counter()
@@ -94,25 +125,30 @@ def count(eager: Callable, fused: Callable) -> tuple[Memory, Memory, int, int]:
     return before, after, sum(len(opaques(r)) for r in graphs), sum(least_bytes(plan_of(r).graph) for r in graphs)
 
 
-def measure(example: Example) -> Row:
+def measure(example: Example, where: str) -> Row:
     torch.manual_seed(0)
     torch._dynamo.reset()
-    program, args = example.make()
+    program, args = placed(*example.make(), where)
+    time_of = median_ms if where == "cpu" else gpu_ms
     eager = runner(program, args, example.backward)
     fused = runner(program, args, example.backward, lambda f: torch.compile(f, backend="tokamak"))
     counts = count(eager, fused)
     wanted = exact(program, args, example.backward)
     errors = error(eager(), wanted), error(fused(), wanted)
     del wanted
-    return Row(example.name, *counts, median_ms(eager), median_ms(fused), *errors)
+    return Row(example.name, *counts, time_of(eager), time_of(fused), *errors)
 
 
 def mebibytes(count: int) -> str:
     return f"{count / 2**20:,.1f}"
 
 
-def table(rows: list[Row]) -> Table:
-    out = Table(title="tokamak: what eager runs → what is left", title_justify="left", header_style="bold")
+def milliseconds(time: float) -> str:
+    return f"{time:.2f}" if time >= 1 else f"{time:.3f}"
+
+
+def table(rows: list[Row], where: str) -> Table:
+    out = Table(title=f"tokamak on {where}: what eager runs → what is left", title_justify="left", header_style="bold")
     out.add_column("program", no_wrap=True)
     for head in ("eager\noperations", "kernels\n(+ calls of torch)", "memory\noperations", "MiB moved", "fewest\npossible",
                  "ms eager →\ntokamak", "eager /\ntokamak", "largest error\neager → tokamak"):
@@ -121,7 +157,7 @@ def table(rows: list[Row]) -> Table:
         kernels = f"{r.fused.operations - r.opaque}" + (f" + {r.opaque}" if r.opaque else "")
         out.add_row(r.name, str(r.eager.operations), kernels, f"{r.eager.accesses} → {r.fused.accesses}",
                     f"{mebibytes(r.eager.bytes)} → {mebibytes(r.fused.bytes)}", mebibytes(r.least),
-                    f"{r.eager_ms:.2f} → {r.fused_ms:.2f}", f"{r.eager_ms / r.fused_ms:.1f}", f"{r.eager_error:.0e} → {r.fused_error:.0e}")
+                    f"{milliseconds(r.eager_ms)} → {milliseconds(r.fused_ms)}", f"{r.eager_ms / r.fused_ms:.1f}", f"{r.eager_error:.0e} → {r.fused_error:.0e}")
     return out
 
 
@@ -139,16 +175,23 @@ def sentence(r: Row) -> str:
 CAPTION = """\
 A memory operation is one tensor read or written by one kernel or call. Fewest possible: what a graph has to read and write once, its inputs and
 outputs; what forward saves for backward is among them. Error: the largest difference from float64, relative to a result's largest value.
-Times: medians of this run on {threads} threads; other work on the machine shows in them."""
+Times: medians of this run {how}; other work on the machine shows in them."""
 
 
-def main() -> None:
-    rows = [measure(e) for e in EXAMPLES]
+def how_timed(where: str) -> str:
+    if where == "cpu":
+        return f"on {torch.get_num_threads()} threads"
+    return f"on {torch.cuda.get_device_name(where)}, between events on the device, with nothing of the call in its cache"
+
+
+def main(arguments: list[str]) -> None:
+    where = arguments[0] if arguments else device()
+    rows = [measure(e, where) for e in EXAMPLES]
     console = Console(width=max(Console().width, 160), highlight=False)
-    console.print(table(rows))
+    console.print(table(rows, where))
     console.print(sentence(rows[0]))
-    console.print(CAPTION.format(threads=torch.get_num_threads()))
+    console.print(CAPTION.format(how=how_timed(where)))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -1,10 +1,12 @@
-"""Kernels run on CPUs; what computes elsewhere runs through torch. The device `meta`, whose memory is nowhere, stands for all others."""
+"""Kernels run on CPUs and NVIDIA's GPUs; what computes elsewhere runs through torch. The device `meta`, whose memory is nowhere, stands for all others."""
 from __future__ import annotations
 
 import pytest
 import torch
 
-from tokamak.backend import backend
+from tokamak.backend import _device, backend
+from tokamak.capture.fx import Unsupported
+from tokamak.ir.parse import parse_graph
 
 
 def compiled(fn):
@@ -26,3 +28,16 @@ def test_two_devices_in_one_graph():
     a, b = torch.randn(8, 9), torch.empty(8, 9, device="meta")
     there, here = compiled(lambda a, b: (b.exp() + a.sum().to("meta"), a.relu()))(a, b)
     assert there.device.type == "meta" and torch.equal(here, a.relu())
+
+
+def test_a_gpu_that_no_kernel_is_launched_on(monkeypatch):
+    graph = parse_graph("""graph there {
+  input %x: f32[8](1) @"cuda:0"
+  %y: f32[8](1) @"cuda:0" = exp(%x[i0])
+  return %y
+}""")
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert _device(graph) == "cuda:0"
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    with pytest.raises(Unsupported, match="NVIDIA"):
+        _device(graph)

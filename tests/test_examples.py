@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import tokamak
+
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "examples"))
 import demo  # noqa: E402
@@ -35,6 +37,23 @@ def test_another_program_has_other_counts():
     args = tuple(torch.randn(64, 64) for _ in range(3))
     assert counted(lambda a, b, c: torch.relu(a * b + c) - b, args) == ((4, 11), (1, 4), 0)
     assert counted(lambda a, b, c: torch.relu(a * b + c) @ b, args) == ((4, 11), (2, 7), 1)
+
+
+def test_a_gpu_has_the_same_counts_where_no_fold_is_split():
+    args = tuple(torch.randn(64, 64) for _ in range(3))
+    with tokamak.scope(target="interpret", strict=True):
+        assert counted(programs.multiply_add_relu, args) == ((3, 8), (1, 4), 0)
+        assert counted(programs.layer_norm, (args[0], args[1][0], args[2][0])) == ((10, 25), (1, 4), 0)
+
+
+@pytest.mark.parametrize("where", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))])
+@pytest.mark.parametrize("example", [programs.EXAMPLES[0], programs.EXAMPLES[3], programs.EXAMPLES[9]], ids=lambda e: e.name)
+def test_a_row_is_measured_where_it_is_asked_for(example, where, monkeypatch):
+    monkeypatch.setattr(programs, "ROWS", 64)
+    monkeypatch.setattr(demo, "SECONDS", 0.0)
+    row = demo.measure(example, where)
+    assert row.fused_ms > 0 and row.fused_error < 2e-6 and row.fused.bytes >= row.least > 0
+    assert example.name in demo.sentence(row)
 
 
 @pytest.mark.parametrize("example", programs.EXAMPLES, ids=lambda e: e.name)

@@ -150,4 +150,6 @@ def _device(graph: Graph) -> str:
     device = next(iter(found), "cpu")
     if device.split(":")[0] not in ("cpu", "cuda"):
         raise Unsupported(f"it computes with values on {device}")
+    if device != "cpu" and torch.version.hip is not None:
+        raise Unsupported(f"it computes with values on {device}, and kernels are launched on NVIDIA's GPUs only")
     return device
