@@ -244,3 +244,11 @@ def test_a_wrong_kernel_is_named_with_its_line(monkeypatch):
     monkeypatch.setattr(stages.triton, "render", lambda k, name: true(k, name).replace(" * tl.full([], 2.0,", " * tl.full([], 2.001,"))
     with pytest.raises(CheckFailed, match=r"mul\.Tensor.*test_gpu\.py.*\* 2.*largest error"):
         records(lambda x: x * 2, torch.ones(100), check=True)
+
+
+def test_without_triton_the_command_says_what_to_install(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("tokamak.runtime.gpu_interpret.triton_version", lambda: "")
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    assert cli.main(["explain", "--target", "interpret", str(path)]) == 1
+    assert "tokamak: Triton is not installed, and kernels are interpreted by it: `pip install 'tokamak[gpu]'`" in capsys.readouterr().err

@@ -18,10 +18,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from ..errors import InternalError
+from ..errors import CompilerMissing, InternalError
 from . import gpu_worker
 from .gpu import HEAD
-from .gpu_build import GpuUnit
+from .gpu_build import GpuUnit, triton_version
 
 _SHARED = ("triton.knobs", "triton._C")             # settings and machine code: one for both copies
 _OURS = "tokamak.codegen"                           # whose modules triton* hold what kernels may call
@@ -29,7 +29,9 @@ _LOCK = threading.RLock()                           # the interpreter keeps the 
 
 
 def interpreted(unit: GpuUnit) -> Interpreted:
-    """`unit` as something to call. Raises what its text raises when it is executed."""
+    """`unit` as something to call. Raises what its text raises when it is executed, CompilerMissing when there is no Triton."""
+    if not triton_version():
+        raise CompilerMissing("Triton is not installed, and kernels are interpreted by it: `pip install 'tokamak[gpu]'`")
     with _LOCK:
         copies = _copies()
         with _in_place(copies):
