@@ -2,7 +2,9 @@
 
     seen = agree(fn, tensors)               # AssertionError where type, shape, strides, values or mutated arguments differ
     seen = agree(fn, tensors, grad=True)    # the gradients too
+    seen = agree(fn, tensors, target="interpret")
 
+`target`: "" is C on the CPU, "interpret" tiles through Triton's interpreter, "cuda" tiles on the GPU, where eager runs too.
 Integers and bools must be equal. A float may differ from eager by a few roundings, or be no further from what float64 gives than a few times
 eager's own error.
 """
@@ -48,9 +50,9 @@ class Seen:
     kernels: int = 0
 
 
-def compiler(seen: Seen, policy: str = "fast", cache_dir: str | None = None):
+def compiler(seen: Seen, policy: str = "fast", cache_dir: str | None = None, target: str = ""):
     """A compiler for AOTAutograd that notes in `seen` what it met."""
-    options = Options(policy=policy, strict=True, cache_dir=cache() if cache_dir is None else cache_dir)
+    options = Options(policy=policy, strict=True, cache_dir=cache() if cache_dir is None else cache_dir, target="interpret" if target == "interpret" else "")
 
     def trace(stage, value):
         if stage == "capture":
@@ -72,19 +74,21 @@ def compiler(seen: Seen, policy: str = "fast", cache_dir: str | None = None):
     return compile
 
 
-def compiled(fn, seen: Seen, policy: str = "fast", cache_dir: str | None = None):
+def compiled(fn, seen: Seen, policy: str = "fast", cache_dir: str | None = None, target: str = ""):
     """`fn` (tensors in, a pytree of tensors out) compiled."""
-    one = compiler(seen, policy, cache_dir)
+    one = compiler(seen, policy, cache_dir, target)
     return aot_function(fn, fw_compiler=one, bw_compiler=one, inference_compiler=one, keep_inference_input_mutations=True,
                         decompositions=aot.DECOMPOSITIONS)
 
 
-def agree(fn, tensors, grad: bool = False, policy: str = "fast", cache_dir: str | None = None, calls: int = 1) -> Seen:
+def agree(fn, tensors, grad: bool = False, policy: str = "fast", cache_dir: str | None = None, calls: int = 1,
+          target: str = "") -> Seen:
     """Compares compiled `fn(*tensors)` with eager, and with `grad` its gradients; what the compiler met."""
     seen = Seen()
-    run = compiled(fn, seen, policy, cache_dir)
+    run = compiled(fn, seen, policy, cache_dir, target)
+    device = "cuda" if target == "cuda" else None
     for _ in range(calls):
-        want, got, exact = twins(tensors), twins(tensors), twins(tensors, torch.float64)
+        want, got, exact = twins(tensors, device=device), twins(tensors, device=device), twins(tensors, torch.float64, device)
         with torch.set_grad_enabled(grad):
             results = []
             for one, args in ((fn, want), (run, got)):
@@ -93,7 +97,7 @@ def agree(fn, tensors, grad: bool = False, policy: str = "fast", cache_dir: str 
                 results.append((made, gradients(made, args) if grad else []))
             (outs, grads), (mine, mine_grads) = results
             precise = functools.cache(lambda: plain_run(fn, exact, grad))
-            traced = functools.cache(lambda: traced_run(fn, tensors, grad))
+            traced = functools.cache(lambda: traced_run(fn, want, grad))
             same("result", mine, outs, lambda i: precise()[0][i], lambda i: traced()[0][i])
             same("gradient", mine_grads, grads, lambda i: precise()[1][i], lambda i: traced()[1][i])
             same("argument", [t.detach() for t in got], [t.detach() for t in want], lambda i: exact[i].detach(), lambda i: want[i])
@@ -116,14 +120,14 @@ def traced_run(fn, tensors, grad: bool):
         return plain_run(fn, [mode.from_tensor(t.detach()).requires_grad_(t.requires_grad) for t in tensors], grad)
 
 
-def twins(tensors, floats: torch.dtype | None = None) -> list[torch.Tensor]:
-    """Copies with memory, strides and offset of their own; floating ones in type `floats` when given."""
+def twins(tensors, floats: torch.dtype | None = None, device: str | None = None) -> list[torch.Tensor]:
+    """Copies with memory, strides and offset of their own; floating ones in type `floats` when given, on `device` when given."""
     out = []
     for t in tensors:
         d = t.detach()
         wanted = floats if floats is not None and d.is_floating_point() else d.dtype
         memory = d.as_strided((d.untyped_storage().nbytes() // d.element_size(),), (1,), 0).clone()
-        copy = memory.to(wanted).as_strided(d.shape, d.stride(), d.storage_offset())
+        copy = memory.to(device=device, dtype=wanted).as_strided(d.shape, d.stride(), d.storage_offset())
         out.append(copy.requires_grad_(t.requires_grad))
     return out
 

@@ -30,6 +30,7 @@ class Case:
     name: str
     dtype: str
     most: int = 4           # samples, evenly spread over all
+    target: str = ""        # as the harness'
 
     @property
     def op(self):
@@ -57,11 +58,11 @@ class Outcome:
         return asdict(self)
 
 
-def cases(names=None, dtypes=None, most: int = 4, part: float = 1.0, seed: int = 0) -> list[Case]:
+def cases(names=None, dtypes=None, most: int = 4, part: float = 1.0, seed: int = 0, target: str = "") -> list[Case]:
     """The cases of these operators and types, or of all; with `part` under 1 a sample of that share, stratified by type and fixed by `seed`."""
     out = []
     for dtype in dtypes or DTYPES:
-        found = [Case(n, dtype, most) for n, o in OPS.items() if (names is None or n in names or o.name in names) and DTYPES[dtype] in o.dtypes]
+        found = [Case(n, dtype, most, target) for n, o in OPS.items() if (names is None or n in names or o.name in names) and DTYPES[dtype] in o.dtypes]
         if part < 1:
             found = random.Random(f"{seed} {dtype}").sample(found, max(1, round(part * len(found))))
         out += found
@@ -105,13 +106,13 @@ def examine(case: Case, seconds: int = 40) -> Outcome:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for n, (fn, tensors) in enumerate(samples(case, grad)):
-                _examine_sample(out, n, fn, tensors, grad, seconds)
+                _examine_sample(out, n, fn, tensors, grad, seconds, case.target)
     if not out.runs and not out.failed:
         out.skipped = out.skipped or next(iter(out.untraced.values()), "no sample that eager runs")
     return out
 
 
-def _examine_sample(out: Outcome, n: int, fn, tensors, grad: bool, seconds: int) -> None:
+def _examine_sample(out: Outcome, n: int, fn, tensors, grad: bool, seconds: int, target: str) -> None:
     try:
         torch.manual_seed(0)
         made = leaves(fn(*(t.detach().clone().requires_grad_(t.requires_grad) if t.numel() < 10**6 else t for t in tensors)))
@@ -129,7 +130,7 @@ def _examine_sample(out: Outcome, n: int, fn, tensors, grad: bool, seconds: int)
     before = signal.signal(signal.SIGALRM, late)
     signal.alarm(seconds)
     try:
-        seen = agree(fn, tensors, grad, policy)
+        seen = agree(fn, tensors, grad, policy, target=target)
     except AssertionError as wrong:
         out.failed.append((f"{'backward' if grad else 'forward'} {n}", f"wrong: {first_line(wrong)}"))
     except CompilerFailed as error:

@@ -3,6 +3,7 @@
     python -m tests.compiled.sweep                      every operator and type, four samples each, forward and backward
     python -m tests.compiled.sweep --all                every sample
     python -m tests.compiled.sweep --ops softmax var --dtypes float32 bfloat16
+    python -m tests.compiled.sweep --target interpret   as a GPU runs it, in Triton's interpreter (or on it: cuda)
     python -m tests.compiled.sweep --table docs/operators.md --shards 2
 
 Workers run the cases one after another and report each; a worker that dies is a failed case, and another goes on behind it.
@@ -22,7 +23,7 @@ from pathlib import Path
 def main() -> int:
     args = arguments()
     from tests.compiled.op_cases import Case, cases
-    chosen = cases(args.ops, args.dtypes, 10**6 if args.all else args.samples, args.part)
+    chosen = cases(args.ops, args.dtypes, 10**6 if args.all else args.samples, args.part, target=args.target)
     chosen = [c for c in chosen if c.name >= args.start]
     if args.worker is not None:
         return work([Case(*c) for c in json.loads(Path(args.worker).read_text())])
@@ -50,6 +51,7 @@ def arguments():
     parser.add_argument("--all", action="store_true", help="every sample")
     parser.add_argument("--part", type=float, default=1.0, help="share of the cases, a fixed stratified sample")
     parser.add_argument("--start", default="", help="the first operator, in alphabetical order")
+    parser.add_argument("--target", default="", choices=("", "interpret", "cuda"), help="C on the CPU, Triton's interpreter, or the GPU")
     parser.add_argument("--shards", type=int, default=1, help="workers at once")
     parser.add_argument("--table", help="file to write the table to")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -73,7 +75,7 @@ def shard(chosen) -> list[dict]:
         todo = Path(folder) / "cases.json"
         while len(rows) < len(chosen):
             left = chosen[len(rows):]
-            todo.write_text(json.dumps([(c.name, c.dtype, c.most) for c in left]))
+            todo.write_text(json.dumps([(c.name, c.dtype, c.most, c.target) for c in left]))
             worker = subprocess.Popen([sys.executable, "-m", "tests.compiled.sweep", "--worker", str(todo)], stdout=subprocess.PIPE, text=True,
                                       stderr=subprocess.DEVNULL)
             for line in worker.stdout:

@@ -19,22 +19,23 @@ def fresh():
     torch.manual_seed(0)
 
 
-def kernel(fn, **options):
-    return tokamak.compile(fn, strict=True, cache_dir=cache(), **options)
+def kernel(fn, target: str):
+    """`fn` as users compile it."""
+    return tokamak.compile(fn, strict=True, cache_dir=cache(), target="interpret" if target == "interpret" else "")
 
 
 # -- ragged ends -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("shape", [(1, 1), (3, 17), (17, 3), (33, 65), (5, 1025), (1025, 5), (1, 4099)])
 @pytest.mark.parametrize("dim", [0, 1, (0, 1)])
-def test_ragged_under_a_prologue_that_is_not_zero_at_zero(shape, dim):
+def test_ragged_under_a_prologue_that_is_not_zero_at_zero(shape, dim, target):
     x = torch.randn(shape)
-    agree(lambda x: ((x + 1).exp().sum(dim), (x.cos() - 3).amax(dim), (x * 0 + 2).amin(dim), (x.abs() + 1).log1p().mean(dim)), [x])
+    agree(lambda x: ((x + 1).exp().sum(dim), (x.cos() - 3).amax(dim), (x * 0 + 2).amin(dim), (x.abs() + 1).log1p().mean(dim)), [x], target=target)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int32, torch.int8, torch.bool, torch.float64])
-def test_ragged_folds_of_every_type(dtype):
+def test_ragged_folds_of_every_type(dtype, target):
     x = (torch.randn(37, 67) * 5).to(dtype)
-    agree(lambda x: (x.sum(0), x.sum(1), x.amax(0), x.amin(1), x.any(1), x.all(0)), [x])
+    agree(lambda x: (x.sum(0), x.sum(1), x.amax(0), x.amin(1), x.any(1), x.all(0)), [x], target=target)
 
 
 # -- moved reads under a fold ------------------------------------------------------------------------------------------------
@@ -45,19 +46,19 @@ MOVES = {"pad": lambda x: F.pad(x, (3, 2, 1, 4), value=2.0), "crop": lambda x: F
 
 @pytest.mark.parametrize("move", MOVES)
 @pytest.mark.parametrize("shape", [(19, 37), (3, 70001), (70001, 3)])
-def test_moved_reads_through_a_split_fold(move, shape):
+def test_moved_reads_through_a_split_fold(move, shape, target):
     def fn(x):
         y = MOVES[move](x.sin() + 1)
         return y.sum(), y.sum(0), y.amax(1), (y * 2).mean()
-    agree(fn, [torch.randn(shape)])
+    agree(fn, [torch.randn(shape)], target=target)
 
 
-def test_nested_rolls_stay_small():
+def test_nested_rolls_stay_small(target):
     def fn(x):
         for n in range(20):
             x = x + x.roll(n + 1, 0)
         return x
-    assert agree(fn, [torch.randn(257) * 2**-10]).kernels <= 20
+    assert agree(fn, [torch.randn(257) * 2**-10], target=target).kernels <= 20
 
 
 # -- layouts -----------------------------------------------------------------------------------------------------------------
@@ -74,97 +75,100 @@ def layouts():
 
 
 @pytest.mark.parametrize("name, x", list(layouts()), ids=lambda v: v if isinstance(v, str) else "")
-def test_layouts(name, x):
-    agree(lambda x: (x * 2 + 1, x.sum(0), x.sum(1), x.softmax(-1), x.cumsum(0), x.argmax(1), x.t().contiguous(), x.reshape(-1)), [x])
+def test_layouts(name, x, target):
+    agree(lambda x: (x * 2 + 1, x.sum(0), x.sum(1), x.softmax(-1), x.cumsum(0), x.argmax(1), x.t().contiguous(), x.reshape(-1)), [x], target=target)
 
 
-def test_channels_last_stays():
+def test_channels_last_stays(target):
     x = torch.randn(2, 6, 5, 7).to(memory_format=torch.channels_last).requires_grad_()
-    agree(lambda x: (F.relu(x) + 1, F.group_norm(x, 3), F.avg_pool2d(x, 2)), [x], grad=True)
+    agree(lambda x: (F.relu(x) + 1, F.group_norm(x, 3), F.avg_pool2d(x, 2)), [x], grad=True, target=target)
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 4), (), (1,), (1, 1, 1), (1, 5), (5, 1)])
-def test_empty_and_small_shapes(shape):
+def test_empty_and_small_shapes(shape, target):
     dims = list(range(len(shape)))
-    agree(lambda x: (x + 1, x.sum(), x.sum(dims), x.prod(), x.any(), x.exp().mean(), x.reshape(-1).cumsum(0), x.softmax(-1), x.clone()), [torch.randn(shape)])
+    agree(lambda x: (x + 1, x.sum(), x.sum(dims), x.prod(), x.any(), x.exp().mean(), x.reshape(-1).cumsum(0), x.softmax(-1), x.clone()),
+          [torch.randn(shape)], target=target)
 
 
-def test_expanded_from_nothing():
-    agree(lambda x: (x.expand(4, 0) + 1, x.expand(4, 0).sum(1), x.expand(4, 0).cumsum(1)), [torch.randn(4, 1)])
+def test_expanded_from_nothing(target):
+    agree(lambda x: (x.expand(4, 0) + 1, x.expand(4, 0).sum(1), x.expand(4, 0).cumsum(1)), [torch.randn(4, 1)], target=target)
 
 
-def test_batch_equal_to_sequence():
+def test_batch_equal_to_sequence(target):
     x, w = torch.randn(8, 8, 8, requires_grad=True), torch.randn(8, requires_grad=True)
-    agree(lambda x, w: F.layer_norm(x.transpose(0, 1), (8,), w) + x.mean(0) + x.sum((1, 2))[:, None], [x, w], grad=True)
+    agree(lambda x, w: F.layer_norm(x.transpose(0, 1), (8,), w) + x.mean(0) + x.sum((1, 2))[:, None], [x, w], grad=True, target=target)
 
 
 # -- argmax, NaN -------------------------------------------------------------------------------------------------------------
-def test_argmax_of_ties_and_strides():
+def test_argmax_of_ties_and_strides(target):
     x = torch.randint(0, 3, (33, 70)).float()
     for view in (x, x.t(), x[::2, 1::3], x.flip(1)):
-        agree(lambda x: (x.argmax(), x.argmax(0), x.argmax(1), x.argmin(0), x.argmin(1), x.max(1), x.min(0)), [view])
+        agree(lambda x: (x.argmax(), x.argmax(0), x.argmax(1), x.argmin(0), x.argmin(1), x.max(1), x.min(0)), [view], target=target)
 
 
 @pytest.mark.parametrize("length", [3, 16, 17, 1000])
-def test_nan_wins_and_infinities_stay(length):
+def test_nan_wins_and_infinities_stay(length, target):
     x = torch.randn(9, length)
     x[0, 0], x[1, -1], x[2, length // 2], x[3, 0], x[4, -1] = NAN, NAN, NAN, INF, -INF
     x[5, 1:3] = NAN
-    agree(lambda x: (x.amax(1), x.amin(1), x.argmax(1), x.argmin(1), x.max(0), x.maximum(x.roll(1, 1)), x.clamp(-1, 1), x.relu(), x.sum(1)), [x])
+    agree(lambda x: (x.amax(1), x.amin(1), x.argmax(1), x.argmin(1), x.max(0), x.maximum(x.roll(1, 1)), x.clamp(-1, 1), x.relu(), x.sum(1)),
+          [x], target=target)
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------------
-def test_reuse_across_types():
+def test_reuse_across_types(target):
     def fn(x):
         a = (x * 3).to(torch.bfloat16)
         b = a.sum(1, keepdim=True).to(torch.float64)
         c = (a.to(torch.float64) - b).to(torch.int32)
         return c.to(torch.float32).softmax(1).to(torch.float16), c.sum(0)
-    agree(fn, [torch.randn(61, 83)], policy="eager", calls=3)
+    agree(fn, [torch.randn(61, 83)], policy="eager", calls=3, target=target)
 
 
-def test_duplicates_scattered_then_gathered():
+def test_duplicates_scattered_then_gathered(target):
     def fn(x, v, i):
         y = x.index_add(0, i, v)
         z = y.scatter_reduce(0, i[:, None].expand(6, 7), v, "amax")
         last = torch.zeros(5, 7).index_put((i,), torch.arange(6.0)[:, None].expand(6, 7))
         return y[i] + 1, z[i.flip(0)], y.index_put((i,), v, accumulate=True)[i].sum(0), last
-    agree(fn, [torch.randn(5, 7, requires_grad=True), torch.randn(6, 7, requires_grad=True), torch.tensor([3, 1, 3, 3, 0, 1])], grad=True)
+    agree(fn, [torch.randn(5, 7, requires_grad=True), torch.randn(6, 7, requires_grad=True), torch.tensor([3, 1, 3, 3, 0, 1])], grad=True,
+          target=target)
 
 
-def test_mutated_inputs_and_views():
+def test_mutated_inputs_and_views(target):
     def fn(x, y):
         old = x.clone()
         x.mul_(2)
         x[1:3].add_(y[0])
         y.t().copy_(x.t() + old.t())
         return old + x, x[0] * 3, y.sum()
-    agree(fn, [torch.randn(5, 6), torch.randn(5, 6)], calls=2)
+    agree(fn, [torch.randn(5, 6), torch.randn(5, 6)], calls=2, target=target)
 
 
-def test_an_input_that_is_written_after_it_was_read():
+def test_an_input_that_is_written_after_it_was_read(target):
     def fn(x):
         y = x.flip(0) * 2
         x.copy_(y + x)
         return y, x.sum(0)
-    agree(fn, [torch.randn(301, 7)], calls=2)
+    agree(fn, [torch.randn(301, 7)], calls=2, target=target)
 
 
-def test_aliased_outputs():
+def test_aliased_outputs(target):
     def fn(x):
         y = x * 2
         return y, y.view(-1), y[2], y.chunk(3, 1), x, x.t(), y
     x = torch.randn(6, 9)
-    run = compiled(fn, Seen())
+    run = compiled(fn, Seen(), target=target)
     a, flat, row, chunks, same, turned, again = run(x)
     assert same.data_ptr() == x.data_ptr() and turned.data_ptr() == x.data_ptr()
     a.zero_()
     assert not flat.any() and not row.any() and not chunks[1].any() and not again.any()
-    agree(fn, [x])
+    agree(fn, [x], target=target)
 
 
-def test_results_stay_as_they_were():
-    run = compiled(lambda x: ((x + 1).exp(), x.sum(0)), Seen())
+def test_results_stay_as_they_were(target):
+    run = compiled(lambda x: ((x + 1).exp(), x.sum(0)), Seen(), target=target)
     kept = [(run(torch.full((300, 400), float(n))), n) for n in range(4)]
     for (big, column), n in kept:
         assert torch.allclose(big, torch.full((300, 400), n + 1.0).exp()) and torch.allclose(column, torch.full((400,), 300.0 * n))
@@ -176,11 +180,11 @@ def large(bytes_needed: int):
 
 
 @large(8 << 30)
-def test_more_elements_than_31_bits_count():
+def test_more_elements_than_31_bits_count(target):
     size = 2**31 + 37
     x = torch.zeros(size, dtype=torch.int8)
     x[-1], x[2**31 + 3] = 5, -2
-    run = compiled(lambda x: (x.amax(), x.amin(), x.argmax(), x[-40:] * 2, (x != 0).sum()), Seen())
+    run = compiled(lambda x: (x.amax(), x.amin(), x.argmax(), x[-40:] * 2, (x != 0).sum()), Seen(), target=target)
     top, low, where, end, count = run(x)
     assert (top.item(), low.item(), where.item(), count.item()) == (5, -2, size - 1, 2) and end[-1].item() == 10 and end[6].item() == -4
     gc.collect()
@@ -191,8 +195,8 @@ def test_more_elements_than_31_bits_count():
                                 lambda x, i: x.gather(0, i[:, None]) - 1, lambda x, i: x.index_add(0, i, x[:3]), lambda x, i: F.pad(x, (1, 1))[i]],
                          ids=["index", "index_select", "embedding", "gather", "index_add", "padded"])
 @pytest.mark.parametrize("bad", [9, 2**40, -10])
-def test_an_index_out_of_range_raises(fn, bad):
-    run = kernel(fn)
+def test_an_index_out_of_range_raises(fn, bad, target):
+    run = kernel(fn, target=target)
     x = torch.randn(9, 4)
     run(x, torch.tensor([0, 1, 8]))
     with pytest.raises(IndexError, match="test_killers.py"):
@@ -201,8 +205,8 @@ def test_an_index_out_of_range_raises(fn, bad):
 
 
 @pytest.mark.parametrize("fn", [lambda x, y: x // y, lambda x, y: x % y, lambda x, y: torch.div(x, y, rounding_mode="trunc"), torch.fmod])
-def test_integer_division_by_zero_raises(fn):
-    run = kernel(lambda x, y: fn(x, y) + 1)
+def test_integer_division_by_zero_raises(fn, target):
+    run = kernel(lambda x, y: fn(x, y) + 1, target=target)
     x, y = torch.arange(-20, 21), torch.full((41,), 3)
     torch.testing.assert_close(run(x, y), fn(x, y) + 1)
     y[17] = 0
@@ -210,34 +214,34 @@ def test_integer_division_by_zero_raises(fn):
         run(x, y)
 
 
-def test_the_least_integer_over_minus_one_does_not_trap():
+def test_the_least_integer_over_minus_one_does_not_trap(target):
     least = torch.tensor([-2**31] * 20, dtype=torch.int32)
-    run = compiled(lambda x, y: (x // y, x % y), Seen())
+    run = compiled(lambda x, y: (x // y, x % y), Seen(), target=target)
     run(least, torch.full((20,), -1, dtype=torch.int32))
 
 
 # -- accuracy ----------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("shape, dim", [((1, 3_000_000), 1), ((3_000_000, 2), 0), ((3_000_000,), 0)])
-def test_large_sums_keep_their_digits(shape, dim):
+def test_large_sums_keep_their_digits(shape, dim, target):
     x = torch.rand(shape)
     exact = x.double().sum(dim)
-    got = compiled(lambda x: x.sum(dim), Seen())(x)
+    got = compiled(lambda x: x.sum(dim), Seen(), target=target)(x)
     assert ((got.double() - exact).abs() / exact).max() < 1e-6
     exact = x.double().var(dim)
-    got = compiled(lambda x: x.var(dim), Seen())(x)
+    got = compiled(lambda x: x.var(dim), Seen(), target=target)(x)
     assert ((got.double() - exact).abs() / exact).max() < 1e-5
 
 
-def test_a_bfloat16_sum_is_carried_wide():
+def test_a_bfloat16_sum_is_carried_wide(target):
     x = torch.ones(100_000, dtype=torch.bfloat16)
-    assert compiled(lambda x: (x * 1.0).sum(dtype=torch.float32), Seen())(x).item() == 100_000
+    assert compiled(lambda x: (x * 1.0).sum(dtype=torch.float32), Seen(), target=target)(x).item() == 100_000
 
 
 # -- callers -----------------------------------------------------------------------------------------------------------------
-def test_several_threads_call_one_function():
+def test_several_threads_call_one_function(target):
     def fn(x, i):
         return (x * 2).softmax(1), x.sum(0), x[i].cumsum(0)
-    run = compiled(fn, Seen())
+    run = compiled(fn, Seen(), target=target)
     given = [(torch.randn(200, 300) + n, torch.randint(0, 200, (50,))) for n in range(6)]
     run(*given[0])
     wrong: list = []
@@ -257,8 +261,8 @@ def test_several_threads_call_one_function():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_goes_on():
-    run = compiled(lambda x: (x.exp().sum(1), x + 1), Seen())
+def test_a_forked_child_goes_on(target):
+    run = compiled(lambda x: (x.exp().sum(1), x + 1), Seen(), target=target)
     x = torch.randn(500, 400)
     want = run(x)[0]
     child = os.fork()

@@ -11,7 +11,7 @@ from ..fuse.cost import Hints, estimates
 from ..fuse.legal import Roles
 from ..fuse.plan import Plan
 from ..fuse.reason import Decision, Reason
-from ..fuse.roles import best_roles
+from ..fuse.roles import best_roles, plainest_roles
 from ..schedule.body import Body, Memory, body, coalesce
 from ..schedule import tiles
 from ..schedule.schedule import Schedule, choose
@@ -71,14 +71,29 @@ def lower_plan(scheduled: Scheduled, target) -> Lowered:
         try:
             kernels[g] = _lower(*bodies[g], hints, target)
         except Unschedulable as why:
-            if len(g.members) == 1:
-                raise InternalError(f"no loop tree for {plan.graph.origin(g.members[0].node)}: {why}") from why
-            plan, parts = taken_apart(plan, g, str(why), target)
             del bodies[g]
+            if len(g.members) == 1:
+                parts = [g]
+            else:
+                plan, parts = taken_apart(plan, g, str(why), target)
             for part in parts:
-                bodies[part] = _schedule(part, plan, target, hints, {})
-                kernels[part] = _lower(*bodies[part], hints, target)
+                bodies[part], kernels[part] = _alone(part, plan, target, hints)
     return Lowered(plan, bodies, kernels)
+
+
+def _alone(g: Group, plan: Plan, target, hints: Hints) -> tuple[tuple, Kernel | tuple[TileKernel, ...]]:
+    """(body, schedule) and kernel of a group of one node; on a GPU by the plainest schedule where the chosen one does not fit."""
+    memories = {n: Memory(plan.inplace[n], n.dtype) for n in g.nodes() if n in plan.inplace}
+    memories.update((m.node, m) for m in list(memories.values()))
+    made = _schedule(g, plan, target, hints, memories)
+    try:
+        return made, _lower(*made, hints, target)
+    except Unschedulable as why:
+        if target.kind != "gpu":
+            raise InternalError(f"no loop tree for {plan.graph.origin(g.members[0].node)}: {why}") from why
+    b = coalesce(body(g, plan.stores[g], plainest_roles(g, target).parallel, memories))
+    made = b, tiles.plainest(b, hints, target)
+    return made, _lower(*made, hints, target)
 
 
 def taken_apart(plan: Plan, g: Group, why: str, target) -> tuple[Plan, list[Group]]:

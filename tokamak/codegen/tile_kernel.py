@@ -10,7 +10,7 @@ from ..schedule.tiles import TileSchedule
 from .kernel import Param
 
 
-@dataclass
+@dataclass(eq=False)
 class Scope:
     """Statements at one level. `open`: the axes that have a coordinate here."""
     lines: list

@@ -6,7 +6,7 @@ import itertools
 from ..ir.dtype import BOOL
 from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Random, Scalar
 from ..ir.index import Axis, Fetch, FloorDiv, Index, Max, Min, Mod, Size, as_index, floordiv, nonnegative, substitute
-from ..schedule.body import Body
+from ..schedule.body import Body, Memory
 from ..schedule.tiles import TileSchedule
 from . import tile_words as words
 from .lower import Lowering
@@ -257,6 +257,8 @@ class TileValues(Lowering):
         self.guard = saved
         whole = dims | (guard.dims if guard is not None else frozenset())
         masks = self.mask(whole) + ([guard.var] if guard is not None else [])
+        if empty(e.node):
+            return self._put(e, words.full("[]", 0, e.dtype), (), block=False)
         memory = self.memory(e.node)
         target = f"{memory} + {address}" if address != "0" else memory
         block = bool(whole) or bool(guard and guard.block)
@@ -289,6 +291,11 @@ class TileValues(Lowering):
         seed, offset = self.emit(e.seed), self.emit(e.offset)
         text, dims = self.text(e.index, ("coord", e.index))
         return self._put(e, words.random(e.kind, seed.var, f"({offset.var} + {_as_i64(text)})"), e.free, (seed, offset, *self._of(e.index)), dims, bool(dims))
+
+
+def empty(m: Memory) -> bool:
+    """Is there no element to read or write? Every index into it is reported, and nothing is touched."""
+    return any(s.constant == 0 for s in m.node.shape)
 
 
 def _as_i64(text: str) -> str:

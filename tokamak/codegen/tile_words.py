@@ -1,14 +1,12 @@
 """Lines of Triton that lowering to tiles writes: the vocabulary of `triton_ops`, and what needs more than one expression."""
 from __future__ import annotations
 
-from ..ir.dtype import BOOL, DType
+from ..ir.dtype import BOOL, F32, DType, compute_type
 from ..ir.ops import identity
-from .scope import Unschedulable
 from .triton_ops import cast, combine, full, literal, op, pointer_type, random, reduce, scan, triton_type
 
-__all__ = ["cast", "combine_lines", "full", "literal", "number", "neutral", "op", "pointer_type", "random", "reduce", "scan", "triton_type", "update"]
-
-ATOMIC = {"sum": "add", "max": "max", "min": "min"}      # updates that several programs may make to one element
+__all__ = ["cast", "combine_lines", "full", "literal", "number", "neutral", "op", "pointer_type", "random", "reduce", "scan", "triton_type",
+           "update", "update_in_order"]
 
 
 def neutral(monoid: str, d: DType, component: int):
@@ -18,6 +16,8 @@ def neutral(monoid: str, d: DType, component: int):
 
 def number(name: str, d: DType) -> str:
     """A parameter (f64 for floating numbers, i64 for others) as `d`."""
+    if d.is_half:
+        return cast(d, F32, f"{name}.to(tl.float32)")
     return f"{name} != 0" if d is BOOL else f"{name}.to({triton_type(d)})"
 
 
@@ -27,11 +27,29 @@ def combine_lines(monoid: str, d: DType, made: tuple, a: tuple, b: tuple) -> lis
     return [f"{', '.join(made)} = {', '.join(texts)}"]
 
 
-def update(monoid: str, d: DType, target: str, value: str, mask: str) -> str:
-    """memory[target] combined with `value` where `mask` ('' is everywhere); the order of updates is open."""
+def update(monoid: str, d: DType, memory: str, offset: str, value: str, mask: str) -> str:
+    """memory[offset] combined with `value` where `mask` ('' is everywhere) holds, whatever other programs update it: see `fuse.gpu.atomic`."""
+    target = f"{memory} + {offset}" if offset != "0" else memory
     where = f", mask={mask}" if mask else ""
     if monoid == "last":
         return f"tl.store({target}, {value}{where})"
-    if monoid not in ATOMIC or d is BOOL or d.bytes < 4 or d.is_float and monoid != "sum":
-        raise Unschedulable(f"'{monoid}' on {d} has no atomic update")
-    return f"tl.atomic_{ATOMIC[monoid]}({target}, {value}{where}, sem='relaxed')"
+    if monoid in ("any", "all"):         # all that write, write the same
+        said = value if monoid == "any" else f"(~{value})"
+        return f"tl.store({target}, {monoid == 'any'}, mask={f'{mask} & {said}' if mask else said})"
+    if monoid == "sum":
+        return f"tl.atomic_add({target}, {value}{where}, sem='relaxed')"
+    if monoid == "prod" and mask:
+        target = f"{memory} + tl.where({mask}, {offset}, 0)"
+    return f"tk.update_{monoid}({target}, {value}, {mask or 'tl.full([], True, tl.int1)'})"
+
+
+def update_in_order(monoid: str, d: DType, target: str, value: str, mask: str, names: tuple[str, str]) -> list[str]:
+    """Lines for memory[target] combined with `value`, after what this program has updated before; no other program does. `names`: fresh registers."""
+    where = f", mask={mask}" if mask else ""
+    lines = ["tl.debug_barrier()"]
+    if monoid != "last":
+        carried, (old, new) = compute_type(d), names
+        both = cast(carried, d, old), cast(carried, d, value)
+        lines += [f"{old} = tl.load({target}{where})", f"{new} = {cast(d, carried, combine(monoid, carried, both[:1], both[1:])[0])}"]
+        value = new
+    return [*lines, f"tl.store({target}, {value}{where})"]

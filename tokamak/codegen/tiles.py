@@ -7,13 +7,15 @@ split axes, the loops over the rows.
 """
 from __future__ import annotations
 
-from ..ir.expr import Expr, Load, Reduce, Rewriter, Scan, walk
+from ..fuse.gpu import atomic
+from ..ir.expr import Const, Expr, Load, Op, Reduce, Rewriter, Scan, walk
 from ..ir.index import Axis, Fetch, as_index
 from ..schedule.body import Body, Memory, Store, coalesce
 from ..schedule.tiles import TileSchedule
 from . import tile_words as words
 from .scope import Unschedulable, all_atoms
 from .tile_folds import TileFolds
+from .tile_values import empty
 from .tile_kernel import For, Scope, TileKernel, Value, Workspace
 
 
@@ -193,7 +195,9 @@ class TileLowering(TileFolds):
                 self.piece.update(choice)
                 value = self.emit(s.expr)
                 guard = self.emit(s.guard) if s.guard is not None else None
+                self.guard = guard
                 address, dims = self.text(s.address, ("address", s.memory))
+                self.guard = None
                 job = (s, address, dims, value, guard, dict(self.piece))
                 if aliased:
                     waiting.append(job)
@@ -206,38 +210,48 @@ class TileLowering(TileFolds):
         self._first_pieces()
 
     def _store(self, scope: Scope, s: Store, address: str, dims, value: Value, guard, _pieces) -> None:
-        self._write(scope, s.memory, address, dims, value, s.monoid, guard, frozenset(a for a in self.s.dims if a in s.axes))
+        self._write(scope, s.memory, address, dims, value, s, guard, frozenset(a for a in self.s.dims if a in s.axes))
 
-    def _write(self, scope: Scope, memory: Memory, address: str, dims, value: Value, monoid=None, guard: Value | None = None, along=None) -> None:
+    def _write(self, scope: Scope, memory: Memory, address: str, dims, value: Value, store: Store | None = None, guard: Value | None = None,
+               along=None) -> None:
+        if empty(memory):
+            return
         along = dims if along is None else along
         masks = self.mask(along) + ([guard.var] if guard is not None else [])
         block = value.block or bool(dims) or bool(guard and guard.block) or bool(along)
         whole = along | dims | value.dims
-        target = f"{self.memory(memory)} + {self._parenthesised(address)}" if address != "0" else self.memory(memory)
-        if block and dims != whole or block and not dims:
-            target = f"{self.memory(memory)} + ({address} + tl.zeros({self.shape(whole)}, tl.int32))"
-        mask = f", mask={' & '.join(masks)}" if masks else ""
-        if monoid is not None:
-            scope.lines.append(words.update(monoid, memory.dtype, target, value.var, " & ".join(masks)))
+        offset = f"({address} + tl.zeros({self.shape(whole)}, tl.int32))" if block and (dims != whole or not dims) else address
+        mask, where = " & ".join(masks), self.memory(memory)
+        target = f"{where} + {offset}" if offset != "0" else where
+        if store is None or store.monoid is None:
+            scope.lines.append(f"tl.store({target}, {value.var}{f', mask={mask}' if mask else ''})")
+        elif store.axes & self.s.looped or not atomic(store.monoid, memory.dtype):
+            scope.lines += words.update_in_order(store.monoid, memory.dtype, target, value.var, mask, (self.fresh(), self.fresh()))
         else:
-            scope.lines.append(f"tl.store({target}, {value.var}{mask})")
-
-    @staticmethod
-    def _parenthesised(address: str) -> str:
-        return " + ".join(f"{p}" if "*" not in p else f"{p}" for p in (address,)) if " + " not in address else address
+            scope.lines.append(words.update(store.monoid, memory.dtype, where, offset, value.var, mask))
 
 
 def lower_tiles(body: Body, schedule: TileSchedule, hints, device: str, choose_again) -> tuple[TileKernel, ...]:
     """The kernels of `body` in running order. `choose_again(body)` gives the schedule of a further kernel. Raises Unschedulable."""
     first: tuple = ()
     if body.base is not None:
-        base = Body(tuple(sorted(body.base.axes, key=lambda a: a.id)), (body.base,), body.base.axes)
+        base = base_body(body)
         first = lower_tiles(base, choose_again(base), hints, device, choose_again)
     made = TileLowering(body, schedule, hints, device)
     kernels = [*first, made.kernel()]
     for second in combining(body, schedule, made.spaces):
         kernels += lower_tiles(second, choose_again(second), hints, device, choose_again)
     return tuple(kernels)
+
+
+def base_body(body: Body) -> Body:
+    """The body that fills a scatter's result with its base. NaN that maxima or minima are to keep get the sign which updates by bits look for."""
+    s, monoid = body.base, body.stores[-1].monoid
+    expr = s.expr
+    if expr.dtype.is_float and monoid in ("max", "min") and atomic(monoid, expr.dtype):
+        nan = Op("copysign", Const(float("nan"), expr.dtype), Const(1 if monoid == "max" else -1, expr.dtype))
+        expr = Op("where", Op("isnan", expr), nan, expr)
+    return Body(tuple(sorted(s.axes, key=lambda a: a.id)), (Store(s.memory, s.address, expr, s.axes),), s.axes)
 
 
 def combining(body: Body, schedule: TileSchedule, spaces: dict) -> list[Body]:

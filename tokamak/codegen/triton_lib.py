@@ -9,3 +9,4 @@ from .triton_math import *    # noqa: F401,F403
 from .triton_math64 import *  # noqa: F401,F403
 from .triton_rem import *     # noqa: F401,F403
 from .triton_special import *  # noqa: F401,F403
+from .triton_update import *  # noqa: F401,F403

@@ -1,7 +1,9 @@
 """What a kernel on a GPU can hold and keep busy: the questions of `cost` and `plan` whose answers differ from a CPU's."""
 from __future__ import annotations
 
+from ..ir.dtype import BOOL, DType
 from ..ir.expr import Reduce, Scan, walk
+from ..ir.graph import Scatter
 from .axes import Group
 from .cost import Hints, contiguous_axis, parallelism
 from .legal import Roles
@@ -11,6 +13,18 @@ HELD = 32768            # elements of a row that one program holds in registers
 CARRIED = 32768         # elements of partial results that one program carries along in registers
 FILL = 2                # programs that each multiprocessor should have
 SHORT = 16384           # elements that one program works through in the time of a launch: with less to do each, few programs will do
+
+
+def atomic(monoid: str, d: DType) -> bool:
+    """Can many programs update one element of type `d` at once?"""
+    if d is BOOL:
+        return monoid in ("any", "all", "last")
+    return monoid == "last" or monoid in ("sum", "prod", "max", "min") and d.bytes >= 4
+
+
+def updates(group: Group, target) -> bool:
+    """May the iterations of `group` update elements of a scatter in any order?"""
+    return target.kind == "gpu" and not target.ordered and all(atomic(m.node.monoid, m.node.dtype) for m in group.members if isinstance(m.node, Scatter))
 
 
 def busy(group: Group, r: Roles, v, hints: Hints, target) -> bool:

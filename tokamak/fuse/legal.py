@@ -35,8 +35,9 @@ def inner_reads(group: Group) -> dict[Member, list[Member]]:
             for m in group.members}
 
 
-def roles(group: Group, parallel: frozenset[Axis], deps: dict | None = None) -> Roles | Reason:
-    """The members' roles when the kernel runs in parallel over `parallel`, or why it cannot."""
+def roles(group: Group, parallel: frozenset[Axis], deps: dict | None = None, atomic: bool = False) -> Roles | Reason:
+    """The members' roles when the kernel runs in parallel over `parallel`, or why it cannot. `atomic`: several iterations may update one element of a
+    scatter at once; else each element must belong to one of them."""
     deps = inner_reads(group) if deps is None else deps
     kind: dict[Member, str] = {}
     for m in group.members:
@@ -44,7 +45,7 @@ def roles(group: Group, parallel: frozenset[Axis], deps: dict | None = None) -> 
         sources = [kind[d] for d in deps[m]]
         if isinstance(fold, Scan) and fold.along in parallel:
             return Reason("scan_order", "illegal")
-        if isinstance(m.node, Scatter):
+        if isinstance(m.node, Scatter) and not atomic:
             if any(as_index(a) not in m.index for a in parallel):
                 return Reason("scatter", "illegal")
         if parallel <= m.free:
@@ -64,7 +65,7 @@ def roles(group: Group, parallel: frozenset[Axis], deps: dict | None = None) -> 
     return Roles(parallel, pick("local"), pick("accumulating"), pick("final"))
 
 
-def candidates(group: Group) -> list[Roles]:
+def candidates(group: Group, atomic: bool = False) -> list[Roles]:
     """Every legal choice of parallel axes among the members' dimensions, folded axes and intersections of these."""
     sets: dict[frozenset, None] = {}
     for m in group.members:
@@ -85,7 +86,7 @@ def candidates(group: Group) -> list[Roles]:
     deps = inner_reads(group)
     found = []
     for s in sets:
-        r = roles(group, s, deps)
+        r = roles(group, s, deps, atomic)
         if isinstance(r, Roles):
             found.append(r)
     return found

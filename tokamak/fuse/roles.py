@@ -10,7 +10,12 @@ from .legal import Roles, candidates
 def best_roles(group: Group, hints: Hints, target) -> Roles | None:
     """The choice for `target`; None when no parallel axes are legal. On an ordered target nothing is folded across threads: shares of a fold are cut by
     sizes beside it."""
-    found = [r for r in candidates(group) if not target.ordered or not r.accumulating]
+    found = [r for r in candidates(group, gpu.updates(group, target)) if not target.ordered or not r.accumulating]
     if not found:
         return None
     return (gpu.best_roles if target.kind == "gpu" else cpu_roles)(group, found, hints, target)
+
+
+def plainest_roles(group: Group, target) -> Roles:
+    """The choice for a group of one node that folds nothing across threads: in parallel over as many dimensions of the result as is legal."""
+    return max((r for r in candidates(group, gpu.updates(group, target)) if not r.accumulating), key=lambda r: len(r.parallel))

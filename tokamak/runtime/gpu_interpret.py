@@ -113,8 +113,20 @@ def _copies() -> dict[str, types.ModuleType]:
         triton = importlib.import_module("triton")
         for name in _SHARED:
             setattr(triton, name.removeprefix("triton."), sys.modules[name])
-        vars(importlib.import_module("triton.runtime.interpreter"))["int"] = _Int
+        interpreter = importlib.import_module("triton.runtime.interpreter")
+        vars(interpreter)["int"] = _Int
+        interpreter.InterpreterBuilder.binary_op = _typed(interpreter.InterpreterBuilder.binary_op, triton.language.int1)
     return copies
+
+
+def _typed(binary_op, int1):
+    """`binary_op` of the interpreter, which gives the result of a comparison the type of what is compared: a single one is a number when it is spread."""
+    def typed(self, lhs, rhs, op):
+        made = binary_op(self, lhs, rhs, op)
+        if made.data.dtype == np.bool_:
+            made.dtype = int1
+        return made
+    return typed
 
 
 @contextlib.contextmanager

@@ -88,6 +88,11 @@ def choose(b: Body, hints: Hints, target) -> TileSchedule:
     return _Chooser(b, hints, target).schedule()
 
 
+def plainest(b: Body, hints: Hints, target) -> TileSchedule:
+    """A schedule that any body of one store fits: its rows are run through one coordinate at a time. For what no other schedule holds."""
+    return _Chooser(b, hints, target).schedule(plain=True)
+
+
 class _Chooser:
     def __init__(self, b: Body, hints: Hints, target):
         self.b, self.hints, self.target = b, hints, target
@@ -111,8 +116,11 @@ class _Chooser:
                     score[a] += elements * size * min(self.hints(a.extent), 32) / 32
         return max(self.order, key=lambda a: (score[a], self.order.index(a)), default=None)
 
-    def schedule(self) -> TileSchedule:
-        self._cover_rows()
+    def schedule(self, plain: bool = False) -> TileSchedule:
+        if plain:
+            self.looped.update(self.rows)
+        else:
+            self._cover_rows()
         self._cover_parallel()
         dims = tuple(a for a in self.order if a in self.pieces)
         elements = math.prod(sum(self.pieces[a]) for a in dims)
@@ -131,6 +139,9 @@ class _Chooser:
     def _cover_rows(self) -> None:
         """Held whole where they fit registers, else looped: the contiguous (or longest) row axis in chunks, the others step by step."""
         if not self.rows:
+            return
+        if any(s.monoid is not None for s in self.b.stores):         # updates in order, one after the other
+            self.looped.update(self.rows)
             return
         known = all(a.extent.constant is not None for a in self.rows)
         inner = self.line if self.line in self.rows else max(self.rows, key=lambda a: self.hints(a.extent))
