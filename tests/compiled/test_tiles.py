@@ -6,6 +6,9 @@ import torch
 import torch.nn.functional as F
 
 import tokamak
+from tests.compiled.harness import agree
+from tokamak.codegen import stages
+from tokamak.codegen.scope import Unschedulable
 
 pytest.importorskip("triton")
 
@@ -118,3 +121,54 @@ def test_unknown_sizes():
     for shape in ((4, 33), (7, 1025), (3, 64)):
         x = values(*shape)
         torch.testing.assert_close(fn(x), torch.softmax(x, -1))
+
+
+REDUCTIONS = ("sum", "prod", "amax", "amin", "mean")
+
+
+@pytest.mark.parametrize("policy", ["fast", "strict"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int64, torch.int16, torch.uint8, torch.bool], ids=str)
+def test_scatters(dtype, policy):
+    """Every fold of every type, with and without what stood there before, where several updates meet."""
+    into, given = ((torch.randn(n, 7) * 5).to(dtype) for n in (5, 6))
+    at = torch.tensor([3, 1, 3, 3, 0, 1])
+    for how in REDUCTIONS[:4 if dtype is torch.bool else 5]:
+        for old in (True, False):
+            agree(lambda x, v, i: x.scatter_reduce(0, i[:, None].expand(6, 7), v, how, include_self=old), [into, given, at], target="interpret", policy=policy)
+    agree(lambda x, v, i: (x.index_put((i,), v, accumulate=True), x.index_put((i,), v)), [into, given, at], target="interpret", policy=policy)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_scattered_extremes_keep_nan(dtype):
+    """NaN of either sign, in the memory and among the updates, and both zeros."""
+    into, given = torch.randn(5, 7, dtype=dtype), torch.randn(6, 7, dtype=dtype)
+    nan = torch.tensor(float("nan"), dtype=dtype)
+    into[0, 0], into[3, 1], into[2], into[4, 2], into[1, 6] = nan, -nan, nan, -0.0, float("inf")
+    given[1, 3], given[2, 4], given[0, 5], given[3, 6] = nan, -nan, float("-inf"), float("inf")
+    for how in ("amax", "amin"):
+        for x in (into, -into):
+            agree(lambda x, v, i: x.scatter_reduce(0, i[:, None].expand(6, 7), v, how), [x, given, torch.tensor([3, 1, 3, 4, 0, 1])], target="interpret")
+
+
+def test_into_nothing():
+    """Indices into an empty table are reported, and nothing is touched."""
+    fn = tokamak.compile(lambda x, i: x[i] * 2, target="interpret", strict=True, cache_dir="")
+    with pytest.raises(IndexError):
+        fn(torch.randn(0, 4), torch.tensor([0, 0]))
+
+
+@pytest.mark.parametrize("fn", [lambda x: (x.softmax(-1), x.sum(0), x.var(1)), lambda x: x.cumsum(0).argmax(1), lambda x: x.amax((0, 1)) + x.cumsum(1),
+                                lambda x: F.layer_norm(x, (70,)).sum()])
+def test_plainest_schedule(fn, monkeypatch):
+    """What no chosen schedule holds is taken apart, and runs through its rows one coordinate at a time."""
+    lower, refused = stages.lower_tiles, []
+
+    def picky(body, schedule, *rest):
+        rows = set(body.axes) - body.parallel
+        if schedule.split or rows - schedule.looped or rows & set(schedule.dims):
+            refused.append(schedule)
+            raise Unschedulable("for a test")
+        return lower(body, schedule, *rest)
+    monkeypatch.setattr(stages, "lower_tiles", picky)
+    check(fn, values(6, 70))
+    assert refused
