@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from tokamak.capture import tables  # noqa: F401  (fills the table)
 from tokamak.capture.fx import TORCH_DTYPES, Capture
-from tokamak.ir.expr import loads
+from tokamak.ir.expr import Reduce, loads, walk
 from tokamak.ir.graph import Compute, Opaque, Scatter, View
 from tokamak.ir.reference import evaluate
 
@@ -201,6 +201,18 @@ def test_pooling_keeps_channels_last():
     for fn in (lambda x: F.max_pool2d(x, 3, 2, 1), lambda x: F.avg_pool2d(x, 3, 2, 1), lambda x: F.adaptive_avg_pool2d(x, (4, 4)),
                lambda x: F.interpolate(x, scale_factor=2)):
         assert not kinds(check(fn, x), Opaque)
+
+
+def test_a_window_past_the_input_folds_what_the_input_has():
+    """EfficientNet pools 4 by 4 positions with a window of 1792 by 1792."""
+    x = torch.randn(2, 3, 4, 5, requires_grad=True)
+    for kwargs in ({"kernel_size": 50}, {"kernel_size": (50, 3)}, {"kernel_size": 7, "padding": 2}, {"kernel_size": 7, "padding": (3, 1), "stride": 60}):
+        graphs = check(lambda x: F.avg_pool2d(x, ceil_mode=True, **kwargs), x)
+        graphs += check(lambda x: F.avg_pool2d(x, ceil_mode=True, count_include_pad=False, **kwargs), x)
+        graphs += check(lambda x: F.max_pool2d(x, ceil_mode=True, return_indices=True, **kwargs), x)
+        assert not kinds(graphs, Opaque)
+        assert all(a.extent.constant <= 5 for n in kinds(graphs, Compute) for r in walk(n.expr) if isinstance(r, Reduce) for a in r.over)
+    check(lambda x: F.max_pool2d(x, 3, 1, 1, 2, ceil_mode=True, return_indices=True), x[..., :3, :3].detach().requires_grad_())
 
 
 def test_symbolic_sizes():

@@ -5,6 +5,7 @@
     python -m tests.compiled.sweep --ops softmax var --dtypes float32 bfloat16
     python -m tests.compiled.sweep --target interpret   as a GPU runs it, in Triton's interpreter (or on it: cuda)
     python -m tests.compiled.sweep --table docs/operators.md --shards 2
+    python -m tests.compiled.sweep --rows FILE          goes on where a run that wrote FILE stopped
 
 Workers run the cases one after another and report each; a worker that dies is a failed case, and another goes on behind it.
 """
@@ -27,11 +28,14 @@ def main() -> int:
     chosen = [c for c in chosen if c.name >= args.start]
     if args.worker is not None:
         return work([Case(*c) for c in json.loads(Path(args.worker).read_text())])
-    found: list[dict] = []
+    found = kept(args.rows, chosen)
+    known = {(r["name"], r["dtype"]) for r in found}
+    left = [c for c in chosen if (c.name, c.dtype) not in known]
     with ThreadPoolExecutor(args.shards) as pool:
-        for rows in pool.map(lambda i: shard(chosen[i::args.shards]), range(args.shards)):
+        for rows in pool.map(lambda i: shard(left[i::args.shards], args.rows), range(args.shards)):
             found += rows
-    text = table(found, " ".join(sys.argv[1:]))
+    found.sort(key=lambda r: (r["name"], r["dtype"]))
+    text = table(found, asked(sys.argv[1:]))
     failed = [r for r in found if r["failed"]]
     if args.table:
         Path(args.table).write_text(text)
@@ -54,6 +58,7 @@ def arguments():
     parser.add_argument("--target", default="", choices=("", "interpret", "cuda"), help="C on the CPU, Triton's interpreter, or the GPU")
     parser.add_argument("--shards", type=int, default=1, help="workers at once")
     parser.add_argument("--table", help="file to write the table to")
+    parser.add_argument("--rows", help="file to which each case's outcome is added; cases whose outcome it holds are not run again")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -68,9 +73,36 @@ def work(chosen) -> int:
     return 0
 
 
-def shard(chosen) -> list[dict]:
-    """The outcomes of `chosen`, from worker processes."""
+def kept(file: str | None, chosen) -> list[dict]:
+    """The outcomes of `chosen` that `file` holds, the last one of each case."""
+    if file is None or not Path(file).exists():
+        return []
+    wanted = {(c.name, c.dtype) for c in chosen}
+    rows = {(r["name"], r["dtype"]): r for r in map(json.loads, Path(file).read_text().splitlines())}
+    return [r for case, r in rows.items() if case in wanted]
+
+
+def asked(argv: list[str]) -> str:
+    """The arguments that say what was run, without those that say how."""
+    out, rest = [], iter(argv)
+    for a in rest:
+        if a in ("--rows", "--shards"):
+            next(rest, None)
+        else:
+            out.append(a)
+    return " ".join(out)
+
+
+def shard(chosen, file: str | None = None) -> list[dict]:
+    """The outcomes of `chosen`, from worker processes; each is added to `file` as it comes."""
     rows: list[dict] = []
+
+    def report(row: dict) -> None:
+        rows.append(row)
+        show(row)
+        if file is not None:
+            with open(file, "a") as out:
+                out.write(json.dumps(row) + "\n")
     with tempfile.TemporaryDirectory() as folder:
         todo = Path(folder) / "cases.json"
         while len(rows) < len(chosen):
@@ -80,14 +112,12 @@ def shard(chosen) -> list[dict]:
                                       stderr=subprocess.DEVNULL)
             for line in worker.stdout:
                 if line.startswith("{"):
-                    rows.append(json.loads(line))
-                    show(rows[-1])
+                    report(json.loads(line))
             worker.wait()
             if worker.returncode and len(rows) < len(chosen):
                 c = chosen[len(rows)]
-                rows.append({"name": c.name, "dtype": c.dtype, "runs": 0, "graphs": 0, "kernels": 0, "backward": 0, "opaque": {}, "untraced": {}, "skipped": "",
-                             "failed": [["?", f"crash: the process died with {worker.returncode}"]]})
-                show(rows[-1])
+                report({"name": c.name, "dtype": c.dtype, "runs": 0, "graphs": 0, "kernels": 0, "backward": 0, "opaque": {}, "untraced": {}, "skipped": "",
+                        "failed": [["?", f"crash: the process died with {worker.returncode}"]]})
     return rows
 
 

@@ -68,7 +68,15 @@ class Stride:
     def forward(self) -> Window:
         def at(o, j):
             return o * self.stride - self.padding + j * self.dilation
+        alone = self._within() if self.outputs.constant == 1 else range(0)
+        if alone:
+            return Window(len(alone), lambda o, j: alone.start + j * self.dilation, lambda o, j: [])
         return Window(self.kernel, at, lambda o, j: inside(at(o, j), self.size))
+
+    def _within(self) -> range:
+        """The positions of the first window within the input, past which it may reach by far (`ceil_mode`); none if the input's size is symbolic."""
+        end = (self.kernel - 1) * self.dilation + 1 - self.padding
+        return range(0) if self.size.constant is None else range(self.first(as_index(0)).constant, min(self.size.constant, end), self.dilation)
 
     def backward(self) -> Window:
         """The outputs that may have input h in their window; with dilation some in between do not."""
