@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+import torch._functorch.config as functorch_config
 from torch.testing._internal.common_methods_invocations import op_db
 
 from tests.capture.through_reference import agree, cases
@@ -62,6 +63,14 @@ def test_database_backward(name):
         if op.supports_autograd and torch.float64 in op.supported_backward_dtypes("cpu"):
             for fn, tensors in cases(op, torch.float64, 1, grad=True):
                 agree(fn, tensors, grad=True)
+
+
+@pytest.mark.parametrize("as_results", [True, False])
+def test_backward_of_transposed_results(as_results):
+    """torch 2.11 lays the gradients of results out as contiguous, later versions as the results."""
+    with functorch_config.patch(guess_tangent_strides_as_outputs=as_results):
+        for fn in (torch.rot90, lambda x: x.transpose(0, 2) * 2, lambda x: x.flip(1).permute(1, 2, 0).exp()):
+            agree(fn, [torch.randn(2, 3, 4, requires_grad=True)], grad=True)
 
 
 # -- the values where formulas differ --------------------------------------------------------------------------------

@@ -5,6 +5,7 @@
 """
 import numpy as np
 import torch
+import torch._functorch.config as functorch_config
 from functorch.compile import aot_function
 from torch.utils import _pytree as pytree
 
@@ -86,10 +87,16 @@ def _compare(want, got) -> None:
         torch.testing.assert_close(g.detach(), w.detach(), rtol=rtol, atol=atol, equal_nan=True)
 
 
+def tangent_format(x: torch.Tensor) -> torch.memory_format:
+    """How AOTAutograd expects the gradient of result `x` to be laid out, and copies it if it is not: as x, or (torch 2.11) contiguous or channels last."""
+    as_results = getattr(functorch_config, "guess_tangent_strides_as_outputs", False)
+    return torch.preserve_format if as_results else torch._prims_common.suggest_memory_format(x)
+
+
 def _gradients(out, inputs):
     out = [x for x in pytree.tree_leaves(out) if isinstance(x, torch.Tensor) and x.requires_grad]
     torch.manual_seed(1)
-    return torch.autograd.grad(out, inputs, [torch.rand_like(x) for x in out], allow_unused=True) if out else ()
+    return torch.autograd.grad(out, inputs, [torch.rand_like(x, memory_format=tangent_format(x)) for x in out], allow_unused=True) if out else ()
 
 
 def agree(fn, tensors, grad: bool = False) -> dict:

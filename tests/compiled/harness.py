@@ -19,6 +19,7 @@ from functorch.compile import aot_function, make_boxed_func
 from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from tests.capture.through_reference import tangent_format
 from tokamak.backend import compile_graph
 from tokamak.capture import aot
 from tokamak.capture.fx import Unsupported
@@ -140,7 +141,7 @@ def gradients(outs, inputs) -> list[torch.Tensor]:
     outs = [x for x in outs if isinstance(x, torch.Tensor) and x.requires_grad]
     inputs = [t for t in inputs if t.requires_grad]
     g = torch.Generator().manual_seed(1)
-    directions = [torch.empty_like(x).copy_(torch.rand(x.shape, generator=g)) for x in (o.detach() for o in outs)]      # laid out as the results
+    directions = [torch.empty_like(x, memory_format=tangent_format(x)).copy_(torch.rand(x.shape, generator=g)) for x in (o.detach() for o in outs)]
     return [x for x in torch.autograd.grad(outs, inputs, directions, allow_unused=True) if x is not None] if outs and inputs else []
 
 
