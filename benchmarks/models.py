@@ -165,7 +165,7 @@ def line(row: dict) -> str:
                  f"{sum(row['opaque'].values())} opaque calls; eager {row['eager_ms']:.1f} ms, tokamak {row['tokamak_ms']:.1f} ms "
                  f"({row['eager_ms'] / row['tokamak_ms']:.2f}x); compile {row['compile_s']:.1f} s")
     for side, found in row.get("memory", {}).items():
-        text += f"; {side} peak " + (f"{found['peak'] / 2**20:.0f} MiB" if "peak" in found else f"FAILED {found['failed']}")
+        text += f"; {side} peak " + (f"{found['peak'] / 2**20:.1f} MiB" if "peak" in found else f"FAILED {found['failed']}")
     sides = row.get("memory", {})
     if all("peak" in s for s in sides.values()) and sides:
         text += f" ({sides['tokamak']['peak'] / max(sides['eager']['peak'], 1):.2f}x)"

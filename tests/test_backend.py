@@ -3,6 +3,7 @@
 `how` is the way of compiling. With every operation an opaque call the results are eager's bit for bit.
 """
 import copy
+import gc
 import warnings
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import tokamak
+from tokamak.ir.expr import Expr
 
 
 class How:
@@ -399,6 +401,19 @@ def test_stopping_after_a_stage_still_runs(stage):
         x = torch.randn(3, requires_grad=True)
         tokamak.compile(lambda x: (x * 2).sin(), until=stage, opaque_only=True)(x).sum().backward()
     assert torch.equal(x.grad, (x.detach() * 2).cos() * 2)
+
+
+def test_a_compiled_program_keeps_nothing_of_the_language():
+    """Expressions are interned, and every one that somebody holds on to is memory for ever."""
+    alive = lambda: [e for e in gc.get_objects() if issubclass(type(e), Expr)]
+    torch._dynamo.reset()
+    gc.collect()
+    before, x = alive(), torch.randn(8, 33, requires_grad=True)
+    run = tokamak.compile(lambda x: (torch.softmax(x * 3, -1) - torch.var(x, -1, keepdim=True)).sum(), cache_dir="")
+    for _ in range(2):
+        run(x).backward()
+    gc.collect()
+    assert {id(e) for e in alive()} <= {id(e) for e in before}
 
 
 def test_logs_go_to_stderr(capsys):

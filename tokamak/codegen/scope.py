@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cache
+from weakref import WeakKeyDictionary
 
 from ..ir.dtype import BOOL
 from ..ir.expr import Expr, Reduce, Scan
@@ -71,12 +71,16 @@ def varies(a) -> bool:
     return False
 
 
-@cache
+_LEVELS: WeakKeyDictionary = WeakKeyDictionary()        # a value's level, as long as somebody else holds the value
+
+
 def level(e: Expr) -> int:
     """How many folds deep a value is."""
-    inner = [1 + max((level(a) for a in f.args), default=0) for f in folds_in(e)] if not isinstance(e, (Reduce, Scan)) else \
-        [1 + max((level(a) for a in e.args), default=0)]
-    return max(inner, default=0)
+    found = _LEVELS.get(e)
+    if found is None:
+        folds = [e] if isinstance(e, (Reduce, Scan)) else folds_in(e)
+        found = _LEVELS[e] = max((1 + max((level(a) for a in f.args), default=0) for f in folds), default=0)
+    return found
 
 
 class Named(Size):
