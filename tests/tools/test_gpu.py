@@ -141,6 +141,13 @@ def test_bytes_are_counted_at_the_types_that_are_stored():
     assert found.bytes == found.fewest == 64 * 32 * 2 + 32 * F32 + 64 * 32 * F32
 
 
+def test_unknown_sizes_are_named_and_counted_as_they_were_first_seen():
+    with recording(strict=True, target="interpret", cache_dir="") as seen:
+        tokamak.compile(lambda x: x * 2, dynamic=True)(torch.randn(60, 70))
+    found, = kernels(seen.graphs[0])
+    assert found.bytes == 2 * 60 * 70 * F32 and "s" in found.programs and "//" in found.programs
+
+
 # -- what is printed -----------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def norm():
@@ -198,7 +205,8 @@ def test_registers_and_shared_memory_of_what_was_built(norm):
     try:
         found = kernels(record)
         assert [k.how for k in found] in (["compiled"] * 2, ["process"] * 2)
-        assert [(k.registers, k.spilled, k.shared) for k in found] == [(made[k.key].registers, made[k.key].spilled, made[k.key].shared) for k in found]
+        for k in found:
+            assert (k.registers, k.spilled, k.shared) == (made[k.key].registers, made[k.key].spilled, made[k.key].shared)
         assert all(0 < k.registers <= 255 for k in found)
         assert f"{found[0].registers} registers a thread" in STAGE_TEXTS["build"](record)
         assert f"# takes: {found[0].registers} registers a thread" in TOPICS["output_code"](record)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ..codegen.host import host_text
 from ..codegen.kernel import Kernel, Loop, Phase, Read, Write
 from ..codegen.stages import Lowered
 from ..codegen.tile_kernel import TileKernel, Workspace
@@ -20,7 +21,7 @@ from ..ir.expr import Expr, Op, Reduce, Scan, walk
 from ..ir.graph import Opaque, Result
 from ..ir.index import Index, Size
 from ..runtime.gpu_build import GpuBuild
-from ..runtime.program import Launch
+from ..runtime.program import RESIDENT, Launch
 from ..schedule.body import Store, exprs_of
 from ..schedule.schedule import Schedule
 from ..schedule.tiles import TileSchedule
@@ -122,8 +123,13 @@ def _info(record: GraphRecord, x: Launched) -> KernelInfo:
         words=tuple(zip((p.name for p in x.kernel.params), _words(record, x))),
         how=build.how if build is not None else "", compile_seconds=build.seconds if build is not None else 0.0,
         bytes=sum(a.bytes for a in (*reads, *writes)), fewest=sum(a.fewest for a in (*reads, *writes)),
-        device=record.values["target"].name if tiles else "", programs=repr(x.kernel.grid) if tiles else "",
+        device=record.values["target"].name if tiles else "", programs=programs(x) if tiles else "",
         registers=binary and binary.registers, spilled=binary and binary.spilled, shared=binary and binary.shared)
+
+
+def programs(x: Launched) -> str:
+    """How many programs of a kernel on a GPU run: a number, or the host's text of it."""
+    return x.launch.grid[0].replace(RESIDENT, "resident") if x.launch is not None else host_text(x.kernel.grid)
 
 
 def _words(record: GraphRecord, x: Launched) -> Iterator[str]:
@@ -138,12 +144,13 @@ def _words(record: GraphRecord, x: Launched) -> Iterator[str]:
 def memory_name(record: GraphRecord, node) -> str:
     """The user's name of a node's value; of a workspace what it holds."""
     lowered = record.values["lower"]
-    return workspaces(lowered)[node] if isinstance(node, Workspace) else record.label(lowered.plan.graph, node)
+    return workspaces(lowered).get(node, "workspace") if isinstance(node, Workspace) else record.label(lowered.plan.graph, node)
 
 
 def workspaces(lowered: Lowered) -> dict[Workspace, str]:
     """The memories in which the kernels of a group leave each other partial results, each by a name."""
-    found = [(node, e.monoid) for made in lowered.kernels.values() if isinstance(made, tuple) for k in made for e, _, nodes in k.spaces for node in nodes]
+    made = [k for found in lowered.kernels.values() if isinstance(found, tuple) for k in found]
+    found = [(node, e.monoid) for k in made for e, _, nodes in k.spaces for node in nodes]
     return {node: f"partial results {n} ({monoid})" for n, (node, monoid) in enumerate(found)}
 
 
@@ -167,7 +174,8 @@ def type_text(node) -> str:
 
 def tile_accesses(record: GraphRecord, kernel: TileKernel, hints: Hints) -> tuple[tuple[Access, ...], tuple[Access, ...]]:
     """What a kernel on a GPU reads and what it writes."""
-    made = [(t.written, Access(memory_name(record, t.node), type_text(t.node), t.fewest, t.moved)) for t in traffic(kernel, hints, record.values["target"])]
+    found = traffic(kernel, hints, record.values["target"])
+    made = [(t.written, Access(memory_name(record, t.node), type_text(t.node), t.fewest, t.moved)) for t in found]
     return tuple(a for written, a in made if not written), tuple(a for written, a in made if written)
 
 

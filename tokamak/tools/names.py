@@ -45,7 +45,7 @@ def tile_family(b: Body, s: TileSchedule) -> str:
         return "poi"
     if any(isinstance(e, Scan) for e in folds):
         return "scn"
-    return "red" if s.split or any(s.looped & set(e.over) for e in folds) else "per"
+    return "red" if any((s.looped | set(s.split)) & set(e.over) for e in folds) else "per"
 
 
 def kernel_names(record: GraphRecord, plan: Plan) -> dict[Group, tuple[str, ...]]:

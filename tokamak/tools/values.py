@@ -74,7 +74,8 @@ def partial_results(kernels: Kernel | tuple[TileKernel, ...]) -> dict[Workspace,
 
 
 def register_names(record: GraphRecord, group: Group, kernel: Kernel | TileKernel) -> dict[str, str]:
-    """Register of a kernel of `group` -> the value of the user's program that it holds, or ('in ...') that it is a part of; for those that are either."""
+    """Register of a kernel of `group` -> the value of the user's program that it holds, or ('in ...') that it is a part of; for those that are
+    either."""
     before, lowered = record.values["simplify"], record.values["lower"]
     keys = Keys(before, lowered.plan.graph, partial=partial_results(lowered.kernels[group]))
     names: dict[int, str] = {}
