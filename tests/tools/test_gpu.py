@@ -260,3 +260,24 @@ def test_without_triton_the_command_says_what_to_install(tmp_path, capsys, monke
     path.write_text(SCRIPT)
     assert cli.main(["explain", "--target", "interpret", str(path)]) == 1
     assert "tokamak: Triton is not installed, and kernels are interpreted by it: `pip install 'tokamak[gpu]'`" in capsys.readouterr().err
+
+
+# -- on a GPU ------------------------------------------------------------------------------------------------------------
+there = pytest.mark.skipif(not torch.cuda.is_available() or torch.version.hip is not None, reason="needs an NVIDIA GPU")
+
+
+@there
+def test_an_explanation_of_what_a_gpu_ran():
+    with tokamak.scope(strict=True):
+        e = tokamak.explain(softmax, torch.randn(64, 1000, device="cuda"))
+    found, = e.kernels
+    assert found.device.startswith("cuda") and found.how in ("compiled", "cache", "process") and 0 < found.registers <= 255
+    assert found.bytes == found.fewest == 2 * 64 * 1000 * F32 and f"{found.registers} registers a thread" in str(e)
+
+
+@there
+def test_what_a_gpu_ran_is_checked():
+    x, w, b = (torch.randn(*shape, device="cuda", requires_grad=True) for shape in ((600, 77), (77,), (77,)))
+    fn = tokamak.compile(lambda *a: layer_norm(*a) @ a[0].t(), check=True, strict=True)
+    fn(x, w, b).sum().backward()
+    assert x.grad.isfinite().all()
