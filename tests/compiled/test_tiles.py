@@ -46,6 +46,13 @@ def test_softmax(rows, columns):
     check(lambda x: torch.softmax(x, -1), values(rows, columns, grad=True))
 
 
+@pytest.mark.parametrize("columns", [900, 40000])
+def test_rows_of_an_ordered_target(columns):
+    x = values(5, columns)
+    got = tokamak.compile(lambda x: torch.softmax(x, -1), target="interpret", policy="strict", strict=True, dynamic=False, cache_dir="")(x)
+    torch.testing.assert_close(got, torch.softmax(x, -1))
+
+
 @pytest.mark.parametrize("rows,columns", [(512, 77), (33, 1500), (4099, 3)])
 @pytest.mark.parametrize("axes", [0, 1, (0, 1)])
 def test_sums(rows, columns, axes):

@@ -145,7 +145,8 @@ class _Chooser:
             return
         known = all(a.extent.constant is not None for a in self.rows)
         inner = self.line if self.line in self.rows else max(self.rows, key=lambda a: self.hints(a.extent))
-        whole = {a: cover(self.hints(a.extent)) if a is inner else (power(self.hints(a.extent)),) for a in self.rows}
+        extent = lambda a: a.extent.constant if known else self.hints(a.extent)         # an ordered target's hints are not the extents
+        whole = {a: cover(extent(a)) if a is inner else (power(extent(a)),) for a in self.rows}
         elements = math.prod(sum(s) for s in whole.values())
         most = HELD if self.line in self.rows else 32
         if known and (elements <= most or self.whole and elements <= 4 * HELD) and len(self.rows) <= 3:
