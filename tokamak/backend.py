@@ -83,9 +83,10 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Op
     trace("aten", gm)
     capture = Capture(gm, options.policy, name, table={} if options.opaque_only else None)
     captured = trace("capture", capture.graph())
-    machine = trace("target", target(_device(captured), "strict" in capture.policies, options.target == "interpret"))
+    machine = target(_device(captured), "strict" in capture.policies, options.target == "interpret")
+    machine = trace("target", replace(machine, fast=capture.policies == {"fast"}))
     if machine.kind == "gpu" and machine.name != "cpu":
-        gpu_build.warm()
+        gpu_build.warm(machine.arch)
     if machine.ordered:
         trace("strict", unordered(captured))
     graph = trace("simplify", simplify(captured))
@@ -116,10 +117,7 @@ def _gpu_kernels(built: Mapping, machine: Target, contract: bool, options: Optio
         for name in units:
             report(Build(name, "interpreted"))
         return {name: interpreted(unit) for name, unit in units.items()}
-    made = gpu_build.build(list(units.values()), machine.arch, cache_dir=options.cache_dir, report=report)
-    launch = gpu.launcher(options.cache_dir, options.cc)
-    rebuild = lambda unit: gpu_build.build([unit], machine.arch, cache_dir=options.cache_dir)[unit.name]
-    return {name: gpu.Kernel(binary, rebuild, launch) for name, binary in made.items()}
+    return gpu.kernels(list(units.values()), machine.arch, cache_dir=options.cache_dir, cc=options.cc, report=report)
 
 
 def _checker(options: Options):

@@ -16,7 +16,7 @@ class Target:
     """`name`: the device, as torch writes it. `vector_bytes`: width of a vector register. `l1`, `l2`: bytes of cache a core has to itself. `threads`: how
     many run at once (a GPU's multiprocessors). `ordered`: the elements of a fold are taken in an order that depends on the fold alone, not on sizes
     beside it or on threads. `kind`: 'cpu' runs C over vectors, 'gpu' Triton over tiles; a gpu called 'cpu' is Triton's interpreter.
-    `arch`: Triton's words for a GPU."""
+    `arch`: Triton's words for a GPU. `fast`: policy `fast` holds everywhere."""
     name: str = "cpu"
     vector_bytes: int = 64
     threads: int = 2
@@ -25,6 +25,7 @@ class Target:
     ordered: bool = False
     kind: str = "cpu"
     arch: tuple = ()
+    fast: bool = False
 
 
 @functools.cache

@@ -179,3 +179,25 @@ def test_plainest_schedule(fn, monkeypatch):
     monkeypatch.setattr(stages, "lower_tiles", picky)
     check(fn, values(6, 70))
     assert refused
+
+
+@pytest.mark.parametrize("columns", [257, 1023])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_that_begin_anywhere(columns, dtype):
+    tolerance = 1e-4 if dtype is torch.float32 else 4e-2
+    check(lambda x: torch.softmax(x, -1), values(11, columns, dtype=dtype), tolerance=tolerance)
+    check(lambda x, w, b: F.layer_norm(x, (columns,), w, b), values(19, columns, dtype=dtype), values(columns, dtype=dtype),
+          values(columns, dtype=dtype), tolerance=tolerance)
+    wide = values(9, columns + 3, dtype=dtype)
+    check(lambda x: (x[:, 1:columns].amax(-1), x[:, 2:columns] - x[:, 2:columns].amin(-1, keepdim=True)), wide, tolerance=tolerance)
+
+
+def test_gradients_of_rows_that_begin_anywhere():
+    check(lambda x, w, b: F.layer_norm(x, (259,), w, b), values(70, 259, grad=True), values(259, grad=True), values(259, grad=True))
+
+
+def test_sums_over_looped_rows_count_each_row_once():
+    def loss(x, t):
+        return F.cross_entropy(x, t, reduction="sum")
+    check(loss, values(300, 5000), indices(5000, 300), tolerance=1e-3)
+    check(lambda x: torch.logsumexp(x, -1).sum(), values(600, 4500), tolerance=1e-3)

@@ -57,7 +57,7 @@ def _schedule(g: Group, plan: Plan, target, hints: Hints, memories: dict) -> tup
 
 def _lower(b: Body, s: Schedule | TileSchedule, hints: Hints, target) -> Kernel | tuple[TileKernel, ...]:
     if target.kind == "gpu":
-        return lower_tiles(b, s, hints, target.name, lambda again: tiles.choose(again, hints, target))
+        return lower_tiles(b, s, hints, target.name, lambda again: tiles.choose(again, hints, target), target.fast)
     return lower(b, s, hints)
 
 

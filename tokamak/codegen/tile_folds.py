@@ -1,8 +1,8 @@
 """Folds and prefixes in tiles: carried through loops, or of what is held in registers, piece by piece."""
 from __future__ import annotations
 
-from ..ir.dtype import DType
-from ..ir.expr import Reduce, Scan
+from ..ir.dtype import I32, DType
+from ..ir.expr import Coord, Reduce, Scan
 from . import tile_words as words
 from .scope import Unschedulable
 from .tile_kernel import Scope, Value
@@ -23,9 +23,30 @@ class TileFolds(TileValues):
             self.piece.update(choice)
             shape = self.shape(dims) if dims else "[]"
             made[tuple(sorted(((self.places[a], n) for a, n in choice.items())))] = tuple(
-                self.assign(scope, words.full(shape, words.neutral(e.monoid, e.args[0].dtype, n), x.dtype), "a") for n, x in enumerate(e.args))
+                self.assign(scope, words.full(shape, self._neutral(e, n), self._type(e, n)), "a") for n in range(len(e.args)))
         self._first_pieces()
         return made
+
+    def _narrow(self, e: Reduce, component: int) -> bool:
+        """An index that counts coordinates is carried in 32 bits."""
+        return component == 1 and e.monoid.startswith("arg") and isinstance(e.args[1], Coord) and not self.s.wide
+
+    def _type(self, e: Reduce, component: int) -> DType:
+        return I32 if self._narrow(e, component) else e.args[component].dtype
+
+    def _neutral(self, e: Reduce, component: int):
+        return words.neutral(e.monoid, e.args[0].dtype, component, self._narrow(e, component))
+
+    def _arguments(self, e: Reduce) -> list[Value]:
+        """The registers that `e` folds, here."""
+        found = []
+        for n, x in enumerate(e.args):
+            if self._narrow(e, n):
+                text, dims = self.text(x.index, ("coord", x.index))
+                found.append(self._put(None, text if dims else f"{text} + tl.full([], 0, tl.int32)", x.free, (), dims, bool(dims)))
+            else:
+                found.append(self.emit(x))
+        return found
 
     def _key(self, axes) -> tuple:
         return tuple(sorted((self.places[a], self.piece[a]) for a in self.held if a in axes))
@@ -34,16 +55,17 @@ class TileFolds(TileValues):
         dims = self._fold_dims(e)
         for choice in self._choices(dims):
             self.piece.update(choice)
-            values = [self._masked(scope, self.emit(x), x.dtype, e, n) for n, x in enumerate(e.args)]
+            values = [self._masked(scope, v, self._type(e, n), e, n) for n, v in enumerate(self._arguments(e))]
             carried = accumulators[self._key(dims)]
-            scope.lines += words.combine_lines(e.monoid, e.args[0].dtype, carried, carried, tuple(v.var for v in values))
+            later = self._narrow(e, 1) and len(e.over) == 1        # lane by lane the coordinate grows
+            scope.lines += words.combine_lines(e.monoid, e.args[0].dtype, carried, carried, tuple(v.var for v in values), later)
         self._first_pieces()
 
     def _masked(self, scope: Scope, v: Value, d: DType, e: Reduce, component: int) -> Value:
         """`v` with idle lanes of the folded axes neutral, along every tiled axis that `e` folds."""
         folded = [a for a in self.s.dims if a in e.over]
         masks = self.mask(folded)
-        neutral = words.literal(words.neutral(e.monoid, e.args[0].dtype, component), d)
+        neutral = words.literal(self._neutral(e, component), d)
         dims = v.dims | frozenset(folded)
         if masks:
             var = self.assign(scope, f"tl.where({' & '.join(masks)}, {v.var}, {neutral})")
@@ -73,6 +95,7 @@ class TileFolds(TileValues):
             value, dims_left, block = self._across(scope, e, carried, dims)
             whole = value if whole is None else self._combined(scope, e, whole, value)
         self.piece.update(saved)
+        whole = tuple(self.assign(scope, f"{v}.to(tl.int64)") if self._narrow(e, n) else v for n, v in enumerate(whole))
         return tuple(Value(v, dims_left, scope, block) for v in whole)
 
     def _combined(self, scope: Scope, e: Reduce, x: tuple, y: tuple) -> tuple:
@@ -119,14 +142,14 @@ class TileFolds(TileValues):
         made: dict = {}
         for choice in self._choices(folded):
             self.piece.update(choice)
-            made[self._key(dims)] = [self.emit(x) for x in e.args]
+            made[self._key(dims)] = self._arguments(e)
             values += made[self._key(dims)]
         self.piece.update(saved)
         scope = self._home(e.free, values)
         for choice in self._choices(folded):
             self.piece.update(choice)
             key = self._key(dims)
-            accumulators[key] = tuple(self._masked(scope, v, x.dtype, e, n).var for n, (v, x) in enumerate(zip(made[key], e.args)))
+            accumulators[key] = tuple(self._masked(scope, v, self._type(e, n), e, n).var for n, v in enumerate(made[key]))
         self.piece.update(saved)
         self._remember(scope, e, self._finish(scope, e, accumulators))
         return self._known(e)

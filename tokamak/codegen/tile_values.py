@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import itertools
 
-from ..ir.dtype import BOOL
+from ..ir.dtype import BOOL, F32
 from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Random, Scalar
 from ..ir.index import Axis, Fetch, FloorDiv, Index, Max, Min, Mod, Size, as_index, floordiv, nonnegative, substitute
 from ..schedule.body import Body, Memory
@@ -17,9 +17,9 @@ from .tile_kernel import Scope, Value
 class TileValues(Lowering):
     """Names, coordinates and expressions of one kernel."""
 
-    def __init__(self, body: Body, schedule: TileSchedule, hints, device: str, stores=None):
+    def __init__(self, body: Body, schedule: TileSchedule, hints, device: str, stores=None, fast: bool = False):
         super().__init__(body, schedule, hints)
-        self.device = device
+        self.device, self.fast = device, fast
         self.program = Scope([], frozenset())
         self.scope = self.program
         self.rank = len(schedule.dims)
@@ -27,6 +27,7 @@ class TileValues(Lowering):
         self.coords: dict = {}               # (axis, piece) -> (Value, mask text or None)
         self.stores = list(body.stores if stores is None else stores)
         self.spaces: dict = {}
+        self.lanes: dict[int, str] = {}      # of a shifted axis: piece -> its whole words' lanes
 
     # -- texts -----------------------------------------------------------------------------------------------------------
     def shape(self, dims) -> str:
@@ -46,6 +47,9 @@ class TileValues(Lowering):
 
     def text(self, i: Index, key, scope: Scope | None = None) -> tuple[str, frozenset]:
         """(text, tiled axes) of an index: plain integers stand first, so that tiles are offsets from one address."""
+        shift = self.s.shift
+        if shift is not None and self.piece[shift.axis] in self.lanes and i.coefficient(shift.axis) == 1 and i.without(shift.axis) is shift.origin:
+            return f"{self._first_word()} + {self.lanes[self.piece[shift.axis]]}", frozenset((shift.axis,))
         i = self._fetched(i)
         whole = self.integer(i, None, key)
         parts: list[tuple[str, frozenset]] = []
@@ -59,6 +63,16 @@ class TileValues(Lowering):
         parts.sort(key=lambda p: len(p[1]))
         dims = frozenset().union(*(d for _, d in parts)) if parts else frozenset()
         return " + ".join(t for t, _ in parts) or "0", dims
+
+    def _first_word(self) -> str:
+        """Where the whole words of the row begin: an offset that is a multiple of the group."""
+        shift = self.s.shift
+        found = next((s.memo["first word"] for s in self.scope.chain() if "first word" in s.memo), None)
+        if found is None:
+            scope = self._home(frozenset(shift.origin.axes()))
+            origin, _ = self.text(shift.origin, ("origin",))
+            found = scope.memo["first word"] = self.assign(scope, f"tl.multiple_of({origin} + {self.words_from}, {shift.group})", "w")
+        return found
 
     def _atom_text(self, a) -> tuple[str, frozenset]:
         if isinstance(a, Axis):
@@ -281,7 +295,15 @@ class TileValues(Lowering):
             scope = self._home(e.free | dims, values)
             self._fail(scope, " & ".join([*self.mask(dims), f"({texts[1]} == 0)"]), "division", e)
             return self._put(e, words.op(e.name, d, texts), e.free | dims, values)
-        return self._put(e, words.op(e.name, d, texts), (), values)
+        if self.fast and e.name == "div" and d is F32 and values[1].dims < values[0].dims:
+            return self._shared_division(e, *values)
+        return self._put(e, words.op(e.name, d, texts, fast=self.fast), (), values)
+
+    def _shared_division(self, e: Op, a: Value, b: Value) -> Value:
+        """a / b by a reciprocal that many elements share; divisors whose reciprocal is no number are taken nearer to 1 first, and the quotients back."""
+        near = self._known(("near", b.var)) or self._put(("near", b.var), f"tl.where(tl.abs({b.var}) < 1e-30, 1e30, 1.0)", (), (b,))
+        inverse = self._known(("inverse", b.var)) or self._put(("inverse", b.var), f"1.0 / ({b.var} * {near.var})", (), (b, near))
+        return self._put(e, f"{a.var} * {inverse.var} * {near.var}", (), (a, inverse, near))
 
     def _emit_cast(self, e: Cast) -> Value:
         arg = self.emit(e.arg)

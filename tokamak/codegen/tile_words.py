@@ -9,9 +9,9 @@ __all__ = ["cast", "combine_lines", "full", "literal", "number", "neutral", "op"
            "update", "update_in_order"]
 
 
-def neutral(monoid: str, d: DType, component: int):
-    """The number that changes nothing when it is combined in; the index of an argmax or argmin is greater than any."""
-    return 2**63 - 1 if component else identity(monoid, d)
+def neutral(monoid: str, d: DType, component: int, narrow: bool = False):
+    """The number that changes nothing when it is combined in; the index of an argmax or argmin is greater than any (`narrow`: of i32)."""
+    return (2**31 - 1 if narrow else 2**63 - 1) if component else identity(monoid, d)
 
 
 def number(name: str, d: DType) -> str:
@@ -21,9 +21,9 @@ def number(name: str, d: DType) -> str:
     return f"{name} != 0" if d is BOOL else f"{name}.to({triton_type(d)})"
 
 
-def combine_lines(monoid: str, d: DType, made: tuple, a: tuple, b: tuple) -> list[str]:
-    """made = a (+) b, component by component."""
-    texts = combine(monoid, d, a, b)
+def combine_lines(monoid: str, d: DType, made: tuple, a: tuple, b: tuple, later: bool = False) -> list[str]:
+    """made = a (+) b, component by component. `later`: the indices of b are greater than those of a."""
+    texts = combine(monoid, d, a, b, later)
     return [f"{', '.join(made)} = {', '.join(texts)}"]
 
 

@@ -7,6 +7,8 @@ split axes, the loops over the rows.
 """
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..fuse.gpu import atomic
 from ..ir.expr import Const, Expr, Load, Op, Reduce, Rewriter, Scan, walk
 from ..ir.index import Axis, Fetch, as_index
@@ -41,23 +43,54 @@ class TileLowering(TileFolds):
             grid = grid * s.programs
         self._decode(self.program, kept, number, "b")
         self.program.open = frozenset(kept)
-        self._open_held()
+        self._open_held(share)
         if s.split:
             self._accumulate(share)
         else:
             self._run(self.program, self.stores, ())
         return TileKernel(tuple(self.params), tuple(self.program.lines), grid, s, self.body_, tuple(self.errors), self.sources, tuple(self.spaces.values()))
 
-    def _open_held(self) -> None:
-        held = [a for a in self.s.dims if a not in self.body_.parallel and a not in self.s.looped]
+    def _range(self, low, high, step) -> str:
+        stages = f", num_stages={self.s.stages}" if self.s.stages > 1 else ""
+        return f"{'tl.' if stages else ''}range({low}, {high}, {step}{stages})"
+
+    def _open_held(self, share: str | None) -> None:
+        self.held = held = [a for a in self.s.dims if a not in self.body_.parallel and a not in self.s.looped]
+        if self.s.shift is not None:
+            self._open_shifted(self.s.shift.axis, share)
         for a in held:
+            if self.s.shift is not None:
+                continue
             start = 0
             for n, size in enumerate(self.s.sizes(a)):
                 last = n == len(self.s.sizes(a)) - 1
                 self._tile_coordinate(self.program, a, str(start) if start else "", n, last and a not in self.s.exact)
                 start += size
-        self.held = held
         self.program.open |= frozenset(held)
+
+    def _open_shifted(self, a: Axis, share: str | None) -> None:
+        """Pieces of rows that begin anywhere: whole 16-byte words, then the elements before them and behind them."""
+        scope, shift, (*whole, _, _) = self.program, self.s.shift, self.s.sizes(a)
+        group, n = shift.group, self._number(self.extent(a))
+        for x in self.s.split:          # every row of a program begins like its first
+            self._scalar_coordinate(scope, x, share)
+        origin, _ = self.text(shift.origin, ("origin",))
+        before = self.assign(scope, f"tl.minimum((0 - ({origin})) & {group - 1}, {n})", "h")
+        words = self.assign(scope, f"({n} - {before}) // {group} * {group}", "h")
+        self.words_from, self.words_in, start = before, words, 0
+        for piece, size in enumerate(whole if a not in self.s.looped else ()):
+            ragged = start + size > (a.extent.constant - group + 1) // group * group
+            self._whole_words(scope, a, piece, f"{start} + " if start else "", ragged)
+            start += size
+        for piece, (base, end) in ((len(whole), ("", before)), (len(whole) + 1, (f"{before} + {words} + ", n))):
+            lanes = self.assign(scope, f"{base}tl.arange(0, {group})", "i")
+            self.coords[a, piece] = (Value(lanes, frozenset((a,)), scope, True), self.assign(scope, f"{lanes} < {end}", "m"))
+
+    def _whole_words(self, scope: Scope, a: Axis, piece: int, start: str, ragged: bool) -> None:
+        """Coordinates of one piece of the whole words of a shifted row."""
+        self.lanes[piece] = lanes = self.assign(scope, f"{start}tl.arange(0, {self.s.sizes(a)[piece]})", "j")
+        mask = self.assign(scope, f"{lanes} < {self.words_in}", "m") if ragged else None
+        self.coords[a, piece] = (Value(self.assign(scope, f"{self.words_from} + {lanes}", "i"), frozenset((a,)), scope, True), mask)
 
     # -- folds across programs ---------------------------------------------------------------------------------------------
     def _accumulate(self, share: str) -> None:
@@ -82,7 +115,7 @@ class TileLowering(TileFolds):
         carried = {e: self._accumulators(self.program, e) for e in crossing.values()}
         count = self.param("int", ("split",), total)
         var = self.fresh("b")
-        loop = For(f"for {var} in range({share}, {count}, {s.programs})", [])
+        loop = For(f"for {var} in {self._range(share, count, s.programs)}", [])
         inner = Scope(loop.lines, self.program.open, self.program)
         self._decode(inner, list(s.split), var, "b")
         inner.open |= frozenset(s.split)
@@ -137,9 +170,10 @@ class TileLowering(TileFolds):
             through = [s for s in stores if self._passes(s.expr) == n]
             inside = [s for s in through if s.axes & self.s.looped]
             across = [e for e in crossing if depth(e) == n]
-            if looped and (now or inside or across):
-                self._pass(outer, looped, now, inside, across, carried)
-                across = []
+            along = [e for e in across if set(e.over) & self.s.looped]
+            if looped and (now or inside or along):
+                self._pass(outer, looped, now, inside, along, carried)
+            across = [e for e in across if e not in along] if looped else across
             self.scope = outer
             for e in across:
                 self._carry(outer, e, carried[e])
@@ -160,11 +194,14 @@ class TileLowering(TileFolds):
         for a in looped:
             number = self.fresh("r")
             tiled = a in self.s.dims
-            head = f"for {number} in range(0, {self._number(self.extent(a))}{f', {self.s.sizes(a)[0]}' if tiled else ''})"
-            loop = For(head, [])
+            shift = self.s.shift is not None and a is self.s.shift.axis
+            end = self.words_in if shift else self._number(self.extent(a))
+            loop = For(f"for {number} in {self._range(0, end, self.s.sizes(a)[0] if tiled else 1)}", [])
             loops.append((scope, loop))
             scope = Scope(loop.lines, scope.open | {a}, scope)
-            if tiled:
+            if shift:
+                self._whole_words(scope, a, 0, f"{number} + ", True)
+            elif tiled:
                 self._tile_coordinate(scope, a, number, 0, a not in self.s.exact)
             else:
                 self._scalar_coordinate(scope, a, number)
@@ -178,11 +215,32 @@ class TileLowering(TileFolds):
             parent.lines.append(loop)
         self.carries = saved
         self.scope = outer
+        ends = self._ends(outer, looped, folds, stores)
         for e in folds:
             for choice in self._choices(e.free):
                 self.piece.update(choice)
-                self._remember(outer, e, self._finish(outer, e, accumulators[e]))
+                whole = self._finish(outer, e, accumulators[e])
+                for part in ends.get(e, ()):        # indices are i64 by now on both sides
+                    whole = tuple(replace(v, var=x) for v, x in zip(whole, self._combined(outer, e, tuple(v.var for v in whole), part)))
+                self._remember(outer, e, whole)
             self._first_pieces()
+
+    def _ends(self, outer: Scope, looped, folds, stores) -> dict:
+        """What a loop over the whole words of shifted rows leaves out: the folds of the elements before and behind them, and their stores."""
+        shift, found = self.s.shift, {}
+        if shift is None or shift.axis not in looped:
+            return found
+        for piece in (1, 2):
+            scope = Scope(outer.lines, outer.open | {shift.axis}, outer)
+            self.piece[shift.axis], self.scope = piece, scope
+            for e in folds:
+                values = [self._masked(scope, v, self._type(e, n), e, n) for n, v in enumerate(self._arguments(e))]
+                folded, _, _ = self._across(scope, e, tuple(v.var for v in values), self._fold_dims(e))
+                found.setdefault(e, []).append(tuple(self.assign(scope, f"{v}.to(tl.int64)") if self._narrow(e, n) else v for n, v in enumerate(folded)))
+            for s in stores:
+                self._store(scope, s, *self.text(s.address, ("address", s.memory)), self.emit(s.expr), None, {})
+        self.piece[shift.axis], self.scope = 0, outer
+        return found
 
     # -- stores --------------------------------------------------------------------------------------------------------------
     def _store_all(self, scope: Scope, stores) -> None:
@@ -231,16 +289,17 @@ class TileLowering(TileFolds):
             scope.lines.append(words.update(store.monoid, memory.dtype, where, offset, value.var, mask))
 
 
-def lower_tiles(body: Body, schedule: TileSchedule, hints, device: str, choose_again) -> tuple[TileKernel, ...]:
-    """The kernels of `body` in running order. `choose_again(body)` gives the schedule of a further kernel. Raises Unschedulable."""
+def lower_tiles(body: Body, schedule: TileSchedule, hints, device: str, choose_again, fast: bool = False) -> tuple[TileKernel, ...]:
+    """The kernels of `body` in running order. `choose_again(body)` gives the schedule of a further kernel. `fast`: where all that comes out is rounded to
+    16 bits, f32 functions on the way may be a few units in the last place off. Raises Unschedulable."""
     first: tuple = ()
     if body.base is not None:
         base = base_body(body)
-        first = lower_tiles(base, choose_again(base), hints, device, choose_again)
-    made = TileLowering(body, schedule, hints, device)
+        first = lower_tiles(base, choose_again(base), hints, device, choose_again, fast)
+    made = TileLowering(body, schedule, hints, device, fast=fast and rounded(body))
     kernels = [*first, made.kernel()]
     for second in combining(body, schedule, made.spaces):
-        kernels += lower_tiles(second, choose_again(second), hints, device, choose_again)
+        kernels += lower_tiles(second, choose_again(second), hints, device, choose_again, fast)
     return tuple(kernels)
 
 
@@ -252,6 +311,13 @@ def base_body(body: Body) -> Body:
         nan = Op("copysign", Const(float("nan"), expr.dtype), Const(1 if monoid == "max" else -1, expr.dtype))
         expr = Op("where", Op("isnan", expr), nan, expr)
     return Body(tuple(sorted(s.axes, key=lambda a: a.id)), (Store(s.memory, s.address, expr, s.axes),), s.axes)
+
+
+def rounded(body: Body) -> bool:
+    """Is every floating result along the body's longest stores rounded to 16 bits? What is folded away on the way may be stored as it is."""
+    most = max((len(s.axes) for s in body.stores), default=0)
+    return all(s.memory.dtype.is_half for s in body.stores if s.memory.dtype.is_float and len(s.axes) == most) and \
+        any(s.memory.dtype.is_half for s in body.stores)
 
 
 def combining(body: Body, schedule: TileSchedule, spaces: dict) -> list[Body]:

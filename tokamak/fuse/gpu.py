@@ -12,6 +12,7 @@ from .reason import Reason
 HELD = 32768            # elements of a row that one program holds in registers
 CARRIED = 32768         # elements of partial results that one program carries along in registers
 FILL = 2                # programs that each multiprocessor should have
+CARRIED_ROW = (256, 8192)       # columns of which one program carries the sums along whole rows, rather than those of a few columns down many rows
 SHORT = 16384           # elements that one program works through in the time of a launch: with less to do each, few programs will do
 
 
@@ -65,7 +66,9 @@ def best_roles(group: Group, found: list[Roles], hints: Hints, target) -> Roles:
     def rank(r: Roles):
         possible = infeasible(group, r, hints) is None
         carried = sum(hints.count(m.free - r.parallel) for m in r.accumulating)
-        return (possible, busy(group, r, v, hints, target), -carried, -len(r.parallel) if r.accumulating else 0, hints.count(r.parallel))
+        rows = v not in r.parallel and CARRIED_ROW[0] <= hints.count(frozenset((v,))) <= CARRIED_ROW[1] if v is not None and r.accumulating and len(r.local) else False
+        return (possible, busy(group, r, v, hints, target), not r.accumulating, rows, -carried, -len(r.parallel) if r.accumulating else 0,
+                hints.count(r.parallel))
     return max(found, key=rank)
 
 

@@ -4,8 +4,10 @@
     pieces      for each of them the power-of-two lengths that cover it: one for a parallel axis (the grid counts blocks) and for a looped one (its
                 chunk); a held row axis may have several, since 768 is 512 + 256 and 1025 is 1024 + 16 masked
     looped      row axes that are run through in loops; the other row axes are held in registers
-    split       parallel axes that folds cross: programs share them out and leave partial results, which a second kernel combines
+    split       parallel axes that a program runs over in a loop, every so many of them: those that folds cross (programs leave partial results, which a
+                second kernel combines), or rows that read something which one program can keep
     programs    how many programs share the split axes
+    shift       rows that begin at any element, see Shift
     exact       tiled axes whose pieces cover the extent exactly: no mask
     wide        addresses need 64 bits
 
@@ -18,7 +20,7 @@ from dataclasses import dataclass
 
 from ..fuse.cost import Hints
 from ..ir.expr import Reduce, Scan, walk
-from ..ir.index import Axis, Index, bounds
+from ..ir.index import Axis, Fetch, Index, bounds
 from .body import Body, exprs_of
 from .schedule import loop_order, strides_of
 
@@ -28,10 +30,27 @@ HELD = 32768            # elements of a row, over all row axes, that are held in
 CHUNK = 4096            # elements of a looped row that are in registers at once
 COLUMNS = 64            # columns of a tile that folds across rows: 128 bytes of a 16-bit type
 TURNED = 64             # edge of a tile that is read along one axis and written along another
-PER_THREAD = 16         # elements of a tile to one thread
+PER_THREAD = 16         # elements of a pointwise tile to one thread
+ROW_THREAD = 32         # of a tile that is folded: norms forward reach 75% of the limit over many sizes, against 69 with 16 and 62 with 8
+CARRY_THREAD = 16       # where column sums are carried along rows: 70 to 77% over six sizes of LayerNorm backward, 26 to 61 with 8
 MOST_WARPS = 16
+CARRY_WARPS = 32
+CARRY_RESIDENT = 16     # warps a multiprocessor has in flight then: the fewer programs, the fewer partial results to fold
+CARRY_STAGES = 1        # rows under way at once in a loop that carries column sums; loops across rows lose up to nine tenths with more than one
+SECTOR = 16             # columns at least, of a tile that holds whole columns: 32 bytes of a 16-bit type
+NARROW = 8              # columns at least, of a tile that folds across rows: 32 bytes of f32, one sector
 WASTE = 8               # a masked tail may idle one lane in this many
+SHIFTED = 256           # elements of a row from which on it is read in whole words wherever it begins
 RESIDENT = 32           # warps a multiprocessor should have in flight
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Rows that begin anywhere are read from their first multiple of `group` elements on, in whole 16-byte words: the last two pieces of `axis` are what lies
+    before it and behind the last whole word. `origin`: where a row begins, as an offset in elements without `axis`."""
+    axis: Axis
+    group: int
+    origin: Index
 
 
 @dataclass(frozen=True)
@@ -44,9 +63,10 @@ class TileSchedule:
     programs: int
     exact: frozenset[Axis]
     warps: int
-    stages: int = 2
+    stages: int = 1
     wide: bool = False
     unrolled: frozenset[Axis] = frozenset()
+    shift: "Shift | None" = None
 
     def sizes(self, a: Axis) -> tuple[int, ...]:
         """The lengths of the pieces that cover tiled axis `a`."""
@@ -56,6 +76,8 @@ class TileSchedule:
         name = lambda a: f"i{self.order.index(a)}"
         tile = ", ".join(f"{name(a)}:{'+'.join(map(str, sizes))}{'' if a in self.exact else '?'}" for a, sizes in self.pieces)
         parts = [f"tile({tile})"]
+        if self.shift is not None:
+            parts.append(f"shifted({name(self.shift.axis)} % {self.shift.group})")
         if self.looped:
             parts.append(f"looped({', '.join(name(a) for a in self.order if a in self.looped)})")
         if self.split:
@@ -83,6 +105,13 @@ def cover(n: int) -> tuple[int, ...]:
     return (*found, power(rest))
 
 
+def shifted(n: int, group: int) -> tuple[int, ...]:
+    """Pieces for the whole words of a row of `n` elements."""
+    words = max(n // group * group, group)
+    whole = power(words)
+    return (whole,) if (whole - words) * WASTE <= n else cover(words)
+
+
 def choose(b: Body, hints: Hints, target) -> TileSchedule:
     """The schedule for `b` on a GPU."""
     return _Chooser(b, hints, target).schedule()
@@ -102,9 +131,13 @@ class _Chooser:
         self.rows = [a for a in self.order if a not in b.parallel]
         self.whole = any(set(self.rows) & set(e.over) and not set(self.rows) <= set(e.over) for e in folds) \
             or any(isinstance(e, Scan) for e in walk(*exprs_of(b))) or any(set(e.over) & self.crossed and e.free & set(self.rows) for e in folds)
+        crossing = [e for e in folds if set(e.over) & self.crossed]
+        self.carries = any(e.free & set(self.rows) for e in crossing)                       # partial results along a row
+        self.carries_rows = self.carries or any(set(e.over) & set(self.rows) for e in crossing)
         self.line = self._contiguous()
         self.pieces: dict[Axis, tuple[int, ...]] = {}
         self.looped: set[Axis] = set()
+        self.shift: Shift | None = None
 
     def _contiguous(self) -> Axis | None:
         """The axis along which most bytes lie contiguously; the last in loop order where none does."""
@@ -125,14 +158,17 @@ class _Chooser:
         dims = tuple(a for a in self.order if a in self.pieces)
         elements = math.prod(sum(self.pieces[a]) for a in dims)
         exact = frozenset(a for a in dims if self._exact(a))
-        warps = max(1, min(MOST_WARPS, power(elements // (32 * PER_THREAD))))
-        split = tuple(a for a in self.order if a in self.crossed)
+        carries = self.carries
+        each = CARRY_THREAD if carries else ROW_THREAD if self.rows or self.crossed else PER_THREAD
+        warps = max(1, min(CARRY_WARPS if carries else MOST_WARPS, power(elements // (32 * each))))
+        self.resident = CARRY_RESIDENT if carries else RESIDENT
+        split = tuple(a for a in self.order if a in self.crossed) or self._shared_rows()
         return TileSchedule(self.order, dims, tuple((a, self.pieces[a]) for a in dims), frozenset(self.looped), split,
-                            self._programs(split, warps) if split else 1, exact, warps, wide=self._wide())
+                            self._programs(split, warps) if split else 1, exact, warps, CARRY_STAGES if carries else 1, wide=self._wide(), shift=self.shift)
 
     def _exact(self, a: Axis) -> bool:
         n, sizes = a.extent.constant, self.pieces[a]
-        if n is None:
+        if n is None or self.shift is not None:
             return False
         return n == sum(sizes) if a not in self.b.parallel and a not in self.looped else n % sizes[0] == 0
 
@@ -143,21 +179,73 @@ class _Chooser:
         if any(s.monoid is not None for s in self.b.stores):         # updates in order, one after the other
             self.looped.update(self.rows)
             return
-        known = all(a.extent.constant is not None for a in self.rows)
+        known = all(a.extent.constant is not None for a in self.rows) and (self.whole or self._needed_again() or self.line not in self.rows)
         inner = self.line if self.line in self.rows else max(self.rows, key=lambda a: self.hints(a.extent))
         extent = lambda a: a.extent.constant if known else self.hints(a.extent)         # an ordered target's hints are not the extents
         whole = {a: cover(extent(a)) if a is inner else (power(extent(a)),) for a in self.rows}
         elements = math.prod(sum(s) for s in whole.values())
-        most = HELD if self.line in self.rows else 32
+        most = HELD if self.line in self.rows else HELD // (2 * SECTOR) if self._needed_again() else 32
         if known and (elements <= most or self.whole and elements <= 4 * HELD) and len(self.rows) <= 3:
             self.pieces.update(whole)
+            self.shift = self._shift(inner)
+            if self.shift is not None:
+                n, group = inner.extent.constant, self.shift.group
+                self.pieces[inner] = (*shifted(n, group), group, group)
             return
         self.looped.update(self.rows)
-        chunk = CHUNK if self.line in self.rows else TILE // COLUMNS
+        chunk = CHUNK if self.line in self.rows else TILE // self._columns()
         self.pieces[inner] = (min(chunk, power(self.hints(inner.extent))),)
+        self.shift = self._shift(inner) if self.line is inner and not self.carries_rows else None
+        if self.shift is not None:
+            self.pieces[inner] = (self.pieces[inner][0], self.shift.group, self.shift.group)
+
+    def _needed_again(self) -> bool:
+        """Is a row looked at more than once: by a fold of what another one gives, or by a store along it? Or is it short?"""
+        rows = set(self.rows)
+        if self.hints.count(rows) <= (CHUNK if self.line in rows else 2 * SECTOR) or any(s.axes & rows for s in self.b.stores):
+            return True
+        return any(isinstance(e, Reduce) and rows & set(e.over) and any(isinstance(x, Reduce) and rows & set(x.over) for a in e.args for x in walk(a))
+                   for e in walk(*exprs_of(self.b)))
+
+    def _columns(self) -> int:
+        """Columns of a tile that folds across rows: narrow where there are few, so that there are programs for every multiprocessor."""
+        if self.line is None or self.crossed:
+            return COLUMNS
+        share = self.hints.count(self.b.parallel) // self.target.threads
+        return max(NARROW, min(COLUMNS, power(share + 1) // 2))
+
+    def _shift(self, a: Axis) -> Shift | None:
+        """For rows along `a` that begin at any element, where most of what is read and written begins alike."""
+        n, crossed = a.extent.constant, len(self.crossed)
+        scans = any(isinstance(e, Scan) for e in walk(*exprs_of(self.b)))
+        if len(self.rows) > 1 or n is None or n < SHIFTED or crossed > 1 or scans or self.target.ordered:
+            return None
+        found: dict[Index, int] = {}
+        smallest = 4
+        for _, address, size in strides_of(self.b):
+            if address.coefficient(a) == 1 and len(address.axes()) > 1 and not any(isinstance(x, Fetch) for x in address.atoms()):
+                origin = address.without(a)
+                found[origin] = found.get(origin, 0) + size
+                smallest = min(smallest, size)
+        group = 16 // smallest
+        origin = max(found, key=lambda i: found[i], default=None)
+        if origin is None or any(not isinstance(x, Axis) for k in origin.terms for x in k) or any(len(k) != 1 for k in origin.terms):
+            return None
+        return Shift(a, group, origin) if any(v % group for v in origin.terms.values()) else None
+
+    def _shared_rows(self) -> tuple[Axis, ...]:
+        """Of shifted rows that read something else along the row (a weight): programs take every so many rows, all of which begin alike, and keep it."""
+        if self.shift is None:
+            return ()
+        kept = any(address.coefficient(self.shift.axis) == 1 and address.without(self.shift.axis) is not self.shift.origin
+                   for _, address, _ in strides_of(self.b))
+        rows = [a for a in self.order if a in self.b.parallel and a in self.shift.origin.axes()]
+        return tuple(rows[-1:]) if kept else ()
 
     def _cover_parallel(self) -> None:
         """Parallel axes that fill up the tile: the contiguous one first, then one that an access runs along, then the innermost."""
+        if self.shift is not None:
+            return
         hints = self.hints
         have = math.prod(sum(s) for s in self.pieces.values())
         pointwise = not self.rows and not self.crossed
@@ -165,7 +253,7 @@ class _Chooser:
         parallel = [a for a in self.order if a in self.b.parallel]
         turned = self._turned()
         if self.line in parallel:
-            most = COLUMNS if self.rows else TURNED if turned is not None else want // have
+            most = min(self._columns(), max(SECTOR, HELD // (2 * have))) if self.rows else TURNED if turned is not None else want // have
             if self.crossed and self.line not in self.crossed:
                 most = COLUMNS
             have *= self._tile(self.line, most)
@@ -197,9 +285,10 @@ class _Chooser:
     def _programs(self, split, warps: int) -> int:
         """Programs that share the split axes: enough to fill the machine, no more than there are blocks."""
         blocks = lambda axes: math.prod(-(-self.hints(a.extent) // (self.pieces[a][0] if a in self.pieces else 1)) for a in axes)
-        kept = blocks(a for a in self.order if a in self.b.parallel and a not in self.crossed)
-        want = self.target.threads * max(1, RESIDENT // warps)
-        return max(1, min(-(-want // kept), blocks(split)))
+        kept = blocks(a for a in self.order if a in self.b.parallel and a not in split)
+        want = self.target.threads * max(1, self.resident // warps)
+        programs = max(1, min(-(-want // kept), blocks(split)))
+        return -(-programs // self.shift.group) * self.shift.group if self.shift is not None else programs      # every row of a program begins alike
 
     def _wide(self) -> bool:
         """Does an access reach behind 2^31 elements? Unknown sizes do, as far as is known."""

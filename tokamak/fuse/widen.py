@@ -1,0 +1,81 @@
+"""Folds of narrow columns, made wide for GPUs: sums of a few columns over very many rows read whole lines when several rows count as one.
+
+    out[c] = sum[r](f(r, c))    becomes    part[j, c] = sum[q](f(q * rows + j, c)),  out[c] = sum[j](part[j, c])
+
+`part` walks through memory like a fold of rows * columns columns.
+"""
+from __future__ import annotations
+
+from ..ir.expr import Cast, Expr, Load, Reduce, Rewriter, walk
+from ..ir.graph import Compute, Graph
+from ..ir.index import Axis, Index, as_index
+from ..ir.rewrite import replaced_nodes
+from .cost import Hints, estimates
+
+LINE = 128              # bytes of memory that are fetched together
+WIDE = 512              # elements that rows counted as one have at most
+LONG = 1 << 16          # rows from which on it is worth a kernel more
+
+
+def widened(graph: Graph, target) -> Graph:
+    """`graph` with every fold of narrow columns in two steps, on a GPU."""
+    if target.kind != "gpu" or target.ordered:
+        return graph
+    hints = estimates(graph, target)
+    return replaced_nodes(graph, lambda n: _in_two_steps(n, hints) if isinstance(n, Compute) else None)
+
+
+def _in_two_steps(n: Compute, hints: Hints) -> Compute | None:
+    casts, fold = [], n.expr
+    while isinstance(fold, Cast):
+        casts.append(fold)
+        fold = fold.arg
+    if not isinstance(fold, Reduce) or len(fold.over) != 1 or len(fold.args) != 1 or fold.monoid not in ("sum", "max", "min"):
+        return None
+    rows = _rows_as_one(fold, hints)
+    if rows is None:
+        return None
+    a, rank = fold.over[0], len(n.shape)
+    j, q = Axis(rank, as_index(rows)), Axis(rank + 1, as_index(a.extent.constant // rows))
+    part = Compute((as_index(rows), *n.shape), None,
+                   _moved(Reduce(fold.monoid, (q,), (Rewriter({a: as_index(q) * rows + as_index(j)})(fold.args[0]),)), rank, j), n.device)
+    out: Expr = Reduce(fold.monoid, (j,), (Load(part, (as_index(j), *(as_index(Axis(d, s)) if s != 1 else as_index(0) for d, s in enumerate(n.shape)))),))
+    for c in reversed(casts):
+        out = Cast(c.dtype, out, c.implicit)
+    return Compute(n.shape, n.strides, out, n.device, n.tag)
+
+
+def _moved(e: Expr, rank: int, j: Axis) -> Expr:
+    """`e` over the axes of `part`: j is its first, the others stand one further."""
+    return Rewriter({**{a: as_index(Axis(a.id + 1, a.extent)) for a in e.free if a is not j and a.id < rank}, j: as_index(Axis(0, j.extent))})(e)
+
+
+def _rows_as_one(fold: Reduce, hints: Hints) -> int | None:
+    """How many rows count as one: a power of two that divides them; None where columns are no narrow lines."""
+    a, = fold.over
+    if a.extent.constant is None or a.extent.constant < LONG:
+        return None
+    width = None
+    for e in walk(*fold.args):
+        if isinstance(e, Load) and a in e.axes():
+            found = _line(e, a)
+            if found is None or width is not None and found[0] is not width[0]:
+                return None
+            width = found
+    if width is None or hints(width[0].extent) * width[1] >= LINE:
+        return None
+    rows = 1
+    while rows * 2 * hints(width[0].extent) <= WIDE and a.extent.constant % (rows * 2) == 0:
+        rows *= 2
+    return rows if rows * hints(width[0].extent) * width[1] >= LINE else None
+
+
+def _line(e: Load, a: Axis) -> tuple[Axis, int] | None:
+    """(axis, bytes of an element) where `e` reads lines along an axis and the rows along `a` follow each other without gaps."""
+    offset: Index = as_index(0)
+    for i, s in zip(e.index, e.node.strides):
+        offset = offset + i * s
+    for x in offset.axes():
+        if x is not a and offset.coefficient(x) == 1 and offset.coefficient(a) is as_index(x.extent):
+            return x, e.dtype.bytes
+    return None
