@@ -22,6 +22,7 @@ from .codegen.stages import lower_plan, render_plan, schedule_plan
 from .errors import CompilerMissing, OptionError
 from .fuse.inline import inline
 from .fuse.plan import plan
+from .fuse.widen import widened
 from .ir.graph import Compute, Graph, Opaque, Scatter, reads
 from .ir.rewrite import simplify
 from .options import Options, current
@@ -90,7 +91,7 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Op
     if machine.ordered:
         trace("strict", unordered(captured))
     graph = trace("simplify", simplify(captured))
-    graph = trace("inline", inline(graph, machine))
+    graph = trace("inline", widened(inline(graph, machine), machine))
     planned = trace("fuse", plan(graph, machine))
     scheduled = trace("schedule", schedule_plan(planned, machine))
     lowered = trace("lower", lower_plan(scheduled, machine))

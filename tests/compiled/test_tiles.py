@@ -201,3 +201,9 @@ def test_sums_over_looped_rows_count_each_row_once():
         return F.cross_entropy(x, t, reduction="sum")
     check(loss, values(300, 5000), indices(5000, 300), tolerance=1e-3)
     check(lambda x: torch.logsumexp(x, -1).sum(), values(600, 4500), tolerance=1e-3)
+
+
+@pytest.mark.parametrize("columns", [17, 3, 64])
+def test_sums_of_narrow_columns(columns):
+    x = torch.randn(1 << 16, columns)
+    check(lambda x: (x.double().sum(0), x.amax(0)), x)

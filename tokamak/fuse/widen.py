@@ -6,10 +6,12 @@
 """
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..ir.expr import Cast, Expr, Load, Reduce, Rewriter, walk
-from ..ir.graph import Compute, Graph
+from ..ir.graph import Compute, Graph, reads
 from ..ir.index import Axis, Index, as_index
-from ..ir.rewrite import replaced_nodes
+from ..ir.rewrite import replaced
 from .cost import Hints, estimates
 
 LINE = 128              # bytes of memory that are fetched together
@@ -21,8 +23,15 @@ def widened(graph: Graph, target) -> Graph:
     """`graph` with every fold of narrow columns in two steps, on a GPU."""
     if target.kind != "gpu" or target.ordered:
         return graph
-    hints = estimates(graph, target)
-    return replaced_nodes(graph, lambda n: _in_two_steps(n, hints) if isinstance(n, Compute) else None)
+    hints, parts = estimates(graph, target), {}
+
+    def change(n: Compute) -> Compute | None:
+        made = _in_two_steps(n, hints)
+        if made is not None:
+            parts.update((part, made) for part in reads(made))
+        return made
+    out = replaced(graph, change)
+    return replace(out, origins={**out.origins, **{part: out.origins[whole] for part, whole in parts.items() if whole in out.origins}}) if parts else graph
 
 
 def _in_two_steps(n: Compute, hints: Hints) -> Compute | None:

@@ -95,11 +95,16 @@ def simplify(graph: Graph, policy: str = "fast") -> Graph:
     return _Graph(graph, policy).result()
 
 
+def replaced(graph: Graph, change: Callable[[Compute], Compute | None]) -> Graph:
+    """`graph`, simplified, with what `change` makes of Compute nodes (None: nothing else) in their place; it may read new nodes."""
+    return _Graph(graph, "eager", change).result()
+
+
 class _Graph:
     """One simplification: `nodes` maps old nodes to new ones."""
 
-    def __init__(self, graph: Graph, policy: str):
-        self.graph = graph
+    def __init__(self, graph: Graph, policy: str, change: Callable[[Compute], Compute | None] | None = None):
+        self.graph, self.change = graph, change
         self.nodes: dict = {}
         self.expr = Simplifier(policy, nodes=self.nodes)
         self.shown = {v.node for v in (*graph.outputs, *(w.source for w in graph.writes)) if isinstance(v, View)}
@@ -108,6 +113,8 @@ class _Graph:
     def result(self) -> Graph:
         for node in self.graph.nodes:
             new = _MAKERS[type(node)](self, node)
+            if self.change is not None and isinstance(new, Compute):
+                new = self.change(new) or new
             if node in self.shown:
                 new = self._own_memory(new)
             self.nodes[node] = new
