@@ -22,6 +22,7 @@ from .codegen.stages import lower_plan, render_plan, schedule_plan
 from .errors import CompilerMissing, OptionError
 from .fuse.inline import inline
 from .fuse.plan import plan
+from .fuse.stream import stream
 from .fuse.widen import widened
 from .ir.graph import Compute, Graph, Opaque, Scatter, reads
 from .ir.rewrite import simplify
@@ -91,6 +92,7 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Op
     if machine.ordered:
         trace("strict", unordered(captured))
     graph = trace("simplify", simplify(captured))
+    graph = trace("stream", stream(graph, machine) if options.streaming else graph)
     graph = trace("inline", widened(inline(graph, machine), machine))
     planned = trace("fuse", plan(graph, machine))
     scheduled = trace("schedule", schedule_plan(planned, machine))

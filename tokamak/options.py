@@ -20,6 +20,7 @@ STAGES = {
     "aten": "the graph of aten calls that AOTAutograd traced",
     "capture": "the same as a Graph of the language",
     "simplify": "the Graph rewritten",
+    "stream": "chains of folds that would read rows twice, as one fold each",
     "inline": "pointwise producers moved into their readers",
     "fuse": "the Plan: groups of values that share a kernel",
     "schedule": "the Body and the schedule of each group",
@@ -62,6 +63,7 @@ class Options:
     logs: frozenset[str] = field(default_factory=lambda: frozenset(t.strip() for t in os.environ.get("TOKAMAK_LOGS", "").split(",") if t.strip()))
     cache_dir: str = field(default_factory=_default_cache)      # built kernels; "" keeps none
     cc: str = field(default_factory=lambda: os.environ.get("TOKAMAK_CC", ""))      # the C compiler's command; "" looks for one
+    streaming: bool = True                                      # chains of folds become one fold where that saves a pass over memory (GPUs)
     pool: bool = True                                           # large outputs come from blocks that are used again
     until: str | None = None                                    # the last stage to run; the graph then runs eagerly
     recorder: Any = None                                        # a `tools.record.Recorder` that keeps what every stage made
@@ -78,7 +80,7 @@ class Options:
         for topic in self.logs:
             if topic not in TOPICS:
                 raise OptionError(f"there is no log topic '{topic}': {', '.join(TOPICS)}{_nearest(topic, TOPICS)}")
-        for name in ("strict", "check", "pool", "opaque_only"):
+        for name in ("strict", "check", "streaming", "pool", "opaque_only"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{name}={getattr(self, name)!r}: True or False")
 

@@ -175,3 +175,25 @@ def test_16_bit_values_are_rounded():
     found = value(node, (X,), [[1, 2, 3, 4]])
     assert found.dtype == np.float32 and np.all(found.view(np.uint32) & 0xFFFF == 0)
     assert value(Compute((), None, Reduce("all", (Axis(0, 4),), (Op("isnan", Load(X, (Axis(0, 4),))),))), (X,), [[math.nan] * 4]).dtype == bool
+
+
+def test_carriers():
+    """Moments and the sum of exponentials, of elements and of carriers that have been folded before."""
+    data = np.array([3, 5, 100, -2, 7, 7], np.float32)
+    every, x = Axis(0, 6), tensor("x", 6)
+    zero, one = Const(0.0, F32), Const(1.0, F32)
+    moments = [value(Compute((), None, Reduce("moments", (every,), (Load(x, (every,)), zero, one), n)), (x,), [data]) for n in range(3)]
+    np.testing.assert_allclose(moments, [data.sum(), data.var() * 6, 6], rtol=1e-6)
+    parts = np.array([[data[:2].sum(), data[:2].var() * 2, 2], [data[2:].sum(), data[2:].var() * 4, 4], [0, 0, 0]], np.float32)
+    half, p = Axis(0, 3), tensor("p", 3, 3)
+    args = tuple(Load(p, (half, as_index(n))) for n in range(3))
+    again = [value(Compute((), None, Reduce("moments", (half,), args, n)), (p,), [parts]) for n in range(3)]
+    np.testing.assert_allclose(again, moments, rtol=1e-6)
+    for row, wanted in (([1, 2, 3], (3, 1 + math.exp(-1) + math.exp(-2))), ([-math.inf] * 3, (-math.inf, 0)), ([math.inf, 0, math.inf], (math.inf, 2))):
+        r, y = Axis(0, 3), tensor("y", 3)
+        found = [value(Compute((), None, Reduce("expsum", (r,), (Load(y, (r,)), one), n)), (y,), [np.array(row, np.float32)]) for n in range(2)]
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    with pytest.raises(TypeError, match="floating numbers of one type"):
+        Reduce("expsum", (every,), (Coord(as_index(every)), Const(1, I64)))
+    with pytest.raises(TypeError, match="'moments' carries None"):
+        Scan("moments", every, (Load(x, (every,)), zero, one))

@@ -2,11 +2,17 @@
 from __future__ import annotations
 
 from ..ir.dtype import I32, DType
-from ..ir.expr import Coord, Reduce, Scan
+from ..ir.expr import Const, Coord, Reduce, Scan
+from ..ir.ops import CARRIERS
 from . import tile_words as words
 from .scope import Unschedulable
 from .tile_kernel import Scope, Value
 from .tile_values import TileValues
+
+
+def _folds_elements(e: Reduce) -> bool:
+    """Does `e` take single elements into a rescaled carrier, not carriers that other programs have left?"""
+    return e.monoid in CARRIERS and all(isinstance(x, Const) for x in e.args[1:])
 
 
 class TileFolds(TileValues):
@@ -21,9 +27,9 @@ class TileFolds(TileValues):
         dims, made = self._fold_dims(e), {}
         for choice in self._choices(dims):
             self.piece.update(choice)
-            shape = self.shape(dims) if dims else "[]"
+            shapes = [self.shape(d) if d else "[]" for d in self._component_dims(e)]
             made[tuple(sorted(((self.places[a], n) for a, n in choice.items())))] = tuple(
-                self.assign(scope, words.full(shape, self._neutral(e, n), self._type(e, n)), "a") for n in range(len(e.args)))
+                self.assign(scope, words.full(shapes[n], self._neutral(e, n), self._type(e, n)), "a") for n in range(len(e.args)))
         self._first_pieces()
         return made
 
@@ -48,6 +54,13 @@ class TileFolds(TileValues):
                 found.append(self.emit(x))
         return found
 
+    def _component_dims(self, e: Reduce) -> list[frozenset]:
+        """The tiled axes along which each carried component differs: weights of single elements only where lanes may be idle."""
+        dims = self._fold_dims(e)
+        if e.monoid != "moments" or not _folds_elements(e):
+            return [dims] * len(e.args)
+        return [dims, dims, frozenset(a for a in dims if a in e.over and a not in self.s.exact)]
+
     def _key(self, axes) -> tuple:
         return tuple(sorted((self.places[a], self.piece[a]) for a in self.held if a in axes))
 
@@ -55,11 +68,21 @@ class TileFolds(TileValues):
         dims = self._fold_dims(e)
         for choice in self._choices(dims):
             self.piece.update(choice)
-            values = [self._masked(scope, v, self._type(e, n), e, n) for n, v in enumerate(self._arguments(e))]
             carried = accumulators[self._key(dims)]
+            if _folds_elements(e):
+                scope.lines.append(self._step(scope, e, carried))
+                continue
+            values = [self._masked(scope, v, self._type(e, n), e, n) for n, v in enumerate(self._arguments(e))]
             later = self._narrow(e, 1) and len(e.over) == 1        # lane by lane the coordinate grows
             scope.lines += words.combine_lines(e.monoid, e.args[0].dtype, carried, carried, tuple(v.var for v in values), later)
         self._first_pieces()
+
+    def _step(self, scope: Scope, e: Reduce, carried: tuple) -> str:
+        """Takes an element a lane into a rescaled carrier."""
+        element = self._masked(scope, self.emit(e.args[0]), e.dtype, e, 0)
+        masks = self.mask([a for a in self.s.dims if a in e.over])
+        weight = self.assign(scope, f"tl.where({' & '.join(masks)}, 1.0, 0.0)") if masks else "1.0"
+        return f"{', '.join(carried)} = {words.step(e.monoid, carried, element.var, weight)}"
 
     def _masked(self, scope: Scope, v: Value, d: DType, e: Reduce, component: int) -> Value:
         """`v` with idle lanes of the folded axes neutral, along every tiled axis that `e` folds."""
@@ -111,7 +134,7 @@ class TileFolds(TileValues):
         over = [n for n, a in enumerate(self.s.dims) if a in e.over]
         if not over:
             return carried, left, True
-        current = carried
+        current = tuple(self.assign(scope, f"tl.broadcast_to({c}, {self.shape(dims)})") for c in carried) if e.monoid in CARRIERS else carried
         flatten = not left
         positions = sorted(range(self.rank), reverse=True) if flatten else over
         for n in positions:

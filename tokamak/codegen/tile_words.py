@@ -2,15 +2,17 @@
 from __future__ import annotations
 
 from ..ir.dtype import BOOL, F32, DType, compute_type
-from ..ir.ops import identity
-from .triton_ops import cast, combine, full, literal, op, pointer_type, random, reduce, scan, triton_type
+from ..ir.ops import CARRIERS, identity
+from .triton_ops import cast, combine, full, literal, op, pointer_type, random, reduce, scan, step, triton_type
 
-__all__ = ["cast", "combine_lines", "full", "literal", "number", "neutral", "op", "pointer_type", "random", "reduce", "scan", "triton_type",
+__all__ = ["cast", "combine_lines", "full", "literal", "number", "neutral", "op", "pointer_type", "random", "reduce", "scan", "step", "triton_type",
            "update", "update_in_order"]
 
 
 def neutral(monoid: str, d: DType, component: int, narrow: bool = False):
     """The number that changes nothing when it is combined in; the index of an argmax or argmin is greater than any (`narrow`: of i32)."""
+    if monoid in CARRIERS:
+        return CARRIERS[monoid][component]
     return (2**31 - 1 if narrow else 2**63 - 1) if component else identity(monoid, d)
 
 

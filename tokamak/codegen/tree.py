@@ -162,6 +162,8 @@ class Tree(Emitter):
         if twin is not None:
             self._adopt(f, twin)
             return
+        if f.monoid in ops.CARRIERS:
+            raise Unschedulable(f"kernels in C carry no '{f.monoid}'")
         bound = self._inner(a for a in f.over if a not in self.p or a is self.vector)
         free = self._inner(f.free)
         needs = self._needs(*f.args)

@@ -148,6 +148,72 @@ def reduce_all(x, axis: tl.constexpr):
     return tl.min(x.to(tl.int32), axis) != 0
 
 
+# -- rescaled carriers: `ir.ops.CARRIERS` ----------------------------------------------------------------------------
+@triton.jit
+def moments_step(s, q, w, x, m):
+    """The moments (s, q, w) with elements x, of weight m: 1, or 0 where x is 0. One division, of as many numbers as w and m have."""
+    n, more = tl.maximum(w, 1.0), w + m
+    both = 1.0 / (n * tl.maximum(more, 1.0))
+    d = x - s * (both * tl.maximum(more, 1.0))
+    return s + x, q + d * d * (w * n * m * both), more
+
+
+@triton.jit
+def moments_both(s1, q1, w1, s2, q2, w2):
+    """The moments of two sets; one may be empty."""
+    w = w1 + w2
+    d = s1 / tl.maximum(w1, 1.0) - s2 / tl.maximum(w2, 1.0)
+    return s1 + s2, q1 + q2 + d * d * (w1 * w2 / tl.maximum(w, 1.0)), w
+
+
+@triton.jit
+def reduce_moments(s, q, w, axis: tl.constexpr):
+    """The moments of all lanes along an axis: three sums, the second of each lane's squared differences from the mean of all."""
+    total, count = tl.sum(s, axis), tl.sum(w, axis)
+    d = s / tl.maximum(w, 1.0) - tl.expand_dims(total / tl.maximum(count, 1.0), axis)
+    return total, tl.sum(q + d * d * w, axis), count
+
+
+@triton.jit
+def _decay(x):
+    """e^x of x <= 0, NaN if it is; subnormal numbers may count as 0."""
+    if x.dtype == tl.float64:
+        return tl.exp(x)
+    else:
+        x = tl.maximum(x, -104.0, propagate_nan=tl.PropagateNan.ALL)
+        p = x * 1.4426950408889634
+        y = tl.exp2(p)
+        return y + y * ((x * 1.44269502162933349609375 - p + x * 1.925963033500011e-08) * 0.6931471805599453)
+
+
+@triton.jit
+def _share(x, top):
+    """e^(x - top) for x <= top, where -inf counts 0 and infinite equals count 1."""
+    return tl.where(x == top, tl.where(x == float("-inf"), 0.0, 1.0), _decay(x - top))
+
+
+@triton.jit
+def expsum_step(m, t, x, weight):
+    """The maximum m and the sum t of e^(. - m) with elements x; idle lanes hold -inf. One exponential."""
+    up = x > m
+    e = tl.where(x == m, tl.where(x == float("-inf"), 0.0, 1.0), _decay(-tl.abs(x - m)))
+    return maximum(m, x), tl.where(up, t, 1.0) * e + tl.where(up, 1.0, t)
+
+
+@triton.jit
+def expsum_both(m1, t1, m2, t2):
+    """The maximum of two sets and the sum of e^(x - maximum) over both."""
+    top = maximum(m1, m2)
+    return top, t1 * _share(m1, top) + t2 * _share(m2, top)
+
+
+@triton.jit
+def reduce_expsum(m, t, axis: tl.constexpr):
+    """The maximum along an axis, and the sum of e^(x - maximum)."""
+    top = reduce_max(m, axis)
+    return top, tl.sum(t * _share(m, tl.expand_dims(top, axis)), axis)
+
+
 @triton.jit
 def _greater(a, b):
     return tl.maximum(a, b)

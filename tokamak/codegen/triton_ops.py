@@ -14,7 +14,7 @@ import math
 import numpy as np
 
 from ..ir.dtype import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, DType
-from ..ir.ops import MONOIDS, OPS, identity
+from ..ir.ops import CARRIERS, MONOIDS, OPS, WIDTHS, identity
 
 _TYPES = {BOOL: ("int1", "i1"), U8: ("uint8", "u8"), I8: ("int8", "i8"), I16: ("int16", "i16"), I32: ("int32", "i32"), I64: ("int64", "i64"),
           F16: ("float16", "fp16"), BF16: ("bfloat16", "bf16"), F32: ("float32", "fp32"), F64: ("float64", "fp64")}
@@ -158,18 +158,28 @@ _COMBINE = {"sum": "(a + b)", "prod": "(a * b)", "max": "tk.maximum(a, b)", "min
 def neutral(monoid: str, dtype: DType, component: int = 0, index: DType = I64) -> str:
     """Text of the neutral element: of the values, or (component 1 of argmax and argmin) of the indices of type `index`: greater than any, so that it
     loses ties. Index registers may be i32 or i64 throughout."""
-    if component >= MONOIDS[monoid]:
-        raise IndexError(f"'{monoid}' carries {MONOIDS[monoid]} components")
+    if component >= WIDTHS[monoid]:
+        raise IndexError(f"'{monoid}' carries {WIDTHS[monoid]} components")
+    if monoid in CARRIERS:
+        return literal(CARRIERS[monoid][component], dtype)
     return literal(2 ** (8 * index.bytes - 1) - 1, index) if component else literal(identity(monoid, dtype), dtype)
 
 
 def combine(monoid: str, dtype: DType, a: tuple[str, ...], b: tuple[str, ...], later: bool = False) -> tuple[str, ...]:
     """Texts of the carried components of a and b combined element by element. `later` (argmax, argmin): every index of b is greater than those of a,
-    which saves comparing them."""
+    which saves comparing them. One text for all components of the `ir.ops.CARRIERS`."""
+    if monoid in CARRIERS:
+        return (f"tk.{monoid}_both({', '.join((*a, *b))})",)
     if MONOIDS[monoid] == 1:
         return (fill(_COMBINE[monoid], (a[0], b[0])),)
     take = f"tk.{monoid}_later({a[0]}, {b[0]})" if later else f"tk.{monoid}_take({a[0]}, {a[1]}, {b[0]}, {b[1]})"
     return tuple(f"tl.where({take}, {y}, {x})" for x, y in zip(a, b))
+
+
+def step(monoid: str, carried: tuple[str, ...], element: str, weight: str) -> str:
+    """Text of `carried` (of one of the `ir.ops.CARRIERS`) with one `element` taken in; idle lanes hold a `weight` of 0, others 1, and the component of
+    the neutral element. A carried weight may have fewer lanes than the elements, as many as `weight`."""
+    return f"tk.{monoid}_step({', '.join((*carried, element, weight))})"
 
 
 def reduce(monoid: str, dtype: DType, args: tuple[str, ...], axis: int) -> str:

@@ -2,14 +2,16 @@
 from __future__ import annotations
 
 from ..ir.dtype import BOOL, DType
-from ..ir.expr import Reduce, Scan, walk
-from ..ir.graph import Scatter
+from ..ir.expr import Load, Reduce, Scan, walk
+from ..ir.graph import Compute, Scatter
+from ..ir.index import Axis, as_index
 from .axes import Group
 from .cost import Hints, contiguous_axis, parallelism
 from .legal import Roles
 from .reason import Reason
 
 HELD = 32768            # elements of a row that one program holds in registers
+HELD_ACROSS = 32        # the same of rows that are not contiguous: lanes lie across them
 CARRIED = 32768         # elements of partial results that one program carries along in registers
 FILL = 2                # programs that each multiprocessor should have
 CARRIED_ROW = (256, 8192)       # columns of which one program carries the sums along whole rows, rather than those of a few columns down many rows
@@ -33,6 +35,24 @@ def busy(group: Group, r: Roles, v, hints: Hints, target) -> bool:
     programs = parallelism(r, v, hints)
     work = max(hints.count(m.free | m.bound) for m in group.members)
     return programs >= FILL * target.threads or work <= SHORT * programs
+
+
+def reread(node: Compute, part: Reduce, hints: Hints, target) -> bool:
+    """Would a second fold over the axes of `part`, the fold of `node`, that needs its result read everything again? Not where a program holds what it
+    folds: a row whose extents are known, contiguous or short, unless rows are so few that programs share them."""
+    length, rows = hints.count(part.over), hints.extents(node.shape)
+    if any(a.extent.constant is None for a in part.over):
+        return True
+    contiguous = any(_runs_along(e, a) for e in walk(*part.args) if isinstance(e, Load) for a in part.over)
+    return length > (HELD if contiguous else HELD_ACROSS) or rows < FILL * target.threads and length > SHORT
+
+
+def _runs_along(e: Load, a: Axis) -> bool:
+    """Are neighbours along axis `a` neighbours in memory?"""
+    step = as_index(0)
+    for i, s in zip(e.index, e.node.strides):
+        step = step + i.coefficient(a) * s
+    return step == 1
 
 
 def infeasible(group: Group, r: Roles, hints: Hints) -> Reason | None:

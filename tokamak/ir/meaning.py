@@ -216,6 +216,23 @@ PAIRWISE: dict[str, np.ufunc] = {"sum": np.add, "prod": np.multiply, "max": np.m
 """One-component monoids as NumPy functions of two arguments."""
 
 
+def _moments(s, q, w, dims: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+    """`ops.CARRIERS['moments']` over the dimensions `dims`, which stay with extent 1."""
+    total, count = s.sum(dims, keepdims=True), w.sum(dims, keepdims=True)
+    away = np.where(w > 0, s / np.where(w > 0, w, 1) - total / np.where(count > 0, count, 1), 0)
+    return total, (q + w * away * away).sum(dims, keepdims=True), count
+
+
+def _expsum(m, t, dims: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+    """`ops.CARRIERS['expsum']` over the dimensions `dims`, which stay with extent 1."""
+    top = m.max(dims, keepdims=True, initial=-math.inf)
+    scale = np.where(m == -math.inf, 0, np.where(m == top, 1, np.exp(m - top)))
+    return top, (t * scale).sum(dims, keepdims=True)
+
+
+CARRIED: dict[str, Callable] = {"moments": _moments, "expsum": _expsum}
+
+
 def fold_type(d: DType) -> np.dtype:
     """The type in which the reference folds values of type `d`: f64 for floats."""
     return np.dtype(np.float64) if d.is_float else array_type(d)

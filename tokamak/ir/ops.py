@@ -59,6 +59,17 @@ MONOIDS: dict[str, int] = {"sum": 1, "prod": 1, "max": 1, "min": 1, "any": 1, "a
 """argmax / argmin carry (value, index): the first occurrence wins, NaN wins over everything. max and min are NaN if any element is.
 logsumexp exists for scans (torch.logcumsumexp)."""
 
+CARRIERS: dict[str, tuple[float, ...]] = {"moments": (0.0, 0.0, 0.0), "expsum": (float("-inf"), 0.0)}
+"""Tuples of floating numbers of one type that folds carry and rescale, with the neutral element of each. No scan takes them.
+
+    moments  (s, q, w) of a set: its sum, its squared differences from its mean s/w, how many it has. One element x is (x, 0, 1). Two sets:
+             s = s1 + s2, w = w1 + w2, q = q1 + q2 + (s1/w1 - s2/w2)^2 w1 w2 / w. Where s is not finite, q is infinite or NaN
+    expsum   (m, t): the maximum, and the sum of e^(x - m), in which -inf counts 0 and an infinite x = m counts 1. One element x is (x, 1). Two sets:
+             m = max(m1, m2), t = t1 e^(m1 - m) + t2 e^(m2 - m)
+"""
+
+WIDTHS: dict[str, int] = MONOIDS | {name: len(neutral) for name, neutral in CARRIERS.items()}
+
 
 def result_type(name: str, args: tuple[DType, ...]) -> DType:
     """The type of `name(*args)`; TypeError names what is wrong."""
@@ -84,6 +95,8 @@ def result_type(name: str, args: tuple[DType, ...]) -> DType:
 
 def identity(monoid: str, d: DType):
     """The neutral element of a one-component monoid (and of the value component of argmax / argmin) on type `d`, as a Python number."""
+    if monoid in CARRIERS:
+        raise KeyError(f"'{monoid}' carries {WIDTHS[monoid]} components")
     if monoid == "sum":
         return 0
     if monoid == "prod":

@@ -419,7 +419,7 @@ class Parser:
     def fold(self, token: str) -> Expr:
         monoid, _, component = token.removeprefix("scan_").partition(".")
         r = self.r
-        if monoid not in ops.MONOIDS:
+        if monoid not in (ops.MONOIDS if token.startswith("scan_") else ops.WIDTHS):
             r.at -= 1
             r.fail("an expression")
         r.want("[")

@@ -21,7 +21,7 @@ from .dtype import F64
 from .expr import Cast, Const, Coord, Expr, Load, Op, Random, Reduce, Scalar, Scan, walk
 from .graph import Compute, Graph, Input, Opaque, Result, Scatter, View
 from .index import Axis, Fetch, Index, Size
-from .meaning import MEANING, PAIRWISE, array_type, convert, fold_type
+from .meaning import CARRIED, MEANING, PAIRWISE, array_type, convert, fold_type
 from .meaning import random as philox_random
 
 GRID_LIMIT = 20_000_000     # elements of a grid that is evaluated at once
@@ -346,9 +346,12 @@ class _Grid:
     def reduce(self, e: Reduce, mask):
         dims = tuple(self.dims[a] for a in e.over)
         args = [self._spread(a, mask, dims) for a in e.args]
+        d = e.args[0].dtype
+        if e.monoid in ops.CARRIERS:
+            wide = [a.astype(fold_type(d)) for a in np.broadcast_arrays(*args)]
+            return convert(CARRIED[e.monoid](*wide, dims)[e.component], e.dtype, F64)
         if len(args) == 2:
             return self._arg_reduce(e, args, dims)
-        d = e.args[0].dtype
         fold = PAIRWISE[e.monoid]
         start = ops.identity(e.monoid, d)
         found = fold.reduce(args[0].astype(fold_type(d)), axis=dims, keepdims=True, initial=start) if dims else args[0]

@@ -92,16 +92,16 @@ def copied(node):
 
 def simplify(graph: Graph, policy: str = "fast") -> Graph:
     """`graph` with every expression simplified, copies read through, nodes that neither outputs, writes nor opaque calls need gone."""
-    return _Graph(graph, policy).result()
+    return GraphRewrite(graph, policy).result()
 
 
 def replaced(graph: Graph, change: Callable[[Compute], Compute | None]) -> Graph:
     """`graph`, simplified, with what `change` makes of Compute nodes (None: nothing else) in their place; it may read new nodes."""
-    return _Graph(graph, "eager", change).result()
+    return GraphRewrite(graph, "eager", change).result()
 
 
-class _Graph:
-    """One simplification: `nodes` maps old nodes to new ones."""
+class GraphRewrite:
+    """One rewriting of a graph, its expressions simplified: `nodes` maps old nodes to new ones, made in order by a method a class of node."""
 
     def __init__(self, graph: Graph, policy: str, change: Callable[[Compute], Compute | None] | None = None):
         self.graph, self.change = graph, change
@@ -112,7 +112,7 @@ class _Graph:
 
     def result(self) -> Graph:
         for node in self.graph.nodes:
-            new = _MAKERS[type(node)](self, node)
+            new = getattr(self, _MAKERS[type(node)])(node)
             if self.change is not None and isinstance(new, Compute):
                 new = self.change(new) or new
             if node in self.shown:
@@ -181,5 +181,4 @@ class _Graph:
         return x
 
 
-_MAKERS: dict[type, Callable] = {Input: _Graph.unchanged, Compute: _Graph.compute, Scatter: _Graph.scatter, Opaque: _Graph.opaque,
-                                 Result: _Graph.opaque_result}
+_MAKERS: dict[type, str] = {Input: "unchanged", Compute: "compute", Scatter: "scatter", Opaque: "opaque", Result: "opaque_result"}

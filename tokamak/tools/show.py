@@ -91,6 +91,7 @@ STAGE_TEXTS: dict[str, Callable[[GraphRecord], str]] = {
     "aten": lambda r: str(r.values["aten"].graph).strip(),
     "capture": graph_text,
     "simplify": lambda r: print_graph(r.values["simplify"], sources=True),
+    "stream": lambda r: print_graph(r.values["stream"], sources=True),
     "inline": lambda r: print_graph(r.values["inline"], sources=True),
     "fuse": fusion_text,
     "schedule": schedule_text,
