@@ -12,7 +12,7 @@ from ..fuse.legal import Roles
 from ..fuse.plan import Plan
 from ..fuse.reason import Decision, Reason
 from ..fuse.roles import best_roles, plainest_roles
-from ..schedule.body import Body, Memory, body, coalesce
+from ..schedule.body import Body, Memory, body, coalesce, shared_extremes
 from ..schedule import tiles
 from ..schedule.schedule import Schedule, choose
 from ..schedule.tiles import TileSchedule
@@ -52,7 +52,10 @@ def schedule_plan(plan: Plan, target) -> Scheduled:
 
 def _schedule(g: Group, plan: Plan, target, hints: Hints, memories: dict) -> tuple[Body, Schedule]:
     b = coalesce(body(g, plan.stores[g], plan.roles[g].parallel, memories))
-    return b, (tiles.choose if target.kind == "gpu" else choose)(b, hints, target)
+    if target.kind == "gpu":
+        b = shared_extremes(b)
+        return b, tiles.choose(b, hints, target)
+    return b, choose(b, hints, target)
 
 
 def _lower(b: Body, s: Schedule | TileSchedule, hints: Hints, target) -> Kernel | tuple[TileKernel, ...]:

@@ -154,6 +154,16 @@ def _forward_scans(b: Body) -> Body:
     return Body(out.axes, tuple(Store(s.memory, s.address, flip(s.expr), s.axes, s.monoid, s.guard) for s in out.stores), out.parallel, out.base)
 
 
+def shared_extremes(b: Body) -> Body:
+    """`b` with a maximum (minimum) that an argmax (argmin) of the same values finds too taken from that."""
+    pairs = [e for e in walk(*exprs_of(b)) if isinstance(e, Reduce) and e.monoid in ("argmax", "argmin")]
+    same = {Reduce(e.monoid[3:], e.over, e.args[:1]): Reduce(e.monoid, e.over, e.args, 0) for e in pairs}
+    if not same:
+        return b
+    rewrite = Rewriter(leaf=same.get)
+    return Body(b.axes, tuple(Store(s.memory, s.address, rewrite(s.expr), s.axes, s.monoid, s.guard) for s in b.stores), b.parallel, b.base)
+
+
 # -- merging axes --------------------------------------------------------------------------------------------------------
 def coalesce(b: Body) -> Body:
     """Merges pairs of axes (a, b) wherever every index that uses them walks a in steps of b's whole extent."""

@@ -32,11 +32,13 @@ COLUMNS = 64            # columns of a tile that folds across rows: 128 bytes of
 TURNED = 64             # edge of a tile that is read along one axis and written along another
 PER_THREAD = 16         # elements of a pointwise tile to one thread
 ROW_THREAD = 32         # of a tile that is folded: norms forward reach 75% of the limit over many sizes, against 69 with 16 and 62 with 8
-CARRY_THREAD = 16       # where column sums are carried along rows: 70 to 77% over six sizes of LayerNorm backward, 26 to 61 with 8
+CARRY_BYTES = 32        # of a row to one thread where column sums are carried: 16-bit LayerNorm backward at six sizes 70 to 77%, 26 to 61 with half as many;
+                        # f32 63 and 51% against 49 and 44 with twice as many
 MOST_WARPS = 16
 CARRY_WARPS = 32
 CARRY_RESIDENT = 16     # warps a multiprocessor has in flight then: the fewer programs, the fewer partial results to fold
-CARRY_STAGES = 1        # rows under way at once in a loop that carries column sums; loops across rows lose up to nine tenths with more than one
+CARRY_STAGES = 3        # rows under way at once in a loop that carries column sums: 77 to 85, 73 to 87, 76 to 89% (aligned rows; shifted ones lose, 70 to
+                        # 45, where the row is folded too). Loops across rows lose up to nine tenths with more than one
 SECTOR = 16             # columns at least, of a tile that holds whole columns: 32 bytes of a 16-bit type
 NARROW = 8              # columns at least, of a tile that folds across rows: 32 bytes of f32, one sector
 WASTE = 8               # a masked tail may idle one lane in this many
@@ -159,12 +161,24 @@ class _Chooser:
         elements = math.prod(sum(self.pieces[a]) for a in dims)
         exact = frozenset(a for a in dims if self._exact(a))
         carries = self.carries
-        each = CARRY_THREAD if carries else ROW_THREAD if self.rows or self.crossed else PER_THREAD
+        each = self._carried_each() if carries else ROW_THREAD if self.rows or self.crossed else PER_THREAD
         warps = max(1, min(CARRY_WARPS if carries else MOST_WARPS, power(elements // (32 * each))))
         self.resident = CARRY_RESIDENT if carries else RESIDENT
         split = tuple(a for a in self.order if a in self.crossed) or self._shared_rows()
         return TileSchedule(self.order, dims, tuple((a, self.pieces[a]) for a in dims), frozenset(self.looped), split,
-                            self._programs(split, warps) if split else 1, exact, warps, CARRY_STAGES if carries else 1, wide=self._wide(), shift=self.shift)
+                            self._programs(split, warps) if split else 1, exact, warps, self._stages(), wide=self._wide(), shift=self.shift)
+
+    def _carried_each(self) -> int:
+        """Elements of a row to one thread where column sums are carried."""
+        widest = max((size for _, address, size in strides_of(self.b) if self.line in address.axes() and address.axes() & self.crossed), default=4)
+        return CARRY_BYTES // widest
+
+    def _stages(self) -> int:
+        """Rows under way at once."""
+        if not self.carries or self.looped:
+            return 1
+        folded = any(isinstance(e, Reduce) and set(e.over) & set(self.rows) and not set(e.over) & self.crossed for e in walk(*exprs_of(self.b)))
+        return 1 if self.shift is not None and folded else CARRY_STAGES
 
     def _exact(self, a: Axis) -> bool:
         n, sizes = a.extent.constant, self.pieces[a]
