@@ -1,4 +1,5 @@
-"""Results that go around the caches, as large ones do: here every result, however its rows lie in lines of memory. And folds in several accumulators."""
+"""Results that go around the caches, as large ones do, however their rows lie in lines of memory; folds in several accumulators;
+rows asked for ahead."""
 from __future__ import annotations
 
 import numpy as np
@@ -85,3 +86,16 @@ def test_column_sums_in_runs(rows, columns):
     (column, row), _ = compiled(lambda x: ((x * 3).sum(0), x.sum(1)), x)
     np.testing.assert_allclose(column.double().numpy(), (x * 3).double().sum(0).numpy(), rtol=3e-6)
     np.testing.assert_allclose(row.double().numpy(), x.double().sum(1).numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(5, 3000), (3, 2, 5000), (4, 70)])
+def test_rows_that_are_read_again_ask_for_the_next(shape):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    ours, text = compiled(lambda x: torch.softmax(x, -1), x)
+    torch.testing.assert_close(ours.double(), torch.softmax(x.double(), -1), rtol=1e-6, atol=1e-9)
+    assert "__builtin_prefetch" in text
+
+
+def test_what_is_read_once_is_not_asked_for():
+    _, text = compiled(lambda x: x.sum(1), torch.randn(5, 3000))
+    assert "__builtin_prefetch" not in text

@@ -13,7 +13,7 @@ from .c_loop import WATCHED, Loops, watched, loops_of, statements_of
 from .c_memory import register
 from .c_ops import COMPARE, c_op, can_fail
 from .c_prelude import fragments_in, pieces
-from .kernel import (BLOCK, Accumulator, Convert, Divisor, Fetch, Finish, Fold, IndexValue, Kernel, LaneCompare, Let, Loop, Partial,
+from .kernel import (AHEAD, BLOCK, Accumulator, Convert, Divisor, Fetch, Finish, Fold, IndexValue, Kernel, LaneCompare, Let, Loop, Partial,
                      PartialRead, PartialUpdate, Phase, Prefix, Quotient, RandomValue, Read, Splat, Write)
 from .scope import literal
 
@@ -39,6 +39,7 @@ class Printer(Loops):
         self.renamed: dict[Axis, str] = {}  # axes that go by another name for the moment
         self.tail = False                   # printing the ragged end of a vector loop
         self.streaming: str | None = None   # in a loop whose results may go around the cache: C text of whether one does, of memory @ at address &p
+        self.sweeping = False               # printing rows that are swept over register by register
         self.chain = 0                      # which of several accumulators is being printed
         self.partial_slot: dict[Partial, int] = {}
         self.flushed: set[Accumulator] = set()
@@ -111,6 +112,9 @@ class Printer(Loops):
         streamed = {s.memory: s for s in statements_of(p.body) if isinstance(s, Write) and s.total is not None}
         for s in streamed.values():
             lines.append(f"const int s{s.memory} = {self.index(s.total)} >= {self.k.stream // s.dtype.bytes};")
+        for s in {s.memory: s for s in statements_of(p.body) if isinstance(s, Read) and s.ahead is not None}.values():
+            low, high = (n // s.dtype.bytes for n in AHEAD)
+            lines.append(f"const int ahead{s.memory} = {self.index(s.span)} >= {low} && {self.index(s.span)} <= {high};")
         for s in p.once:
             lines += self._statement(s)
         body: list[str] = []
@@ -236,7 +240,12 @@ class Printer(Loops):
 
     def _read(self, s: Read) -> str:
         p, d = self._pointer(s.memory, s.address), s.dtype
-        return f"{register(d)} {s.var} = {self._guarded(s, p, d) if s.guard else self._plain_read(s.mode, p, d, s.step, s.at)};"
+        text = f"{register(d)} {s.var} = {self._guarded(s, p, d) if s.guard else self._plain_read(s.mode, p, d, s.step, s.at)};"
+        if self.sweeping and s.mode == "unit" and s.memory[0] == "p":
+            return f"{text} __builtin_prefetch({p} + W, 0, 2);"
+        if s.ahead is None or self.tail:
+            return text
+        return f"{text} if (ahead{s.memory}) __builtin_prefetch({self._pointer(s.memory, s.ahead)}, 0, 2);"
 
     def _plain_read(self, mode: str, p: str, d: DType, step: Index | None, at: str | None) -> str:
         n = ", n" if self.tail else ""

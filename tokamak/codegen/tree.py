@@ -6,14 +6,16 @@ three loops over the row, or two, or one, as their dependencies allow. A costly 
 """
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..ir import ops
 from ..ir.dtype import F32, F64
 from ..ir.expr import Const, Expr, Load, Op, Reduce, Scan, walk
-from ..ir.index import Axis, Fetch as FetchAtom, Index, Size, as_index
+from ..ir.index import Axis, Fetch as FetchAtom, Index, Size, as_index, substitute
 from ..schedule.body import Store
 from ..schedule.schedule import LANE_SCANS
 from .emit import Emitter
-from .kernel import Accumulator, Buffer, Convert, Finish, Fold, Loop, Partial, PartialUpdate, Phase, Prefix, Read, Splat, Tile, Write
+from .kernel import Accumulator, Buffer, Convert, Finish, Fold, Let, Loop, Partial, PartialUpdate, Phase, Prefix, Read, Splat, Tile, Write
 from .scope import Block, Entry, FoldRecord, Unschedulable, inner_walk, level, literal
 
 
@@ -32,6 +34,19 @@ def _around_scans(items) -> dict:
                 if isinstance(s, Scan):
                     found[_scan_key(s)] = found.get(_scan_key(s), axes) & axes
     return found
+
+
+def _item_lists(loop: Loop):
+    """The lists of items of `loop` and of the loops in it."""
+    yield loop.items
+    for s in loop.items:
+        if isinstance(s, Loop):
+            yield from _item_lists(s)
+
+
+def _work(items) -> int:
+    """A measure of a loop's arithmetic, in simple operations."""
+    return sum(20 if ops.OPS[s.op].heavy else 1 for s in items if isinstance(s, Let))
 
 
 class Tree(Emitter):
@@ -68,6 +83,8 @@ class Tree(Emitter):
                 self._place_fold(item)
         if self.block:
             self._turn(self.root)
+        else:
+            self._look_ahead()
         work = as_index(1)
         axes: dict = {}
         for item in items:
@@ -296,6 +313,29 @@ class Tree(Emitter):
         loop.tiles.append(tile)
         row = as_index(loop.axis) - as_index(Size(f"c{self.low.names[loop.axis]}"))
         return Read(s.var, tile.name, s.dtype, row * self.low.s.lanes, "unit")
+
+    def _look_ahead(self) -> None:
+        """Memory that an iteration reads in several loops: the longest of the later ones asks for what the next iteration reads there."""
+        if not self.parallel:
+            return
+        last, found = self.parallel[-1], {}
+        for loop, _ in self.root.loops:
+            for items in _item_lists(loop):
+                for n, s in enumerate(items):
+                    if isinstance(s, Read) and s.mode == "unit" and s.guard is None and last in s.address.axes():
+                        found.setdefault((s.memory, s.address), {}).setdefault(id(loop), (items, n))
+        for places in found.values():
+            if len(places) > 1:
+                items, n = max(list(places.values())[1:], key=lambda p: _work(p[0]))
+                s = items[n]
+                items[n] = replace(s, ahead=substitute(s.address, {last: as_index(last) + 1}, lambda e: e), span=self._span(s))
+
+    def _span(self, s: Read) -> Index:
+        """Elements that an iteration reads at the address of `s`."""
+        span = as_index(1)
+        for a in self._inner(s.address.axes()):
+            span = span * self.low.extent(a)
+        return span
 
     # -- row buffers -----------------------------------------------------------------------------------------------------------
     def _choose_buffers(self, items) -> None:
