@@ -86,16 +86,21 @@ def test_what_stays_two_folds(graph):
 
 def test_where_it_pays():
     assert carriers(stream(variance(300, 32769), GPU)) and carriers(stream(variance(200, 20000), GPU))          # too long; too few rows
-    across = """graph across {
-      input %x: f32[4096, 64](64, 1)
-      %top: f32[64](1) for i2<4096 = max[i2](%x[i2, i0])
-      %powers: f32[64](1) for i2<4096 = sum[i2](exp(sub(%x[i2, i0], %top[i0])))
-      return %powers
-    }"""
-    assert carriers(stream(parse_graph(across), GPU)) == ["expsum"] * 2
     for other in (Target(), Target("cuda", 16, 132, kind="gpu", ordered=True)):       # C kernels; a fixed order of elements
         graph = variance()
         assert stream(graph, other) is graph
+
+
+@pytest.mark.parametrize("rows, columns, pays", [(700, 30, True), (700, 1 << 16, False), (1500, 1 << 16, True), (100, 30, False)])
+def test_where_it_pays_across(rows, columns, pays):
+    """Columns: held where there are programs enough for blocks of them, or so few elements that one will do."""
+    across = parse_graph(f"""graph across {{
+      input %x: f32[{rows}, {columns}]({columns}, 1)
+      %top: f32[{columns}](1) for i2<{rows} = max[i2](%x[i2, i0])
+      %powers: f32[{columns}](1) for i2<{rows} = sum[i2](exp(sub(%x[i2, i0], %top[i0])))
+      return %powers
+    }}""")
+    assert bool(carriers(stream(across, GPU))) == pays
 
 
 def test_another_row():
@@ -152,12 +157,13 @@ def hard(rows, columns):
 
 CASES = {
     "batch_norm": (lambda x: F.batch_norm(x, None, None, training=True), (torch.randn(7, 5, 80, 81) + 3,), 3, 5),
-    "channels_last": (lambda x: F.batch_norm(x, None, None, training=True), (torch.randn(7, 24, 9, 9).to(memory_format=torch.channels_last),), 1, 1),
+    "channels_last": (lambda x: F.batch_norm(x, None, None, training=True), (torch.randn(7, 24, 17, 17).to(memory_format=torch.channels_last),), 3, 5),
     "instance_norm": (F.instance_norm, (torch.randn(1, 3, 150, 251),), 3, 5),
     "group_norm": (lambda x: F.group_norm(x, 2), (torch.randn(2, 4, 130, 140),), 3, 5),
     "var_mean": (lambda x: torch.var_mean(x, -1), (hard(3, 50001),), 2, 4),
     "std_of_all": (torch.std, (torch.randn(3, 30000) + 10,), 2, 4),
     "softmax": (lambda x: torch.softmax(x, -1), (5 * torch.randn(3, 50001),), 3, 5),
+    "narrow_columns": (lambda x: torch.var_mean(x, 0), (torch.randn(1 << 17, 3) + 3,), 2, 4),
     "softmax_across": (lambda x: torch.softmax(x, 0), (5 * torch.randn(700, 30),), 3, 5),
     "log_softmax": (lambda x: torch.log_softmax(x, -1), (5 * torch.randn(2, 40000),), 3, 5),
     "logsumexp": (lambda x: torch.logsumexp(x, -1), (30 * torch.randn(2, 40000),), 2, 4),

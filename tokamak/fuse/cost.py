@@ -10,6 +10,7 @@ from ..ir.index import Axis, Index, Size, evaluate
 from .axes import Group, Member
 from .legal import Roles
 
+BLOCK = 64              # coordinates of the vector axis that are one piece of work
 GRAIN = 32 * 1024       # elements below which one thread is as fast as several
 
 
@@ -131,11 +132,11 @@ def cpu_roles(group: Group, found: list[Roles], hints: Hints, target) -> Roles:
 
 
 def parallelism(r: Roles, vector: Axis | None, hints: Hints) -> int:
-    """How many independent pieces of work there are; the vector axis counts in blocks of 64."""
+    """How many independent pieces of work there are; the vector axis counts in blocks."""
     total = 1
     for a in r.parallel:
         n = hints(a.extent)
-        total *= max(1, n // 64) if a is vector else n
+        total *= max(1, n // BLOCK) if a is vector else n
     return total
 
 

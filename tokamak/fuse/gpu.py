@@ -6,12 +6,12 @@ from ..ir.expr import Load, Reduce, Scan, walk
 from ..ir.graph import Compute, Scatter
 from ..ir.index import Axis, as_index
 from .axes import Group
-from .cost import Hints, contiguous_axis, parallelism
+from .cost import BLOCK, Hints, contiguous_axis, parallelism
 from .legal import Roles
 from .reason import Reason
 
 HELD = 32768            # elements of a row that one program holds in registers
-HELD_ACROSS = 32        # the same of rows that are not contiguous: lanes lie across them
+HELD_ACROSS = 1024      # the same of rows that are not contiguous: a tile needs columns for whole sectors of memory beside them
 CARRIED = 32768         # elements of partial results that one program carries along in registers
 FILL = 2                # programs that each multiprocessor should have
 CARRIED_ROW = (256, 8192)       # columns of which one program carries the sums along whole rows, rather than those of a few columns down many rows
@@ -44,7 +44,8 @@ def reread(node: Compute, part: Reduce, hints: Hints, target) -> bool:
     if any(a.extent.constant is None for a in part.over):
         return True
     contiguous = any(_runs_along(e, a) for e in walk(*part.args) if isinstance(e, Load) for a in part.over)
-    return length > (HELD if contiguous else HELD_ACROSS) or rows < FILL * target.threads and length > SHORT
+    programs = rows if contiguous else max(1, rows // BLOCK)
+    return length > (HELD if contiguous else HELD_ACROSS) or programs < FILL * target.threads and length * rows > SHORT * programs
 
 
 def _runs_along(e: Load, a: Axis) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from ..ir.expr import Cast, Expr, Load, Reduce, Rewriter, walk
 from ..ir.graph import Compute, Graph, reads
 from ..ir.index import Axis, Index, as_index
+from ..ir.ops import CARRIERS
 from ..ir.rewrite import replaced
 from .cost import Hints, estimates
 
@@ -39,16 +40,17 @@ def _in_two_steps(n: Compute, hints: Hints) -> Compute | None:
     while isinstance(fold, Cast):
         casts.append(fold)
         fold = fold.arg
-    if not isinstance(fold, Reduce) or len(fold.over) != 1 or len(fold.args) != 1 or fold.monoid not in ("sum", "max", "min"):
+    if not isinstance(fold, Reduce) or len(fold.over) != 1 or fold.monoid not in ("sum", "max", "min", *CARRIERS):
         return None
     rows = _rows_as_one(fold, hints)
     if rows is None:
         return None
     a, rank = fold.over[0], len(n.shape)
     j, q = Axis(rank, as_index(rows)), Axis(rank + 1, as_index(a.extent.constant // rows))
-    part = Compute((as_index(rows), *n.shape), None,
-                   _moved(Reduce(fold.monoid, (q,), (Rewriter({a: as_index(q) * rows + as_index(j)})(fold.args[0]),)), rank, j), n.device)
-    out: Expr = Reduce(fold.monoid, (j,), (Load(part, (as_index(j), *(as_index(Axis(d, s)) if s != 1 else as_index(0) for d, s in enumerate(n.shape)))),))
+    args = tuple(map(Rewriter({a: as_index(q) * rows + as_index(j)}), fold.args))
+    parts = [Compute((as_index(rows), *n.shape), None, _moved(Reduce(fold.monoid, (q,), args, k), rank, j), n.device) for k in range(len(args))]
+    at = (as_index(j), *(as_index(Axis(d, s)) if s != 1 else as_index(0) for d, s in enumerate(n.shape)))
+    out: Expr = Reduce(fold.monoid, (j,), tuple(Load(part, at) for part in parts), fold.component)
     for c in reversed(casts):
         out = Cast(c.dtype, out, c.implicit)
     return Compute(n.shape, n.strides, out, n.device, n.tag)
