@@ -1,0 +1,95 @@
+"""Kernels of whole graphs become machine code for NVIDIA's and AMD's GPUs, without one: every schedule, every update."""
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from functorch.compile import aot_function
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException
+
+from tests.compiled.harness import gradients, leaves
+from tests.compiled.op_cases import cases, samples
+from tokamak.backend import compile_graph
+from tokamak.capture import aot
+from tokamak.capture.fx import Unsupported
+from tokamak.options import Options
+from tokamak.runtime import gpu_build
+from tokamak.trace import Stopped
+
+pytest.importorskip("triton")
+
+ARCHITECTURES = {"sm_90": ("cuda", 90, 32), "sm_100": ("cuda", 100, 32), "gfx942": ("hip", "gfx942", 64)}
+AT = torch.tensor([3, 1, 3, 3, 0, 1])
+
+
+def values(*shape, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_(dtype.is_floating_point)
+
+
+def updates(x, v, at):
+    """Scatters of every kind."""
+    spread = at[:, None].expand(6, 7)
+    return [x.scatter_reduce(0, spread, v, how) for how in ("sum", "prod", "amax", "amin", "mean")] + [x.index_put((at,), v), x.index_add(0, at, v)]
+
+
+PROGRAMS = {
+    "held": (lambda x, w: F.layer_norm(torch.softmax(x, -1), (1025,), w), [values(4, 1025, dtype=torch.bfloat16), values(1025, dtype=torch.bfloat16)]),
+    "looped": (lambda x: torch.log_softmax(x, -1), [values(2, 40000)]),
+    "split": (lambda x: (x.sum(0), x.argmax(0), x.double().var(0)), [values(4000, 33)]),
+    "scanned": (lambda x: (x.cumsum(0), x.cumprod(1), x.logcumsumexp(1), x.cummax(1)), [values(33, 70)]),
+    "turned": (lambda x: x.t().contiguous() * 2 + x.flip(0, 1).t(), [values(100, 70)]),
+    "gathered": (lambda x, at: F.embedding(at, x).cos() + x[at.flip(0)], [values(5, 40), AT]),
+    "random": (lambda x: F.dropout(x, 0.3), [values(500)]),
+    "scattered f32": (updates, [values(5, 7), values(6, 7), AT]),
+    "scattered f64": (updates, [values(5, 7, dtype=torch.float64), values(6, 7, dtype=torch.float64), AT]),
+    "scattered bf16": (updates, [values(5, 7, dtype=torch.bfloat16), values(6, 7, dtype=torch.bfloat16), AT]),
+    "scattered i64": (updates, [values(5, 7, dtype=torch.int64), values(6, 7, dtype=torch.int64), AT]),
+    "scattered u8": (updates, [values(5, 7, dtype=torch.uint8), values(6, 7, dtype=torch.uint8), AT]),
+    "scattered bool": (lambda x, v, at: (x.index_put((at,), v, accumulate=True), x.scatter_reduce(0, at[:, None].expand(6, 7), v, "prod")),
+                       [values(5, 7, dtype=torch.bool), values(6, 7, dtype=torch.bool), AT]),
+}
+
+
+def units(fn, tensors, policy: str = "fast") -> dict:
+    """The units of `fn`, forward and backward, by name; nothing of it runs."""
+    found: dict = {}
+
+    def trace(stage, value):
+        if stage == "render":
+            found.update({p.unit.name: p.unit for b in value.values() for p in b.parts})
+            raise Stopped
+        return value
+
+    def one(gm, inputs):
+        try:
+            compile_graph(gm, inputs, Options(policy=policy, target="interpret"), trace)
+        except (Stopped, Unsupported):
+            pass
+        return aot.eager(gm)
+    outs = leaves(aot_function(fn, fw_compiler=one, bw_compiler=one, inference_compiler=one, decompositions=aot.DECOMPOSITIONS)(*tensors))
+    gradients(outs, tensors)
+    return found
+
+
+@pytest.fixture(scope="module")
+def everything() -> dict:
+    """The units of all PROGRAMS and of a sample of the operator database."""
+    found: dict = {}
+    for fn, tensors in PROGRAMS.values():
+        found |= units(fn, tensors)
+    found |= units(updates, [values(5, 7), values(6, 7), AT], "strict")
+    for case in cases(most=1, part=0.02, seed=7):
+        for fn, tensors in samples(case, False):
+            with contextlib.suppress(UnsupportedFakeTensorException, DataDependentOutputException, DynamicOutputShapeException):
+                found |= units(fn, tensors)
+    assert len(found) > 100
+    return found
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_everything_compiles(name, everything, tmp_path):
+    made = gpu_build.build(list(everything.values()), ARCHITECTURES[name], cache_dir=str(tmp_path))
+    assert made.keys() == everything.keys() and all(b.code for b in made.values())
