@@ -1,5 +1,6 @@
 """What kills fusing compilers, each by name: compiled code against eager (see `harness.agree`)."""
 import gc
+import math
 import os
 import threading
 
@@ -17,6 +18,17 @@ NAN, INF = float("nan"), float("inf")
 def fresh():
     torch._dynamo.reset()
     torch.manual_seed(0)
+
+
+def long(shape, target: str) -> None:
+    """Skips what takes the interpreter minutes."""
+    if target == "interpret" and math.prod(shape) > 10**5:
+        pytest.skip("long in the interpreter")
+
+
+def on(target: str, *tensors):
+    """The tensors where `target` wants them."""
+    return [t.cuda() if target == "cuda" else t for t in tensors]
 
 
 def kernel(fn, target: str):
@@ -47,6 +59,7 @@ MOVES = {"pad": lambda x: F.pad(x, (3, 2, 1, 4), value=2.0), "crop": lambda x: F
 @pytest.mark.parametrize("move", MOVES)
 @pytest.mark.parametrize("shape", [(19, 37), (3, 70001), (70001, 3)])
 def test_moved_reads_through_a_split_fold(move, shape, target):
+    long(shape, target)
     def fn(x):
         y = MOVES[move](x.sin() + 1)
         return y.sum(), y.sum(0), y.amax(1), (y * 2).mean()
@@ -158,7 +171,7 @@ def test_aliased_outputs(target):
     def fn(x):
         y = x * 2
         return y, y.view(-1), y[2], y.chunk(3, 1), x, x.t(), y
-    x = torch.randn(6, 9)
+    x, = on(target, torch.randn(6, 9))
     run = compiled(fn, Seen(), target=target)
     a, flat, row, chunks, same, turned, again = run(x)
     assert same.data_ptr() == x.data_ptr() and turned.data_ptr() == x.data_ptr()
@@ -169,9 +182,9 @@ def test_aliased_outputs(target):
 
 def test_results_stay_as_they_were(target):
     run = compiled(lambda x: ((x + 1).exp(), x.sum(0)), Seen(), target=target)
-    kept = [(run(torch.full((300, 400), float(n))), n) for n in range(4)]
+    kept = [(run(*on(target, torch.full((300, 400), float(n)))), n) for n in range(4)]
     for (big, column), n in kept:
-        assert torch.allclose(big, torch.full((300, 400), n + 1.0).exp()) and torch.allclose(column, torch.full((400,), 300.0 * n))
+        assert torch.allclose(big.cpu(), torch.full((300, 400), n + 1.0).exp()) and torch.allclose(column.cpu(), torch.full((400,), 300.0 * n))
 
 
 def large(bytes_needed: int):
@@ -181,9 +194,11 @@ def large(bytes_needed: int):
 
 @large(8 << 30)
 def test_more_elements_than_31_bits_count(target):
+    long((2**31,), target)
     size = 2**31 + 37
     x = torch.zeros(size, dtype=torch.int8)
     x[-1], x[2**31 + 3] = 5, -2
+    x, = on(target, x)
     run = compiled(lambda x: (x.amax(), x.amin(), x.argmax(), x[-40:] * 2, (x != 0).sum()), Seen(), target=target)
     top, low, where, end, count = run(x)
     assert (top.item(), low.item(), where.item(), count.item()) == (5, -2, size - 1, 2) and end[-1].item() == 10 and end[6].item() == -4
@@ -197,17 +212,17 @@ def test_more_elements_than_31_bits_count(target):
 @pytest.mark.parametrize("bad", [9, 2**40, -10])
 def test_an_index_out_of_range_raises(fn, bad, target):
     run = kernel(fn, target=target)
-    x = torch.randn(9, 4)
-    run(x, torch.tensor([0, 1, 8]))
+    x, good, wrong, again = on(target, torch.randn(9, 4), torch.tensor([0, 1, 8]), torch.tensor([0, bad, 1]), torch.tensor([2, 3, 4]))
+    run(x, good)
     with pytest.raises(IndexError, match="test_killers.py"):
-        run(x, torch.tensor([0, bad, 1]))
-    run(x, torch.tensor([2, 3, 4]))
+        run(x, wrong)
+    run(x, again)
 
 
 @pytest.mark.parametrize("fn", [lambda x, y: x // y, lambda x, y: x % y, lambda x, y: torch.div(x, y, rounding_mode="trunc"), torch.fmod])
 def test_integer_division_by_zero_raises(fn, target):
     run = kernel(lambda x, y: fn(x, y) + 1, target=target)
-    x, y = torch.arange(-20, 21), torch.full((41,), 3)
+    x, y = on(target, torch.arange(-20, 21), torch.full((41,), 3))
     torch.testing.assert_close(run(x, y), fn(x, y) + 1)
     y[17] = 0
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
@@ -215,15 +230,16 @@ def test_integer_division_by_zero_raises(fn, target):
 
 
 def test_the_least_integer_over_minus_one_does_not_trap(target):
-    least = torch.tensor([-2**31] * 20, dtype=torch.int32)
+    least, minus = on(target, torch.tensor([-2**31] * 20, dtype=torch.int32), torch.full((20,), -1, dtype=torch.int32))
     run = compiled(lambda x, y: (x // y, x % y), Seen(), target=target)
-    run(least, torch.full((20,), -1, dtype=torch.int32))
+    run(least, minus)
 
 
 # -- accuracy ----------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("shape, dim", [((1, 3_000_000), 1), ((3_000_000, 2), 0), ((3_000_000,), 0)])
 def test_large_sums_keep_their_digits(shape, dim, target):
-    x = torch.rand(shape)
+    long(shape, target)
+    x, = on(target, torch.rand(shape))
     exact = x.double().sum(dim)
     got = compiled(lambda x: x.sum(dim), Seen(), target=target)(x)
     assert ((got.double() - exact).abs() / exact).max() < 1e-6
@@ -233,7 +249,7 @@ def test_large_sums_keep_their_digits(shape, dim, target):
 
 
 def test_a_bfloat16_sum_is_carried_wide(target):
-    x = torch.ones(100_000, dtype=torch.bfloat16)
+    x, = on(target, torch.ones(100_000, dtype=torch.bfloat16))
     assert compiled(lambda x: (x * 1.0).sum(dtype=torch.float32), Seen(), target=target)(x).item() == 100_000
 
 
@@ -242,12 +258,12 @@ def test_several_threads_call_one_function(target):
     def fn(x, i):
         return (x * 2).softmax(1), x.sum(0), x[i].cumsum(0)
     run = compiled(fn, Seen(), target=target)
-    given = [(torch.randn(200, 300) + n, torch.randint(0, 200, (50,))) for n in range(6)]
+    given = [on(target, torch.randn(200, 300) + n, torch.randint(0, 200, (50,))) for n in range(6)]
     run(*given[0])
     wrong: list = []
 
     def work(x, i):
-        for _ in range(20):
+        for _ in range(2 if target == "interpret" else 20):
             for got, want in zip(run(*twins([x, i])), fn(x, i)):
                 if not torch.allclose(got, want, rtol=1e-4, atol=1e-4):
                     wrong.append((got, want))
@@ -262,6 +278,8 @@ def test_several_threads_call_one_function(target):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_goes_on(target):
+    if target == "cuda":
+        pytest.skip("CUDA does not live on in a child")
     run = compiled(lambda x: (x.exp().sum(1), x + 1), Seen(), target=target)
     x = torch.randn(500, 400)
     want = run(x)[0]

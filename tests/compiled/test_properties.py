@@ -4,6 +4,7 @@ from __future__ import annotations
 import os
 
 import numpy as np
+import pytest
 import torch
 from functorch.compile import aot_function
 from hypothesis import HealthCheck, Phase, given, settings
@@ -20,6 +21,17 @@ FEW = settings(max_examples=EXAMPLES or 30, derandomize=not EXAMPLES, deadline=N
 EXACT = (torch.float32, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
 
+SETTINGS = {"": FEW, "interpret": settings(FEW, max_examples=EXAMPLES or 6), "cuda": FEW}
+
+
+@pytest.fixture
+def holds(target):
+    """holds(programs, check): `check(program, target)` for many programs; few in the interpreter."""
+    def run(strategy, check):
+        SETTINGS[target](given(strategy)(lambda program: check(program, target)))()
+    return run
+
+
 def close(got: torch.Tensor, want: torch.Tensor, tolerance: dict, traced=None) -> None:
     """Type, shape, strides and values; a float that need not be rough may still be off by a last place (a product and a sum that
     round once). `traced` gives the result as torch's fake tensors see it; without it strides are not looked at."""
@@ -30,11 +42,11 @@ def close(got: torch.Tensor, want: torch.Tensor, tolerance: dict, traced=None) -
     torch.testing.assert_close(got.detach(), want.detach(), equal_nan=True, **tolerance)
 
 
-def check(program, policy: str) -> Seen:
+def check(program, policy: str, target: str) -> Seen:
     """The compiled program, called twice, gives what eager gives and leaves its arguments alone."""
     seen = Seen()
-    run = compiled(program.fn, seen, policy)
-    given = program.inputs
+    run = compiled(program.fn, seen, policy, target=target)
+    given = twins(program.inputs, device="cuda" if target == "cuda" else None)
     want = program.fn(*given)
     for _ in range(2):
         args = twins(given)
@@ -47,37 +59,33 @@ def check(program, policy: str) -> Seen:
     return seen
 
 
-@FEW
-@given(programs())
-def test_every_type_with_eagers_rounding(program):
-    check(program, "eager")
+def test_every_type_with_eagers_rounding(holds):
+    holds(programs(), lambda program, target: check(program, "eager", target))
 
 
-@FEW
-@given(programs(dtypes=EXACT))
-def test_types_without_rounding_between(program):
-    check(program, "fast")
+def test_types_without_rounding_between(holds):
+    holds(programs(dtypes=EXACT), lambda program, target: check(program, "fast", target))
 
 
-@FEW
-@given(programs(families=("view", "join", "fold", "scan", "gather", "scatter", "cast"), lines=6))
-def test_movement_and_folds(program):
-    check(program, "eager")
+def test_movement_and_folds(holds):
+    holds(programs(families=("view", "join", "fold", "scan", "gather", "scatter", "cast"), lines=6),
+          lambda program, target: check(program, "eager", target))
 
 
-@FEW
-@given(programs(families=("view", "pointwise", "binary", "fold"), dtypes=(torch.float32,), lines=12, special=False))
-def test_chains_of_folds(program):
-    check(program, "fast")
+def test_chains_of_folds(holds):
+    holds(programs(families=("view", "pointwise", "binary", "fold"), dtypes=(torch.float32,), lines=12, special=False),
+          lambda program, target: check(program, "fast", target))
 
 
-@FEW
-@given(programs(dtypes=(torch.float64,), special=False, lines=6))
-def test_gradients(program):
+def test_gradients(holds):
+    holds(programs(dtypes=(torch.float64,), special=False, lines=6), check_gradients)
+
+
+def check_gradients(program, target: str) -> None:
     seen = Seen()
-    want, got = (program.inputs for _ in range(2))
+    want, got = (twins(program.inputs, device="cuda" if target == "cuda" else None) for _ in range(2))
     found = []
-    for fn, args in ((program.fn, want), (compiled(program.fn, seen), got)):
+    for fn, args in ((program.fn, want), (compiled(program.fn, seen, target=target), got)):
         args = [t.requires_grad_() if t.is_floating_point() else t for t in twins(args)]
         outs = leaves(fn(*args))
         found.append([*outs, *gradients(outs, args)])

@@ -22,21 +22,22 @@ class Outcome:
     buffers: dict[str, torch.Tensor]
 
 
-def train(model: nn.Module, inputs: dict, *, compiled: bool, autocast: bool = False, channels_last: bool = False, **options) -> Outcome:
-    """Forward, loss, backward and one step of SGD on a copy of `model`."""
-    model = copy.deepcopy(model)
+def train(model: nn.Module, inputs: dict, *, compiled: bool, autocast: bool = False, channels_last: bool = False, device: str = "cpu",
+          **options) -> Outcome:
+    """Forward, loss, backward and one step of SGD on a copy of `model` on `device`."""
+    model, inputs = copy.deepcopy(model).to(device), {k: v.to(device) for k, v in inputs.items()}
     if channels_last:
         model = model.to(memory_format=torch.channels_last)
         inputs = {k: v.to(memory_format=torch.channels_last) if v.ndim == 4 else v for k, v in inputs.items()}
     run = tokamak.compile(model, **options) if compiled else model
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-    with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
+    with torch.autocast(device, torch.bfloat16) if autocast else nullcontext():
         loss = run(**inputs).loss
     loss.backward()
-    grads = {n: p.grad.double().clone() for n, p in model.named_parameters() if p.grad is not None}
+    grads = {n: p.grad.double().cpu() for n, p in model.named_parameters() if p.grad is not None}
     optimizer.step()
-    return Outcome(loss.detach().double(), grads, {n: p.detach().double() for n, p in model.named_parameters()},
-                   {n: b.double() for n, b in model.named_buffers() if b.is_floating_point()})
+    return Outcome(loss.detach().double().cpu(), grads, {n: p.detach().double().cpu() for n, p in model.named_parameters()},
+                   {n: b.double().cpu() for n, b in model.named_buffers() if b.is_floating_point()})
 
 
 def exact(model: nn.Module, inputs: dict) -> Outcome:
