@@ -11,7 +11,7 @@ import torch
 
 INTERPRETED = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-SHARE = 0.25
+SHARE = 0.15
 
 
 @pytest.fixture(params=["c", pytest.param("interpret", marks=INTERPRETED), pytest.param("cuda", marks=CUDA)])

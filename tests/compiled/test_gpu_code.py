@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from tokamak.trace import Stopped
 pytest.importorskip("triton")
 
 ARCHITECTURES = {"sm_90": ("cuda", 90, 32), "sm_100": ("cuda", 100, 32), "gfx942": ("hip", "gfx942", 64)}
+PART = 0.02 if os.environ.get("TOKAMAK_TEST_INTERPRETED") == "all" else 0.005        # of the operator database
 AT = torch.tensor([3, 1, 3, 3, 0, 1])
 
 
@@ -81,11 +83,11 @@ def everything() -> dict:
     for fn, tensors in PROGRAMS.values():
         found |= units(fn, tensors)
     found |= units(updates, [values(5, 7), values(6, 7), AT], "strict")
-    for case in cases(most=1, part=0.02, seed=7):
+    for case in cases(most=1, part=PART, seed=7):
         for fn, tensors in samples(case, False):
             with contextlib.suppress(UnsupportedFakeTensorException, DataDependentOutputException, DynamicOutputShapeException):
                 found |= units(fn, tensors)
-    assert len(found) > 100
+    assert len(found) > 50
     return found
 
 

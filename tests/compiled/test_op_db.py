@@ -1,4 +1,6 @@
-"""A fixed, stratified sample of torch's operator database, compiled, against eager; `python -m tests.compiled.sweep` runs all of it."""
+"""A fixed, stratified sample of torch's operator database, compiled, against eager; `python -m tests.compiled.sweep` runs all of it (with
+`--target interpret` as a GPU does)."""
+import importlib.util
 import warnings
 
 import pytest
@@ -9,11 +11,22 @@ from tests.compiled.harness import cache, leaves, same
 from tests.compiled.op_cases import Case, cases, examine, samples
 
 PART = 0.06           # of the cases of each type
+TILES = 0.02          # in the interpreter, which is slow
 THROUGH_DYNAMO = ("softmax", "nn.functional.layer_norm", "scatter_add", "cumsum", "argmax", "nn.functional.cross_entropy", "where", "cat", "var", "roll")
 
 
 @pytest.mark.parametrize("case", cases(most=2, part=PART), ids=lambda c: f"{c.name}-{c.dtype}")
 def test_operator(case):
+    found = examine(case)
+    assert not found.failed
+    if found.skipped:
+        pytest.skip(found.skipped)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+@pytest.mark.parametrize("case", cases(most=1, part=TILES, seed=1, target="interpret"), ids=lambda c: f"{c.name}-{c.dtype}")
+def test_operator_in_tiles(case):
+    """As a GPU runs it, in Triton's interpreter."""
     found = examine(case)
     assert not found.failed
     if found.skipped:

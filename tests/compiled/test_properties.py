@@ -28,7 +28,9 @@ SETTINGS = {"": FEW, "interpret": settings(FEW, max_examples=EXAMPLES or 6), "cu
 def holds(target):
     """holds(programs, check): `check(program, target)` for many programs; few in the interpreter."""
     def run(strategy, check):
-        SETTINGS[target](given(strategy)(lambda program: check(program, target)))()
+        def one(program):
+            check(program, target)
+        SETTINGS[target](given(strategy)(one))()
     return run
 
 

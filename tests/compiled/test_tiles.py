@@ -207,3 +207,53 @@ def test_sums_over_looped_rows_count_each_row_once():
 def test_sums_of_narrow_columns(columns):
     x = torch.randn(1 << 16, columns)
     check(lambda x: (x.double().sum(0), x.amax(0)), x)
+
+
+def test_random_numbers_are_those_of_the_other_target():
+    def made(target):
+        torch._dynamo.reset()
+        x = torch.ones(37, 1033, requires_grad=True)
+        run = tokamak.compile(lambda x: (F.dropout(x, 0.3) * 2, torch.rand_like(x), torch.randn_like(x)), target=target, strict=True, cache_dir="")
+        torch.manual_seed(5)
+        outs = run(x)
+        return [*outs, *torch.autograd.grad(outs[0].sum(), x)]
+    for one, other in zip(made(""), made("interpret"), strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-6, atol=2e-6)
+    assert torch.equal(made("")[1], made("interpret")[1])
+
+
+def test_checked_against_the_reference():
+    fn = lambda x, i: (torch.softmax(x, -1).sum(0), x.index_add(0, i, x[i]), x.cumsum(1), x.argmax(1))
+    run = tokamak.compile(fn, target="interpret", strict=True, cache_dir="", check=True)
+    x, i = values(20, 70, grad=True), indices(20, 6)
+    for got, want in zip(run(x, i), fn(x, i), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    run(x, i)[1].sum().backward()
+
+
+UNKNOWN = {
+    "norm": (lambda x, w: F.layer_norm(x, (x.shape[-1],), w), [(4, 33), (70, 130), (300, 5)], lambda n, m: (values(n, m, grad=True), values(m, grad=True))),
+    "folds": (lambda x: (x.sum(0), x.sum(), x.argmax(0), x.var(1)), [(4, 33), (700, 10)], lambda n, m: (values(n, m),)),
+    "scans": (lambda x: (x.cumsum(0), x.flip(1).cumsum(1)), [(4, 33), (70, 10)], lambda n, m: (values(n, m),)),
+    "scatter": (lambda x, i, v: x.index_add(0, i, v), [(4, 33), (70, 10)],
+                lambda n, m: (values(n, m, grad=True), indices(n, 5 + n), values(5 + n, m, grad=True))),
+    "rows by index": (lambda w, i: F.embedding(i, w) * 2, [(4, 33), (70, 10)], lambda n, m: (values(n, m, grad=True), indices(n, 7 * n))),
+    "moved": (lambda x: F.pad(x, (1, 2), value=3.0).roll(2, -1).t().contiguous(), [(4, 33), (70, 10)], lambda n, m: (values(n, m, grad=True),)),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_sizes_that_only_the_call_shows(name):
+    fn, sizes, make = UNKNOWN[name]
+    torch._dynamo.reset()
+    run = tokamak.compile(fn, target="interpret", strict=True, dynamic=True, cache_dir="")
+    for size in sizes:
+        inputs = make(*size)
+        want, got = flat(fn(*inputs)), flat(run(*inputs))
+        for g, w in zip(got, want, strict=True):
+            torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-4)
+        wanted = [x for x in inputs if x.requires_grad]
+        if wanted:
+            seed = torch.randn_like(want[0])
+            for g, w in zip(torch.autograd.grad(got[0], wanted, seed), torch.autograd.grad(want[0], wanted, seed), strict=True):
+                torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-4)
