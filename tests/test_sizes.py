@@ -6,6 +6,11 @@ from torch import nn
 
 import tokamak
 from tests.graphs import programs
+from tokamak.backend import backend
+from tokamak.codegen.stages import schedule_plan
+from tokamak.fuse.plan import plan
+from tokamak.ir.parse import parse_graph
+from tokamak.target import Target
 from tokamak.tools.record import recording
 
 F = nn.functional
@@ -188,3 +193,30 @@ def test_empty_tensors_have_no_address_to_read():
     mine = tokamak.compile(fn, strict=True, cache_dir="")
     for x in (torch.empty(1).expand(0), torch.randn(5, 3)[:, :1].expand(5, 0), torch.empty(0, 3)):
         torch.testing.assert_close(mine(x), fn(x))
+
+
+def test_torch_traces_anew_where_sizes_outgrow_31_bits():
+    """A kernel for a GPU counts elements in 32 bits: torch is told, and compiles again where a tensor outgrows them."""
+    torch._dynamo.reset()
+    seen = []
+
+    def watched(gm, inputs, **options):
+        seen.extend(x.node.shape_env for x in inputs if isinstance(x, torch.SymInt))
+        return backend(gm, inputs, options={"target": "interpret", "strict": True, "cache_dir": ""})
+    fn = lambda x: torch.softmax(x, -1) + 1
+    x = torch.randn(5, 70)
+    torch.testing.assert_close(torch.compile(fn, backend=watched, dynamic=True)(x), fn(x))
+    assert seen and any("2147483648" in str(g.expr) or "2147483647" in str(g.expr) for g in seen[0].guards)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("rows, wide", [(2**20, False), (2**23, True)])
+def test_offsets_of_64_bits_where_32_do_not_do(rows, wide, ordered):
+    graph = parse_graph(f"""graph example {{
+  input %x: bf16[{rows}, 512](512, 1)
+  %y: bf16[{rows}, 512](512, 1) = %x[i0, 511 + -1*i1]
+  return %y
+}}""")
+    machine = Target("cuda:0", kind="gpu", ordered=ordered)
+    (_, schedule), = schedule_plan(plan(graph, machine), machine).bodies.values()
+    assert schedule.wide is wide

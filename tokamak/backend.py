@@ -17,6 +17,7 @@ from torch import fx
 
 from .capture import aot, tables  # noqa: F401 (tables fill the registry)
 from .capture.fx import Capture, Unsupported
+from .capture.sizes import narrow
 from .codegen.host import host_program
 from .codegen.stages import lower_plan, render_plan, schedule_plan
 from .errors import CompilerMissing, OptionError
@@ -89,6 +90,8 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Op
     machine = trace("target", replace(machine, fast=capture.policies == {"fast"}))
     if machine.kind == "gpu" and machine.name != "cpu":
         gpu_build.warm(machine.arch)
+    if machine.kind == "gpu":
+        narrow(gm)
     if machine.ordered:
         trace("strict", unordered(captured))
     graph = trace("simplify", simplify(captured))

@@ -2,8 +2,24 @@
 from __future__ import annotations
 
 import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import guard_or_false
+from torch.utils import _pytree as pytree
 
 from ..ir.index import Index, Size, as_index, floordiv, maximum, minimum, mod
+
+
+def narrow(gm: fx.GraphModule, most: int = 2**31) -> None:
+    """Has torch trace the graph anew where a tensor of symbolic size, which now reaches over fewer than `most` elements, reaches over more (or the other
+    way round): kernels are made for one of the two. Says nothing of sizes that only a run shows."""
+    asked = set()
+    for value in (leaf for n in gm.graph.nodes for leaf in pytree.tree_leaves(n.meta.get("val"))):
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            reach = sum((n - 1) * s for n, s in zip(value.shape, value.stride()))
+            for count in (value.numel(), reach):
+                if isinstance(count, torch.SymInt) and count.node.expr not in asked:
+                    asked.add(count.node.expr)
+                    guard_or_false(count < most)
 
 
 class Sizes:

@@ -24,7 +24,7 @@ class Hints:
         c = i.constant
         if c is not None:
             return c
-        env = {a: self.hints.get(a.name, 64) for a in _sizes(i)}
+        env = {a: self.hints.get(a.name, 64) for a in sizes_of(i)}
         return max(int(evaluate(i, env)), 0)
 
     def count(self, axes: Iterable[Axis]) -> int:
@@ -48,16 +48,17 @@ class Alike(Hints):
 
 def estimates(graph, target) -> Hints:
     """Sizes as numbers, for decisions about kernels on `target`."""
-    return Alike({}) if target.ordered else Hints(graph.hints)
+    return Alike(graph.hints) if target.ordered else Hints(graph.hints)
 
 
-def _sizes(i: Index) -> set:
+def sizes_of(i: Index) -> set:
+    """The sizes in `i`, nested ones too."""
     found: set = set()
     for a in i.atoms():
         if isinstance(a, Size):
             found.add(a)
         elif hasattr(a, "a"):
-            found |= _sizes(a.a) | _sizes(a.b)
+            found |= sizes_of(a.a) | sizes_of(a.b)
     return found
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..fuse.cost import Hints
+from ..fuse.cost import Hints, sizes_of
 from ..ir.expr import Reduce, Scan, walk
 from ..ir.index import Axis, Fetch, Index, bounds
 from .body import Body, exprs_of
@@ -36,13 +36,15 @@ CARRY_BYTES = 32        # of a row to one thread where column sums are carried: 
                         # f32 63 and 51% against 49 and 44 with twice as many
 MOST_WARPS = 16
 CARRY_WARPS = 32
-CARRY_RESIDENT = 16     # warps a multiprocessor has in flight then: the fewer programs, the fewer partial results to fold
+CARRY_FAR = 2**31            # offsets from here on need 64 bits
+RESIDENT = 16     # warps a multiprocessor has in flight then: the fewer programs, the fewer partial results to fold
 CARRY_STAGES = 3        # rows under way at once in a loop that carries column sums: 77 to 85, 73 to 87, 76 to 89% (aligned rows; shifted ones lose, 70 to
                         # 45, where the row is folded too). Loops across rows lose up to nine tenths with more than one
 SECTOR = 16             # columns at least, of a tile that holds whole columns: 32 bytes of a 16-bit type
 NARROW = 8              # columns at least, of a tile that folds across rows: 32 bytes of f32, one sector
 WASTE = 8               # a masked tail may idle one lane in this many
 SHIFTED = 256           # elements of a row from which on it is read in whole words wherever it begins
+FAR = 2**31            # offsets from here on need 64 bits
 RESIDENT = 32           # warps a multiprocessor should have in flight
 
 
@@ -305,10 +307,15 @@ class _Chooser:
         return -(-programs // self.shift.group) * self.shift.group if self.shift is not None else programs      # every row of a program begins alike
 
     def _wide(self) -> bool:
-        """Does an access reach behind 2^31 elements? Unknown sizes do, as far as is known."""
-        return any(self._reach(address) >= 2**31 for _, address, _ in strides_of(self.b)) or self.hints.count(self.b.axes) >= 2**31
+        """Does an access, or the count of all coordinates, reach behind 2^31? Sizes are as they were when the graph was traced (`capture.sizes.narrow`
+        has torch trace it anew where they grow beyond); those that only the run shows do."""
+        return any(self._reach(address) >= FAR for _, address, _ in strides_of(self.b)) or math.prod(self._traced(a.extent) for a in self.b.axes) >= FAR
 
     def _reach(self, address: Index) -> int:
-        """An element offset that `address` stays below, for the sizes hinted at."""
+        """An element offset that `address` stays below."""
         far = bounds(address)[1]
-        return self.hints(far) if far is not None and not far.axes() else 2**31
+        return self._traced(far) if far is not None and not far.axes() else FAR
+
+    def _traced(self, i: Index) -> int:
+        """`i` as it was traced, whatever the estimates say."""
+        return Hints.__call__(self.hints, i) if all(s.name in self.hints.hints for s in sizes_of(i)) else FAR
