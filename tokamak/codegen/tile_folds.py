@@ -57,8 +57,10 @@ class TileFolds(TileValues):
     def _component_dims(self, e: Reduce) -> list[frozenset]:
         """The tiled axes along which each carried component differs: weights of single elements only where lanes may be idle."""
         dims = self._fold_dims(e)
-        if e.monoid != "moments" or not _folds_elements(e):
+        if not _folds_elements(e):
             return [dims] * len(e.args)
+        if e.monoid == "expsum":
+            return [dims - set(e.over), dims]
         return [dims, dims, frozenset(a for a in dims if a in e.over and a not in self.s.exact)]
 
     def _key(self, axes) -> tuple:
@@ -70,19 +72,27 @@ class TileFolds(TileValues):
             self.piece.update(choice)
             carried = accumulators[self._key(dims)]
             if _folds_elements(e):
-                scope.lines.append(self._step(scope, e, carried))
+                (self._sum_of_exponentials if e.monoid == "expsum" else self._step)(scope, e, carried)
                 continue
             values = [self._masked(scope, v, self._type(e, n), e, n) for n, v in enumerate(self._arguments(e))]
             later = self._narrow(e, 1) and len(e.over) == 1        # lane by lane the coordinate grows
             scope.lines += words.combine_lines(e.monoid, e.args[0].dtype, carried, carried, tuple(v.var for v in values), later)
         self._first_pieces()
 
-    def _step(self, scope: Scope, e: Reduce, carried: tuple) -> str:
+    def _sum_of_exponentials(self, scope: Scope, e: Reduce, carried: tuple) -> None:
+        """Takes a tile into (maximum, sum of exponentials): its maximum first, so that each element costs one exponential and the carried sum one a tile."""
+        element = self._masked(scope, self.emit(e.args[0]), e.dtype, e, 0)
+        (top,), _, _ = self._across(scope, Reduce("max", e.over, e.args[:1]), (element.var,), self._fold_dims(e))
+        made = self.assign(scope, f"tk.maximum({carried[0]}, {top})")
+        scope.lines.append(f"{carried[1]} = {carried[1]} * tk.expsum_share({carried[0]}, {made}) + tk.expsum_share({element.var}, {made})")
+        scope.lines.append(f"{carried[0]} = {made}")
+
+    def _step(self, scope: Scope, e: Reduce, carried: tuple) -> None:
         """Takes an element a lane into a rescaled carrier."""
         element = self._masked(scope, self.emit(e.args[0]), e.dtype, e, 0)
         masks = self.mask([a for a in self.s.dims if a in e.over])
         weight = self.assign(scope, f"tl.where({' & '.join(masks)}, 1.0, 0.0)") if masks else "1.0"
-        return f"{', '.join(carried)} = {words.step(e.monoid, carried, element.var, weight)}"
+        scope.lines.append(f"{', '.join(carried)} = {words.step(e.monoid, carried, element.var, weight)}")
 
     def _masked(self, scope: Scope, v: Value, d: DType, e: Reduce, component: int) -> Value:
         """`v` with idle lanes of the folded axes neutral, along every tiled axis that `e` folds."""

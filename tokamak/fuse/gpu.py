@@ -11,6 +11,7 @@ from .legal import Roles
 from .reason import Reason
 
 HELD = 32768            # elements of a row that one program holds in registers
+PASSING = 4096          # elements of a row from which on it is folded in pieces when nothing needs all of it at once
 HELD_ACROSS = 1024      # the same of rows that are not contiguous: a tile needs columns for whole sectors of memory beside them
 CARRIED = 32768         # elements of partial results that one program carries along in registers
 FILL = 2                # programs that each multiprocessor should have

@@ -7,7 +7,8 @@ The equations hold for every h that is the same along r; n is how many elements 
 rows with infinities, where they are what the two folds would have given: NaN, mostly. Variance, the statistics of norms, softmax and logsumexp are
 instances; nothing here knows them. Pointwise producers between the folds and their operands are looked through.
 
-It pays where no program can hold the folded elements between the two folds (`gpu.reread`).
+It pays where no program can hold the folded elements between the two folds (`gpu.reread`), or where long rows are only folded: in pieces, more are
+under way at once.
 """
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ from dataclasses import dataclass, replace
 from typing import Callable
 
 from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Reduce, Rewriter, loads
-from ..ir.graph import Compute, Graph, fold, topological
+from ..ir.graph import Compute, Graph, Scatter, fold, reads, topological
 from ..ir.index import as_index
 from ..ir.ops import CARRIERS
 from ..ir.rewrite import GraphRewrite
 from . import gpu
-from .cost import estimates, weight
+from .cost import estimates, pinned_nodes, weight
 from .inline import GROWN, substituted
 
 
@@ -98,6 +99,11 @@ class _Finder:
         self.hints, self.target = estimates(graph, target), target
         self.whole: dict = {}              # pointwise node -> its expression over inputs and folds
         self.found: dict[Compute, _Link] = {}
+        self.pinned = pinned_nodes(graph)
+        self.readers: dict = {}
+        for n in graph.nodes:
+            for r in reads(n):
+                self.readers.setdefault(r, []).append(n)
         firsts: dict = {}                  # (monoid, shape, extents, expression over the node's axes) -> node
         for n in graph.nodes:
             if not isinstance(n, Compute):
@@ -109,8 +115,21 @@ class _Finder:
                 link = self._link(n, part, firsts, chains) if part.monoid == "sum" else None
                 if link is not None:
                     self.found[n] = link
-                elif gpu.reread(n, part, self.hints, target):
+                elif gpu.reread(n, part, self.hints, target) or self.hints.count(part.over) > gpu.PASSING and self._folded_away(n):
                     firsts.setdefault(self._key(n, part, part.monoid, self._seen(part.args[0])), n)
+
+    def _folded_away(self, first: Compute) -> bool:
+        """Is everything that is made of `first` in the end no larger than it, so that no row is needed a second time once its folds are known? Larger
+        values on the way are folded again, or single elements of them are picked."""
+        size, stack, seen = self.hints.extents(first.shape), [first], set()
+        while stack:
+            for n in self.readers.get(stack.pop(), ()):
+                if n not in seen and isinstance(n, (Compute, Scatter)):
+                    if self.hints.extents(n.shape) > size and (isinstance(n, Scatter) or fold(n) is not None or n in self.pinned):
+                        return False
+                    seen.add(n)
+                    stack.append(n)
+        return True
 
     def _look_through(self, n: Compute) -> None:
         e = self._seen(n.expr)

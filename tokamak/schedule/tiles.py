@@ -19,7 +19,7 @@ import math
 from dataclasses import dataclass
 
 from ..fuse.cost import Hints, sizes_of
-from ..ir.expr import Reduce, Scan, walk
+from ..ir.expr import Const, Reduce, Scan, walk
 from ..ir.index import Axis, Fetch, Index, bounds
 from .body import Body, exprs_of
 from .schedule import loop_order, strides_of
@@ -28,6 +28,7 @@ TILE = 4096             # elements of a tile that a program works on at once, at
 POINTWISE = 1024        # elements of a pointwise tile: 8 to a thread, one 16-byte access of a 16-bit type
 HELD = 32768            # elements of a row, over all row axes, that are held in registers
 CHUNK = 4096            # elements of a looped row that are in registers at once
+STAGED = 160 << 10       # bytes of shared memory at most that hold rows under way
 COLUMNS = 64            # columns of a tile that folds across rows: 128 bytes of a 16-bit type
 TURNED = 64             # edge of a tile that is read along one axis and written along another
 PER_THREAD = 16         # elements of a pointwise tile to one thread
@@ -135,6 +136,7 @@ class _Chooser:
         self.rows = [a for a in self.order if a not in b.parallel]
         self.whole = any(set(self.rows) & set(e.over) and not set(self.rows) <= set(e.over) for e in folds) \
             or any(isinstance(e, Scan) for e in walk(*exprs_of(b))) or any(set(e.over) & self.crossed and e.free & set(self.rows) for e in folds)
+        self.width = max((sum(1 for x in e.args if not isinstance(x, Const)) if e.monoid != "moments" else 3 for e in folds), default=1)
         crossing = [e for e in folds if set(e.over) & self.crossed]
         self.carries = any(e.free & set(self.rows) for e in crossing)                       # partial results along a row
         self.carries_rows = self.carries or any(set(e.over) & set(self.rows) for e in crossing)
@@ -164,6 +166,7 @@ class _Chooser:
         exact = frozenset(a for a in dims if self._exact(a))
         carries = self.carries
         each = self._carried_each() if carries else ROW_THREAD if self.rows or self.crossed else PER_THREAD
+        each = max(each // self.width, 8) if self.width > 1 else each
         warps = max(1, min(CARRY_WARPS if carries else MOST_WARPS, power(elements // (32 * each))))
         self.resident = CARRY_RESIDENT if carries else RESIDENT
         split = tuple(a for a in self.order if a in self.crossed) or self._shared_rows()
@@ -176,8 +179,11 @@ class _Chooser:
         return CARRY_BYTES // widest
 
     def _stages(self) -> int:
-        """Rows under way at once."""
+        """Rows under way at once, as far as shared memory holds them."""
         if not self.carries or self.looped:
+            return 1
+        row = sum(size for _, address, size in set(strides_of(self.b)) if self.line in address.axes() and address.axes() & self.crossed)
+        if CARRY_STAGES * row * sum(self.pieces.get(self.line, (1,))) > STAGED:
             return 1
         folded = any(isinstance(e, Reduce) and set(e.over) & set(self.rows) and not set(e.over) & self.crossed for e in walk(*exprs_of(self.b)))
         return 1 if self.shift is not None and folded else CARRY_STAGES
