@@ -13,7 +13,7 @@ from .reason import Reason
 HELD = 32768            # elements of a row that one program holds in registers
 PASSING = 4096          # elements of a row from which on it is folded in pieces when nothing needs all of it at once
 HELD_ACROSS = 1024      # the same of rows that are not contiguous: a tile needs columns for whole sectors of memory beside them
-CARRIED = 32768         # elements of partial results that one program carries along in registers
+CARRIED = 16384         # elements of partial results that one program carries along in registers: twice as many spill
 FILL = 2                # programs that each multiprocessor should have
 CARRIED_ROW = (256, 8192)       # columns of which one program carries the sums along whole rows, rather than those of a few columns down many rows
 SHORT = 16384           # elements that one program works through in the time of a launch: with less to do each, few programs will do
