@@ -28,7 +28,7 @@ TILE = 4096             # elements of a tile that a program works on at once, at
 POINTWISE = 1024        # elements of a pointwise tile: 8 to a thread, one 16-byte access of a 16-bit type
 HELD = 32768            # elements of a row, over all row axes, that are held in registers
 CHUNK = 4096            # elements of a looped row that are in registers at once
-STAGED = 160 << 10       # bytes of shared memory at most that hold rows under way
+STAGED = 160 << 10      # bytes of shared memory at most that hold rows under way
 COLUMNS = 64            # columns of a tile that folds across rows: 128 bytes of a 16-bit type
 TURNED = 64             # edge of a tile that is read along one axis and written along another
 PER_THREAD = 16         # elements of a pointwise tile to one thread
@@ -37,15 +37,14 @@ CARRY_BYTES = 32        # of a row to one thread where column sums are carried: 
                         # f32 63 and 51% against 49 and 44 with twice as many
 MOST_WARPS = 16
 CARRY_WARPS = 32
-CARRY_FAR = 2**31            # offsets from here on need 64 bits
-RESIDENT = 16     # warps a multiprocessor has in flight then: the fewer programs, the fewer partial results to fold
+CARRY_RESIDENT = 16     # warps a multiprocessor has in flight then: the fewer programs, the fewer partial results to fold
 CARRY_STAGES = 3        # rows under way at once in a loop that carries column sums: 77 to 85, 73 to 87, 76 to 89% (aligned rows; shifted ones lose, 70 to
                         # 45, where the row is folded too). Loops across rows lose up to nine tenths with more than one
 SECTOR = 16             # columns at least, of a tile that holds whole columns: 32 bytes of a 16-bit type
 NARROW = 8              # columns at least, of a tile that folds across rows: 32 bytes of f32, one sector
 WASTE = 8               # a masked tail may idle one lane in this many
 SHIFTED = 256           # elements of a row from which on it is read in whole words wherever it begins
-FAR = 2**31            # offsets from here on need 64 bits
+FAR = 2**31             # offsets from here on need 64 bits
 RESIDENT = 32           # warps a multiprocessor should have in flight
 
 
