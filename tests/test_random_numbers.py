@@ -7,6 +7,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import tokamak
+from tokamak.tools.record import recording
 
 F = nn.functional
 MANY = 200_000
@@ -122,3 +123,65 @@ def test_a_generators_own_numbers_stay_its():
     one, two = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
     fn = compiled(lambda g: torch.rand(5, generator=g))
     assert torch.equal(fn(one), torch.rand(5, generator=two))
+
+
+# -- on tiles: the same numbers, four a call of Philox where they stand in runs of four --------------------------------------
+def on_tiles(fn, *args, dynamic=False):
+    """(results and gradients on the CPU, those on tiles, the tiles' kernels as text); every number of them from the same seed."""
+    pytest.importorskip("triton")
+    found = []
+    for target in ("", "interpret"):
+        torch._dynamo.reset()
+        torch.manual_seed(11)
+        inputs = [a.detach().clone().requires_grad_(a.requires_grad) for a in args]
+        with recording(strict=True, target=target, cache_dir="") as seen:
+            out = tokamak.compile(fn, dynamic=dynamic)(*inputs)
+            if out.requires_grad:
+                out.sum().backward()
+        found.append([out.detach(), *(a.grad for a in inputs if a.requires_grad)])
+    return *found, "".join(p.unit.text for g in seen.graphs for k in g.values["render"].values() for p in k.parts)
+
+
+SHAPES = [((64, 768), True), ((3, 1024), True), ((6, 5, 8), True), ((40, 100), True), ((4097,), True), ((2, 3000), True), ((3, 20000), True),
+          ((7, 4), True), ((9, 2, 1), None), ((5, 17), False), ((8, 1023), False)]
+
+
+@pytest.mark.parametrize("shape, fours", SHAPES, ids=str)
+@pytest.mark.parametrize("rows", [False, True])
+def test_dropout_on_tiles_has_the_cpus_masks(shape, fours, rows):
+    """`fours`: each number of a row stands in a run of four, or, rows being of an odd length, none does (None: there are no rows)."""
+    def fn(x):
+        return F.dropout(torch.softmax(x, -1) if rows else x, 0.4)
+    cpu, tiles, text = on_tiles(fn, torch.ones(shape, requires_grad=not rows))
+    for a, b in zip(cpu, tiles, strict=True):
+        assert torch.equal(a == 0, b == 0)
+        torch.testing.assert_close(a, b)
+    if not rows:
+        assert torch.equal(tiles[0] == 0, tiles[1] == 0)
+    if rows and fours is not None:
+        assert ("tk.uniform_run(" in text, "tk.uniform(" in text) == (fours, not fours)
+
+
+def test_columns_on_tiles_have_the_cpus_numbers():
+    def turned(x):
+        return F.dropout(x.t() + torch.rand_like(x).t(), 0.5).contiguous() + torch.rand_like(x).sum(1)
+    cpu, tiles, _ = on_tiles(turned, torch.ones(36, 68).t())
+    torch.testing.assert_close(cpu, tiles)
+    cpu, tiles, text = on_tiles(lambda x: torch.rand_like(x).sum(0), torch.ones(500, 64))
+    torch.testing.assert_close(cpu, tiles)
+    assert "tk.uniform_run(" in text
+
+
+def test_rows_of_unknown_length_on_tiles_have_the_cpus_numbers():
+    """Rows may begin at any number: each is looked up by itself."""
+    cpu, tiles, text = on_tiles(lambda x: F.dropout(torch.softmax(x, -1), 0.4), torch.ones(9, 64), dynamic=True)
+    assert "tk.uniform(" in text and "tk.uniform_run(" not in text
+    torch.testing.assert_close(cpu, tiles)
+
+
+def test_sixteen_bits_on_tiles_have_the_cpus_numbers():
+    def fn(x):
+        return F.layer_norm(F.dropout(x, 0.3) + 1, x.shape[-1:]) + torch.rand_like(x)
+    cpu, tiles, text = on_tiles(fn, torch.ones(5, 768, dtype=torch.bfloat16))
+    assert "tk.uniform_run(" in text and "tk.uniform(" not in text
+    torch.testing.assert_close(cpu, tiles)

@@ -7,7 +7,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tokamak.capture import tables  # noqa: F401  (fills the table)
 from tokamak.capture.fx import Capture
-from tokamak.ir.graph import Opaque
+from tokamak.ir.dtype import I64
+from tokamak.ir.expr import Const, Random, walk
+from tokamak.ir.graph import Compute, Opaque
 from tokamak.ir.reference import evaluate
 
 aten = torch.ops.aten
@@ -89,3 +91,19 @@ def test_dropout_backward_uses_the_mask():
 def test_other_policies_call_aten(policy):
     graph = Capture(make_fx(lambda x: (torch.rand_like(x), aten.native_dropout(x, 0.5, True)[0]), tracing_mode="fake")(X), policy).graph()
     assert [n.target for n in graph.nodes if isinstance(n, Opaque)] == [aten.rand_like.default, aten.native_dropout.default]
+
+
+def test_no_two_draws_share_a_counter():
+    """Four uniform numbers come of one counter, a normal one has its own: the counters of many draws of both kinds lie apart."""
+    draws = (torch.randn, torch.rand, torch.rand, torch.randn, torch.rand) * 4
+    graph = Capture(make_fx(lambda x: tuple(draw(N) for draw in draws), tracing_mode="fake")(X), "fast").graph()
+    drawn = {e for n in graph.nodes if isinstance(n, Compute) for e in walk(n.expr) if isinstance(e, Random)}
+    each = {"uniform": 4, "normal": 1}
+    spans = sorted((e.offset.value // each[e.kind], (e.offset.value + N - 1) // each[e.kind]) for e in drawn)
+    assert len(spans) == 20 and all(e.offset.value % 4 == 0 for e in drawn)
+    assert all(end < start for (_, end), (start, _) in zip(spans, spans[1:]))
+
+
+def test_an_offset_is_a_multiple_of_four():
+    with pytest.raises(TypeError, match="offset of random numbers is 6, which is no multiple of 4"):
+        Random("uniform", Const(1, I64), Const(6, I64), 0)

@@ -200,12 +200,13 @@ def test_any_all_transpose(library):
 
 def test_random_numbers_are_the_references(library):
     w = library.lanes
-    for seed, start in ((0, 0), (-1, 2**32 - 3), (2**62 + 12345, -5), (1234567890123, 10**12)):
-        counter = start + np.arange(w, dtype=np.int64)
-        uniform, normal = np.zeros(w, np.float32), np.zeros(w, np.float32)
-        run(library, "random_of", np.array([seed], np.int64), counter, uniform, normal)
-        assert (uniform == meaning.random("uniform", np.int64(seed), counter)).all()
-        np.testing.assert_allclose(normal, meaning.random("normal", np.int64(seed), counter), rtol=2e-6, atol=1e-6)
+    for seed, start in ((0, 0), (-1, 2**32 - 3), (2**62 + 12345, -5), (1234567890123, 10**12), (-7, 2**34 - 8), (3, -8), (3, 6), (3, 1)):
+        for step in (1, 3, -1, 0):
+            counter = start + step * np.arange(w, dtype=np.int64)
+            uniform, normal = np.zeros(w, np.float32), np.zeros(w, np.float32)
+            run(library, "random_of", np.array([seed], np.int64), counter, uniform, normal)
+            assert (uniform == meaning.random("uniform", np.int64(seed), counter)).all()
+            np.testing.assert_allclose(normal, meaning.random("normal", np.int64(seed), counter), rtol=2e-6, atol=1e-6)
 
 
 def test_threads_of_torch(library):

@@ -45,7 +45,7 @@ def test_everything_compiles(name, tmp_path):
     kernels = {f"all_{d}": operations_kernel(d) for d in ALL}
     kernels |= {f"{m}_{d}": (rows.fold_kernel(m, d), fold_signature(m, d)) for m, d in rows.FOLDS if d.bytes in (1, 4)}
     kernels |= {k: (text, {"p0": "*i64", "p1": "*i64", "out": "*fp32", "err": "*i32", "n": "i32"})
-                for k, text in zip(("uniform", "normal"), rows.RANDOM_TEXT.split("\n\n\n"))}
+                for k, text in zip(rows.RANDOM_KERNELS, rows.RANDOM_TEXT.split("\n\n\n"))}
     module = load("\n\n\n".join(text.rstrip() for text, _ in kernels.values()) + "\n", tmp_path)
     target, assembly = TARGETS[name]
     for kernel, (_, signature) in kernels.items():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.codegen.test_c_ops import TYPES, argument_types, equal, in_range, pairs, storage, tensor, values
-from tests.codegen.triton_harness import Call, elements, elementwise, interpret, operation, torch_type
+from tests.codegen.triton_harness import BLOCK, Call, elements, elementwise, interpret, operation, torch_type
 from tokamak.codegen import triton_ops
 from tokamak.ir.dtype import ALL, BF16, BOOL, F16, F32, F64, I8, I64, U8
 from tokamak.ir.meaning import MEANING, PAIRWISE, array_type, convert, fold_type, random
@@ -256,7 +256,10 @@ def test_combination_with_later_indices(tmp_path):
 
 
 # -- random numbers ------------------------------------------------------------------------------------------------
-RANDOM_TEXT = "".join(elementwise(kind, [I64, I64], triton_ops.random(kind, "x0", "x1")) for kind in ("uniform", "normal"))
+RANDOM_KERNELS = ("uniform", "normal", "uniform_run")
+RUN = triton_ops.uniform_run("tl.load(p0)", f"tl.load(p1) + tl.arange(0, {BLOCK // 4}) * 4")
+RANDOM_TEXT = "".join([*(elementwise(kind, [I64, I64], triton_ops.random(kind, "x0", "x1")) for kind in ("uniform", "normal")),
+                       elementwise("uniform_run", [I64, I64], RUN)])
 
 
 def random_arguments() -> tuple[np.ndarray, np.ndarray]:
@@ -265,14 +268,20 @@ def random_arguments() -> tuple[np.ndarray, np.ndarray]:
     return seeds, at
 
 
+RUNS = ((7, 0), (-3, 2**34 - 64), (2**40 + 3, -64))         # (seed, first number): runs that cross where the words of a counter carry
+
+
 def random_calls() -> list[Call]:
-    return [elements(kind, [torch.from_numpy(a) for a in random_arguments()], torch.float32) for kind in ("uniform", "normal")]
+    calls = [elements(kind, [torch.from_numpy(a) for a in random_arguments()], torch.float32) for kind in ("uniform", "normal")]
+    return calls + [elements("uniform_run", [torch.from_numpy(a) for a in (np.full(BLOCK, s), np.full(BLOCK, n))], torch.float32) for s, n in RUNS]
 
 
 def judge_random(found) -> None:
     """Assert that uniform numbers are the CPU's, and normal ones near them."""
     seeds, at = random_arguments()
-    uniform, normal = (out[0].numpy() for out, _ in found)
+    uniform, normal, *runs = (out[0].numpy() for out, _ in found)
+    for (seed, first), numbers in zip(RUNS, runs, strict=True):
+        assert (numbers == random("uniform", np.int64(seed), first + np.arange(BLOCK))).all()
     assert (uniform == random("uniform", seeds, at)).all()
     wanted = random("normal", seeds, at)
     assert np.abs(normal - wanted).max() <= 2e-6

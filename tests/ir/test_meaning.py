@@ -141,6 +141,15 @@ def test_philox_known_answers():
     assert [hex(int(x)) for x in philox(0, 0)] == ["0x6627e8d5", "0xe169c58d", "0xbc57ac4c", "0x9b00dbd8"]
 
 
+def test_four_uniform_numbers_are_the_words_of_one_counter():
+    for seed, first in ((7, 0), (-3, 2**34 - 8), (2**62, -8)):
+        counters = np.array([first, first + 4], np.int64).astype(np.uint64) >> np.uint64(2)
+        words = np.stack(philox(np.int64(seed), counters), 1).reshape(-1)
+        numbers = random("uniform", np.int64(seed), first + np.arange(8))
+        np.testing.assert_array_equal(numbers, (words >> np.uint32(8)).astype(np.float64) * 2.0**-24)
+    assert len(set(random("uniform", 7, np.arange(4096)).tolist())) > 4090
+
+
 def test_random_distributions():
     counter = np.arange(200_000)
     uniform, normal = random("uniform", 7, counter), random("normal", 7, counter)

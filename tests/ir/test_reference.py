@@ -162,12 +162,12 @@ def test_opaque_calls_writes_and_constants():
 
 
 def test_random_numbers_can_be_given():
-    node = Compute((4,), None, Random("uniform", Const(3, I64), Const(10, I64), as_index(I)))
+    node = Compute((4,), None, Random("uniform", Const(3, I64), Const(12, I64), as_index(I)))
     found = value(node)
     assert found.dtype == np.float32 and np.all((found >= 0) & (found < 1)) and len(set(found.tolist())) == 4
-    shifted = Compute((4,), None, Random("uniform", Const(3, I64), Const(8, I64), as_index(I) + 2))
+    shifted = Compute((4,), None, Random("uniform", Const(3, I64), Const(8, I64), as_index(I) + 4))
     np.testing.assert_array_equal(found, value(shifted))
-    np.testing.assert_array_equal(value(node, random=lambda kind, seed, counter: counter.astype(np.float32)), [10, 11, 12, 13])
+    np.testing.assert_array_equal(value(node, random=lambda kind, seed, number: number.astype(np.float32)), [12, 13, 14, 15])
 
 
 def test_16_bit_values_are_rounded():

@@ -28,7 +28,8 @@ _DTYPES = {torch.bool: dt.BOOL, torch.uint8: dt.U8, torch.int8: dt.I8, torch.int
            torch.float16: dt.F16, torch.bfloat16: dt.BF16, torch.float32: dt.F32, torch.float64: dt.F64}
 TORCH_DTYPES = {v: k for k, v in _DTYPES.items()}
 
-_DRAW_BITS = 40        # counters that one random operation may use: 2^40 elements
+_DRAW_BITS = 40        # numbers that one random operation may use: 2^40 elements
+_NORMAL = 1 << 62      # where normal numbers begin: four uniform ones share a counter, so theirs lie below, and no two kinds meet
 
 
 def to_dtype(d: torch.dtype) -> DType:
@@ -135,12 +136,13 @@ class Builder:
         return Rewriter(leaf=lambda x: Cast(x.dtype, x.arg) if isinstance(x, Cast) and x.implicit else None)(e)
 
     def random(self, kind: str, shape) -> Expr:
-        """Fresh random numbers ('uniform' in [0, 1) or 'normal', f32) over the coordinates of `shape`: each call of this has counters of its own."""
+        """Fresh random numbers ('uniform' in [0, 1) or 'normal', f32) over the coordinates of `shape`: each call of this has counters of its own,
+        from a multiple of 4 on."""
         flat = as_index(0)
         for i, s in enumerate(shape):
             flat = flat * s + axis(i, s)
         self._draws += 1
-        return Random(kind, self.seed(self.spec.device), Const(self._draws << _DRAW_BITS, dt.I64), flat)
+        return Random(kind, self.seed(self.spec.device), Const((self._draws << _DRAW_BITS) + (_NORMAL if kind == "normal" else 0), dt.I64), flat)
 
     def seed(self, device: str) -> Expr:
         """The i64 that a call's random numbers on `device` start from: one number from torch's default generator, drawn at each call of the graph."""

@@ -25,6 +25,7 @@ class TileValues(Lowering):
         self.rank = len(schedule.dims)
         self.piece: dict[Axis, int] = {a: 0 for a in schedule.dims}
         self.coords: dict = {}               # (axis, piece) -> (Value, mask text or None)
+        self.fours: dict = {}                # (axis, piece) -> where it begins, text, for pieces of fours: all begin at multiples of 4
         self.stores = list(body.stores if stores is None else stores)
         self.spaces: dict = {}
         self.lanes: dict[int, str] = {}      # of a shifted axis: piece -> its whole words' lanes
@@ -116,6 +117,8 @@ class TileValues(Lowering):
 
     def _tile_coordinate(self, scope: Scope, a: Axis, base: str, piece: int, ragged: bool) -> None:
         size = self.s.sizes(a)[piece]
+        if size % 4 == 0:       # every base is a number of whole pieces of this length, or of longer ones
+            self.fours[a, piece] = base
         lanes = self._placed(f"tl.arange(0, {size})", a)
         var = self.assign(scope, f"{base} + {lanes}" if base else lanes, "i")
         mask = self.assign(scope, f"{var} < {self._number(self.extent(a))}", "m") if ragged else None
@@ -311,8 +314,35 @@ class TileValues(Lowering):
 
     def _emit_random(self, e: Random) -> Value:
         seed, offset = self.emit(e.seed), self.emit(e.offset)
+        along = self._in_fours(e) if e.kind == "uniform" else None
+        if along is not None:
+            return self._emit_fours(e, along, seed, offset)
         text, dims = self.text(e.index, ("coord", e.index))
         return self._put(e, words.random(e.kind, seed.var, f"({offset.var} + {_as_i64(text)})"), e.free, (seed, offset, *self._of(e.index)), dims, bool(dims))
+
+    def _in_fours(self, e: Random) -> Axis | None:
+        """The tiled axis along which the numbers stand in runs of four, each from a multiple of 4 on, whatever the sizes are; or None."""
+        for a in self.s.dims if isinstance(e.offset, Const) else ():
+            rest = e.index - as_index(a)
+            if (a, self.piece[a]) in self.fours and a not in rest.axes() and all(v % 4 == 0 for v in rest.terms.values()):
+                return a
+        return None
+
+    def _emit_fours(self, e: Random, a: Axis, seed: Value, offset: Value) -> Value:
+        """Uniform numbers, four along `a` a call of Philox."""
+        at = a, self.piece[a]
+        lane, mask = self.coords[at]
+        first = self._known(("fours", at))
+        if first is None:
+            base, size = self.fours[at], self.s.sizes(a)[at[1]]
+            text = self._placed(f"tl.arange(0, {size // 4})", a) + " * 4"
+            var = self.assign(lane.scope, f"{base} + {text}" if base else text, "i")
+            first = lane.scope.memo[("fours", at), ()] = Value(var, lane.dims, lane.scope, True)
+        self.coords[at] = first, mask
+        text, dims = self.text(e.index, ("coord", e.index))
+        self.coords[at] = lane, mask
+        numbers = words.uniform_run(seed.var, f"({offset.var} + {_as_i64(text)})", self.s.dims.index(a), self.rank)
+        return self._put(e, numbers, e.free, (seed, offset, *self._of(e.index)), dims, True)
 
 
 def empty(m: Memory) -> bool:

@@ -3,10 +3,10 @@ from __future__ import annotations
 
 from ..ir.dtype import BOOL, F32, DType, compute_type
 from ..ir.ops import CARRIERS, identity
-from .triton_ops import cast, combine, full, literal, op, pointer_type, random, reduce, scan, step, triton_type
+from .triton_ops import cast, combine, full, literal, op, pointer_type, random, reduce, scan, step, triton_type, uniform_run
 
 __all__ = ["cast", "combine_lines", "full", "literal", "number", "neutral", "op", "pointer_type", "random", "reduce", "scan", "step", "triton_type",
-           "update", "update_in_order"]
+           "uniform_run", "update", "update_in_order"]
 
 
 def neutral(monoid: str, d: DType, component: int, narrow: bool = False):

@@ -289,8 +289,8 @@ def scan_argmin(x, i, axis: tl.constexpr, reverse: tl.constexpr):
 # -- random numbers ------------------------------------------------------------------------------------------------
 @triton.jit
 def philox(seed, counter):
-    """Philox4x32-10 as `ir.meaning.philox` defines it: the first two words, uint32. `seed` and `counter` are i64."""
-    seed, counter = seed.to(tl.uint64), counter.to(tl.uint64)
+    """Philox4x32-10 as `ir.meaning.philox` defines it: four words, uint32. `seed` is i64, `counter` u64."""
+    seed = seed.to(tl.uint64)
     k0, k1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
     c0, c1 = counter.to(tl.uint32), (counter >> 32).to(tl.uint32)
     c2, c3 = c0 * 0, c0 * 0
@@ -299,18 +299,35 @@ def philox(seed, counter):
         high1, low1 = tl.umulhi(c2, 0xCD9E8D57), c2 * 0xCD9E8D57
         c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
         k0, k1 = k0 + 0x9E3779B9, k1 + 0xBB67AE85
-    return c0, c1
+    return c0, c1, c2, c3
 
 
 @triton.jit
-def uniform(seed, counter):
-    """f32 in [0, 1): the first word's high 24 bits, exact."""
-    a, b = philox(seed, counter)
-    return (a >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+def _unit(word):
+    """f32 in [0, 1): the high 24 bits, exact."""
+    return (word >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+
+
+@triton.jit
+def uniform(seed, number):
+    """The uniform numbers that stand at any `number` (i64): word number % 4 of counter number // 4."""
+    at = number.to(tl.uint64)
+    a, b, c, d = philox(seed, at >> 2)
+    at = at.to(tl.uint32)
+    odd, late = (at & 1) != 0, (at & 2) != 0
+    return _unit(tl.where(late, tl.where(odd, d, c), tl.where(odd, b, a)))
+
+
+@triton.jit
+def uniform_run(seed, first):
+    """Uniform numbers in runs of four along the last axis, each run from one of `first` (i64, multiples of 4) on: what `uniform` gives for first,
+    first + 1, first + 2, first + 3, from one counter."""
+    a, b, c, d = philox(seed, first.to(tl.uint64) >> 2)
+    return _unit(tl.interleave(tl.interleave(a, c), tl.interleave(b, d)))
 
 
 @triton.jit
 def normal(seed, counter):
     """f32 of the normal distribution."""
-    a, b = philox(seed, counter)
+    a, b, c, d = philox(seed, counter.to(tl.uint64))
     return normal_of(a, b)

@@ -198,5 +198,15 @@ def scan(monoid: str, dtype: DType, args: tuple[str, ...], axis: int, reverse: b
 
 # -- random numbers ------------------------------------------------------------------------------------------------
 def random(kind: str, seed: str, index: str) -> str:
-    """Text of f32 random numbers of `kind` ('uniform', 'normal') for the counters `index` under `seed` (i64 registers)."""
+    """Text of the f32 random numbers of `kind` ('uniform', 'normal') that stand at `index` under `seed` (i64 registers)."""
     return f"tk.{kind}({seed}, {index})"
+
+
+def uniform_run(seed: str, first: str, axis: int = 0, rank: int = 1) -> str:
+    """Text of the uniform numbers at first, first + 1, first + 2, first + 3 for each of `first` (i64, multiples of 4; a block of `rank` dimensions,
+    whose `axis` grows fourfold)."""
+    if axis == rank - 1:
+        return f"tk.uniform_run({seed}, {first})"
+    order = list(range(rank))
+    order[axis], order[-1] = order[-1], order[axis]
+    return f"tl.permute(tk.uniform_run({seed}, tl.permute({first}, {order})), {order})"

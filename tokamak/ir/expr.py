@@ -239,7 +239,9 @@ class Scan(Expr):
 
 
 class Random(Expr):
-    """Philox4x32-10 of (seed, offset + index): `kind` is 'uniform' in [0, 1) or 'normal', f32. `seed`, `offset` are i64 expressions."""
+    """Random number n = offset + index (unsigned, 64 bits) under `seed`, f32: 'uniform' in [0, 1), of word n % 4 of Philox4x32-10 at counter n // 4;
+    'normal', of the first two words at counter n (see `ir.meaning.random`). `seed` and `offset` are i64 expressions, and `offset` is always a
+    multiple of 4, so that four uniform numbers are one call of Philox wherever the index begins at one. TypeError for a Const that is none."""
     __slots__ = ("kind", "seed", "offset", "index")
     fields = ("kind", "seed", "offset", "index")
 
@@ -247,6 +249,8 @@ class Random(Expr):
         from .dtype import F32
         if kind not in ("uniform", "normal"):
             raise TypeError(f"there is no random kind '{kind}'")
+        if isinstance(offset, Const) and offset.value % 4:
+            raise TypeError(f"the offset of random numbers is {offset.value}, which is no multiple of 4")
         index = as_index(index)
         return cls._intern(F32, lambda: seed.free | offset.free | index.axes(), kind, seed, offset, index)
 

@@ -254,12 +254,15 @@ def philox(seed, counter) -> tuple[np.ndarray, ...]:
     return tuple(c.astype(np.uint32) for c in (c0, c1, c2, c3))
 
 
-def random(kind: str, seed, counter) -> np.ndarray:
-    """float32 of `kind`. uniform: (x0 >> 8) * 2^-24, exact. normal: Box-Muller, sqrt(-2 ln u1) cos(2 pi u2) with u1 = ((x0 >> 8) + 1) * 2^-24 in
-    (0, 1] and u2 = (x1 >> 8) * 2^-24, computed in f64 and rounded once (a kernel may differ in the last places)."""
-    x0, x1, _, _ = philox(seed, counter)
-    first = (x0 >> np.uint32(8)).astype(np.float64)
+def random(kind: str, seed, number) -> np.ndarray:
+    """float32 of `kind`: those that stand at `number` (i64, read as unsigned) under `seed`. uniform: (x >> 8) * 2^-24, exact, x being word number % 4
+    at counter number // 4. normal: Box-Muller of the first two words at counter `number`, sqrt(-2 ln u1) cos(2 pi u2) with
+    u1 = ((x0 >> 8) + 1) * 2^-24 in (0, 1] and u2 = (x1 >> 8) * 2^-24, computed in f64 and rounded once (a kernel may differ in the last places)."""
     if kind == "uniform":
-        return (first * 2.0**-24).astype(np.float32)
+        number = np.asarray(number).astype(np.uint64)
+        word = np.choose((number & np.uint64(3)).astype(np.int64), philox(seed, number >> np.uint64(2)))
+        return ((word >> np.uint32(8)).astype(np.float64) * 2.0**-24).astype(np.float32)
+    x0, x1, _, _ = philox(seed, number)
+    first = (x0 >> np.uint32(8)).astype(np.float64)
     second = (x1 >> np.uint32(8)).astype(np.float64) * 2.0**-24
     return (np.sqrt(-2 * np.log((first + 1) * 2.0**-24)) * np.cos(2 * math.pi * second)).astype(np.float32)

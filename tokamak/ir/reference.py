@@ -47,7 +47,7 @@ def evaluate(graph: Graph, inputs: list, *, constants: Mapping[Input, np.ndarray
     opaque     `opaque(call, args, kwargs)` makes an opaque call: Views have become arrays, sizes ints, Scalar expressions numbers; returns one
                array (or None) for each of call.results
     sizes      further sizes, by name
-    random     `random(kind, seed, counter) -> float32 array` in place of the language's Philox
+    random     `random(kind, seed, number) -> float32 array` in place of the language's Philox
     observe    `observe(node, value, values) -> array` sees every tensor as it is made, and says what its readers get
 
     Raises IndexError for a gather or scatter out of range, ZeroDivisionError for an integer division by zero, InternalError for a malformed graph.
