@@ -65,7 +65,8 @@ def values(graph, x):
 def test_the_rewritten_graph_means_the_same(graph, monoid):
     streamed = stream(graph, GPU)
     check_graph(streamed)
-    assert carriers(streamed) == [monoid] * 2 and print_graph(parse_graph(print_graph(streamed))) == print_graph(streamed)
+    assert carriers(streamed) == [monoid] * (1 if monoid == "moments" else 2)
+    assert print_graph(parse_graph(print_graph(streamed))) == print_graph(streamed)
     source = graph.inputs[0]
     rows, columns = (int(s.constant) for s in source.shape)
     x = np.random.default_rng(0).normal(2, 1, (rows, columns)).astype("float64" if source.dtype.name == "f64" else "float32")
@@ -152,13 +153,14 @@ def hard(rows, columns):
     x = torch.randn(rows, columns)
     x[0] = 1000 + 0.1 * x[0]
     x[1] = 3.3
-    x[2, 5] = 1e6
+    x[2, 0] = 1e6
     return x
 
 
 CASES = {
     "batch_norm": (lambda x: F.batch_norm(x, None, None, training=True), (torch.randn(7, 5, 80, 81) + 3,), 3, 5),
-    "channels_last": (lambda x: F.batch_norm(x, None, None, training=True), (torch.randn(7, 24, 17, 17).to(memory_format=torch.channels_last),), 3, 5),
+    "channels_last": (lambda x: F.batch_norm(x, None, None, training=True),
+                      (torch.randn(7, 24, 17, 17).to(memory_format=torch.channels_last),), 3, 5),
     "instance_norm": (F.instance_norm, (torch.randn(1, 3, 150, 251),), 3, 5),
     "group_norm": (lambda x: F.group_norm(x, 2), (torch.randn(2, 4, 130, 140),), 3, 5),
     "var_mean": (lambda x: torch.var_mean(x, -1), (hard(3, 50001),), 2, 4),
@@ -188,7 +190,7 @@ def test_softmax_of_infinities():
 
 
 def test_variance_of_infinities():
-    """Variance is NaN as in eager; the mean of a row with an infinity is that, as of a sum (torch's own depends on the length of the row)."""
+    """Variance is NaN as in eager; the mean of a row with an infinity is that, as of a sum."""
     x = torch.randn(5, 40000)
     x[0, 0], x[1, 39999], x[2, 4096], x[3, 7] = INF, -INF, NAN, 1e30
     close(lambda x: torch.var(x, -1)[:3], x)
@@ -210,6 +212,15 @@ def test_backward():
     tokamak.compile(fn, target="interpret", strict=True, dynamic=False, cache_dir="")(one).backward()
     fn(two).backward()
     torch.testing.assert_close(one.grad, two.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_large_means():
+    """As exact as two passes are where the mean is large beside the deviations, and where a row begins with its outlier."""
+    x = torch.randn(3, 200000)
+    x[0] += 1e4
+    x[1, 0] = 1e5
+    close(lambda x: torch.var(x, -1), x, tolerance=2e-6)
+    close(lambda x: torch.var(x, 0), x.t().contiguous(), tolerance=2e-6)
 
 
 def test_unknown_sizes():

@@ -1,11 +1,13 @@
 """Chains of folds along the same axes become one fold that rescales what it carries, so that what is folded is read once.
 
-    s = sum[r](x)    q = sum[r]((x - h)^2)    h made from s    =>   s, q0 = moments[r](x, 0, 1)    q = q0 + (s - n h)^2 / n
-    m = max[r](x)    t = sum[r](exp(x - h))   h made from m    =>   m, t0 = expsum[r](x, 1)        t = t0 exp(m - h)
+    s = sum[r](x)    q = sum[r]((x - h)^2)    h made from s    =>   q = moments.1[r](x - p, 0, 1) + (s - n h)^2 / n
+    m = max[r](x)    t = sum[r](exp(x - h))   h made from m    =>   m, t0 = expsum[r](x, 1)    t = t0 exp(m - h)
 
-The equations hold for every h that is the same along r; n is how many elements r has. With h = s / n and h = m the corrections are 0 and 1 but for
-rows with infinities, where they are what the two folds would have given: NaN, mostly. Variance, the statistics of norms, softmax and logsumexp are
-instances; nothing here knows them. Pointwise producers between the folds and their operands are looked through.
+The equations hold for every h and p that are the same along r; n is how many elements r has. p is the first of them: what is carried stays
+small where a mean is large beside the deviations from it, and the variance is as exact as by two folds (at a mean of 10^4 deviations in f32 within
+2e-7; 1e-5 without p). With h = s / n and h = m the corrections are 0 and 1 but for rows with infinities, where they are what the two folds would
+have given: NaN, mostly. Variance, the statistics of norms, softmax and logsumexp are instances; nothing here knows them. Pointwise producers between
+the folds and their operands are looked through.
 
 It pays where no program can hold the folded elements between the two folds (`gpu.reread`), or where long rows are only folded: in pieces, more are
 under way at once.
@@ -15,14 +17,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Callable
 
+from ..ir.dtype import I64
 from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Reduce, Rewriter, loads
 from ..ir.graph import Compute, Graph, Scatter, fold, reads, topological
-from ..ir.index import as_index
+from ..ir.index import Index, as_index
 from ..ir.ops import CARRIERS
 from ..ir.rewrite import GraphRewrite
 from . import gpu
 from .cost import estimates, pinned_nodes, weight
-from .inline import GROWN, substituted
+from .inline import GROWN, substituted, under_guard
 
 
 def _difference(e: Expr, bound: frozenset) -> tuple[Expr, Expr] | None:
@@ -42,37 +45,47 @@ def _exponential(e: Expr, bound: frozenset):
     return found if found is not None and e.args[0].args[0] is found[0] else None
 
 
-def _sum_of_squares(carried: tuple[Expr, ...], h: Expr, n: Expr) -> Expr:
-    s, q = carried
-    away = Op("sub", s, Op("mul", h, n))
-    return Op("add", q, Op("div", Op("mul", away, away), n))
+def _sum_of_squares(first: Expr, carried: Expr, h: Expr, n: Expr) -> Expr:
+    away = Op("sub", first, Op("mul", h, n))
+    return Op("add", carried, Op("div", Op("mul", away, away), n))
 
 
-def _sum_of_exponentials(carried: tuple[Expr, ...], h: Expr, n: Expr) -> Expr:
-    m, t = carried
-    return Op("mul", t, Op("exp", Op("sub", m, h)))
+def _sum_of_exponentials(first: Expr, carried: Expr, h: Expr, n: Expr) -> Expr:
+    return Op("mul", carried, Op("exp", Op("sub", first, h)))
 
 
 @dataclass(frozen=True)
 class Chain:
-    """A fold by `first` of x, then a sum of `later(its argument, folded axes)` = (x, h): both are components 0 and 1 of `carrier`, the second by
-    `corrected((component 0, component 1), h, n)`."""
+    """A fold by `first` of x, then a sum of `later(its argument, folded axes)` = (x, h): the second is `corrected(the first, component 1, h, n)` of
+    the fold by `carrier`. That carries x - p where the chain is `shifted`, beside the first fold; else x, and its component 0 is the first."""
     name: str
     first: str
     carrier: str
     later: Callable[[Expr, frozenset], tuple[Expr, Expr] | None]
-    corrected: Callable[[tuple[Expr, ...], Expr, Expr], Expr]
+    corrected: Callable[[Expr, Expr, Expr, Expr], Expr]
+    shifted: bool = False
 
-    def carried(self, over: tuple, x: Expr, component: int) -> Reduce:
-        """The fold of the single elements x, each the carrier of a set of one."""
+    def carried(self, part: Reduce, n: Index, component: int) -> Reduce:
+        """The fold of the single elements that `part`, the first fold, has; each is the carrier of a set of one."""
+        x, = part.args
         rest = (Const(0, x.dtype),) * (len(CARRIERS[self.carrier]) - 2)
-        return Reduce(self.carrier, over, (x, *rest, Const(1, x.dtype)), component)
+        return Reduce(self.carrier, part.over, (Op("sub", x, first_of(part, n)) if self.shifted else x, *rest, Const(1, x.dtype)), component)
 
 
 CHAINS: tuple[Chain, ...] = (
-    Chain("sum of squared differences", "sum", "moments", _squared, _sum_of_squares),
+    Chain("sum of squared differences", "sum", "moments", _squared, _sum_of_squares, True),
     Chain("sum of exponentials", "max", "expsum", _exponential, _sum_of_exponentials),
 )
+ORDINARY = {4: 2.0**100, 8: 2.0**1000}      # magnitude, by bytes of the type: no finite number less one below it is infinite
+
+
+def first_of(part: Reduce, n: Index) -> Expr:
+    """The first of the `n` elements that `part` folds; 0 where that is huge, infinite or NaN, or there is none."""
+    x, = part.args
+    found = Rewriter({a: as_index(0) for a in part.over})(x)
+    if n.constant is None:
+        found = under_guard(found, Op("gt", Coord(n), Const(0, I64)))
+    return Op("where", Op("lt", Op("abs", found), Const(ORDINARY[x.dtype.bytes], x.dtype)), found, Const(0, x.dtype))
 
 
 def stream(graph: Graph, target, chains: tuple[Chain, ...] = CHAINS) -> Graph:
@@ -174,35 +187,35 @@ class _Streams(GraphRewrite):
         return replace(made, origins={**origins, **made.origins})
 
     def compute(self, node: Compute) -> Compute:
-        """The node's replacement: a component of a carried fold, or what is made from two of them."""
-        link = self.found.get(node)
-        if link is not None:
-            return self._derived(node, link)
-        return self._component(node, 0) if node in self.chains else super().compute(node)
-
-    def _component(self, first: Compute, component: int) -> Compute:
-        part = fold(first)
-        carried = self.chains[first].carried(part.over, self.expr(part.args[0]), component)
-        if component == 0:
-            return Compute(first.shape, first.strides, self.expr.root(_replaced(first.expr, carried)), first.device, first.tag)
-        return Compute(first.shape, None, carried, first.device)
+        """The node's replacement: a component of a carried fold, or what is made from it."""
+        if node in self.found:
+            return self._derived(node, self.found[node])
+        chain = self.chains.get(node)
+        return super().compute(node) if chain is None or chain.shifted else self._like(node, chain.carried(fold(node), _extent(fold(node)), 0))
 
     def _derived(self, node: Compute, link: _Link) -> Compute:
+        part, chain = fold(link.first), link.chain
+        n = _extent(part)
         axes = tuple(as_index(a) if a.extent != 1 else as_index(0) for a in node.axes)
-        part = fold(link.first)
-        plain = self.chains[link.first].carried(part.over, self.expr(part.args[0]), 0)
-        first = self.nodes[link.first] if link.first.expr is part else Compute(node.shape, None, plain, node.device)
-        second = self._component(link.first, 1)
+        made = lambda e: Compute(node.shape, None, self.expr(e), node.device)
+        first = self.nodes[link.first] if link.first.expr is part else made(part if chain.shifted else chain.carried(part, n, 0))
+        second = made(chain.carried(part, n, 1))
         self.made.update({first: link.first, second: node})
-        carried = Load(first, axes), Load(second, axes)
-        total = as_index(1)
-        for a in part.over:
-            total = total * a.extent
-        n = Coord(total)
-        value = link.chain.corrected(carried, link.h, Cast(part.dtype, n))
-        if total.constant is None:      # no elements: nothing to correct
-            value = Op("where", Op("gt", n, Const(0, n.dtype)), value, Const(0, part.dtype))
+        value = chain.corrected(Load(first, axes), Load(second, axes), link.h, Cast(part.dtype, Coord(n)))
+        if n.constant is None:      # no elements: nothing to correct
+            value = Op("where", Op("gt", Coord(n), Const(0, I64)), value, Const(0, part.dtype))
+        return self._like(node, value)
+
+    def _like(self, node: Compute, value: Expr) -> Compute:
         return Compute(node.shape, node.strides, self.expr.root(_replaced(node.expr, value)), node.device, node.tag)
+
+
+def _extent(part: Reduce) -> Index:
+    """How many elements `part` folds."""
+    total = as_index(1)
+    for a in part.over:
+        total = total * a.extent
+    return total
 
 
 def _replaced(e: Expr, value: Expr) -> Expr:
