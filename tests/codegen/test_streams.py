@@ -2,6 +2,8 @@
 rows asked for ahead."""
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -36,6 +38,16 @@ def test_memory_that_was_read_is_written_through_the_caches():
         x.add_(1)
     _, text = compiled(fn, x)
     assert torch.equal(x, want) and "stream_" not in text
+
+
+def test_every_share_ends_after_its_stores_are_in_memory():
+    """Stores around the caches are weakly ordered: a fence stands behind the last of them in every share of work that a thread reports as done."""
+    _, text = compiled(lambda x: (x * 2 + 1, torch.softmax(x, 1), x.sum(0)), torch.randn(300, 500))
+    phases = re.findall(r"static void \w+_\d+\(void \*data\) \{\n.*?\n\}\n", text, re.S)
+    streaming = [p for p in phases if " stream_f32(" in p]
+    assert phases and (streaming or torch.backends.cpu.get_cpu_capability() != "AVX512")
+    for p in streaming:
+        assert p.endswith("    settle();\n  }\n}\n") and "return" not in p[p.index(" stream_f32("):]
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
