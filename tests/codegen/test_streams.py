@@ -111,3 +111,12 @@ def test_rows_that_are_read_again_ask_for_the_next(shape):
 def test_what_is_read_once_is_not_asked_for():
     _, text = compiled(lambda x: x.sum(1), torch.randn(5, 3000))
     assert "__builtin_prefetch" not in text
+
+
+def test_a_store_in_a_loop_within_a_streamed_one():
+    """The backward of a product's prefixes stores in an inner loop, beside a result that may go around the caches."""
+    import tokamak
+    x = torch.randn(5, 5, 5, requires_grad=True)
+    tokamak.compile(lambda x: x.cumprod(0), strict=True, dynamic=False, cache_dir="")(x).sum().backward()
+    want, = torch.autograd.grad(x.cumprod(0).sum(), x)
+    torch.testing.assert_close(x.grad, want)

@@ -38,6 +38,7 @@ class Printer(Loops):
         self.k, self.name = kernel, name
         self.renamed: dict[Axis, str] = {}  # axes that go by another name for the moment
         self.tail = False                   # printing the ragged end of a vector loop
+        self.lines: list | None = None      # the writes that `streaming` is about; None: all
         self.streaming: str | None = None   # in a loop whose results may go around the cache: C text of whether one does, of memory @ at address &p
         self.sweeping = False               # printing rows that are swept over register by register
         self.chain = 0                      # which of several accumulators is being printed
@@ -295,7 +296,7 @@ class Printer(Loops):
                 "gather": f"storei{tail}_{d}({p}, {s.at}, {value}{n});"}[s.mode]
         if before:
             return ["{", *("  " + x for x in before), "  " + text, "}"]
-        if s.total is not None and not self.tail and self.streaming is not None:
+        if s.total is not None and not self.tail and self.streaming is not None and (self.lines is None or s in self.lines):
             return [f"if ({self.streaming.replace('@', s.memory).replace('&p', p)}) stream_{d}({p}, {value}); else {text}"]
         return [text]
 

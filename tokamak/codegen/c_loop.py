@@ -95,9 +95,9 @@ class Loops:
         out += ["for (int last = 0;; last = 1) {",
                 f"  for (; n > 0; n -= {step}) {{ const int64_t left = n; n = tk_min(n, {step}); {{", *("    " + x for x in self._ragged(loop)),
                 f"  }} {v} += n; n = left; }}", "  if (last) break;"]
-        self.streaming = f"{v} < go@"
+        self.streaming, self.lines = f"{v} < go@", streamed
         out += [f"  for (; {v} + {step} <= {high}; {v} += {step}) {{", *("  " + x for x in self._block(loop.items)), "  }", f"  n = {high} - {v}; }}"]
-        self.streaming = None
+        self.streaming = self.lines = None
         return ["{", *("  " + x for x in out), "}"]
 
     # -- folds in several accumulators ------------------------------------------------------------------------------------
