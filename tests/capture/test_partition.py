@@ -62,3 +62,30 @@ def test_a_chain_of_pointwise_operations_keeps_its_input():
     x = torch.randn(ROWS, WIDE, requires_grad=True)
     assert saved(fn, x)[1] > 4 * 4 * ROWS * WIDE
     assert saved(tokamak.compile(fn, strict=True), x)[1] <= 4 * ROWS * WIDE
+
+
+def test_a_loss_of_16_bit_logits_keeps_no_copy_of_them():
+    logits = torch.randn(ROWS, WIDE, dtype=torch.bfloat16, requires_grad=True)
+    target = torch.randint(0, WIDE, (ROWS,))
+
+    def fn(logits, target):
+        return torch.nn.functional.cross_entropy(logits.float(), target)
+    assert saved(fn, logits, target)[1] > 4 * ROWS * WIDE
+    _, size = saved(tokamak.compile(fn, strict=True), logits, target)
+    assert size <= 2 * ROWS * WIDE + (4 + 4 + 8) * ROWS + 8        # logits as they came, a maximum, a logarithm and a target a row
+
+
+def test_a_norm_of_16_bit_values_in_float32_keeps_no_copy_of_them():
+    x = torch.randn(ROWS, WIDE, dtype=torch.bfloat16, requires_grad=True)
+
+    def fn(x):
+        return torch.nn.functional.layer_norm(x.float() * 2, (WIDE,)).to(torch.bfloat16)
+    _, size = saved(tokamak.compile(fn, strict=True), x)
+    assert size <= 2 * ROWS * WIDE + 2 * 4 * ROWS
+
+
+def test_the_partitioner_of_others_is_as_it_was():
+    from torch._functorch import partitioners
+    theirs = partitioners.get_default_op_list
+    saved(tokamak.compile(lambda x: torch.softmax(x, -1), strict=True), torch.randn(4, 4, requires_grad=True))
+    assert partitioners.get_default_op_list is theirs

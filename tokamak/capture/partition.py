@@ -1,22 +1,47 @@
 """The joint graph of forward and backward is cut in two: what forward keeps for backward, and what backward computes again.
 
 torch's min-cut partitioner decides, by bytes and by which operations it takes to be free. It takes an operation that it does not know to fuse for a
-reader that needs its argument in memory anyway, and saves that: so nodes that compute nothing are removed first.
+reader that needs its argument in memory anyway, and saves that: so nodes that compute nothing are removed first, and it is told of the operators that
+the tables build (a loss reads log-probabilities in registers: saving them would keep the logits in float32).
 """
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
 import torch
 from torch import fx
-from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._functorch import partitioners
+
+from .registry import TABLE
 
 _aten = torch.ops.aten
 IDENTITIES = {_aten.detach.default, _aten.alias.default, _aten.lift_fresh.default}      # in a functional graph: their argument
+
+_LISTING = threading.Lock()
 
 
 def partition(joint: fx.GraphModule, joint_inputs, *, num_fwd_outputs: int, **others) -> tuple[fx.GraphModule, fx.GraphModule]:
     """(forward, backward) graphs of `joint`. The arguments are those of torch's partition functions."""
     without_identities(joint)
-    return min_cut_rematerialization_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **others)
+    with _fusible({getattr(o, "overloadpacket", o) for o in TABLE}):
+        return partitioners.min_cut_rematerialization_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **others)
+
+
+@contextlib.contextmanager
+def _fusible(operators: set) -> Iterator[None]:
+    """torch's partitioner takes `operators`, too, to be fusible. Its list is a function of its module: there is no parameter."""
+    with _LISTING:
+        theirs = partitioners.get_default_op_list
+        known = theirs()
+        ours = replace(known, fusible_ops=known.fusible_ops | (operators - set(known.compute_intensive_ops)))
+        partitioners.get_default_op_list = lambda: ours
+        try:
+            yield
+        finally:
+            partitioners.get_default_op_list = theirs
 
 
 def without_identities(joint: fx.GraphModule) -> None:
