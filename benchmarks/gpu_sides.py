@@ -5,6 +5,7 @@ import contextlib
 import functools
 import gc
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -18,26 +19,27 @@ SIDES = ("eager", "inductor", "tokamak")
 
 
 def compiled(side: str, fn: Callable, **options) -> Callable:
-    """`fn` under a side: itself, or compiled for static sizes with caches off. `options` are tokamak's."""
+    """`fn` under a side: itself, or compiled for static sizes with caches off, as users call it (see `cold`). `options` are tokamak's."""
     if side == "eager":
         return fn
     if side == "inductor":
         return torch.compile(fn, dynamic=False)
     from tokamak.backend import backend
-    return torch.compile(fn, dynamic=False, backend=functools.partial(backend, options={"cache_dir": "", "strict": True, **options}))
+    return torch.compile(fn, dynamic=False, backend=functools.partial(backend, options={"cache_dir": "", **options}))
 
 
 @contextlib.contextmanager
 def cold():
     """Nothing that was compiled before is known: fresh folders for Inductor's and Triton's caches, Dynamo's code forgotten. Backward graphs may be
-    walked many times (no donated buffers), since that is what times them."""
+    walked many times (no donated buffers), since that is what times them. A graph that falls back to eager raises."""
     import torch._dynamo.config as dynamo
     import torch._functorch.config as functorch
     import torch._inductor.config as inductor
     from torch._inductor.utils import fresh_cache
     torch._dynamo.reset()
     off = inductor.patch(force_disable_caches=True, fx_graph_cache=False), functorch.patch(donated_buffer=False, enable_autograd_cache=False)
-    with off[0], off[1], dynamo.patch(automatic_dynamic_local_pgo=False, automatic_dynamic_remote_pgo=False), fresh_cache():
+    with off[0], off[1], dynamo.patch(automatic_dynamic_local_pgo=False, automatic_dynamic_remote_pgo=False), fresh_cache(), warnings.catch_warnings():
+        warnings.filterwarnings("error", message="tokamak: ")
         yield
     torch._dynamo.reset()
 
