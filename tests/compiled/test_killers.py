@@ -66,6 +66,15 @@ def test_moved_reads_through_a_split_fold(move, shape, target):
     agree(fn, [torch.randn(shape)], target=target)
 
 
+@pytest.mark.parametrize("shape", [(5, 5, 5), (3, 2, 1, 7)])
+def test_a_flat_view_read_backwards(shape, target):
+    """A quotient's dividend is negative there, and its remainder is taken again."""
+    def fn(x):
+        flat = x.reshape(-1)
+        return flat.flip(0)[1:] * 2, flat.flip(0)[3:].cumsum(0), flat.roll(-7).reshape(shape)
+    agree(fn, [torch.randn(shape)], target=target)
+
+
 def test_nested_rolls_stay_small(target):
     def fn(x):
         for n in range(20):

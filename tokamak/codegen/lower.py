@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from ..fuse.cost import Hints
 from ..ir.expr import Expr
-from ..ir.index import Axis, Fetch as FetchAtom, Index, Size, as_index
+from ..ir.index import Axis, Fetch as FetchAtom, Index, Size, as_index, nonnegative
 from ..schedule.body import Body, Memory, Store
 from ..schedule.schedule import Schedule
 from .kernel import Kernel, Param, Phase
@@ -22,6 +22,7 @@ class Lowering:
         self.places = {a: n for n, a in enumerate(schedule.order)}
         self.params: list[Param] = []
         self.keys: dict = {}
+        self.natural: set = set()                 # FloorDiv and Mod atoms over parameters whose dividend is never negative
         self.names: dict[Axis, str] = {}
         self.counter = 0
         self.errors: list = []
@@ -84,8 +85,10 @@ class Lowering:
             return as_index(a)
         if isinstance(a, FetchAtom):
             raise Unschedulable("a gathered index inside an index expression that differs between lanes")
-        kind = type(a)
-        return as_index(kind(self.integer(a.a, block, key), self.integer(a.b, block, (key, "b"))))
+        made = type(a)(self.integer(a.a, block, key), self.integer(a.b, block, (key, "b")))
+        if nonnegative(a.a):        # a parameter may be any number, so that this can be seen here alone
+            self.natural.add(made)
+        return as_index(made)
 
     # -- kernel ----------------------------------------------------------------------------------------------------------
     def kernel(self) -> Kernel:

@@ -5,7 +5,7 @@ import itertools
 
 from ..ir.dtype import BOOL, F32
 from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Random, Scalar
-from ..ir.index import Axis, Fetch, FloorDiv, Index, Max, Min, Mod, Size, as_index, floordiv, nonnegative, substitute
+from ..ir.index import Axis, Fetch, FloorDiv, Index, Max, Min, Size, as_index, floordiv, substitute
 from ..schedule.body import Body, Memory
 from ..schedule.tiles import TileSchedule
 from . import tile_words as words
@@ -86,14 +86,9 @@ class TileValues(Lowering):
         (x, dx), (y, dy) = self._plain(a.a), self._plain(a.b)
         if isinstance(a, (Min, Max)):
             return f"tl.{'minimum' if isinstance(a, Min) else 'maximum'}({x}, {y})", dx | dy
-        exact = nonnegative(a.a) or self._never_negative(a.a)
         if isinstance(a, FloorDiv):
-            return (f"(({x}) // ({y}))" if exact else f"tk.floordiv({x}, {y})"), dx | dy
-        return (f"(({x}) % ({y}))" if exact else f"tk.mod({x}, {y})"), dx | dy
-
-    @staticmethod
-    def _never_negative(i: Index) -> bool:
-        return all(v > 0 for v in i.terms.values()) and all(isinstance(a, (Axis, Size, FloorDiv, Mod)) and not isinstance(a, Named) for a in i.atoms())
+            return (f"(({x}) // ({y}))" if a in self.natural else f"tk.floordiv({x}, {y})"), dx | dy
+        return (f"(({x}) % ({y}))" if a in self.natural else f"tk.mod({x}, {y})"), dx | dy
 
     def _plain(self, whole: Index) -> tuple[str, frozenset]:
         """Text of an index whose factors are parameters already."""
