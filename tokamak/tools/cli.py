@@ -2,9 +2,11 @@
 
     tokamak explain [--target TARGET] [--json] SCRIPT [ARGUMENT ...]
     tokamak compile [--target TARGET] [--until STAGE] [--exact] SCRIPT [ARGUMENT ...]
+    tokamak doctor [--json] [--measure]
 
-Both run the script as `python SCRIPT ARGUMENT ...` would and record what it compiles with tokamak. What the script prints goes to standard error, the
-answer to standard output. Exit status: 0; 1 when the script failed or compiled nothing; 2 for a wrong command line.
+The first two run the script as `python SCRIPT ARGUMENT ...` would and record what it compiles with tokamak. What the script prints goes to standard
+error, the answer to standard output. Exit status: 0; 1 when the script failed or compiled nothing, or the doctor misses something; 2 for a wrong
+command line.
 """
 from __future__ import annotations
 
@@ -21,6 +23,7 @@ from rich.console import Console
 from .. import __version__
 from ..errors import TokamakError
 from ..options import STAGES
+from .doctor import examine
 from .explain import explanation
 from .record import GraphRecord, Recorder, recording
 from .show import STAGE_TEXTS, exact_text
@@ -38,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(arguments: Sequence[str] | None) -> int:
     parser = _parser()
     given = parser.parse_args(arguments)
+    if given.command == "doctor":
+        return doctor(given)
     if not os.path.isfile(given.script):
         parser.exit(2, f"tokamak: there is no file '{given.script}'\n")
     chosen = {name: value for name in ("until", "target") if (value := getattr(given, name, None))}
@@ -67,12 +72,21 @@ def _parser() -> argparse.ArgumentParser:
     compile = commands.add_parser("compile", help="what a stage of the compiler made of each graph", epilog=f"stages: {stages}")
     compile.add_argument("--until", metavar="STAGE", choices=tuple(STAGES), default="build", help="stop behind this stage and print what it made")
     compile.add_argument("--exact", action="store_true", help="the text as it is built instead of a listing for people (stage render)")
+    doctor = commands.add_parser("doctor", help="what this machine offers, and what is missing")
+    doctor.add_argument("--json", action="store_true", help="the same as JSON")
+    doctor.add_argument("--measure", action="store_true", help="measure what memory and arithmetic do at most (seconds), and keep it in the cache folder")
     for command in (explain, compile):
         command.add_argument("--target", metavar="TARGET", choices=("interpret",), help="interpret: tensors of the CPU as if they were a GPU's, "
                              "with kernels in Triton, which its interpreter runs")
         command.add_argument("script", metavar="SCRIPT")
         command.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER)
     return parser
+
+
+def doctor(given: argparse.Namespace) -> int:
+    found = examine(given.measure)
+    print(found.to_json(indent=2) if given.json else found, end="\n" if given.json else "")
+    return found.status
 
 
 def run_script(path: str, arguments: list[str]) -> int:
