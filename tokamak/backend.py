@@ -21,6 +21,7 @@ from .capture.sizes import narrow
 from .codegen.host import host_program
 from .codegen.stages import lower_plan, render_plan, schedule_plan
 from .errors import CompilerMissing, OptionError
+from .fuse.contract import contract
 from .fuse.inline import inline
 from .fuse.plan import plan
 from .fuse.stream import stream
@@ -96,6 +97,7 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Op
         trace("strict", unordered(captured))
     graph = trace("simplify", simplify(captured))
     graph = trace("stream", stream(graph, machine) if options.streaming else graph)
+    graph = trace("contract", contract(graph, machine))
     graph = trace("inline", widened(inline(graph, machine), machine))
     planned = trace("fuse", plan(graph, machine))
     scheduled = trace("schedule", schedule_plan(planned, machine))

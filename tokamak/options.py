@@ -21,6 +21,7 @@ STAGES = {
     "capture": "the same as a Graph of the language",
     "simplify": "the Graph rewritten",
     "stream": "chains of folds that would read rows twice, as one fold each",
+    "contract": "contractions of torch's calls that become kernels, as nodes of the language; the reason beside the others",
     "inline": "pointwise producers moved into their readers",
     "fuse": "the Plan: groups of values that share a kernel",
     "schedule": "the Body and the schedule of each group",

@@ -20,7 +20,7 @@ from ..ir.expr import Cast, Const, Expr, Load, Random, Reduce, Rewriter, Scalar,
 from ..ir.graph import Compute, Graph, Input, Opaque, Origin, Result, Scatter, View, Write, topological
 from ..ir.index import Axis, Index, as_index, axis
 from .regions import Regions, aliases
-from .registry import TABLE, NotCompiled
+from .registry import MEANINGS, TABLE, NotCompiled
 from .sizes import Sizes
 from .tensor import Tensor, cast, strided
 
@@ -357,13 +357,14 @@ class Capture:
         reads: dict = {}
 
         def leaf(x):
-            if isinstance(x, Tensor):
-                view = self._materialize(x, node)
-                reads[view.node] = None
-                return view
-            return x
-        args, kwargs = _map(args, leaf), _map(kwargs, leaf)
-        call = Opaque(target, args, dict(kwargs), specs, not isinstance(val, (tuple, list)), reason, tuple(reads))
+            if not isinstance(x, Tensor):
+                return x
+            view = strided(x)
+            reads[view.node] = None
+            return view
+        given = _map((args, kwargs), lambda x: self._in_memory(x, node) if isinstance(x, Tensor) else x)
+        args, kwargs = _map(given, leaf)
+        call = Opaque(target, args, dict(kwargs), specs, not isinstance(val, (tuple, list)), reason, tuple(reads), self._meaning(target, *given, specs))
         self.opaques.append(call)
         self._note(call, node)
         outs = []
@@ -378,14 +379,21 @@ class Capture:
             raise Unsupported(f"{target} returns a {type(val).__name__}")
         return tuple(outs) if isinstance(val, (tuple, list)) else (outs[0] if outs else None)
 
-    def _materialize(self, t: Tensor, node: fx.Node | None) -> View:
-        """`t` as memory that torch can be handed."""
-        view = strided(t)
-        if view is None:
+    def _in_memory(self, t: Tensor, node: fx.Node | None) -> Tensor:
+        """`t` as a window on memory that torch can be handed."""
+        if strided(t) is None:
             t = self.b.realize(t)
             self._note_new(t, node)
-            view = strided(t)
-        return view
+        return t
+
+    def _meaning(self, target, args, kwargs, specs) -> Expr | None:
+        """What an opaque call computes, where `registry.MEANINGS` can say it."""
+        build = MEANINGS.get(target) if self.table else None
+        if build is None or len(specs) != 1 or specs[0] is None or specs[0].dtype.kind == "x" or _foreign((args, kwargs)):
+            return None
+        self.b.specs = specs
+        made = build(self.b, *_sized(args), **_sized(kwargs))
+        return self.b.rounded(cast(made.expr, specs[0].dtype, implicit=True)) if made is not None and made.shape == specs[0].shape else None
 
     def _outputs(self, found) -> tuple:
         """Outputs in order, with the traced strides. What eager gives memory of its own (not an input's, not another output's) gets a node of its own."""

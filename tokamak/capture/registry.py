@@ -15,14 +15,24 @@ class NotCompiled(Exception):
 
 
 TABLE: dict[object, Callable] = {}
+MEANINGS: dict[object, Callable] = {}        # overload that torch runs -> what it computes: `fn(b, *args, **kwargs)` gives a Tensor, or None for a variant
 
 
 def register(*overloads):
     """Decorator: the function builds each of these aten overloads."""
+    return _entry(TABLE, overloads)
+
+
+def means(*overloads):
+    """Decorator: the function says what a call of these overloads computes, which stays a call of torch until the planner makes a kernel of it."""
+    return _entry(MEANINGS, overloads)
+
+
+def _entry(table: dict, overloads):
     def add(fn):
         for o in overloads:
-            if o in TABLE:
+            if o in table:
                 raise ValueError(f"{o} has two entries")
-            TABLE[o] = fn
+            table[o] = fn
         return fn
     return add

@@ -74,7 +74,8 @@ class _Inliner:
                            rw(n.guard) if n.guard is not None else None, n.device)
         if isinstance(n, Opaque):
             fix = lambda x: _map(x, lambda v: self._view(v) if isinstance(v, View) else v)
-            return Opaque(n.target, fix(n.args), fix(n.kwargs), n.results, n.single, n.reason, tuple(dict.fromkeys(self.new[r] for r in n.reads)))
+            return Opaque(n.target, fix(n.args), fix(n.kwargs), n.results, n.single, n.reason, tuple(dict.fromkeys(self.new[r] for r in n.reads)),
+                          self._rewriter(n)(n.meaning) if n.meaning is not None else None)
         if isinstance(n, Result):
             return Result(self.new[n.opaque], n.position, n.shape, n.strides, n.dtype, n.device)
         return n

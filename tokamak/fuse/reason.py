@@ -21,6 +21,7 @@ CODES: dict[str, str] = {
     "too_large": "the kernel would grow beyond what compiles quickly",
     "loop_tree": "their loops do not nest in one kernel",
     "device": "they live on different devices",
+    "vendor": "left to the vendor's library",
 }
 
 

@@ -12,7 +12,8 @@ from . import ops
 from .dtype import BOOL
 from .expr import Const, Expr, Load, Reduce, Scan, loads, walk
 from .graph import Compute, Graph, Input, Opaque, Result, Scatter, View, fold, reads
-from .index import Index, Size, as_index, bounds
+from .index import Axis, Index, Size, as_index, bounds
+from .text import spec_parts
 
 
 def check_graph(graph: Graph) -> Graph:
@@ -140,6 +141,20 @@ class _Check:
                 self.fail("an argument's node is missing in `reads`")
         self.argument(node.args)
         self.argument(node.kwargs)
+        if node.meaning is not None:
+            self.meaning(node)
+
+    def meaning(self, node: Opaque) -> None:
+        if len(node.results) != 1 or node.results[0] is None:
+            self.fail("a meaning belongs to a call of one tensor")
+        shape, _, dtype, _ = spec_parts(node.results[0])
+        if node.meaning.dtype is not dtype:
+            self.fail(f"it gives {dtype}, its meaning is {node.meaning.dtype}")
+        self.free(node.meaning, tuple(Axis(i, s) for i, s in enumerate(shape)))
+        for e in loads(node.meaning):
+            self.load(e)
+            if e.node not in node.reads:
+                self.fail("its meaning reads what it does not")
 
     def result(self, node: Result) -> None:
         self.layout(node.shape, node.strides)

@@ -1,7 +1,7 @@
 """Graphs: the values of a program and how they come about.
 
     Graph ::= Node in order; outputs; writes
-    Node  ::= Input | Compute(shape, strides, dtype, expr) | Scatter(base, index, value, monoid | last) | Opaque(aten op, args) | Result(opaque, i)
+    Node  ::= Input | Compute(shape, strides, dtype, expr) | Scatter(base, index, value, monoid | last) | Opaque(aten op, args, meaning?) | Result(opaque, i)
     write ::= Input receives Node, after every read of the old value
 
 Layout is part of a value: `strides` are those that torch traced, in elements, and a node's memory has exactly them. The axes of a Compute are
@@ -98,7 +98,8 @@ class View:
 class Opaque:
     """A call that torch makes: `target(*args, **kwargs)`. `args` hold View, Index (a size), Scalar expressions and plain Python values, nested in
     tuples and dicts. `results` describes each output: (shape, strides, dtype, device) of a tensor, or None for anything else.
-    `reason` says why it is opaque."""
+    `reason` says why it is opaque. `meaning`: an element of its one result over Axis(0..n-1), where the language can say what the call computes (a
+    contraction); a fold may stand anywhere in it. What it loads is in `reads`."""
     target: Any
     args: tuple
     kwargs: dict
@@ -106,6 +107,7 @@ class Opaque:
     single: bool
     reason: str
     reads: tuple["Node", ...] = ()
+    meaning: Expr | None = None
 
 
 @dataclass(frozen=True, eq=False)

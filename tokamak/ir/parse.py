@@ -267,7 +267,15 @@ class Parser:
         single = not r.take("(")
         results = (self.result(),) if single else tuple(r.list(self.result, ")"))
         reads = tuple(dict.fromkeys(_nodes((args, kwargs))))
-        return Opaque(target, tuple(args), kwargs, results, single, json.loads(r.next()), reads)
+        reason = json.loads(r.next())
+        return Opaque(target, tuple(args), kwargs, results, single, reason, reads, self.meaning(results[0]) if r.take("means") else None)
+
+    def meaning(self, result) -> Expr:
+        self.axes = {i: Axis(i, s) for i, s in enumerate(result[0])}
+        if self.r.take("for"):
+            self.bound_axes()
+        self.r.want("=")
+        return self.expr()
 
     def result(self):
         return None if self.r.take("none") else self.type()[:4]

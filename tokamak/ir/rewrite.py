@@ -120,7 +120,7 @@ class GraphRewrite:
             self.nodes[node] = new
         outputs = self.mapped(self.graph.outputs)
         writes = tuple(Write(w.target, self.mapped(w.source)) for w in self.graph.writes)
-        calls = [self.nodes[n] for n in self.graph.nodes if isinstance(n, Opaque)]
+        calls = [made for n in self.graph.nodes if isinstance(n, Opaque) and isinstance(made := self.nodes[n], Opaque)]
         roots = [*calls, *(o.node for o in outputs if isinstance(o, View)), *(w.source.node for w in writes)]
         inputs = [n for n in self.graph.nodes if isinstance(n, Input)]
         nodes = (*inputs, *(n for n in topological(roots) if not isinstance(n, Input)))
@@ -163,7 +163,8 @@ class GraphRewrite:
         if all(self.nodes[n] is n for n in node.reads):
             return node
         reads = tuple(dict.fromkeys(self.nodes[n] for n in node.reads))
-        return Opaque(node.target, self.mapped(node.args), self.mapped(node.kwargs), node.results, node.single, node.reason, reads)
+        return Opaque(node.target, self.mapped(node.args), self.mapped(node.kwargs), node.results, node.single, node.reason, reads,
+                      self.expr(node.meaning) if node.meaning is not None else None)
 
     def opaque_result(self, node: Result) -> Result:
         call = self.nodes[node.opaque]

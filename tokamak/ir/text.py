@@ -192,8 +192,7 @@ class _Lines:
             yield f"{head}: {self.type(n)} = result %{self.names[n.opaque]} {n.position}{comment}"
         else:
             roots = [n.expr] if isinstance(n, Compute) else [x for x in (n.guard, n.value) if x is not None]
-            bound = dict.fromkeys(a for e in walk(*roots) if isinstance(e, Reduce) for a in e.over)
-            axes = " for " + ", ".join(f"{a!r}<{self.words.index(a.extent)}" for a in bound) if bound else ""
+            axes = self.bound(*roots)
             self.words.find_parts(*roots)
             text = self.words.whole(n.expr) if isinstance(n, Compute) else self.scatter(n)
             yield f"{head}: {self.type(n)}{axes} = {text}{comment}"
@@ -210,7 +209,15 @@ class _Lines:
         args = ", ".join([*map(self.value, n.args), *(f"{k}={self.value(v)}" for k, v in n.kwargs.items())])
         specs = ["none" if s is None else self.type_text(*spec_parts(s)) for s in n.results]
         results = specs[0] if n.single and len(specs) == 1 else f"({', '.join(specs)})"
-        return f"call {self.symbol(n.target)}({args}) -> {results} {json.dumps(n.reason)}"
+        return f"call {self.symbol(n.target)}({args}) -> {results} {json.dumps(n.reason)}{self.meaning(n)}"
+
+    def meaning(self, n: Opaque) -> str:
+        return f" means{self.bound(n.meaning)} = {self.words.whole(n.meaning)}" if n.meaning is not None else ""
+
+    def bound(self, *roots: Expr) -> str:
+        """The axes that folds in `roots` bind, with their extents."""
+        found = dict.fromkeys(a for e in walk(*roots) if isinstance(e, Reduce) for a in e.over)
+        return " for " + ", ".join(f"{a!r}<{self.words.index(a.extent)}" for a in found) if found else ""
 
     def symbol(self, target) -> str:
         text = str(target)

@@ -92,6 +92,7 @@ STAGE_TEXTS: dict[str, Callable[[GraphRecord], str]] = {
     "capture": graph_text,
     "simplify": lambda r: print_graph(r.values["simplify"], sources=True),
     "stream": lambda r: print_graph(r.values["stream"], sources=True),
+    "contract": lambda r: print_graph(r.values["contract"], sources=True),
     "inline": lambda r: print_graph(r.values["inline"], sources=True),
     "fuse": fusion_text,
     "schedule": schedule_text,

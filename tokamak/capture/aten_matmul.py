@@ -1,0 +1,92 @@
+"""Contractions: what torch's matrix products compute, as sums of products over a common axis. They stay calls of torch, with this as their meaning;
+`fuse.contract` decides which of them become kernels."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..ir.expr import Expr, Op, Reduce
+from ..ir.index import Axis, Index, as_index, axis
+from .registry import means
+from .tensor import Tensor, broadcast_shapes, cast, compute, constant
+
+aten = torch.ops.aten
+
+
+def contracted(b, left: Tensor, right: Tensor, letters: str) -> Tensor | None:
+    """The sum over the one letter that the result lacks: `letters` as in 'mk,kn->mn', a letter a dimension. None where there is nothing to sum."""
+    inputs, result = letters.split("->")
+    first, second = inputs.split(",")
+    extents = {**dict(zip(second, right.shape)), **dict(zip(first, left.shape))}
+    gone, = (set(first) | set(second)) - set(result)
+    if not left.dtype.is_float or left.dtype is not right.dtype or extents[gone].constant in (0, 1):
+        return None
+    shape = tuple(extents[c] for c in result)
+    places: dict[str, Index] = {c: axis(i, extents[c]) for i, c in enumerate(result)}
+    bound = Axis(len(result), extents[gone])
+    places[gone] = as_index(bound)
+    product = Op("mul", compute(left.at([places[c] for c in first])), compute(right.at([places[c] for c in second])))
+    return b.tensor(shape, Reduce("sum", (bound,), (product,)))
+
+
+def scaled(e: Expr, by) -> Expr:
+    return e if isinstance(by, (int, float)) and by == 1 else Op("mul", e, constant(by, e.dtype))
+
+
+def plus(product: Tensor | None, added: Tensor, beta=1, alpha=1) -> Tensor | None:
+    """alpha * product + beta * added, which is broadcast; an `added` times 0 is not looked at, whatever it holds."""
+    if product is None or broadcast_shapes(product.shape, added.shape) != product.shape:
+        return None
+    total = scaled(product.expr, alpha)
+    if not (isinstance(beta, (int, float)) and beta == 0):
+        total = Op("add", total, scaled(cast(added.expand(product.shape).expr, total.dtype), beta))
+    return product.with_expr(total)
+
+
+@means(aten.mm.default)
+def _mm(b, x, y):
+    return contracted(b, x, y, "mk,kn->mn")
+
+
+@means(aten.bmm.default)
+def _bmm(b, x, y):
+    return contracted(b, x, y, "bmk,bkn->bmn")
+
+
+@means(aten.mv.default)
+def _mv(b, x, y):
+    return contracted(b, x, y, "mk,k->m")
+
+
+@means(aten.addmm.default)
+def _addmm(b, c, x, y, *, beta=1, alpha=1):
+    return plus(contracted(b, x, y, "mk,kn->mn"), c, beta, alpha)
+
+
+@means(aten.baddbmm.default)
+def _baddbmm(b, c, x, y, *, beta=1, alpha=1):
+    return plus(contracted(b, x, y, "bmk,bkn->bmn"), c, beta, alpha)
+
+
+@means(aten.addmv.default)
+def _addmv(b, c, x, y, *, beta=1, alpha=1):
+    return plus(contracted(b, x, y, "mk,k->m"), c, beta, alpha)
+
+
+@means(aten.linear.default)
+def _linear(b, x, w, bias=None):
+    rows = "abcdefgh"[:x.rank - 1]
+    product = contracted(b, x, w, f"{rows}k,nk->{rows}n") if x.rank <= 8 and w.rank == 2 else None
+    return product if bias is None else plus(product, bias)
+
+
+@means(aten.convolution.default)
+def _convolution(b, x, w, bias, stride: Sequence, padding: Sequence, dilation: Sequence, transposed: bool, output_padding: Sequence, groups: int):
+    """One whose window is a single element."""
+    n = w.rank - 2
+    if x.rank != w.rank or n > 3 or transposed or groups != 1 or any(s != 1 for s in (*w.shape[2:], *stride)) or any(p != 0 for p in padding):
+        return None
+    at = "xyz"[:n]
+    product = contracted(b, x, w.squeeze(range(2, w.rank)) if n else w, f"bk{at},nk->bn{at}")
+    return product if bias is None else plus(product, bias.view((bias.shape[0], *[1] * n), lambda c: [c[0]]))
