@@ -3,8 +3,11 @@
     torch.compile(model, backend="tokamak")
     tokamak.compile(model, policy="fast")
     tokamak.explain(model, *inputs)
+    tokamak.verify(model, *inputs)
 """
 from __future__ import annotations
+
+import importlib
 
 from .backend import compile
 from .errors import BuildError, CompilerMissing, InternalError, OptionError, TokamakError
@@ -12,6 +15,14 @@ from .options import Options, scope
 from .tools.explain import Explanation, explain
 from .tools.record import recording
 
-__all__ = ["compile", "explain", "recording", "scope", "Explanation", "Options",
+__all__ = ["compile", "explain", "recording", "scope", "verify", "Explanation", "Options", "Verification",
            "TokamakError", "OptionError", "CompilerMissing", "BuildError", "InternalError"]
 __version__ = "0.1.0"
+
+_LATER = {"verify": ".tools.verify", "Verification": ".tools.verify"}        # what programs that only compile need not load
+
+
+def __getattr__(name: str):
+    if name not in _LATER:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return getattr(importlib.import_module(_LATER[name], __name__), name)

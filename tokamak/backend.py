@@ -107,7 +107,8 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Op
     program = trace("program", host_program(check.watched(lowered.plan) if check else lowered.plan, built, capture.constants))
     kernels = (_gpu_kernels if machine.kind == "gpu" else _c_kernels)(built, machine, capture.policies == {"fast"}, options, partial(trace, "unit"))
     call = assemble(program, kernels, _POOL if options.pool else None, synchronous=options.strict)
-    return trace("build", check.checked(call, captured, lowered.plan, capture.constants) if check else call)
+    report = partial(trace, "check") if options.check == "report" else None
+    return trace("build", check.checked(call, captured, lowered.plan, capture.constants, report) if check else call)
 
 
 def _c_kernels(built: Mapping, _, contract: bool, options: Options, report: Callable) -> dict[str, Callable]:

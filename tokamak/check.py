@@ -2,6 +2,7 @@
 
     watched(plan)                            the plan whose program also returns every value that a kernel or an opaque call made
     checked(call, captured, plan, constants) the function that makes the call, compares, and returns what the call returned
+    differences(graph, args, ...)            the same comparison, for who wants to know of every difference (`tokamak.verify`)
 
 Each stored value is compared with the reference's value of the same node *from the stored values that it was computed from*, so errors do not
 add up and the first difference is where the bug is. What must agree, n being how many elements a fold takes in:
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from .ir.dtype import F64, DType
 from .ir.expr import Expr, Load, Op, Reduce, Scan, walk
 from .ir.graph import Compute, Graph, Input, Opaque, Result, Scatter, View, reads
 from .ir.index import as_index
-from .ir.reference import evaluate
+from .ir.reference import Evaluation, evaluate
 
 STEPS = 256
 EPS = {"f64": 2.0**-52, "f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}
@@ -56,17 +57,32 @@ def _dense(n: Result) -> bool:
     return n.dtype in TORCH_DTYPES
 
 
-def checked(call: Callable[[list], list], captured: Graph, plan: Plan, constants: Mapping[Input, torch.Tensor]) -> Callable[[list], list]:
-    """`call` runs the program of `watched(plan)`. The result raises CheckFailed where a value differs from the reference's."""
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What one call got and made: `args` before it ran, `constants`, and the `values` that were stored, all as the reference has them."""
+    args: list
+    constants: Mapping
+    values: Mapping
+
+
+def checked(call: Callable[[list], list], captured: Graph, plan: Plan, constants: Mapping[Input, torch.Tensor],
+            report: Callable[[Seen], object] | None = None) -> Callable[[list], list]:
+    """`call` runs the program of `watched(plan)`. The result raises CheckFailed where a value differs from the reference's; given `report`, it tells
+    that of the first call instead, and compares nothing."""
     stored = _stored(plan)
     known = {n: _array(t) for n, t in constants.items()}
+    told = []
 
     def run(args: list) -> list:
         kept = list(args)
-        before = [_array(a) for a in args]
+        before = [_array(a) for a in args] if report is None or not told else []
         found = call(args)
         cut = len(found) - len(stored)
         outputs, values = found[:cut], dict(zip(stored, found[cut:]))
+        if report is not None:
+            if not told:
+                told.append(report(Seen(before, known, {n: _array(t) for n, t in values.items()})))
+            return outputs
         _compare(plan, before, known, outputs, values, kept)
         _compare_captured(captured, before, known, outputs, {n: v for n, v in values.items() if isinstance(n, Result)})
         return outputs
@@ -75,9 +91,9 @@ def checked(call: Callable[[list], list], captured: Graph, plan: Plan, constants
 
 
 # -- comparing -----------------------------------------------------------------------------------------------------------
-def _compare(plan: Plan, before: list, known: dict, outputs: list, values: dict, kept: list) -> None:
-    graph = plan.graph
-    made = {n: _array(t) for n, t in values.items()}
+def differences(graph: Graph, args: list, constants: Mapping, made: Mapping, found: Callable[[Any, str], object]) -> Evaluation:
+    """The reference's evaluation of `graph`, in which every value of `made` (node -> array) takes the place of the reference's for its readers.
+    `found(node, words)` is told of those that differ by more than is allowed."""
     eps: dict = {}
 
     def observe(node, value: np.ndarray, seen: Mapping) -> np.ndarray:
@@ -86,10 +102,18 @@ def _compare(plan: Plan, before: list, known: dict, outputs: list, values: dict,
             return value
         wrong = _difference(node, made[node], value, seen, eps[node])
         if wrong:
-            raise CheckFailed(f"{_place(graph, node)} differs from the reference: {wrong}")
+            found(node, wrong)
         eps[node] = 0.0
         return made[node]
-    expected = evaluate(graph, before, constants=known, opaque=_opaque(made), observe=observe)
+    return evaluate(graph, args, constants=constants, opaque=_opaque(made), observe=observe)
+
+
+def _compare(plan: Plan, before: list, known: dict, outputs: list, values: dict, kept: list) -> None:
+    graph = plan.graph
+
+    def fail(node, wrong: str):
+        raise CheckFailed(f"{_place(graph, node)} differs from the reference: {wrong}")
+    expected = differences(graph, before, known, {n: _array(t) for n, t in values.items()}, fail)
     for i, (got, want) in enumerate(zip(outputs, expected.outputs)):
         if isinstance(want, np.ndarray) and not np.array_equal(_array(got), want, equal_nan=want.dtype.kind == "f"):
             raise CheckFailed(f"output {i} is not the value that it is a view of, {_place(graph, graph.outputs[i].node)}")

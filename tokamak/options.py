@@ -60,7 +60,7 @@ class Options:
     """What a compile can be told. Raises OptionError for a value that a knob cannot have."""
     policy: Policy = "fast"                                     # numbers: see the three policies in the documentation
     strict: bool = _flag("TOKAMAK_STRICT")                      # an internal error raises instead of running the graph eagerly
-    check: bool = _flag("TOKAMAK_CHECK")                        # every call is compared with the reference
+    check: bool | str = _flag("TOKAMAK_CHECK")                  # every call is compared with the reference; "report": the recorder gets its values
     logs: frozenset[str] = field(default_factory=lambda: frozenset(t.strip() for t in os.environ.get("TOKAMAK_LOGS", "").split(",") if t.strip()))
     cache_dir: str = field(default_factory=_default_cache)      # built kernels; "" keeps none
     cc: str = field(default_factory=lambda: os.environ.get("TOKAMAK_CC", ""))      # the C compiler's command; "" looks for one
@@ -81,7 +81,9 @@ class Options:
         for topic in self.logs:
             if topic not in TOPICS:
                 raise OptionError(f"there is no log topic '{topic}': {', '.join(TOPICS)}{_nearest(topic, TOPICS)}")
-        for name in ("strict", "check", "streaming", "pool", "opaque_only"):
+        if self.check not in (True, False, "report"):
+            raise OptionError(f"check={self.check!r}: True, False or 'report'")
+        for name in ("strict", "streaming", "pool", "opaque_only"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{name}={getattr(self, name)!r}: True or False")
 

@@ -2,11 +2,12 @@
 
     tokamak explain [--target TARGET] [--json] SCRIPT [ARGUMENT ...]
     tokamak compile [--target TARGET] [--until STAGE] [--exact] SCRIPT [ARGUMENT ...]
+    tokamak verify [--target TARGET] [--json] [--extract KERNEL] [--output FILE] SCRIPT [ARGUMENT ...]
     tokamak doctor [--json] [--measure]
 
-The first two run the script as `python SCRIPT ARGUMENT ...` would and record what it compiles with tokamak. What the script prints goes to standard
-error, the answer to standard output. Exit status: 0; 1 when the script failed or compiled nothing, or the doctor misses something; 2 for a wrong
-command line.
+All but the last run the script as `python SCRIPT ARGUMENT ...` would and record what it compiles with tokamak. What the script prints goes to standard
+error, the answer to standard output. Exit status: 0; 1 when the script failed or compiled nothing, a kernel is wrong or the doctor misses something; 2
+for a wrong command line.
 """
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ import os
 import runpy
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
@@ -27,6 +28,7 @@ from .doctor import examine
 from .explain import explanation
 from .record import GraphRecord, Recorder, recording
 from .show import STAGE_TEXTS, exact_text
+from .verify import examined
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,6 +48,8 @@ def run(arguments: Sequence[str] | None) -> int:
     if not os.path.isfile(given.script):
         parser.exit(2, f"tokamak: there is no file '{given.script}'\n")
     chosen = {name: value for name in ("until", "target") if (value := getattr(given, name, None))}
+    if given.command == "verify":
+        chosen["check"] = "report"
     with recording(**chosen) as recorder:
         status = run_script(given.script, given.arguments)
     if not recorder.graphs and status:
@@ -54,12 +58,8 @@ def run(arguments: Sequence[str] | None) -> int:
         print(f"tokamak: {given.script} compiled nothing with tokamak: no call of a function that torch.compile(..., backend=\"tokamak\") "
               "or tokamak.compile(...) returned", file=sys.stderr)
         return 1
-    if given.command == "explain":
-        print_explanation(recorder, given.json)
-    else:
-        for record in recorder.graphs:
-            print(stage_text(record, given.until, given.exact))
-    return status
+    answer = ANSWERS[given.command](recorder, given)
+    return status or answer
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -72,10 +72,14 @@ def _parser() -> argparse.ArgumentParser:
     compile = commands.add_parser("compile", help="what a stage of the compiler made of each graph", epilog=f"stages: {stages}")
     compile.add_argument("--until", metavar="STAGE", choices=tuple(STAGES), default="build", help="stop behind this stage and print what it made")
     compile.add_argument("--exact", action="store_true", help="the text as it is built instead of a listing for people (stage render)")
+    verify = commands.add_parser("verify", help="every kernel against eager, float64 and its policy, on the values that it has")
+    verify.add_argument("--json", action="store_true", help="everything that was compared, as JSON")
+    verify.add_argument("--extract", metavar="KERNEL", help="write this kernel and its values into a file that reproduces, checks and times it")
+    verify.add_argument("--output", metavar="FILE", default="", help="the name of that file (KERNEL.py)")
     doctor = commands.add_parser("doctor", help="what this machine offers, and what is missing")
     doctor.add_argument("--json", action="store_true", help="the same as JSON")
     doctor.add_argument("--measure", action="store_true", help="measure what memory and arithmetic do at most (seconds), and keep it in the cache folder")
-    for command in (explain, compile):
+    for command in (explain, compile, verify):
         command.add_argument("--target", metavar="TARGET", choices=("interpret",), help="interpret: tensors of the CPU as if they were a GPU's, "
                              "with kernels in Triton, which its interpreter runs")
         command.add_argument("script", metavar="SCRIPT")
@@ -120,14 +124,38 @@ def _from(trace, path: str):
     return step or trace
 
 
-def print_explanation(recorder: Recorder, as_json: bool) -> None:
-    found = explanation(recorder)
+# -- answers -------------------------------------------------------------------------------------------------------------
+def show(found, as_json: bool) -> None:
+    """Prints something that has a text, a form for terminals and JSON."""
     if as_json:
         print(found.to_json(indent=2))
     elif sys.stdout.isatty():
         Console().print(found)
     else:
         print(found, end="")
+
+
+def answer_explain(recorder: Recorder, given: argparse.Namespace) -> int:
+    show(explanation(recorder), given.json)
+    return 0
+
+
+def answer_compile(recorder: Recorder, given: argparse.Namespace) -> int:
+    for record in recorder.graphs:
+        print(stage_text(record, given.until, given.exact))
+    return 0
+
+
+def answer_verify(recorder: Recorder, given: argparse.Namespace) -> int:
+    found = examined(recorder)
+    show(found, given.json)
+    if given.extract:
+        print(f"tokamak: wrote {found.extract(given.extract, given.output)}", file=sys.stderr)
+    return int(not found.right)
+
+
+ANSWERS: dict[str, Callable[[Recorder, argparse.Namespace], int]] = {
+    "explain": answer_explain, "compile": answer_compile, "verify": answer_verify}
 
 
 def stage_text(record: GraphRecord, stage: str, exact: bool) -> str:

@@ -25,7 +25,8 @@ from .dynamo import Break, Frame, Recompile, graph_breaks, recompiles
 class GraphRecord:
     """One compiled graph. `values`: stage -> what it made; `seconds`: stage -> what it took. `calls`: the aten calls; `labels`: value -> the user's
     name of it ('x', 'gradient of fc.weight'); `outputs`: those of the outputs, in order. `units`: kernel key -> how it was built,
-    and for a GPU what came of it. `eager`: why torch runs the graph, if it does."""
+    and for a GPU what came of it. `eager`: why torch runs the graph, if it does. `seen`: the values of its first call, if `check="report"` asked
+    for them."""
     name: str
     kind: str
     frame: Frame | None = None
@@ -36,12 +37,17 @@ class GraphRecord:
     outputs: tuple[str, ...] = ()
     units: dict[str, Build | GpuBuild] = field(default_factory=dict)
     eager: str = ""
+    seen: Any = None
     _since: float = field(default_factory=time.perf_counter, repr=False)
     _named: Graph | None = field(default=None, repr=False)             # the graph whose outputs `_by_node` holds
     _by_node: dict[Any, str] = field(default_factory=dict, repr=False)
 
     def add(self, stage: str, value) -> None:
-        """Keeps the value of `stage`, which ends now; also what is no stage: the `target`, each `unit` that was built, why torch runs the graph."""
+        """Keeps the value of `stage`, which ends now; also what is no stage: the `target`, each `unit` that was built, why torch runs the graph, what
+        a call was seen to make."""
+        if stage == "check":
+            self.seen = value
+            return
         if stage == "unit":
             self.units[value.name] = value
             return
