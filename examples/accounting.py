@@ -1,4 +1,4 @@
-"""Counting memory operations: what eager does while it runs, and the least that any way of running a graph has to move."""
+"""Counting memory operations: what eager does while it runs."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -7,8 +7,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tokamak.fuse.cost import Hints
-from tokamak.ir.graph import Graph, Input, View, reads
 from tokamak.tools.kernels import Memory
 
 
@@ -43,17 +41,3 @@ def eager_memory(fn: Callable[[], object]) -> Memory:
     with _Watch() as watch:
         fn()
     return watch.memory
-
-
-def least_bytes(graph: Graph) -> int:
-    """Bytes of the inputs that `graph` reads, of its outputs and of what it writes into inputs, each once."""
-    hints = Hints(graph.hints)
-    read = {r for n in graph.nodes for r in reads(n) if isinstance(r, Input)}
-    made = {o.node for o in graph.outputs if isinstance(o, View) and not isinstance(o.node, Input)} | {w.source.node for w in graph.writes}
-    total = 0
-    for node in read | made:
-        count = node.dtype.bytes
-        for extent, stride in zip(node.shape, node.strides):
-            count *= hints(extent) if stride.constant != 0 else 1
-        total += count
-    return total

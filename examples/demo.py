@@ -14,13 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from accounting import eager_memory, least_bytes
+from accounting import eager_memory
 from programs import EXAMPLES, Example
 from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from tokamak.tools.kernels import Memory, memory_operations, opaques, plan_of
+from tokamak.tools.kernels import Memory, least_bytes, memory_operations, opaques, plan_of
 from tokamak.tools.record import recording
 
 SECONDS = 0.5          # of calls to time, for each column of a row

@@ -4,6 +4,7 @@
     tokamak.compile(model, policy="fast")
     tokamak.explain(model, *inputs)
     tokamak.verify(model, *inputs)
+    tokamak.profile(model, *inputs)
 """
 from __future__ import annotations
 
@@ -15,11 +16,12 @@ from .options import Options, scope
 from .tools.explain import Explanation, explain
 from .tools.record import recording
 
-__all__ = ["compile", "explain", "recording", "scope", "verify", "Explanation", "Options", "Verification",
+__all__ = ["compile", "explain", "profile", "recording", "scope", "verify", "Explanation", "Options", "Profile", "Verification",
            "TokamakError", "OptionError", "CompilerMissing", "BuildError", "InternalError"]
 __version__ = "0.1.0"
 
-_LATER = {"verify": ".tools.verify", "Verification": ".tools.verify"}        # what programs that only compile need not load
+# what programs that only compile need not load
+_LATER = {"verify": ".tools.verify", "Verification": ".tools.verify", "profile": ".tools.profile", "Profile": ".tools.profile"}
 
 
 def __getattr__(name: str):

@@ -48,7 +48,8 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mappi
     if mode not in _MODES:
         raise OptionError(f"mode={mode!r}: one of {', '.join(map(str, _MODES))}")
     chosen = current().change({**(options or {}), **changes})
-    return aot.autograd(gm, example_inputs, partial(compile_or_fall_back, options=chosen, frame=frame_of(gm, chosen)))
+    made = aot.autograd(gm, example_inputs, partial(compile_or_fall_back, options=chosen, frame=frame_of(gm, chosen)))
+    return made if chosen.recorder is None else chosen.recorder.function(gm, made)
 
 
 def compile(model=None, *, policy: str = "fast", dynamic: bool | None = None, mode: str | None = None, fullgraph: bool = False, **options):
@@ -106,7 +107,8 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Op
     check = _checker(options)
     program = trace("program", host_program(check.watched(lowered.plan) if check else lowered.plan, built, capture.constants))
     kernels = (_gpu_kernels if machine.kind == "gpu" else _c_kernels)(built, machine, capture.policies == {"fast"}, options, partial(trace, "unit"))
-    call = assemble(program, kernels, _POOL if options.pool else None, synchronous=options.strict)
+    call = assemble(program, kernels, _POOL if options.pool else None, synchronous=options.strict,
+                    watch=options.recorder.watch(name) if options.recorder is not None else None)
     report = partial(trace, "check") if options.check == "report" else None
     return trace("build", check.checked(call, captured, lowered.plan, capture.constants, report) if check else call)
 

@@ -32,6 +32,7 @@ from . import gpu, gpu_errors, memory
 _RESERVED = "tk_"
 NO_MEMORY = 63          # what a kernel returns that could not have its scratch memory
 RESIDENT = "tk_resident"
+Watch = Callable[[int, Callable], Callable]
 _WAITING = frozenset({torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default, torch.ops.aten.equal.default,
                       torch.ops.aten.masked_select.default, torch.ops.aten.is_nonzero.default})      # calls after which the device is done
 
@@ -142,13 +143,14 @@ class Program:
 
 # -- from steps to a function --------------------------------------------------------------------------------------------
 def assemble(program: Program, kernels: dict[str, Callable[[bytes, int], int] | gpu.Kernel], pool: memory.Pool | None = None,
-             synchronous: bool = False) -> Callable[[list], list]:
+             synchronous: bool = False, watch: Watch | None = None) -> Callable[[list], list]:
     """The boxed function of `program`. `kernels[name](words, threads)` returns 0, or 1 + an index into `program.errors`; a kernel launched with a grid
     is a `gpu.Kernel`, or another with its `on`. `pool` serves large allocations; None: torch's allocator serves all. `synchronous`: a call waits for the
-    GPUs, so that errors of their kernels are raised by the call that they are of."""
+    GPUs, so that errors of their kernels are raised by the call that they are of. `watch(position, function)` gives what is called in place of the
+    kernel, or of torch's function, of the step at `position`."""
     for name in (*program.inputs, *program.constants):
         _check_name(name)
-    printer = _Printer(program, kernels, pool, synchronous=synchronous)
+    printer = _Printer(program, kernels, pool, synchronous=synchronous, watch=watch)
     slots = {_id(d): (d, {at: program.steps[at].first_error for at in positions}) for d, positions in printer.errors.items()}
     names, unseen = gpu_errors.names(program.name, slots, printer.namespace["tk_fail"])
     printer.namespace.update(names)
@@ -158,7 +160,7 @@ def assemble(program: Program, kernels: dict[str, Callable[[bytes, int], int] | 
 
         def settle():
             """Called at the end of a first call that went well: the code without the checks takes the place of the code with them."""
-            fn.__code__ = _Printer(program, kernels, pool, printer.namespace, synchronous).function(learned).__code__
+            fn.__code__ = _Printer(program, kernels, pool, printer.namespace, synchronous, watch).function(learned).__code__
         printer.namespace.update(tk_first=_first_result(learned), tk_input=_first_input(learned), tk_settle=settle)
     fn._boxed_call = True
     if unseen is not None:
@@ -177,8 +179,8 @@ class _Printer:
     """Prints one version of a program's function. `learned` maps a Call's position, or an input's name, to what the first call showed: for each
     result, must it be made to conform? None prints the version that learns it."""
 
-    def __init__(self, program: Program, kernels, pool, namespace: dict | None = None, synchronous: bool = False):
-        self.program, self.kernels, self.pool, self.synchronous = program, kernels, pool, synchronous
+    def __init__(self, program: Program, kernels, pool, namespace: dict | None = None, synchronous: bool = False, watch: Watch | None = None):
+        self.program, self.kernels, self.pool, self.synchronous, self.watch = program, kernels, pool, synchronous, watch
         self.namespace = namespace if namespace is not None else {
             "math": math, "torch": torch, "tk_threads": torch.get_num_threads, "tk_conform": _conform, "tk_fail": _failure(program.errors),
             "tk_window": memory.window, "tk_empty": memory.empty, "tk_alloc": memory.alloc(pool),
@@ -242,7 +244,8 @@ class _Printer:
         kernel, on = self.kernels.get(step.kernel), step.device
         placed = kernel.on(on) if kernel is not None else None
         name, address = self._bind(placed, f"tk_k{position}"), self._bind(placed and placed.address, f"tk_a{position}")
-        launch = self._bind(placed and placed.launch, "tk_launch" if on != "cpu" else f"tk_launch{position}")
+        own = self.watch is not None or on == "cpu"
+        launch = self._bind(placed and self._watched(position, placed.launch), f"tk_launch{position}" if own else "tk_launch")
         stream = f"tk_s{_index(on)}" if on != "cpu" else "0"
         if on != "cpu":
             self._enter(on)
@@ -284,14 +287,15 @@ class _Printer:
         format = "=" + "".join("d" if kind == "float" else "q" for kind, _ in step.words)
         pack = self._bind(struct.Struct(format).pack, f"tk_w{position}")
         words = ", ".join(self._pointer(text) if kind in ("ptr", "temp") else text for kind, text in step.words)
-        kernel = self._bind(self.kernels.get(step.kernel), f"tk_k_{step.kernel}")
+        made = self.kernels.get(step.kernel)
+        kernel = self._bind(made and self._watched(position, made), f"tk_k_{step.kernel}" if self.watch is None else f"tk_k{position}")
         self.lines.append(f"tk_e = {kernel}({pack}({words}), tk_threads())")
         self.lines.append(f"if tk_e: tk_fail(tk_e{f', {step.first_error}' if step.first_error else ''})")
 
     def _call(self, position: int, step: Call):
         target = step.target._op if isinstance(step.target, torch._ops.OpOverload) else step.target
         args = [self._value(a) for a in step.args] + [f"{k}={self._value(v)}" for k, v in step.kwargs.items()]
-        call = f"{self._bind(target, f'tk_c{position}')}({', '.join(args)})"
+        call = f"{self._bind(self._watched(position, target), f'tk_c{position}')}({', '.join(args)})"
         names = [n for n, _ in step.results]
         for n in names:
             _check_name(n) if n is not None else None
@@ -369,6 +373,9 @@ class _Printer:
         if name is None:
             name = self.constants[id(value)] = self._bind(value, f"tk_v{len(self.constants)}")
         return name
+
+    def _watched(self, position: int, function: Callable) -> Callable:
+        return function if self.watch is None else self.watch(position, function)
 
     def _bind(self, value, name: str) -> str:
         self.namespace[name] = value

@@ -3,11 +3,12 @@
     tokamak explain [--target TARGET] [--json] SCRIPT [ARGUMENT ...]
     tokamak compile [--target TARGET] [--until STAGE] [--exact] SCRIPT [ARGUMENT ...]
     tokamak verify [--target TARGET] [--json] [--extract KERNEL] [--output FILE] SCRIPT [ARGUMENT ...]
+    tokamak profile [--json FILE] [--fail-if CONDITIONS] [--seconds SECONDS] SCRIPT [ARGUMENT ...]
     tokamak doctor [--json] [--measure]
 
 All but the last run the script as `python SCRIPT ARGUMENT ...` would and record what it compiles with tokamak. What the script prints goes to standard
-error, the answer to standard output. Exit status: 0; 1 when the script failed or compiled nothing, a kernel is wrong or the doctor misses something; 2
-for a wrong command line.
+error, the answer to standard output. Exit status: 0; 1 when the script failed or compiled nothing, a kernel is wrong, a condition of --fail-if holds or the
+doctor misses something; 2 for a wrong command line.
 """
 from __future__ import annotations
 
@@ -26,9 +27,11 @@ from ..errors import TokamakError
 from ..options import STAGES
 from .doctor import examine
 from .explain import explanation
+from .profile import METRICS, SECONDS, condition, profile_called
 from .record import GraphRecord, Recorder, recording
 from .show import STAGE_TEXTS, exact_text
 from .verify import examined
+from .watch import Watcher
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,7 +53,9 @@ def run(arguments: Sequence[str] | None) -> int:
     chosen = {name: value for name in ("until", "target") if (value := getattr(given, name, None))}
     if given.command == "verify":
         chosen["check"] = "report"
-    with recording(**chosen) as recorder:
+    for text in filter(str.strip, getattr(given, "fail_if", "").split(",")):
+        condition(text)                 # a wrong one is known before the script runs
+    with recording(Watcher(keep_arguments=True) if given.command == "profile" else None, **chosen) as recorder:
         status = run_script(given.script, given.arguments)
     if not recorder.graphs and status:
         return status
@@ -76,10 +81,14 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--json", action="store_true", help="everything that was compared, as JSON")
     verify.add_argument("--extract", metavar="KERNEL", help="write this kernel and its values into a file that reproduces, checks and times it")
     verify.add_argument("--output", metavar="FILE", default="", help="the name of that file (KERNEL.py)")
+    profile = commands.add_parser("profile", help="where the time goes: the graphs that the script called, in eager and compiled, side by side")
+    profile.add_argument("--json", metavar="FILE", default="", help="write everything that was measured into FILE, as JSON")
+    profile.add_argument("--fail-if", metavar="CONDITIONS", default="", help=f"exit with 1 when one holds: \"kernels>60, step_ms>2\"; of {', '.join(METRICS)}")
+    profile.add_argument("--seconds", type=float, default=SECONDS, help="of steps to measure, for each side")
     doctor = commands.add_parser("doctor", help="what this machine offers, and what is missing")
     doctor.add_argument("--json", action="store_true", help="the same as JSON")
     doctor.add_argument("--measure", action="store_true", help="measure what memory and arithmetic do at most (seconds), and keep it in the cache folder")
-    for command in (explain, compile, verify):
+    for command in (explain, compile, verify, profile):
         command.add_argument("--target", metavar="TARGET", choices=("interpret",), help="interpret: tensors of the CPU as if they were a GPU's, "
                              "with kernels in Triton, which its interpreter runs")
         command.add_argument("script", metavar="SCRIPT")
@@ -154,8 +163,23 @@ def answer_verify(recorder: Recorder, given: argparse.Namespace) -> int:
     return int(not found.right)
 
 
+def answer_profile(recorder: Recorder, given: argparse.Namespace) -> int:
+    if not recorder.called:
+        print(f"tokamak: {given.script} called nothing that it compiled", file=sys.stderr)
+        return 1
+    found = profile_called(recorder, given.seconds)
+    show(found, False)
+    if given.json:
+        with open(given.json, "w") as file:
+            file.write(found.to_json(indent=1))
+    failed = found.failures(given.fail_if)
+    for text in failed:
+        print(f"tokamak: {text}", file=sys.stderr)
+    return int(bool(failed))
+
+
 ANSWERS: dict[str, Callable[[Recorder, argparse.Namespace], int]] = {
-    "explain": answer_explain, "compile": answer_compile, "verify": answer_verify}
+    "explain": answer_explain, "compile": answer_compile, "verify": answer_verify, "profile": answer_profile}
 
 
 def stage_text(record: GraphRecord, stage: str, exact: bool) -> str:

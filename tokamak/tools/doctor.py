@@ -128,7 +128,8 @@ def gpu(devices: list[str]) -> Iterator[Fact]:
     elif torch.version.cuda is None:
         yield Fact("GPU", "NVIDIA's driver is here, but this torch has no CUDA", MISSING, "pip install --force-reinstall torch")
     else:
-        yield Fact("GPU", "NVIDIA's driver is here, but torch finds no device", MISSING, "nvidia-smi    # what does the driver say? is CUDA_VISIBLE_DEVICES empty?")
+        yield Fact("GPU", "NVIDIA's driver is here, but torch finds no device", MISSING,
+                   "nvidia-smi    # what does the driver say? is CUDA_VISIBLE_DEVICES empty?")
 
 
 def nvidia_driver() -> bool:

@@ -145,12 +145,12 @@ def explain(model: Callable, *inputs, also: Sequence[tuple] = (), **kwargs) -> E
 def differentiate(result) -> None:
     """Runs backward from every floating result that requires it, leaving `.grad` alone."""
     roots = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor) and t.requires_grad and t.grad_fn is not None]
-    leaves = list(_leaves(roots))
+    leaves = list(leaves_of(roots))
     if leaves:
         torch.autograd.grad(roots, leaves, [torch.ones_like(t) for t in roots], allow_unused=True)
 
 
-def _leaves(roots: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+def leaves_of(roots: list[torch.Tensor]) -> Iterator[torch.Tensor]:
     """The tensors that gradients of `roots` would be accumulated into."""
     seen: set = set()
     stack = [t.grad_fn for t in roots]

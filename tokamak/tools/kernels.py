@@ -18,7 +18,7 @@ from ..fuse.axes import Group
 from ..fuse.cost import Hints, node_bytes
 from ..ir import ops
 from ..ir.expr import Expr, Op, Reduce, Scan, walk
-from ..ir.graph import Opaque, Result
+from ..ir.graph import Graph, Input, Opaque, reads, Result, View
 from ..ir.index import Index, Size
 from ..runtime.gpu_build import GpuBuild
 from ..runtime.program import RESIDENT, Launch
@@ -287,3 +287,17 @@ def recomputed_calls(record: GraphRecord, others) -> frozenset[str]:
     if record.kind != "backward":
         return frozenset()
     return frozenset(c.name for r in others if r.kind == "forward" and r.frame is record.frame for c in r.calls)
+
+
+def least_bytes(graph: Graph) -> int:
+    """Bytes of the inputs that `graph` reads, of its outputs and of what it writes into inputs, each once."""
+    hints = Hints(graph.hints)
+    read = {r for n in graph.nodes for r in reads(n) if isinstance(r, Input)}
+    made = {o.node for o in graph.outputs if isinstance(o, View) and not isinstance(o.node, Input)} | {w.source.node for w in graph.writes}
+    total = 0
+    for node in read | made:
+        count = node.dtype.bytes
+        for extent, stride in zip(node.shape, node.strides):
+            count *= hints(extent) if stride.constant != 0 else 1
+        total += count
+    return total

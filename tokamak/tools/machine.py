@@ -1,7 +1,7 @@
 """What this machine's memory and arithmetic do at most: measured once, kept in the cache folder, never read from a data sheet.
 
-    copy      (bytes read and written, seconds) by size: the shortest time in which a kernel moved so many bytes. On a CPU the better of torch's copy
-              and a kernel of ours, in buffers that exist; on a GPU torch's copy, through buffers that together exceed its second-level cache
+    copy      (bytes read and written, seconds) by size: the shortest time in which a kernel moved so many bytes. On a CPU the best of torch's copy
+              on all threads and on one and of a kernel of ours, in buffers that exist; on a GPU torch's copy, through buffers that together exceed its second-level cache
     matmul    type -> FLOPs a second of a large product; float32 without TF32, which stands as tf32
     launch    seconds of the shortest kernel: what no kernel can be faster than
 
@@ -29,7 +29,7 @@ from ..options import current
 from ..runtime.cache import open_cache
 from .spans import device_spans
 
-VERSION = 1
+VERSION = 2
 MIB = 1 << 20
 CPU_SIZES = tuple(1 << n for n in range(12, 29, 2))             # bytes of the source: 4 KiB ... 256 MiB
 GPU_SIZES = tuple(1 << n for n in range(12, 31, 2))             # 4 KiB ... 1 GiB
@@ -132,6 +132,16 @@ def shortest(fn: Callable[[], object], seconds: float = SECONDS, least: int = 3)
     return best
 
 
+def alone(fn: Callable[[], object]) -> float:
+    """The same on one thread, which waits for no other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return shortest(fn, SECONDS / 4)
+    finally:
+        torch.set_num_threads(threads)
+
+
 def _cpu(device: str) -> Peaks:
     ours = importlib.import_module("..backend", __package__).compile(torch.neg, dynamic=True)
     copy = []
@@ -139,7 +149,7 @@ def _cpu(device: str) -> Peaks:
         for size in CPU_SIZES:
             source = torch.randn(size // 4)
             target = torch.empty_like(source)
-            found = [shortest(functools.partial(target.copy_, source))]
+            found = [shortest(functools.partial(target.copy_, source)), alone(functools.partial(target.copy_, source))]
             if size >= MIB:                     # below, what a call costs the host would hide the kernel
                 found.append(shortest(functools.partial(ours, source)))
             copy.append((2 * size, min(found)))

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import fx
 
 from ..ir.graph import Graph, View
 from ..options import STAGES, scope
@@ -83,17 +84,27 @@ class Recorder:
         self.graphs: list[GraphRecord] = []
         self.breaks: list[Break] = []
         self.recompiles: list[Recompile] = []
+        self.compiling = 0.0            # seconds that Dynamo, and what it calls, took for its captures
+
+    def function(self, gm: fx.GraphModule, made: Callable) -> Callable:
+        """What is called in place of `made`, which Dynamo's graph `gm` was compiled to."""
+        return made
+
+    def watch(self, graph: str) -> Callable | None:
+        """What `runtime.program.assemble` is given as `watch` for the program of `graph`."""
+        return None
 
     def finish(self, metrics: list) -> None:
         """Takes in what Dynamo says of its captures when they are over."""
         self.breaks += graph_breaks(metrics, {f.id: f for f in self.frames})
         self.recompiles += recompiles(metrics)
+        self.compiling += sum(m.entire_frame_compile_time_s or 0.0 for m in metrics)
 
 
 @contextlib.contextmanager
-def recording(**options) -> Iterator[Recorder]:
-    """Within it, every compile is recorded; `options` as for `tokamak.scope`."""
-    recorder, before = Recorder(), set(map(id, torch._dynamo.utils.get_compilation_metrics()))
+def recording(into: Recorder | None = None, **options) -> Iterator[Recorder]:
+    """Within it, every compile is recorded, in `into` or a new Recorder; `options` as for `tokamak.scope`."""
+    recorder, before = into or Recorder(), set(map(id, torch._dynamo.utils.get_compilation_metrics()))
     with scope(recorder=recorder, **options):
         try:
             yield recorder

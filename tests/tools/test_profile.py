@@ -1,0 +1,226 @@
+"""`tokamak.profile`: what is counted is right, what is measured adds up, kernels are judged by the written rule."""
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.autograd import DeviceType
+
+import tokamak
+from tokamak.errors import OptionError
+from tokamak.tools import profile as profiling
+from tokamak.tools.advice import for_break, for_recompile
+from tokamak.tools.cli import main
+from tokamak.tools.limits import Row, bound, kind_of
+from tokamak.tools.machine import Peaks
+from tokamak.tools.profile import METRICS, by_position, condition, profile
+from tokamak.tools.record import recording
+from tokamak.tools.spans import Span, spans_of
+from tokamak.tools.watch import Step, Traced, Watcher, peak_bytes
+
+from .programs import Block, branch, chain, line_of, softmax
+
+PEAKS = Peaks("some CPU", ((8192, 1e-6), (1 << 20, 1e-4)), {"float32": 1e11}, 1e-6, "2026-01-01")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    monkeypatch.setattr(profiling, "peaks", lambda device: PEAKS)
+    with tokamak.scope(strict=True):
+        yield
+
+
+def profiled(fn, *args, **kwargs):
+    return profile(fn, *args, seconds=0.0, **kwargs)
+
+
+def test_a_module_forward_and_backward():
+    p = profiled(Block(), torch.randn(64, 16))
+    assert list(p.eager.phases) == list(p.compiled.phases) == ["forward", "backward"] and {r.phase for r in p.rows} == {"forward", "backward"}
+    assert p.compiled.step > 0 and p.eager.step > 0 and p.opaque == 3 and p.graphs == 2 and not p.advice
+    assert sum(r.calls for r in p.rows if not r.opaque) == p.metrics["kernels"] == 4 and p.compiled.kernels == 4 + 3
+    assert sum(r.seconds for r in p.rows) == pytest.approx(p.compiled.busy, rel=0.2)
+    assert p.fewest <= p.compiled.bytes <= p.eager.bytes
+    assert [r.wasted for r in p.rows] == sorted((r.wasted for r in p.rows), reverse=True) and all(0 <= r.fraction <= 1 for r in p.rows)
+    linear = next(r for r in p.rows if r.name == "addmm.default")
+    assert linear.flops == 2 * 64 * 16 * 16 and linear.module == "fc" and linear.opaque and f":{line_of(Block.forward, 'self.fc')}" in linear.source
+    assert [c.seconds for c in p.edges] == [PEAKS.memory_seconds(c.edge.bytes) for c in p.edges] and p.edges[0].edge.bytes == 64 * 16 * 4
+
+
+def test_equal_kernels_of_several_layers_are_one_row():
+    layers = torch.nn.ModuleList(Block() for _ in range(3))
+
+    def fn(x):
+        for layer in layers:
+            x = layer(x)
+        return x
+    with torch.no_grad():
+        p = profiled(fn, torch.randn(64, 16))
+    linear, = (r for r in p.rows if r.opaque)
+    assert linear.calls == 3 and linear.flops == 3 * 2 * 64 * 16 * 16 and linear.module.endswith(".*.fc") and len(linear.positions) == 3
+
+
+def test_the_optimizer_is_a_phase_and_changes_nothing_for_good():
+    model = Block()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    p = profiled(model, torch.randn(8, 16), optimizer=optimizer)
+    assert list(p.compiled.phases) == ["forward", "backward", "optimizer"] and "optimizer" in {r.phase for r in p.rows}
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items()) and all(q.grad is None for q in model.parameters())
+    assert not optimizer.state_dict()["state"]
+    assert all("torch's own code" in a.mend for a in p.advice)
+
+
+def test_breaks_have_a_mend():
+    p = profiled(branch, torch.ones(4))
+    found, = p.advice
+    assert found.what == "graph break" and "torch.where" in found.mend and f":{line_of(branch, 'if ')}" in found.place
+    assert p.metrics["breaks"] == 1 and p.failures("breaks>0, kernels>100") == ["breaks>0: breaks is 1"]
+
+
+@pytest.mark.parametrize("reason, words", [
+    ("tensor 'x' size mismatch at index 0. expected 32, actual 48", "dynamic=True"), ("L['s'] == 0.1", "as a tensor"),
+    ("tensor 'x' dtype mismatch", "cast"), ("len(L['xs']) == 2", "lists of one length"), ("something else", "the guard names")])
+def test_advice_on_recompiles(reason, words):
+    assert words in for_recompile(reason)
+
+
+def test_advice_on_breaks():
+    assert "capture_scalar_outputs" in for_break("Unsupported Tensor.item() call") and "print behind" in for_break("Failed to trace builtin operator `print`")
+    assert "fullgraph=True" in for_break("unheard of")
+
+
+def test_memory_at_the_peak():
+    n = 1 << 20
+    x = torch.randn(n)
+    p = profiled(lambda x: ((x + 1).exp() * 2).sin(), x)
+    assert p.compiled.peak == pytest.approx(4 * n, rel=0.15) and p.eager.peak == pytest.approx(8 * n, rel=0.01)
+    step = Step([(lambda: torch.ones(n).add(1).sum(), (), {})])
+    assert peak_bytes(step, "cpu") == pytest.approx(8 * n, rel=0.01)
+
+
+def test_tiles_in_the_interpreter():
+    p = profiled(softmax, torch.randn(64, 100), options={"target": "interpret"})
+    row, = p.rows
+    assert row.schedule.startswith("tile(") and row.fewest == 2 * 64 * 100 * 4
+
+
+def test_it_prints_and_is_json():
+    p = profiled(Block(), torch.randn(64, 16))
+    text = str(p)
+    for words in (f"bound by {p.bound}", "some CPU", "bytes read and written", "fewest possible", "by wasted time", "addmm.default (torch)", "programs.py:42"):
+        assert words in text, words
+    data = json.loads(p.to_json())
+    assert data["metrics"].keys() == set(METRICS) and data["rows"][0]["fraction"] == p.rows[0].fraction and data["peaks"]["device"] == "some CPU"
+
+
+# -- the rule ----------------------------------------------------------------------------------------------------------------
+def row(seconds, fewest=0, flops=0, calls=1, kind=""):
+    limit = max(PEAKS.memory_seconds(fewest), PEAKS.arithmetic_seconds(flops))
+    return Row("k", "forward", "", "", calls, seconds, fewest, fewest, flops, limit, kind)
+
+
+@pytest.mark.parametrize("found, kind", [
+    (row(2e-6, 8192), "launch"), (row(8e-6, 8192, calls=4), "launch"), (row(1.5e-4, 1 << 20), "memory"), (row(2.1e-4, 1 << 20), "latency"),
+    (row(1.5e-4, 8192, 10**7), "arithmetic"), (row(1.5e-4, 1 << 20, 10**6), "memory")])
+def test_classes(found, kind):
+    assert kind_of(found, PEAKS) == kind
+
+
+def test_fractions_and_waste():
+    found = row(2e-4, 1 << 20)
+    assert found.fraction == pytest.approx(0.5) and found.wasted == pytest.approx(1e-4)
+    assert row(5e-5, 1 << 20).fraction == 1.0 and row(5e-5, 1 << 20).wasted == 0
+
+
+def test_what_a_step_is_bound_by():
+    found = [row(3e-4, kind="memory"), row(1e-4, kind="latency"), row(1e-4, kind="launch")]
+    assert bound(found, 5e-4, 5e-4)[0] == "memory"                       # 20% of launches
+    assert bound(found, 6e-4, 5e-4)[0] == "overhead"                     # and gaps: a third
+    assert bound([row(3e-4, kind="arithmetic")], 3e-4, 3e-4)[0] == "arithmetic"
+    assert bound([], 1e-3, 0.0)[0] == "overhead"
+
+
+@pytest.mark.parametrize("text", ["kernels", "speed>1", "kernels>many", "kernels=3"])
+def test_conditions_that_cannot_be_read(text):
+    with pytest.raises(OptionError, match="is no condition"):
+        condition(text)
+
+
+# -- what the profiler saw ---------------------------------------------------------------------------------------------------
+def event(name, device, start, duration, correlation, linked=0, annotation=False):
+    return SimpleNamespace(name=lambda: name, device_type=lambda: device, start_ns=lambda: start, duration_ns=lambda: duration,
+                           correlation_id=lambda: correlation, linked_correlation_id=lambda: linked, is_user_annotation=lambda: annotation)
+
+
+def test_spans_stand_under_the_range_that_started_them():
+    cpu, gpu = DeviceType.CPU, DeviceType.CUDA
+    events = [event("tokamak:f:1", cpu, 100, 50, 1, annotation=True), event("tokamak:f:1", gpu, 500, 9, 1, annotation=True),
+              event("cuLaunchKernel", cpu, 120, 5, 9, linked=1), event("k1", gpu, 500, 9, 9, linked=1),
+              event("tokamak:f:2", cpu, 200, 50, 2, annotation=True), event("aten::mm", cpu, 210, 30, 3), event("gemm", gpu, 510, 30, 10, linked=3),
+              event("aten::ones", cpu, 300, 5, 4), event("fill", gpu, 560, 3, 11, linked=4), event("Context Sync", gpu, 570, 3, 12)]
+    found = spans_of(events, "tokamak:")
+    assert [(s.name, s.under) for s in found] == [("k1", "tokamak:f:1"), ("gemm", "tokamak:f:2"), ("fill", "")]
+    seen = Traced(found, [*found, Span("other", 600, 4, "")], 2)
+    assert seen.busy == pytest.approx(42e-9 / 2) and seen.kernels == 2
+    assert by_position(seen, []) == {("f", 1): pytest.approx(4.5e-9), ("f", 2): pytest.approx(15e-9)}
+
+
+def test_overlapping_spans_are_busy_once():
+    assert Traced([Span("a", 0, 10), Span("b", 5, 10), Span("c", 30, 1)], [], 1).busy == pytest.approx(16e-9)
+
+
+# -- watching ----------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("target", ["", "interpret"])
+def test_a_watched_program_computes_the_same_and_tells_of_every_kernel(target):
+    watcher, args = Watcher(), [torch.randn(8, 32) for _ in range(3)]
+    linear = torch.nn.Linear(32, 32)
+    with torch.no_grad(), recording(watcher, target=target):
+        f = tokamak.compile(lambda x, w, b: linear(chain(x, w, b)) * 2)
+        wanted = [f(*args) for _ in range(2)]
+        assert not watcher.events
+        watcher.mode = "time"
+        again = f(*args)
+        watcher.mode = "ranges"
+        assert torch.equal(f(*args), wanted[0])
+    assert torch.equal(again, wanted[0]) and torch.equal(wanted[0], wanted[1])
+    assert len(watcher.events) == 3 and len({position for _, position, _ in watcher.events}) == 3 and all(t > 0 for *_, t in watcher.events)
+    torch.testing.assert_close(again, linear(chain(*args)) * 2)
+
+
+# -- the command ---------------------------------------------------------------------------------------------------------------
+SCRIPT = """
+import torch
+linear = torch.nn.Linear(16, 16)
+f = torch.compile(lambda x: linear(x).relu() * 2, backend="tokamak")
+for n in (8, 9):
+    f(torch.randn(n, 16)).sum().backward()
+if {fails}:
+    raise ValueError("oops")
+"""
+
+
+def test_the_command(tmp_path, capsys):
+    script, out = tmp_path / "script.py", tmp_path / "out.json"
+    script.write_text(SCRIPT.format(fails=False))
+    assert main(["profile", "--seconds", "0", "--json", str(out), "--fail-if", "kernels>60", str(script)]) == 0
+    text = capsys.readouterr().out
+    assert "bound by" in text and "captured again" in text and "mark_dynamic" in text and "script.py:4" in text
+    data = json.loads(out.read_text())
+    assert data["metrics"]["recompiles"] == 1 and data["metrics"]["kernels"] >= 2 and data["first"] > 0
+    torch._dynamo.reset()
+    assert main(["profile", "--seconds", "0", "--fail-if", "graphs>1,opaque>1000", str(script)]) == 1
+    assert "graphs>1: graphs is 4" in capsys.readouterr().err
+
+
+def test_wrong_commands(tmp_path, capsys):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(fails=True))
+    assert main(["profile", "--fail-if", "kernels>", str(script)]) == 2 and "is no condition" in capsys.readouterr().err
+    assert main(["profile", "--seconds", "0", str(script)]) == 1
+    found = capsys.readouterr()
+    assert "ValueError: oops" in found.err and "bound by" in found.out
+    script.write_text("print(1)")
+    assert main(["profile", str(script)]) == 1 and "compiled nothing" in capsys.readouterr().err

@@ -1,0 +1,269 @@
+"""`tokamak.profile`: where the time of a step goes, eager and compiled side by side, and what could be gained.
+
+Everything is measured, in this run, on this machine, but for what is counted in the plan (bytes, operations) and what the report calls an estimate.
+How kernels are judged stands in `limits.py`.
+"""
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import operator
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from .. import backend as compiler
+from ..errors import OptionError
+from ..runtime.program import Launch
+from . import limits
+from .advice import for_break, for_recompile
+from .explain import Edge, Explanation, explanation
+from .kernels import least_bytes, plan_of
+from .limits import Row
+from .machine import Peaks, peaks
+from .record import GraphRecord, recording
+from .watch import KERNEL, Step, Traced, Watcher, host_timed, interleaved, operator_seconds, peak_bytes, traced
+
+SECONDS = 1.0           # of steps, for each side
+
+
+@dataclass(frozen=True)
+class Side:
+    """One way of running the step: seconds of a step, of it the host's and those in which the device works (on a CPU: in which kernels and operators
+    run), of each phase; how many kernels and operators; bytes that these read and write; bytes of memory at the peak, beyond what stood before."""
+    step: float
+    host: float
+    busy: float
+    phases: dict[str, float]
+    kernels: int
+    bytes: int
+    peak: int
+
+    @property
+    def idle(self) -> float:
+        return max(self.step - self.busy, 0.0)
+
+
+@dataclass(frozen=True)
+class Costly:
+    """An edge that ends in two kernels. `seconds`: what the value's bytes take at copy speed, an estimate of what joining them would save."""
+    edge: Edge
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A graph break or a new capture: where, why, and what to do."""
+    what: str
+    place: str
+    reason: str
+    mend: str
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Everything that was measured. `first`: seconds of the first call, compiling included (of a script: that Dynamo and the
+    compiler behind it worked); `stages`: seconds of each stage over all graphs; `cached`:
+    kernels that were there already. `fewest`: bytes that any way of running the graphs moves."""
+    device: str
+    peaks: Peaks
+    eager: Side
+    compiled: Side
+    bound: str
+    why: str
+    fewest: int
+    first: float
+    stages: dict[str, float]
+    cached: int
+    built: int
+    rows: tuple[Row, ...]
+    edges: tuple[Costly, ...]
+    advice: tuple[Advice, ...]
+    opaque: int
+    graphs: int
+    notes: tuple[str, ...]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What `failures` may be asked about."""
+        return {"kernels": sum(r.calls for r in self.rows if not r.opaque), "opaque": self.opaque, "graphs": self.graphs,
+                "breaks": sum(a.what == "graph break" for a in self.advice), "recompiles": sum(a.what == "captured again" for a in self.advice),
+                "step_ms": self.compiled.step * 1e3, "eager_ms": self.eager.step * 1e3, "speedup": self.eager.step / self.compiled.step,
+                "busy_ms": self.compiled.busy * 1e3, "host_ms": self.compiled.host * 1e3, "bytes": self.compiled.bytes, "fewest": self.fewest,
+                "peak_bytes": self.compiled.peak, "compile_s": self.first}
+
+    def failures(self, conditions: str) -> list[str]:
+        """Those of `conditions` ("kernels>60, step_ms>2") that hold, with what was found. Raises OptionError for one that cannot be read."""
+        found = []
+        for text in filter(str.strip, conditions.split(",")):
+            name, compare, limit = condition(text)
+            value = self.metrics[name]
+            if compare(value, limit):
+                found.append(f"{text.strip()}: {name} is {value:.6g}")
+        return found
+
+    def to_json(self, indent: int | None = None) -> str:
+        more = {"metrics": self.metrics, "rows": [{**asdict(r), "fraction": r.fraction, "wasted": r.wasted} for r in self.rows]}
+        return json.dumps({**asdict(self), **more}, indent=indent)
+
+    def __str__(self) -> str:
+        from .profile_report import text
+        return text(self)
+
+    def __rich__(self):
+        from .profile_report import report
+        return report(self)
+
+
+COMPARE = {">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne}
+METRICS = ("kernels", "opaque", "graphs", "breaks", "recompiles", "step_ms", "eager_ms", "speedup", "busy_ms", "host_ms", "bytes", "fewest", "peak_bytes",
+           "compile_s")
+
+
+def condition(text: str) -> tuple[str, Callable, float]:
+    """(metric, comparison, number) of 'kernels>60'. Raises OptionError."""
+    found = re.fullmatch(r"\s*(\w+)\s*(>=|<=|==|!=|>|<)\s*([\d.]+(?:[eE][+-]?\d+)?)\s*", text)
+    if found is None or found[1] not in METRICS:
+        raise OptionError(f"'{text.strip()}' is no condition: one of {', '.join(METRICS)}, then > < >= <= == or !=, then a number")
+    return found[1], COMPARE[found[2]], float(found[3])
+
+
+# -- the ways in ---------------------------------------------------------------------------------------------------------
+def profile(fn: Callable, *inputs, optimizer: torch.optim.Optimizer | None = None, options: Mapping[str, Any] | None = None,
+            seconds: float = SECONDS, **kwargs) -> Profile:
+    """Runs steps of `fn` (a module or function) on `inputs` in eager and compiled with `options`, about `seconds` each: forward, backward where a result
+    requires gradients, and `optimizer.step()`. The model really runs: buffers and random state change; parameters and the optimizer's state are put
+    back. Compiled functions of the process are compiled again at their next call."""
+    original = getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", None) or fn
+    found = device_of((original, inputs, kwargs))
+    parameters = [p for g in optimizer.param_groups for p in g["params"]] if optimizer is not None else []
+    here = peaks(found)
+    torch._dynamo.reset()
+    watcher = Watcher()
+    with restored(optimizer, parameters):
+        eager = Step([(original, inputs, kwargs)], optimizer and optimizer.step, parameters)
+        eager()
+        with recording(watcher):
+            choose = partial(compiler.backend, options=dict(options or {}))
+            made = Step([(torch.compile(original, backend=choose), inputs, kwargs)],
+                        optimizer and torch.compile(optimizer.step, backend=choose), parameters)
+            first = timed(made)
+            timed(made)
+        try:
+            return examined(watcher, eager, made, found, here, first, seconds)
+        finally:
+            torch._dynamo.reset()
+
+
+def profile_called(watcher: Watcher, seconds: float = SECONDS) -> Profile:
+    """The graphs that a program has called, each with the arguments of its last call, as one step. `watcher` kept these."""
+    calls = list(watcher.called.values())
+    found = device_of([args for _, _, args in calls])
+    eager, made = (Step([(pair[side], pair[2], {}) for pair in calls]) for side in (0, 1))
+    watcher.keep_arguments = False
+    for step in (eager, made, made):
+        step()
+    return examined(watcher, eager, made, found, peaks(found), watcher.compiling, seconds)
+
+
+def timed(step: Step) -> float:
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+def device_of(tree) -> str:
+    """Where the tensors of `tree` are, modules' parameters included: the GPU, if any is there."""
+    leaves = [x for t in tree_leaves(tree) for x in ((*t.parameters(), *t.buffers()) if isinstance(t, torch.nn.Module) else (t,))]
+    found = {str(t.device) for t in leaves if isinstance(t, torch.Tensor)}
+    return next((d for d in sorted(found) if d.startswith("cuda")), "cpu")
+
+
+@contextlib.contextmanager
+def restored(optimizer: torch.optim.Optimizer | None, parameters: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Parameters, their gradients and the optimizer's state are afterwards what they were."""
+    if optimizer is None:
+        yield
+        return
+    kept = [(p, p.detach().clone(), p.grad) for p in parameters]
+    state = copy.deepcopy(optimizer.state_dict())
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for p, value, grad in kept:
+                p.copy_(value)
+                p.grad = grad
+        optimizer.load_state_dict(state)
+
+
+# -- measuring -------------------------------------------------------------------------------------------------------------
+def examined(watcher: Watcher, eager: Step, made: Step, device: str, here: Peaks, first: float, seconds: float) -> Profile:
+    """Measures both steps, which have run before, and puts together what is known of them."""
+    gpu = device != "cpu"
+    times = interleaved({"eager": eager, "compiled": made}, device, seconds)
+    e, records = explanation(watcher), watcher.graphs
+    notes = [f"{r.name} {r.eager}" for r in records if r.eager]
+    if gpu:
+        seen, plain = traced(made, device, watcher), traced(eager, device)
+        each, busy, count = by_position(seen, records), (plain.busy, seen.busy), (plain.kernels, seen.kernels)
+        phases = plain.phases(), seen.phases()
+    else:
+        each = host_timed(watcher, made, seconds)
+        busy = min(operator_seconds(eager), times["eager"].step), sum(each.values())
+        count, phases = (e.before.operations, e.after.operations), (times["eager"].phases, times["compiled"].phases)
+    found = limits.rows([r for r in records if any(name == r.name for name, _ in each)], each, here)
+    word, why = limits.bound(found, times["compiled"].step, busy[1])
+    memory = [peak_bytes(step, device, give_back) for step in (eager, made)]
+    sides = [Side(t.step, t.host, b, p, c, moved, m) for t, b, p, c, moved, m in zip(
+        (times["eager"], times["compiled"]), busy, phases, count, (e.before.bytes, e.after.bytes), memory)]
+    how = [u.how for r in records for u in r.units.values()]
+    return Profile(device, here, *sides, word, why, sum(least_bytes(plan_of(r).graph) for r in records if plan_of(r) is not None and not r.eager), first,
+                   stages(records), sum(h in ("cache", "process") for h in how), len(how), tuple(found), costly(e, here), tuple(advice(e)), len(e.opaque),
+                   len(records), tuple(notes))
+
+
+def give_back() -> None:
+    """What memory the pool keeps for later goes back to the system."""
+    compiler._POOL.trim()
+
+
+def by_position(seen: Traced, records: Sequence[GraphRecord]) -> dict[tuple[str, int], float]:
+    """(graph, position) -> seconds a step of everything that the step of a program started on the GPU. What no range has started is known by the
+    kernel's name."""
+    keys = {s.kernel: (r.name, n) for r in records if "program" in r.values for n, s in enumerate(r.values["program"].steps) if isinstance(s, Launch)}
+    found: dict[tuple[str, int], float] = {}
+    for s in seen.by_kernel:
+        graph, _, position = s.under.removeprefix(KERNEL).rpartition(":")
+        at = (graph, int(position)) if graph else keys.get(s.name)
+        if at is not None:
+            found[at] = found.get(at, 0.0) + s.seconds / seen.steps
+    return found
+
+
+def stages(records: Sequence[GraphRecord]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for r in records:
+        for stage, took in r.seconds.items():
+            found[stage] = found.get(stage, 0.0) + took
+    return found
+
+
+def costly(e: Explanation, here: Peaks) -> tuple[Costly, ...]:
+    return tuple(Costly(edge, here.memory_seconds(edge.bytes)) for edge in e.edges)
+
+
+def advice(e: Explanation) -> Iterator[Advice]:
+    for b in e.breaks:
+        own = os.path.abspath(b.place.file).startswith(os.path.dirname(torch.__file__))
+        yield Advice("graph break", str(b.place), b.reason, "it is in torch's own code: nothing to do" if own else for_break(b.reason))
+    for r in e.recompiles:
+        yield Advice("captured again", f"{r.code} at {r.place}", r.reason, for_recompile(r.reason))

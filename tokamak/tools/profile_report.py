@@ -1,0 +1,138 @@
+"""A Profile in a terminal: one screen, then the tables."""
+from __future__ import annotations
+
+import io
+import os
+from collections import Counter
+from collections.abc import Iterator
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from .limits import Row
+from .names import count_text, size_text
+from .profile import Profile
+from .report import place, plural
+
+WIDTH = 160
+WHAT = 80           # columns for the words on a kernel
+KERNELS, EDGES, OPAQUE = 25, 10, 8            # rows of each table: those that cost most; the JSON has all
+
+
+def text(p: Profile) -> str:
+    """The report without colours."""
+    console = Console(file=io.StringIO(), width=WIDTH, color_system=None)
+    console.print(report(p))
+    return console.file.getvalue()
+
+
+def report(p: Profile) -> Group:
+    return Group(*head(p), sides(p), *compiling(p), *advice(p), *kernel_table(p), *edge_table(p), *opaque_table(p),
+                 *(Text(n, "yellow") for n in p.notes))
+
+
+def took(seconds: float) -> str:
+    """A time in the unit that leaves one to three digits before the point."""
+    for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        if seconds * factor >= 1 or unit == "us":
+            return f"{seconds * factor:.3g} {unit}"
+    raise AssertionError
+
+
+def head(p: Profile) -> Iterator[Text]:
+    faster = p.eager.step / p.compiled.step
+    yield Text(f"bound by {p.bound}: {p.why}", "bold")
+    yield Text(f"{took(p.eager.step)} in eager, {took(p.compiled.step)} compiled: {faster:.2f} times as fast, on {p.device} ({p.peaks.device})", "bold")
+    rates = ", ".join(f"{name} {count_text(rate)}FLOP/s" for name, rate in p.peaks.matmul.items())
+    yield Text(f"peaks, measured {p.peaks.measured}: copy {size_text(p.peaks.bandwidth)}/s, {rates}, shortest kernel {took(p.peaks.launch)}", "dim")
+
+
+def sides(p: Profile) -> Table:
+    table = Table("", "eager", "compiled", "", box=None, pad_edge=False)
+    gpu = p.device != "cpu"
+    busy = "device busy" if gpu else "in kernels and operators"
+
+    def row(name, value, note=""):
+        table.add_row(name, value(p.eager), value(p.compiled), note)
+    row("step", lambda s: took(s.step), "by itself: the device is idle before" if gpu else "")
+    row(busy, lambda s: took(s.busy), "" if gpu else "eager's: by torch's profiler, with what it costs")
+    row("idle, gaps" if gpu else "the rest: host", lambda s: f"{took(s.idle)}  {s.idle / s.step:.0%}")
+    if gpu:
+        row("host", lambda s: took(s.host), "until it is done with a step, device idle before")
+    for phase in dict.fromkeys((*p.eager.phases, *p.compiled.phases)):
+        row(f"  {phase or 'other'}", lambda s: took(s.phases.get(phase, 0.0)), "time on the device" if gpu else "")
+    row("kernels" if gpu else "kernels and calls", lambda s: str(s.kernels), "" if gpu else "eager's: its operators, without views")
+    table.add_row("bytes read and written", size_text(p.eager.bytes), size_text(p.compiled.bytes), f"fewest possible {size_text(p.fewest)} (counted)")
+    row("peak memory", lambda s: size_text(s.peak), "beyond what stands before the step")
+    return table
+
+
+def compiling(p: Profile) -> Iterator[Text]:
+    ours = sum(p.stages.values())
+    longest = sorted(p.stages.items(), key=lambda s: -s[1])
+    yield Text(f"\nfirst call {took(p.first)}: Dynamo, AOTAutograd and the step itself {took(max(p.first - ours, 0))}; "
+               + ", ".join(f"{name} {took(t)}" for name, t in longest if t >= 0.01 * p.first)
+               + f"; {plural(p.graphs, 'graph')}, {plural(p.built, 'kernel')} of which {p.cached} were there already")
+
+
+def advice(p: Profile) -> Iterator[Text]:
+    for a, times in Counter(p.advice).items():
+        yield Text(f"{a.what}: {a.place}" + (f" ({times} times)" if times > 1 else ""), "yellow")
+        yield Text("    " + a.reason.replace("\n", " ")[:WIDTH - 4])
+        yield Text(f"    mend: {a.mend}")
+
+
+def kernel_table(p: Profile) -> Iterator:
+    if not p.rows:
+        return
+    total = sum(r.seconds for r in p.rows)
+    yield Text(f"\nkernels and calls of torch by wasted time (time beyond what bytes or operations take at this machine's peaks): "
+               f"{took(sum(r.wasted for r in p.rows))} of {took(total)}", "bold")
+    table = Table(box=None, pad_edge=False)
+    for title in ("wasted", "time", "calls", "% of limit", "class", "bytes", "FLOPs", "phase", "what"):
+        table.add_column(title, no_wrap=True)
+    for r in p.rows[:KERNELS]:
+        about = "  ".join(filter(None, (r.name + (" (torch)" if r.opaque else ""), r.module, short(r.source))))
+        made = f"\n    {r.schedule}{resources(r)}" if r.schedule else ""
+        over = f" ({r.bytes / r.fewest:.2f}x)" if r.fewest and r.bytes > 1.005 * r.fewest else ""
+        table.add_row(took(r.wasted), took(r.seconds), str(r.calls), f"{r.fraction:.0%}", r.kind, size_text(r.bytes) + over, count_text(r.flops), r.phase,
+                      Text("\n".join(line[:WHAT] for line in (about + made).split("\n"))))
+    yield table
+    if len(p.rows) > KERNELS:
+        yield Text(f"... and {len(p.rows) - KERNELS} more")
+
+
+def short(source: str) -> str:
+    """A source line without its folder."""
+    where, _, code = source.partition("  ")
+    return f"{os.path.basename(where)} {code.strip()[:60]}".strip() if source else ""
+
+
+def resources(r: Row) -> str:
+    return f"  {r.registers} registers" + (f", {r.spilled} bytes of stack" if r.spilled else "") if r.registers is not None else ""
+
+
+def edge_table(p: Profile) -> Iterator:
+    if not p.edges:
+        return
+    yield Text(f"\nvalues that pass through memory between kernels: {took(sum(c.seconds for c in p.edges))} at copy speed (estimate)", "bold")
+    table = Table("cost", "bytes", "made by", "read by", "why not one kernel", box=None, pad_edge=False)
+    for c in p.edges[:EDGES]:
+        e = c.edge
+        table.add_row(took(c.seconds), size_text(e.bytes), f"{e.producer} {place(e.made)}", f"{e.consumer} {place(e.used)}", f"{e.kind}: {e.reason}")
+    yield table
+    if len(p.edges) > EDGES:
+        yield Text(f"... and {len(p.edges) - EDGES} more")
+
+
+def opaque_table(p: Profile) -> Iterator[Text]:
+    if not p.opaque:
+        return
+    reasons: dict[tuple[str, str], list[Row]] = {}
+    for r in p.rows:
+        if r.opaque:
+            reasons.setdefault((r.name, r.opaque), []).append(r)
+    yield Text(f"\ncalls that torch makes: {p.opaque}", "bold")
+    for (name, why), found in sorted(reasons.items(), key=lambda kv: -sum(r.seconds for r in kv[1]))[:OPAQUE]:
+        yield Text(f"    {took(sum(r.seconds for r in found)):>8} in {sum(r.calls for r in found)}  {name}: {why}")

@@ -1,0 +1,257 @@
+"""Running a step and looking at it: what each phase takes, what each kernel takes, and what memory it needs.
+
+A Step is a list of phases, run one after the other: `forward`; `backward`, where a result requires gradients; `optimizer`, where one was given. A
+Watcher is a Recorder whose compiled programs tell of every kernel and call of torch that they make, while they are asked to.
+"""
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch.profiler import ProfilerActivity, record_function
+from torch.utils._pytree import tree_leaves, tree_map
+
+from .explain import leaves_of
+from .record import Recorder
+from .spans import Span, spans_of
+
+KERNEL, PHASE = "tokamak:", "phase:"            # how the ranges begin that torch's profiler is given
+CALLS = 5                                       # steps under the profiler
+
+
+class Watcher(Recorder):
+    """`mode`: '' (programs run as ever, but for a look at it), 'time' (`events` gets (graph, position, nanoseconds) of each kernel and call) or 'ranges'
+    (each is a range for torch's profiler). `called`: Dynamo's graphs with what they were compiled to and the arguments of the last call."""
+
+    def __init__(self, keep_arguments: bool = False):
+        super().__init__()
+        self.mode, self.keep_arguments = "", keep_arguments
+        self.events: list[tuple[str, int, int]] = []
+        self.called: dict[int, tuple[Callable, Callable, tuple]] = {}
+
+    def watch(self, graph: str) -> Callable:
+        def watched(position: int, function: Callable) -> Callable:
+            label = f"{KERNEL}{graph}:{position}"
+
+            def run(*args, **kwargs):
+                if not self.mode:
+                    return function(*args, **kwargs)
+                if self.mode == "ranges":
+                    with record_function(label):
+                        return function(*args, **kwargs)
+                start = time.perf_counter_ns()
+                out = function(*args, **kwargs)
+                self.events.append((graph, position, time.perf_counter_ns() - start))
+                return out
+            return run
+        return watched
+
+    def function(self, gm, made: Callable) -> Callable:
+        if not self.keep_arguments:
+            return made
+
+        def run(*args):
+            self.called[id(gm)] = gm, made, tree_map(_apart, args)
+            return made(*args)
+        return torch._dynamo.disable(run, reason="code of the compiler")
+
+
+def _apart(x):
+    """An argument without the graph of gradients behind it."""
+    if isinstance(x, torch.Tensor) and x.grad_fn is not None:
+        return x.detach().requires_grad_(x.requires_grad)
+    return x
+
+
+class Step:
+    """`calls`: (function, arguments, keyword arguments), made in order; then their gradients, and `optimizer`, a function without arguments that steps
+    `parameters` by their `grad`."""
+
+    def __init__(self, calls: Sequence[tuple[Callable, tuple, dict]], optimizer: Callable[[], object] | None = None, parameters: Sequence = ()):
+        self.calls, self.optimizer, self.parameters = tuple(calls), optimizer, tuple(parameters)
+        self.leaves: list[torch.Tensor] | None = None
+        self.directions: list[torch.Tensor] = []
+        self.roots: list[torch.Tensor] = []
+
+    def phases(self) -> dict[str, Callable[[], None]]:
+        found = {"forward": self.forward}
+        if self.leaves is None:
+            self.forward()
+            self.leaves = list(dict.fromkeys(leaves_of(self.roots)))
+            self.directions = [torch.ones_like(r) for r in self.roots]
+        if self.leaves:
+            found["backward"] = self.backward
+            if self.optimizer is not None:
+                found["optimizer"] = self.step
+        return found
+
+    def forward(self) -> None:
+        self.roots = []                         # what the last step held is free before this one begins
+        out = [fn(*args, **kwargs) for fn, args, kwargs in self.calls]
+        self.roots = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor) and t.requires_grad and t.grad_fn is not None]
+
+    def backward(self) -> None:
+        grads = torch.autograd.grad(self.roots, self.leaves, self.directions, allow_unused=True)
+        if self.optimizer is not None:
+            by_leaf = dict(zip(map(id, self.leaves), grads))
+            for p in self.parameters:
+                p.grad = by_leaf.get(id(p))
+
+    def step(self) -> None:
+        self.optimizer()
+
+    def __call__(self) -> None:
+        for phase in self.phases().values():
+            phase()
+
+
+# -- time ------------------------------------------------------------------------------------------------------------------
+@dataclass
+class Times:
+    """Seconds of a step: medians. `step`: from one to the next; `host`: until the host is done with it; `phases`: the host's part of each."""
+    step: float
+    host: float
+    phases: dict[str, float] = field(default_factory=dict)
+
+
+def interleaved(steps: dict[str, Step], device: str, seconds: float, least: int = 5) -> dict[str, Times]:
+    """Times of several ways of making a step, taken in turn, so that other work on the machine meets all of them alike."""
+    taken: dict[str, list[dict[str, float]]] = {name: [] for name in steps}
+    end = time.perf_counter() + seconds * len(steps)
+    while time.perf_counter() < end or min(map(len, taken.values())) < least:
+        for name, step in steps.items():
+            taken[name].append(_one(step, device))
+    return {name: _medians(found) for name, found in taken.items()}
+
+
+def _one(step: Step, device: str) -> dict[str, float]:
+    """One step by the clock, the device idle before it; then the device's own time, which is the longer one where it works behind the host."""
+    phases, found = step.phases(), {}
+    synchronize(device)
+    start = last = time.perf_counter()
+    for name, phase in phases.items():
+        phase()
+        now = time.perf_counter()
+        found[name], last = now - last, now
+    found["host"] = last - start
+    synchronize(device)
+    found["step"] = time.perf_counter() - start
+    return found
+
+
+def _medians(found: list[dict[str, float]]) -> Times:
+    middle = {name: statistics.median(f[name] for f in found) for name in found[0]}
+    return Times(middle.pop("step"), middle.pop("host"), middle)
+
+
+def synchronize(device: str) -> None:
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+# -- what a kernel takes -----------------------------------------------------------------------------------------------------
+def host_timed(watcher: Watcher, step: Step, seconds: float, least: int = 5) -> dict[tuple[str, int], float]:
+    """(graph, position) -> seconds a step, medians: what runs on the CPU runs while the host waits for it."""
+    phases, found, end = step.phases(), {}, time.perf_counter() + seconds
+    count = 0
+    while time.perf_counter() < end or count < least:
+        watcher.events, watcher.mode, count = [], "time", count + 1
+        try:
+            for phase in phases.values():
+                phase()
+        finally:
+            watcher.mode = ""
+        sums: dict[tuple[str, int], int] = {}
+        for graph, position, took in watcher.events:
+            sums[graph, position] = sums.get((graph, position), 0) + took
+        for key, took in sums.items():
+            found.setdefault(key, []).append(took * 1e-9)
+    return {key: statistics.median(taken) for key, taken in found.items()}
+
+
+@dataclass
+class Traced:
+    """What torch's profiler saw of `steps` steps: `by_phase` and `by_kernel` hold the same spans under the ranges that started them."""
+    by_phase: list[Span]
+    by_kernel: list[Span]
+    steps: int
+
+    @property
+    def busy(self) -> float:
+        """Seconds a step in which the device does something."""
+        total, until = 0, 0
+        for s in self.by_phase:
+            total += max(0, s.end - max(s.start, until))
+            until = max(until, s.end)
+        return total * 1e-9 / self.steps
+
+    @property
+    def kernels(self) -> int:
+        return round(len(self.by_phase) / self.steps)
+
+    def phases(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for s in self.by_phase:
+            name = s.under.removeprefix(PHASE)
+            found[name] = found.get(name, 0.0) + s.seconds / self.steps
+        return found
+
+
+def traced(step: Step, device: str, watcher: Watcher | None = None, calls: int = CALLS) -> Traced:
+    """Some steps under torch's profiler, on a GPU."""
+    phases = step.phases()
+    synchronize(device)
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as profiler:
+        if watcher is not None:
+            watcher.mode = "ranges"
+        try:
+            for _ in range(calls):
+                for name, phase in phases.items():
+                    with record_function(PHASE + name):
+                        phase()
+            synchronize(device)
+        finally:
+            if watcher is not None:
+                watcher.mode = ""
+    events = list(profiler.profiler.kineto_results.events())
+    return Traced(spans_of(events, PHASE), spans_of(events, KERNEL), calls)
+
+
+def operator_seconds(step: Step, calls: int = CALLS) -> float:
+    """Seconds a step that torch's operators take on the CPU, with what the profiler costs them: those that no other one calls."""
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
+        for _ in range(calls):
+            step()
+    spans = sorted((e.start_thread_id(), e.start_ns(), e.start_ns() + e.duration_ns()) for e in profiler.profiler.kineto_results.events()
+                   if e.name().startswith("aten::"))
+    total, thread, until = 0, None, 0
+    for which, start, end in spans:
+        if which != thread:
+            thread, until = which, 0
+        total += end - start if start >= until else 0
+        until = max(until, end)
+    return total * 1e-9 / calls
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------------
+def peak_bytes(step: Step, device: str, before: Callable[[], object] = lambda: None) -> int:
+    """Bytes that a step holds at most, beyond what stood before it. `before`: gives back what is only kept for the next step."""
+    step.roots = []
+    before()
+    if torch.device(device).type == "cuda":
+        synchronize(device)
+        base = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        step()
+        synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - base
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+        step()
+    held = most = 0
+    for e in sorted((e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"), key=lambda e: e.start_ns()):
+        held += e.nbytes()
+        most = max(most, held)
+    return most
