@@ -102,6 +102,12 @@ def test_registers_and_stack_are_those_that_cuobjdump_reports():
     assert made.spilled > 0
 
 
+def test_no_more_registers_than_the_unit_allows():
+    free, bound = GpuUnit("spills", SPILLS, ("*fp32", "*fp32"), warps=4), GpuUnit("spills", SPILLS, ("*fp32", "*fp32"), warps=4, registers=64)
+    assert build([free], HOPPER)["spills"].registers > 64 >= build([bound], HOPPER)["spills"].registers
+    assert build([replace(bound, registers=64)], ("hip", "gfx942", 64))["spills"].registers > 0          # no such option there
+
+
 def test_a_broken_kernel_is_named_with_the_compilers_words():
     broken = GpuUnit("broken", SCALE.format(name="broken", constant="nothing_of_that_name"), unit().signature)
     for others in ([], [unit()]):       # in this process, and in a worker
@@ -157,7 +163,7 @@ def test_something_else_under_the_key_is_built_again(tmp_path):
 def test_the_key_holds_all_that_the_code_depends_on(monkeypatch):
     one = unit()
     changes = [replace(one, text=one.text + "\n"), replace(one, warps=8), replace(one, stages=2), replace(one, divisible=frozenset({0})),
-               replace(one, contract=False), replace(one, signature=("*bf16", "*fp32", "i32", "fp64"))]
+               replace(one, contract=False), replace(one, registers=64), replace(one, signature=("*bf16", "*fp32", "i32", "fp64"))]
     keys = [gpu_build.key(u, HOPPER) for u in (one, *changes)] + [gpu_build.key(one, ("cuda", 100, 32))]
     for name in ("triton_version", "_library"):
         with monkeypatch.context() as patch:

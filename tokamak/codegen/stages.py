@@ -138,5 +138,5 @@ def render_plan(lowered: Lowered) -> dict[Group, Built | BuiltTiles]:
 def _part(k: TileKernel) -> Part:
     text, s = triton.render(k, _PLACEHOLDER), k.schedule
     signature, divisible = triton.signature(k), triton.divisible(k)
-    key = "k" + hashlib.sha256(repr((text, signature, sorted(divisible), s.warps, s.stages)).encode()).hexdigest()[:16]
-    return Part(k, GpuUnit(key, text.replace(_PLACEHOLDER, key), signature, divisible, s.warps, s.stages))
+    key = "k" + hashlib.sha256(repr((text, signature, sorted(divisible), s.warps, s.stages, s.registers)).encode()).hexdigest()[:16]
+    return Part(k, GpuUnit(key, text.replace(_PLACEHOLDER, key), signature, divisible, s.warps, s.stages, registers=s.registers))

@@ -69,8 +69,8 @@ class TileLowering(TileFolds):
         self.program.open |= frozenset(held)
 
     def _open_shifted(self, a: Axis, share: str | None) -> None:
-        """Pieces of rows that begin anywhere: whole 16-byte words, then the elements before them and behind them."""
-        scope, shift, (*whole, _, _) = self.program, self.s.shift, self.s.sizes(a)
+        """Pieces of rows that begin anywhere: whole 16-byte words, and one for the elements before them and behind them."""
+        scope, shift, (*whole, ends) = self.program, self.s.shift, self.s.sizes(a)
         group, n = shift.group, self._number(self.extent(a))
         for x in self.s.split:          # every row of a program begins like its first
             self._scalar_coordinate(scope, x, share)
@@ -82,9 +82,10 @@ class TileLowering(TileFolds):
             ragged = start + size > (a.extent.constant - group + 1) // group * group
             self._whole_words(scope, a, piece, f"{start} + " if start else "", ragged)
             start += size
-        for piece, (base, end) in ((len(whole), ("", before)), (len(whole) + 1, (f"{before} + {words} + ", n))):
-            lanes = self.assign(scope, f"{base}tl.arange(0, {group})", "i")
-            self.coords[a, piece] = (Value(lanes, frozenset((a,)), scope, True), self.assign(scope, f"{lanes} < {end}", "m"))
+        lanes = self.assign(scope, f"tl.arange(0, {ends})", "j")
+        at = self.assign(scope, f"tl.where({lanes} < {group}, {lanes}, {before} + {words} - {group} + {lanes})", "i")
+        mask = self.assign(scope, f"tl.where({lanes} < {group}, {lanes} < {before}, {at} < {n})", "m")
+        self.coords[a, len(whole)] = (Value(at, frozenset((a,)), scope, True), mask)
 
     def _whole_words(self, scope: Scope, a: Axis, piece: int, start: str, ragged: bool) -> None:
         """Coordinates of one piece of the whole words of a shifted row."""
@@ -220,8 +221,8 @@ class TileLowering(TileFolds):
             for choice in self._choices(e.free):
                 self.piece.update(choice)
                 whole = self._finish(outer, e, accumulators[e])
-                for part in ends.get(e, ()):        # indices are i64 by now on both sides
-                    whole = tuple(replace(v, var=x) for v, x in zip(whole, self._combined(outer, e, tuple(v.var for v in whole), part)))
+                if e in ends:        # indices are i64 by now on both sides
+                    whole = tuple(replace(v, var=x) for v, x in zip(whole, self._combined(outer, e, tuple(v.var for v in whole), ends[e])))
                 self._remember(outer, e, whole)
             self._first_pieces()
 
@@ -230,15 +231,14 @@ class TileLowering(TileFolds):
         shift, found = self.s.shift, {}
         if shift is None or shift.axis not in looped:
             return found
-        for piece in (1, 2):
-            scope = Scope(outer.lines, outer.open | {shift.axis}, outer)
-            self.piece[shift.axis], self.scope = piece, scope
-            for e in folds:
-                values = [self._masked(scope, v, self._type(e, n), e, n) for n, v in enumerate(self._arguments(e))]
-                folded, _, _ = self._across(scope, e, tuple(v.var for v in values), self._fold_dims(e))
-                found.setdefault(e, []).append(tuple(self.assign(scope, f"{v}.to(tl.int64)") if self._narrow(e, n) else v for n, v in enumerate(folded)))
-            for s in stores:
-                self._store(scope, s, *self.text(s.address, ("address", s.memory)), self.emit(s.expr), None, {})
+        scope = Scope(outer.lines, outer.open | {shift.axis}, outer)
+        self.piece[shift.axis], self.scope = 1, scope
+        for e in folds:
+            values = [self._masked(scope, v, self._type(e, n), e, n) for n, v in enumerate(self._arguments(e))]
+            folded, _, _ = self._across(scope, e, tuple(v.var for v in values), self._fold_dims(e))
+            found[e] = tuple(self.assign(scope, f"{v}.to(tl.int64)") if self._narrow(e, n) else v for n, v in enumerate(folded))
+        for s in stores:
+            self._store(scope, s, *self.text(s.address, ("address", s.memory)), self.emit(s.expr), None, {})
         self.piece[shift.axis], self.scope = 0, outer
         return found
 

@@ -34,7 +34,7 @@ class GpuUnit:
     """Triton text that defines the jitted function `name`, whose parameters have the Triton types `signature`, in order; there are no constexprs.
     `divisible`: positions of parameters that are multiples of 16 (pointers: 16-byte aligned, integers: value % 16 == 0); where a call breaks that, a
     variant of the kernel is built that does not rely on it. `cooperative`: all programs of the grid are resident at once (they wait for each other).
-    `contract`: a product may be added to something without being rounded first. `name` stands for the text and all other fields."""
+    `contract`: a product may be added to something without being rounded first. `registers`: the most that a thread may have; 0 leaves it open. `name` stands for the text and all other fields."""
     name: str
     text: str
     signature: tuple[str, ...]
@@ -43,6 +43,7 @@ class GpuUnit:
     stages: int = 3
     cooperative: bool = False
     contract: bool = True
+    registers: int = 0
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,8 @@ def compile_job(job: dict, folder: str) -> dict:
     attrs = {(i,): [["tt.divisibility", 16]] for i in job["divisible"]}
     source = compiler.ASTSource(fn, dict(zip(fn.arg_names, job["signature"], strict=True)), constexprs={}, attrs=attrs)
     options = {"num_warps": job["warps"], "num_stages": job["stages"], "enable_fp_fusion": job["contract"]}
+    if job.get("registers") and job["arch"][0] == "cuda":
+        options["maxnreg"] = job["registers"]
     files, usual = _Files(folder), importlib.import_module("triton.runtime.cache").FileCacheManager
     with _LOCK:
         before = knobs.cache.__dict__.get("manager_class")

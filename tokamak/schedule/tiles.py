@@ -9,6 +9,7 @@
     programs    how many programs share the split axes
     shift       rows that begin at any element, see Shift
     exact       tiled axes whose pieces cover the extent exactly: no mask
+    registers   the most that a thread may have, so that all programs that share the split axes run at once; 0 leaves it open
     wide        addresses need 64 bits
 
 Which numbers stand here is `choose`'s: every threshold is a named constant with what it was measured on.
@@ -19,7 +20,7 @@ import math
 from dataclasses import dataclass
 
 from ..fuse.cost import Hints, sizes_of
-from ..ir.expr import Const, Reduce, Scan, walk
+from ..ir.expr import Const, Load, Reduce, Scan, walk
 from ..ir.index import Axis, Fetch, Index, bounds
 from .body import Body, exprs_of
 from .schedule import loop_order, strides_of
@@ -45,13 +46,17 @@ NARROW = 8              # columns at least, of a tile that folds across rows: 32
 WASTE = 8               # a masked tail may idle one lane in this many
 SHIFTED = 256           # elements of a row from which on it is read in whole words wherever it begins
 FAR = 2**31             # offsets from here on need 64 bits
+REGISTERS = 65536       # of a multiprocessor
+BESIDE = 16             # registers of a thread beside those that hold a row and column sums: with the programs of a multiprocessor thus counted
+                        # LayerNorm backward over 768 columns reaches 79% (66 where the last of them began when the first had ended), forward over 4095
+                        # 77 (63), RMSNorm 90 (84)
 RESIDENT = 32           # warps a multiprocessor should have in flight
 
 
 @dataclass(frozen=True)
 class Shift:
-    """Rows that begin anywhere are read from their first multiple of `group` elements on, in whole 16-byte words: the last two pieces of `axis` are what lies
-    before it and behind the last whole word. `origin`: where a row begins, as an offset in elements without `axis`."""
+    """Rows that begin anywhere are read from their first multiple of `group` elements on, in whole 16-byte words: the last piece of `axis` is what lies
+    before it and, from lane `group` on, behind the last whole word. `origin`: where a row begins, as an offset in elements without `axis`."""
     axis: Axis
     group: int
     origin: Index
@@ -71,6 +76,7 @@ class TileSchedule:
     wide: bool = False
     unrolled: frozenset[Axis] = frozenset()
     shift: "Shift | None" = None
+    registers: int = 0
 
     def sizes(self, a: Axis) -> tuple[int, ...]:
         """The lengths of the pieces that cover tiled axis `a`."""
@@ -86,7 +92,8 @@ class TileSchedule:
             parts.append(f"looped({', '.join(name(a) for a in self.order if a in self.looped)})")
         if self.split:
             parts.append(f"split({', '.join(map(name, self.split))} / {self.programs})")
-        return " ".join((*parts, f"warps({self.warps}) stages({self.stages}){' wide' if self.wide else ''}"))
+        most = f" registers({self.registers})" if self.registers else ""
+        return " ".join((*parts, f"warps({self.warps}) stages({self.stages}){most}{' wide' if self.wide else ''}"))
 
 
 def power(n: int) -> int:
@@ -167,10 +174,20 @@ class _Chooser:
         each = self._carried_each() if carries else ROW_THREAD if self.rows or self.crossed else PER_THREAD
         each = max(each // self.width, 8) if self.width > 1 else each
         warps = max(1, min(CARRY_WARPS if carries else MOST_WARPS, power(elements // (32 * each))))
-        self.resident = CARRY_RESIDENT if carries else RESIDENT
         split = tuple(a for a in self.order if a in self.crossed) or self._shared_rows()
+        self.resident = self._resident(warps, elements // (32 * warps)) if carries or split and not self.crossed else max(1, RESIDENT // warps)
         return TileSchedule(self.order, dims, tuple((a, self.pieces[a]) for a in dims), frozenset(self.looped), split,
-                            self._programs(split, warps) if split else 1, exact, warps, self._stages(), wide=self._wide(), shift=self.shift)
+                            self._programs(split) if split else 1, exact, warps, self._stages(), wide=self._wide(), shift=self.shift,
+                            registers=min(REGISTERS // (32 * warps * self.resident) // 8 * 8, 255) if split and self.resident < RESIDENT // warps else 0)
+
+    def _resident(self, warps: int, each: int) -> int:
+        """How many programs that hold rows a multiprocessor has registers for: what is read of a row, weights, column sums and what is written
+        beside them, `each` elements a thread."""
+        held = {(e.node, e.index) for e in walk(*exprs_of(self.b)) if isinstance(e, Load) and self.line in e.index[0].axes()}
+        sums = {(e.monoid, e.over, e.args) for e in walk(*exprs_of(self.b)) if isinstance(e, Reduce) and set(e.over) & self.crossed}
+        made = [s for s in self.b.stores if self.line in s.axes and s.axes & self.crossed]
+        registers = BESIDE + each * (len(held) + len(sums) + len(made))
+        return max(1, min(REGISTERS // (32 * warps * registers), (CARRY_RESIDENT if self.carries else RESIDENT) // warps))
 
     def _carried_each(self) -> int:
         """Elements of a row to one thread where column sums are carried."""
@@ -211,14 +228,14 @@ class _Chooser:
             self.shift = self._shift(inner)
             if self.shift is not None:
                 n, group = inner.extent.constant, self.shift.group
-                self.pieces[inner] = (*shifted(n, group), group, group)
+                self.pieces[inner] = (*shifted(n, group), 2 * group)
             return
         self.looped.update(self.rows)
         chunk = CHUNK if self.line in self.rows else TILE // self._columns()
         self.pieces[inner] = (min(chunk, power(self.hints(inner.extent))),)
         self.shift = self._shift(inner) if self.line is inner and not self.carries_rows else None
         if self.shift is not None:
-            self.pieces[inner] = (self.pieces[inner][0], self.shift.group, self.shift.group)
+            self.pieces[inner] = (self.pieces[inner][0], 2 * self.shift.group)
 
     def _needed_again(self) -> bool:
         """Is a row looked at more than once: by a fold of what another one gives, or by a store along it? Or is it short?"""
@@ -303,13 +320,16 @@ class _Chooser:
                         return a
         return None
 
-    def _programs(self, split, warps: int) -> int:
+    def _programs(self, split) -> int:
         """Programs that share the split axes: enough to fill the machine, no more than there are blocks."""
         blocks = lambda axes: math.prod(-(-self.hints(a.extent) // (self.pieces[a][0] if a in self.pieces else 1)) for a in axes)
         kept = blocks(a for a in self.order if a in self.b.parallel and a not in split)
-        want = self.target.threads * max(1, self.resident // warps)
-        programs = max(1, min(-(-want // kept), blocks(split)))
-        return -(-programs // self.shift.group) * self.shift.group if self.shift is not None else programs      # every row of a program begins alike
+        want = self.target.threads * self.resident
+        share = want // kept if self.carries else -(-want // kept)
+        programs = max(1, min(share, blocks(split)))
+        if self.shift is None:
+            return programs
+        return programs // self.shift.group * self.shift.group or self.shift.group          # every row of a program begins alike
 
     def _wide(self) -> bool:
         """Does an access, or the count of all coordinates, reach behind 2^31? Sizes are as they were when the graph was traced (`capture.sizes.narrow`
