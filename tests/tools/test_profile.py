@@ -157,7 +157,8 @@ def event(name, device, start, duration, correlation, linked=0, annotation=False
 
 def test_spans_stand_under_the_range_that_started_them():
     cpu, gpu = DeviceType.CPU, DeviceType.CUDA
-    events = [event("tokamak:f:1", cpu, 100, 50, 1, annotation=True), event("tokamak:f:1", gpu, 500, 9, 1, annotation=True),
+    events = [event("Torch-Compiled Region", cpu, 50, 500, 1),
+              event("tokamak:f:1", cpu, 100, 50, 7, annotation=True), event("tokamak:f:1", gpu, 500, 9, 7, annotation=True),
               event("cuLaunchKernel", cpu, 120, 5, 9, linked=1), event("k1", gpu, 500, 9, 9, linked=1),
               event("tokamak:f:2", cpu, 200, 50, 2, annotation=True), event("aten::mm", cpu, 210, 30, 3), event("gemm", gpu, 510, 30, 10, linked=3),
               event("aten::ones", cpu, 300, 5, 4), event("fill", gpu, 560, 3, 11, linked=4), event("Context Sync", gpu, 570, 3, 12)]

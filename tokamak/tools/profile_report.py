@@ -16,7 +16,7 @@ from .profile import Profile
 from .report import place, plural
 
 WIDTH = 160
-WHAT = 80           # columns for the words on a kernel
+WHAT = 70           # columns for the words on a kernel
 KERNELS, EDGES, OPAQUE = 25, 10, 8            # rows of each table: those that cost most; the JSON has all
 
 

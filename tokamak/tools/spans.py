@@ -43,10 +43,12 @@ def spans_of(events, ranges: str = "") -> list[Span]:
     """The spans among the events of the profiler."""
     host = [e for e in events if e.device_type() == DeviceType.CPU]
     marks = sorted((e.start_ns(), e.start_ns() + e.duration_ns(), e.name()) for e in host if ranges and e.name().startswith(ranges))
-    starts, started = [m[0] for m in marks], {e.correlation_id(): e.start_ns() for e in host if e.linked_correlation_id() == 0}
+    starts = [m[0] for m in marks]
+    launches = {e.correlation_id(): e.start_ns() for e in host if e.linked_correlation_id()}            # calls of the driver, of the runtime
+    operators = {e.correlation_id(): e.start_ns() for e in host if not e.linked_correlation_id()}
 
     def under(e) -> str:
-        at = started.get(e.linked_correlation_id())
+        at = launches.get(e.correlation_id(), operators.get(e.linked_correlation_id()))
         inner = marks[bisect.bisect_right(starts, at) - 1] if at is not None and starts and at >= starts[0] else None
         return inner[2] if inner is not None and at <= inner[1] else ""
     found = [Span(e.name(), e.start_ns(), e.duration_ns(), under(e)) for e in events

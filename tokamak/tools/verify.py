@@ -179,7 +179,9 @@ def results(fn: Callable, inputs: tuple, kwargs: dict, module: Any = None) -> di
         leaves = {name: t for name, t in leaves.items() if t.requires_grad}
         roots = [t for t in out if t.requires_grad]
         if roots and leaves:
-            grads = torch.autograd.grad(roots, list(leaves.values()), [torch.ones_like(t) for t in roots], allow_unused=True)
+            chance = torch.Generator().manual_seed(SEED)        # of the gradients of results: plain ones would hide what sums to nothing
+            given = [torch.randn(t.shape, generator=chance).to(t) for t in roots]
+            grads = torch.autograd.grad(roots, list(leaves.values()), given, allow_unused=True)
             found |= {f"gradient of {name}": g for name, g in zip(leaves, grads) if g is not None}
     return found
 

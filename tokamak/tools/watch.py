@@ -111,10 +111,12 @@ class Step:
 # -- time ------------------------------------------------------------------------------------------------------------------
 @dataclass
 class Times:
-    """Seconds of a step: medians. `step`: from one to the next; `host`: until the host is done with it; `phases`: the host's part of each."""
+    """Seconds of a step: medians. `step`: by itself; `host`: until the host is done with it; `phases`: the host's part of each; `least`: the shortest
+    step, which other work on the machine has met least."""
     step: float
     host: float
     phases: dict[str, float] = field(default_factory=dict)
+    least: float = 0.0
 
 
 def interleaved(steps: dict[str, Step], device: str, seconds: float, least: int = 5) -> dict[str, Times]:
@@ -144,7 +146,7 @@ def _one(step: Step, device: str) -> dict[str, float]:
 
 def _medians(found: list[dict[str, float]]) -> Times:
     middle = {name: statistics.median(f[name] for f in found) for name in found[0]}
-    return Times(middle.pop("step"), middle.pop("host"), middle)
+    return Times(middle.pop("step"), middle.pop("host"), middle, min(f["step"] for f in found))
 
 
 def synchronize(device: str) -> None:
