@@ -75,6 +75,7 @@ class _Translation:
         self.names: dict[Any, str] = {}
         self.sizes_known: set[str] = set(self.graph.sizes)
         self.errors: list[tuple[type, str]] = []
+        self.outputs = {o.node for o in self.graph.outputs if isinstance(o, View)}
 
     def program(self) -> Program:
         graph = self.graph
@@ -125,8 +126,7 @@ class _Translation:
         return steps
 
     def _allocations(self, g: Group) -> list[Step]:
-        outputs = {o.node for o in self.graph.outputs if isinstance(o, View)}
-        return [Alloc(self.names[n], self.node_spec(n), self.text(span(n)), "output" if n in outputs else "temp")
+        return [Alloc(self.names[n], self.node_spec(n), self.text(span(n)), "output" if n in self.outputs else "temp")
                 for n in self.plan.stores[g] if n not in self.plan.inplace]
 
     def _tiles(self, made: BuiltTiles) -> list[Step]:

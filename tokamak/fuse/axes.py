@@ -8,10 +8,11 @@ mixed-radix numbers; digits are matched from the least significant, the coarser 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from itertools import count
 from typing import Iterable
 
-from ..ir.expr import Expr, Load, Reduce, Rewriter, Scan, walk
+from ..ir.expr import Cast, Expr, Load, Reduce, Rewriter, Scan, walk
 from ..ir.graph import Compute, Scatter
 from ..ir.index import Axis, FloorDiv, Index, Mod, as_index, divide_exact, nonnegative, substitute
 
@@ -25,12 +26,12 @@ class Member:
     index: tuple[Index, ...] = ()              # a Scatter's index
     guard: Expr | None = None
 
-    @property
+    @cached_property
     def free(self) -> frozenset[Axis]:
         """The group axes that the member's dimensions run over."""
-        return frozenset(a for d in self.dims for a in d.axes())
+        return frozenset().union(*(d.axes() for d in self.dims))
 
-    @property
+    @cached_property
     def bound(self) -> frozenset[Axis]:
         """The group axes folded at the member's root."""
         f = fold_of(self.expr)
@@ -38,6 +39,16 @@ class Member:
 
     def roots(self) -> tuple[Expr, ...]:
         return (self.expr, *((self.guard,) if self.guard is not None else ()))
+
+    @cached_property
+    def loads(self) -> tuple[Load, ...]:
+        """Every load in the member's expressions, each once, children before parents."""
+        return tuple(e for e in walk(*self.roots()) if isinstance(e, Load))
+
+    @cached_property
+    def scanned(self) -> frozenset[Axis]:
+        """The group axes along which prefixes are folded."""
+        return frozenset(e.along for e in walk(*self.roots()) if isinstance(e, Scan))
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,12 +58,15 @@ class Group:
     members: tuple[Member, ...]
 
     def nodes(self) -> tuple:
+        return self._nodes
+
+    @cached_property
+    def _nodes(self) -> tuple:
         return tuple(m.node for m in self.members)
 
 
 def fold_of(e: Expr):
     """The Reduce or Scan at the root of `e`, under casts; or None."""
-    from ..ir.expr import Cast
     while isinstance(e, Cast):
         e = e.arg
     return e if isinstance(e, (Reduce, Scan)) else None
@@ -99,7 +113,8 @@ def digits_of(i: Index) -> list[Axis]:
     return [a for a in reversed(found)]
 
 
-def digits(i: Index) -> list[Axis] | None:
+@lru_cache(maxsize=65536)
+def digits(i: Index) -> tuple[Axis, ...] | None:
     """`i` as a mixed-radix number: its axes from the least significant (weight 1, then 1 * extent, ...); None when it is none."""
     left = dict(i.terms)
     weight = as_index(1)
@@ -114,7 +129,7 @@ def digits(i: Index) -> list[Axis] | None:
                 break
         else:
             return None
-    return out
+    return tuple(out)
 
 
 # -- splitting -----------------------------------------------------------------------------------------------------
@@ -131,6 +146,8 @@ def _indices(roots: Iterable[Expr]) -> list[Index]:
 
 def _divisions(i: Index, found: dict) -> None:
     for a in i.atoms():
+        if isinstance(a, Axis):
+            continue
         if isinstance(a, (FloorDiv, Mod)):
             found[(a.a, a.b)] = None
             _divisions(a.a, found)
@@ -143,10 +160,10 @@ def split_axes(group: Group, fresh: count) -> Group:
     """Splits axes so that divisions in indices go away, where extents divide exactly. Axes that a scan runs along stay whole."""
     for _ in range(32):
         roots = [r for m in group.members for r in m.roots()]
-        scanned = {e.along for e in walk(*roots) if isinstance(e, Scan)}
         found: dict = {}
         for i in _indices(roots) + [i for m in group.members for i in m.index]:
             _divisions(i, found)
+        scanned = frozenset().union(*(m.scanned for m in group.members)) if found else ()
         for (x, d) in found:
             split = _split_for(x, d, scanned)
             if split is not None:
@@ -184,7 +201,7 @@ class Unifier:
         self.joined: dict[Axis, Axis] = {}            # axis of b -> axis of a
         self.taken: set[Axis] = set()
         self.groups = (a, b)
-        self.scanned = {e.along for g in (a, b) for m in g.members for e in walk(*m.roots()) if isinstance(e, Scan)}
+        self.scanned = frozenset().union(*(m.scanned for g in (a, b) for m in g.members))
 
     def equate(self, ia: Index, ib: Index) -> bool:
         """True when both denote the same element from now on; False (nothing changed) when they cannot."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Iterable
 
 from ..ir import ops
-from ..ir.expr import Expr, Load, Op, Reduce, Scan, walk, loads
+from ..ir.expr import Expr, Load, Op, Reduce, Scan, walk
 from ..ir.graph import Compute, Graph, Opaque, Scatter, View
 from ..ir.index import Axis, Index, Size, evaluate
 from .axes import Group, Member
@@ -89,8 +89,8 @@ def is_heavy(e: Expr) -> bool:
     return any(isinstance(x, (Reduce, Scan)) or (isinstance(x, Op) and ops.OPS[x.name].heavy) for x in walk(e))
 
 
-def reads_of(m: Member) -> list[Load]:
-    return loads(*m.roots())
+def reads_of(m: Member) -> tuple[Load, ...]:
+    return m.loads
 
 
 def contiguous_axis(group: Group, hints: Hints) -> Axis | None:
@@ -109,7 +109,7 @@ def contiguous_axis(group: Group, hints: Hints) -> Axis | None:
             for i, s in zip(index, node.strides):
                 if s.constant == 1:
                     for a in i.atoms():
-                        if isinstance(a, Axis) and i.coefficient(a) == 1:
+                        if isinstance(a, Axis) and i.steps_by_one(a):
                             score[a] = score.get(a, 0) + node_bytes(node, hints)
     for a in score:
         narrow[a] = hints(a.extent)
@@ -120,6 +120,8 @@ def contiguous_axis(group: Group, hints: Hints) -> Axis | None:
 
 def cpu_roles(group: Group, found: list[Roles], hints: Hints, target) -> Roles:
     """Of the legal choices of parallel axes the one that keeps the cores busy at the least traffic."""
+    if len(found) == 1:
+        return found[0]
     v = contiguous_axis(group, hints)
 
     def rank(r: Roles):

@@ -83,6 +83,8 @@ def _nested(group: Group, rows: frozenset) -> bool:
 
 def best_roles(group: Group, found: list[Roles], hints: Hints, target) -> Roles:
     """Of the legal choices of parallel axes the one that fills the machine with the least traffic."""
+    if len(found) == 1:
+        return found[0]
     v = contiguous_axis(group, hints)
 
     def rank(r: Roles):

@@ -62,7 +62,7 @@ class _Inliner:
 
     def _rebuild(self, n):
         if isinstance(n, Compute):
-            expr = self.simplify.root(self._rewriter(n)(n.expr))
+            expr = self.simplify.root(self._rewriter(n)(n.expr) if self._reads_changed(n) else n.expr)
             self.exprs[n] = expr
             if n not in self.pinned and is_pointwise(n) and self._moves(n, expr):
                 return expr
@@ -79,6 +79,10 @@ class _Inliner:
         if isinstance(n, Result):
             return Result(self.new[n.opaque], n.position, n.shape, n.strides, n.dtype, n.device)
         return n
+
+    def _reads_changed(self, n: Compute) -> bool:
+        """Does `n` read what has moved, or has another node in its place?"""
+        return any(self.new[e.node] is not e.node or (e.node, n) in self.moves for e in loads(n.expr))
 
     def _rewriter(self, reader) -> Rewriter:
         def leaf(e: Expr):

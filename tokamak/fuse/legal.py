@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..ir.expr import Load, Reduce, Scan, walk
-from ..ir.graph import Scatter
+from ..ir.expr import Reduce, Scan
+from ..ir.graph import Compute, Scatter
 from ..ir.index import Axis, as_index
 from .axes import Group, Member, fold_of
 from .reason import Reason
@@ -31,7 +31,7 @@ class Roles:
 def inner_reads(group: Group) -> dict[Member, list[Member]]:
     """For each member the members it reads."""
     owner = {m.node: m for m in group.members}
-    return {m: [owner[n] for n in dict.fromkeys(e.node for e in walk(*m.roots()) if isinstance(e, Load)) if n in owner and n is not m.node]
+    return {m: [owner[n] for n in dict.fromkeys(e.node for e in m.loads) if n in owner and n is not m.node]
             for m in group.members}
 
 
@@ -67,6 +67,9 @@ def roles(group: Group, parallel: frozenset[Axis], deps: dict | None = None, ato
 
 def candidates(group: Group, atomic: bool = False) -> list[Roles]:
     """Every legal choice of parallel axes among the members' dimensions, folded axes and intersections of these."""
+    free = group.members[0].free
+    if all(m.free == free and isinstance(m.node, Compute) and fold_of(m.expr) is None for m in group.members):
+        return [Roles(free, group.members, (), ())]
     sets: dict[frozenset, None] = {}
     for m in group.members:
         sets[m.free] = None

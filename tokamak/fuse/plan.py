@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import count
 
-from ..ir.expr import Load, Reduce, Scan, walk
+from ..ir.expr import Reduce, Scan, walk
 from ..ir.graph import Compute, Graph, Input, Opaque, Result, Scatter, reads
 from . import gpu
 from .axes import Group, Unifier, singleton
@@ -63,6 +63,7 @@ class _Planner:
                 self.readers.setdefault(r, []).append(n)
         self.group: dict = {}             # node -> its Group (or the Opaque itself)
         self.roles: dict = {}
+        self.span: dict = {}              # Group -> (first, last) position of its nodes
         self.refused: dict = {}           # (node, node) -> Reason
 
     def run(self) -> Plan:
@@ -70,8 +71,9 @@ class _Planner:
             if isinstance(n, (Compute, Scatter)):
                 g = singleton(n, self.fresh)
                 self._place(g, best_roles(g, self.hints, self.target))
+                asked: dict = {}          # (Group, Group) -> why they are not one: many partners of a node share a group
                 for partner in self._partners(n):
-                    self._try(n, partner)
+                    self._try(n, partner, asked)
             elif isinstance(n, Opaque):
                 self.group[n] = n
         return self._finish()
@@ -79,6 +81,8 @@ class _Planner:
     def _place(self, g: Group, r: Roles | None) -> None:
         for m in g.members:
             self.group[m.node] = g
+        places = [self.position[n] for n in g.nodes()]
+        self.span[g] = min(places), max(places)
         self.roles[g] = r if r is not None else Roles(frozenset(), g.members, (), ())
 
     # -- candidates ----------------------------------------------------------------------------------------------------
@@ -96,11 +100,13 @@ class _Planner:
                     found[s] = max(found.get(s, 0), size)
         return sorted(found, key=lambda p: -found[p])[:12]
 
-    def _try(self, n, partner) -> None:
+    def _try(self, n, partner, asked: dict) -> None:
         a, b = self.group[partner], self.group[n]
         if a is b:
             return
-        reason = self._join(a, b)
+        if (a, b) not in asked:
+            asked[a, b] = self._join(a, b)
+        reason = asked[a, b]
         if isinstance(reason, Reason):
             self.refused[(partner, n)] = reason
 
@@ -127,11 +133,11 @@ class _Planner:
 
     def _between(self, a: Group, b: Group) -> bool:
         """True when some node outside both depends on `a` and `b` depends on it."""
-        first = min(self.position[n] for n in a.nodes())
-        inside = set(a.nodes()) | set(b.nodes())
+        first, _ = self.span[a]
+        targets, others_of_b = set(a.nodes()), set(b.nodes()) - set(a.nodes())
+        inside = targets | others_of_b
         stack = [r for n in b.nodes() for r in self.sources[n] if r not in inside]
         seen: set = set()
-        targets = set(a.nodes())
         while stack:
             n = stack.pop()
             if n in targets:
@@ -141,11 +147,11 @@ class _Planner:
             seen.add(n)
             g = self.group.get(n)
             others = g.nodes() if isinstance(g, Group) else (n,)
-            if all(self.position.get(o, -1) < first for o in others):
+            if (self.span[g][1] if isinstance(g, Group) else self.position.get(n, -1)) < first:
                 continue
             for o in others:
                 seen.add(o)
-                stack.extend(r for r in self.sources[o] if r not in seen and r not in (set(b.nodes()) - targets))
+                stack.extend([r for r in self.sources[o] if r not in seen and r not in others_of_b])
         return False
 
     def _unify(self, a: Group, b: Group) -> Group | Reason:
@@ -153,18 +159,18 @@ class _Planner:
         for first, second, flip in ((a, b, False), (b, a, True)):
             made = {m.node: m for m in first.members}
             for m in second.members:
-                for e in walk(*m.roots()):
-                    if isinstance(e, Load) and e.node in made:
+                for e in m.loads:
+                    if e.node in made:
                         for x, y in zip(made[e.node].dims, e.index):
                             if not (u.equate(y, x) if flip else u.equate(x, y)):
                                 return Reason("misaligned", "illegal")
         shared: dict = {}
         for side, g in ((0, a), (1, b)):
             for m in g.members:
-                for e in walk(*m.roots()):
-                    if isinstance(e, Load):
-                        shared.setdefault(e.node, ([], []))[side].append(e)
-        for node, (la, lb) in sorted(shared.items(), key=lambda kv: -node_bytes(kv[0], self.hints)):
+                for e in m.loads:
+                    shared.setdefault(e.node, ([], []))[side].append(e)
+        both = [(node, la, lb) for node, (la, lb) in shared.items() if la and lb]
+        for node, la, lb in sorted(both, key=lambda x: -node_bytes(x[0], self.hints)):
             done = False
             for ea in la[:4]:
                 for eb in lb[:4]:

@@ -117,19 +117,23 @@ class _Finder:
         for n in graph.nodes:
             for r in reads(n):
                 self.readers.setdefault(r, []).append(n)
+        folds = {n: part for n in graph.nodes if isinstance(n, Compute) and (part := fold(n)) is not None}
+        plain = {n: part for n, part in folds.items() if isinstance(part, Reduce) and part.over and part.args[0].dtype.is_float and len(part.args) == 1}
+        worth = {n for n, part in plain.items() if self._pays(n, part)}
         firsts: dict = {}                  # (monoid, shape, extents, expression over the node's axes) -> node
-        for n in graph.nodes:
-            if not isinstance(n, Compute):
-                continue
-            part = fold(n)
-            if part is None:
-                self._look_through(n)
-            elif isinstance(part, Reduce) and part.over and part.args[0].dtype.is_float and len(part.args) == 1:
-                link = self._link(n, part, firsts, chains) if part.monoid == "sum" else None
+        for n in graph.nodes if worth else ():
+            if n in plain:
+                link = self._link(n, plain[n], firsts, chains) if plain[n].monoid == "sum" else None
                 if link is not None:
                     self.found[n] = link
-                elif gpu.reread(n, part, self.hints, target) or self.hints.count(part.over) > gpu.PASSING and self._folded_away(n):
-                    firsts.setdefault(self._key(n, part, part.monoid, self._seen(part.args[0])), n)
+                elif n in worth:
+                    firsts.setdefault(self._key(n, plain[n], plain[n].monoid, self._seen(plain[n].args[0])), n)
+            elif isinstance(n, Compute) and n not in folds:
+                self._look_through(n)
+
+    def _pays(self, n: Compute, part: Reduce) -> bool:
+        """Would folding again what `part`, the fold of `n`, folds mean reading it again, or may it be folded in pieces?"""
+        return gpu.reread(n, part, self.hints, self.target) or self.hints.count(part.over) > gpu.PASSING and self._folded_away(n)
 
     def _folded_away(self, first: Compute) -> bool:
         """Is everything that is made of `first` in the end no larger than it, so that no row is needed a second time once its folds are known? Larger

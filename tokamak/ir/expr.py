@@ -4,7 +4,8 @@
            | Reduce(monoid, axes, (expr, ...)) | Scan(monoid, axis, (expr, ...)) | Random(kind, seed, offset, index)
 
 Expressions are immutable, interned (equal ones are one object: `is` compares, memo tables key on the object) and checked when they are born.
-`free` is the set of Axis atoms an expression depends on, with those bound by a Reduce taken out.
+`free` is the set of Axis atoms an expression depends on, with those bound by a Reduce taken out. `below` and `settled` are kept with it by those who
+ask for them: what stands under it, and that the rewrite rules leave it as it is.
 
 Numbers: a Cast with `implicit=True` is the rounding of an operation's own 16-bit result: policy `fast` may drop it when the value is not stored;
 a Cast that the user wrote always rounds.
@@ -13,32 +14,35 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from operator import is_
 from typing import Callable, Iterable
-from weakref import WeakValueDictionary
 
 from . import ops
 from .dtype import BOOL, I64, DType
 from .index import Axis, Fetch, Index, as_index, substitute
+from .table import Table
 
-_TABLE: WeakValueDictionary = WeakValueDictionary()
+_TABLE = Table()
+_KNOWN = _TABLE.known
 
 
 class Expr:
-    __slots__ = ("dtype", "free", "below", "__weakref__")
+    __slots__ = ("dtype", "free", "below", "settled", "__weakref__")
     fields: tuple[str, ...] = ()
 
     @classmethod
     def _intern(cls, dtype: DType, free: Callable[[], frozenset], *values):
         key = (cls, *values)
-        found = _TABLE.get(key)
+        known = _KNOWN.get(key)
+        found = known() if known is not None else None
         if found is None:
             found = object.__new__(cls)
             for name, value in zip(cls.fields, values):
                 object.__setattr__(found, name, value)
             found.dtype = dtype
             found.free = free()
-            found.below = None
-            _TABLE[key] = found
+            found.below = found.settled = None
+            _TABLE.put(key, found)
         return found
 
     def axes(self) -> frozenset:
@@ -82,7 +86,7 @@ class Load(Expr):
     fields = ("node", "index", "guard", "other")
 
     def __new__(cls, node, index: tuple[Index, ...], guard: Expr | None = None, other: "Const | None" = None):
-        index = tuple(as_index(i) for i in index)
+        index = tuple([as_index(i) for i in index])
         if len(index) != len(node.shape):
             raise TypeError(f"load of a {len(node.shape)}-dimensional value with {len(index)} indices")
         if guard is not None:
@@ -135,11 +139,12 @@ class Const(Expr):
             if dtype.kind == "i" and value >= 2 ** (bits - 1):
                 value -= 2**bits
             key = (value, dtype)
-        found = _TABLE.get((cls, key))
+        known = _KNOWN.get((cls, key))
+        found = known() if known is not None else None
         if found is None:
             found = object.__new__(cls)
-            found.value, found.bits, found.dtype, found.free, found.below = value, key, dtype, frozenset(), ()
-            _TABLE[(cls, key)] = found
+            found.value, found.bits, found.dtype, found.free, found.below, found.settled = value, key, dtype, frozenset(), (), None
+            _TABLE.put((cls, key), found)
         return found
 
 
@@ -149,10 +154,11 @@ class Scalar(Expr):
     fields = ("argument",)
 
     def __new__(cls, argument: str, dtype: DType):
-        found = _TABLE.get((cls, argument, dtype))
+        known = _KNOWN.get((cls, argument, dtype))
+        found = known() if known is not None else None
         if found is None:
             found = cls._intern(dtype, frozenset, argument)
-            _TABLE[(cls, argument, dtype)] = found
+            _TABLE.put((cls, argument, dtype), found)
         return found
 
 
@@ -175,7 +181,7 @@ class Op(Expr):
     fields = ("name", "args")
 
     def __new__(cls, name: str, *args: Expr):
-        dtype = ops.result_type(name, tuple(a.dtype for a in args))
+        dtype = ops.result_type(name, tuple([a.dtype for a in args]))
         return cls._intern(dtype, lambda: frozenset().union(*(a.free for a in args)), name, args)
 
     def children(self):
@@ -302,9 +308,13 @@ class Rewriter:
         self.mapping = mapping or {}
         self.leaf = leaf
         self.memo: dict[Expr, Expr] = {}
+        self.indices: dict[Index, Index] = {}
 
     def index(self, i: Index) -> Index:
-        return substitute(i, self.mapping, self)
+        found = self.indices.get(i)
+        if found is None:
+            found = self.indices[i] = substitute(i, self.mapping, self)
+        return found
 
     def __call__(self, e: Expr) -> Expr:
         found = self.memo.get(e)
@@ -333,21 +343,28 @@ def _bound_axes(a: Axis, mapping) -> tuple[Axis, ...]:
 
 
 def rebuild(e: Expr, child: Callable[[Expr], Expr], index: Callable[[Index], Index], mapping=()) -> Expr:
-    """`e` with its children and indices mapped (its own class's constructor checks the result)."""
-    if isinstance(e, Load):
-        return Load(e.node, tuple(index(i) for i in e.index), child(e.guard) if e.guard is not None else None, e.other)
+    """`e` with its children and indices mapped (its own class's constructor checks the result): itself when they are what they were."""
     if isinstance(e, (Const, Scalar)):
         return e
+    if isinstance(e, Load):
+        new, guard = tuple([index(i) for i in e.index]), child(e.guard) if e.guard is not None else None
+        return e if guard is e.guard and _same(new, e.index) else Load(e.node, new, guard, e.other)
+    if isinstance(e, Op):
+        args = [child(a) for a in e.args]
+        return e if _same(args, e.args) else Op(e.name, *args)
+    if isinstance(e, Cast):
+        arg = child(e.arg)
+        return e if arg is e.arg else Cast(e.dtype, arg, e.implicit)
     if isinstance(e, Coord):
         return Coord(index(e.index))
-    if isinstance(e, Op):
-        return Op(e.name, *(child(a) for a in e.args))
-    if isinstance(e, Cast):
-        return Cast(e.dtype, child(e.arg), e.implicit)
     if isinstance(e, Reduce):
-        over = tuple(x for a in e.over for x in _bound_axes(a, mapping)) if mapping else e.over
-        return Reduce(e.monoid, over, tuple(child(a) for a in e.args), e.component)
+        over = tuple([x for a in e.over for x in _bound_axes(a, mapping)]) if mapping else e.over
+        return Reduce(e.monoid, over, tuple([child(a) for a in e.args]), e.component)
     if isinstance(e, Scan):
         along, = _bound_axes(e.along, mapping) if mapping else (e.along,)
-        return Scan(e.monoid, along, tuple(child(a) for a in e.args), e.component, e.reverse)
+        return Scan(e.monoid, along, tuple([child(a) for a in e.args]), e.component, e.reverse)
     return Random(e.kind, child(e.seed), child(e.offset), index(e.index))
+
+
+def _same(new: Iterable, old: Iterable) -> bool:
+    return all(map(is_, new, old))

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any, Union
-from weakref import WeakValueDictionary
 
 from .dtype import DType
 from .expr import Expr, walk, Load
 from .index import Axis, Index, as_index, row_major
+from .table import Table
 
-_NODES: WeakValueDictionary = WeakValueDictionary()
+_NODES = Table()
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,8 @@ class Compute:
         shape = tuple(as_index(s) for s in shape)
         strides = row_major(shape) if strides is None else tuple(as_index(s) for s in strides)
         key = (shape, strides, expr, device, tag)
-        found = _NODES.get(key)
+        known = _NODES.known.get(key)
+        found = known() if known is not None else None
         if found is None:
             if len(strides) != len(shape):
                 raise TypeError(f"{len(shape)} extents but {len(strides)} strides")
@@ -51,7 +52,7 @@ class Compute:
                     raise TypeError(f"axis {a!r} with extent {a.extent!r} does not belong to a value of shape {shape}")
             found = object.__new__(cls)
             found.shape, found.strides, found.expr, found.dtype, found.device, found.tag = shape, strides, expr, expr.dtype, device, tag
-            _NODES[key] = found
+            _NODES.put(key, found)
         return found
 
     @property

@@ -14,31 +14,42 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from weakref import WeakValueDictionary
+from weakref import ref
+
+from .table import Table
 
 
 class Atom:
     """A factor of a monomial. Interned: equal atoms are one object."""
-    __slots__ = ("key", "rank", "__weakref__")
-    _table: WeakValueDictionary = WeakValueDictionary()
+    __slots__ = ("rank", "_order", "_alone", "__weakref__")
+    _table = Table()
 
     @classmethod
     def _make(cls, rank: int, *fields):
         key = (cls, *fields)
-        found = Atom._table.get(key)
+        known = _ATOMS.get(key)
+        found = known() if known is not None else None
         if found is None:
             found = object.__new__(cls)
-            found.key = key
             found.rank = rank
+            found._order = found._alone = None
             for name, value in zip(cls.fields, fields):
                 object.__setattr__(found, name, value)
-            Atom._table[key] = found
+            Atom._table.put(key, found)
         return found
 
     fields: tuple[str, ...] = ()
 
     def sort_key(self) -> str:
+        if self._order is None:
+            self._order = self._sort_key()
+        return self._order
+
+    def _sort_key(self) -> str:
         return f"{self.rank}{self!r}"
+
+
+_ATOMS = Atom._table.known
 
 
 class Axis(Atom):
@@ -52,7 +63,7 @@ class Axis(Atom):
     def __repr__(self) -> str:
         return f"i{self.id}"
 
-    def sort_key(self) -> str:
+    def _sort_key(self) -> str:
         return f"1i{self.id:06d}"
 
 
@@ -115,19 +126,22 @@ class Fetch(Atom):
 
 
 class Index:
-    """A polynomial over atoms: `terms` maps a sorted tuple of atoms to a non-zero integer. Interned and immutable."""
-    __slots__ = ("terms", "_hash", "_bounds", "__weakref__")
-    _table: WeakValueDictionary = WeakValueDictionary()
+    """A polynomial over atoms: `terms` maps a sorted tuple of atoms to a non-zero integer; `constant`: the integer this is, or None. Interned and
+    immutable."""
+    __slots__ = ("terms", "constant", "_hash", "_bounds", "_axes", "__weakref__")
+    _table = Table()
 
     def __new__(cls, terms: dict[tuple[Atom, ...], int]):
         items = frozenset(terms.items())
-        found = cls._table.get(items)
+        known = _INDICES.get(items)
+        found = known() if known is not None else None
         if found is None:
             found = object.__new__(cls)
-            found.terms = dict(sorted(terms.items(), key=lambda t: [a.sort_key() for a in t[0]])) if len(terms) > 1 else dict(terms)
+            found.terms = dict(sorted(terms.items(), key=_order)) if len(terms) > 1 else dict(terms)
+            found.constant = 0 if not terms else terms.get(()) if len(terms) == 1 else None
             found._hash = hash(items)
-            found._bounds = None
-            cls._table[items] = found
+            found._bounds = found._axes = None
+            cls._table.put(items, found)
         return found
 
     def __hash__(self) -> int:
@@ -139,6 +153,10 @@ class Index:
     # -- arithmetic ------------------------------------------------------------------------------------------------
     def __add__(self, other):
         other = as_index(other)
+        if not other.terms:
+            return self
+        if not self.terms:
+            return other
         terms = dict(self.terms)
         for k, v in other.terms.items():
             total = terms.get(k, 0) + v
@@ -161,6 +179,10 @@ class Index:
 
     def __mul__(self, other):
         other = as_index(other)
+        if other.constant is not None:
+            return self._times(other.constant)
+        if self.constant is not None:
+            return other._times(self.constant)
         terms: dict = {}
         for ka, va in self.terms.items():
             for kb, vb in other.terms.items():
@@ -174,6 +196,9 @@ class Index:
 
     __rmul__ = __mul__
 
+    def _times(self, factor: int):
+        return self if factor == 1 else Index({k: v * factor for k, v in self.terms.items()} if factor else {})
+
     def __floordiv__(self, other):
         return floordiv(self, as_index(other))
 
@@ -181,33 +206,23 @@ class Index:
         return mod(self, as_index(other))
 
     # -- questions -------------------------------------------------------------------------------------------------
-    @property
-    def constant(self) -> int | None:
-        """The integer this is, or None."""
-        if not self.terms:
-            return 0
-        if len(self.terms) == 1:
-            return self.terms.get(())
-        return None
-
     def atoms(self) -> list[Atom]:
         """The factors that occur, each once, outermost only."""
-        seen: dict = {}
-        for k in self.terms:
-            for a in k:
-                seen[a] = None
-        return list(seen)
+        return list(dict.fromkeys([a for k in self.terms for a in k]))
 
-    def axes(self) -> set[Axis]:
+    def axes(self) -> frozenset[Axis]:
         """Every axis this depends on, inside atoms too (a Fetch's expression included)."""
-        found: set = set()
-        for a in self.atoms():
-            found |= atom_axes(a)
-        return found
+        if self._axes is None:
+            self._axes = frozenset().union(*(atom_axes(a) for k in self.terms for a in k))
+        return self._axes
 
     def coefficient(self, atom: Atom) -> "Index":
         """The polynomial that multiplies `atom` (terms of degree one in it)."""
-        return Index({tuple(x for x in k if x is not atom): v for k, v in self.terms.items() if k.count(atom) == 1})
+        return Index({tuple([x for x in k if x is not atom]): v for k, v in self.terms.items() if k.count(atom) == 1})
+
+    def steps_by_one(self, atom: Atom) -> bool:
+        """Is `coefficient(atom)` 1?"""
+        return self.terms.get((atom,)) == 1 and (len(self.terms) == 1 or sum([k.count(atom) == 1 for k in self.terms]) == 1)
 
     def without(self, atom: Atom) -> "Index":
         """The terms in which `atom` is no factor."""
@@ -225,12 +240,23 @@ class Index:
         return " + ".join(parts)
 
 
+_INDICES = Index._table.known
+
+
+def _order(term: tuple[tuple[Atom, ...], int]) -> list[str]:
+    return [a.sort_key() for a in term[0]]
+
+
 def as_index(value) -> Index:
     """An Index from an Index, an Atom or an int."""
-    if isinstance(value, Index):
+    if value.__class__ is Index:
         return value
     if isinstance(value, Atom):
-        return Index({(value,): 1})
+        known = value._alone() if value._alone is not None else None
+        if known is None:
+            known = Index({(value,): 1})
+            value._alone = ref(known)
+        return known
     return _const(int(value))
 
 
@@ -501,23 +527,28 @@ def substitute(index: Index, mapping, subst_expr=None) -> Index:
     """Replace atoms by Index values: `mapping` is keyed by Atom (Axis or Size). `subst_expr(expr)` rewrites what a Fetch holds."""
     if not index.terms or (len(index.terms) == 1 and () in index.terms):
         return index
-    total = as_index(0)
+    terms: dict = {}
     changed = False
     for k, v in index.terms.items():
-        term = as_index(v)
+        term = None
         for a in k:
             new = _substitute_atom(a, mapping, subst_expr)
             changed = changed or len(new.terms) != 1 or next(iter(new.terms)) != (a,)
-            term = term * new
-        total = total + term
-    return recombine(total) if changed else index
+            term = new if term is None else term * new
+        for key, factor in term.terms.items() if term is not None else (((), 1),):
+            total = terms.get(key, 0) + v * factor
+            if total:
+                terms[key] = total
+            else:
+                terms.pop(key, None)
+    return recombine(Index(terms)) if changed else index
 
 
 def _substitute_atom(a: Atom, mapping, subst_expr) -> Index:
-    found = mapping.get(a)
+    found = mapping.get(a) if mapping else None
     if found is not None:
         return as_index(found)
-    if isinstance(a, Axis) or isinstance(a, Size):
+    if isinstance(a, (Axis, Size)):
         return as_index(a)
     if isinstance(a, Fetch):
         bound = substitute(a.bound, mapping, subst_expr)

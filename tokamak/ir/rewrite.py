@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Callable
 
 from ..errors import InternalError
-from .expr import Const, Expr, Load, Op, _fetches, rebuild, walk
+from .expr import Const, Expr, Load, loads, Op, _fetches, rebuild, walk
 from .graph import Compute, Graph, Input, Opaque, Result, Scatter, View, Write, topological
 from .index import Axis, Index, as_index, substitute
 from .rules import FAST, RULES, Rule, unrounded
@@ -24,19 +24,25 @@ class Simplifier:
     """Simplifies expressions under `policy`. `nodes` maps nodes to those that stand for them now; Loads are moved over."""
 
     def __init__(self, policy: str = "fast", rules: tuple[Rule, ...] | None = None, nodes: dict | None = None):
-        self.fast = policy == "fast"
+        self.fast, self.common = policy == "fast", rules is None
         self.nodes = nodes if nodes is not None else {}
         self.memo: dict[Expr, Expr] = {}
-        self.rules: dict[str, list[Rule]] = {}
-        for rule in rules if rules is not None else RULES + (FAST if self.fast else ()):
-            for head in rule.heads.split():
-                self.rules.setdefault(head, []).append(rule)
+        self.rules = by_head(rules) if rules is not None else _FAST if self.fast else _EXACT
 
     def __call__(self, e: Expr) -> Expr:
         """`e` simplified, of the same type."""
+        if self._settled(e):
+            return e
         for part in walk(e):            # children first: no deep recursion
             self._expr(part)
-        return self._expr(e)
+        found = self._expr(e)
+        if self.common and self.fast:
+            found.settled = True
+        return found
+
+    def _settled(self, e: Expr) -> bool:
+        """No rule of ours would change `e`, and no node that it reads has another in its place. (Those of the other policies are among those of `fast`.)"""
+        return e.settled and self.common and (not self.nodes or all(self.nodes.get(x.node, x.node) is x.node for x in loads(e)))
 
     def root(self, e: Expr) -> Expr:
         """`e` as the value of a node: read in the compute type by what stores it."""
@@ -80,6 +86,18 @@ class Simplifier:
                 if new is not None and new is not e:
                     return new
         return None
+
+
+def by_head(rules: tuple[Rule, ...]) -> dict[str, list[Rule]]:
+    """The rules that each head of an expression can match, in order."""
+    found: dict[str, list[Rule]] = {}
+    for rule in rules:
+        for head in rule.heads.split():
+            found.setdefault(head, []).append(rule)
+    return found
+
+
+_FAST, _EXACT = by_head(RULES + FAST), by_head(RULES)
 
 
 def copied(node):
