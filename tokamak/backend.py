@@ -4,10 +4,12 @@
 """
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib
 import itertools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Callable
@@ -48,7 +50,9 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mappi
     if mode not in _MODES:
         raise OptionError(f"mode={mode!r}: one of {', '.join(map(str, _MODES))}")
     chosen = current().change({**(options or {}), **changes})
-    made = aot.autograd(gm, example_inputs, partial(compile_or_fall_back, options=chosen, frame=frame_of(gm, chosen)))
+    _warm(example_inputs, chosen)
+    with _uncollected():
+        made = aot.autograd(gm, example_inputs, partial(compile_or_fall_back, options=chosen, frame=frame_of(gm, chosen)))
     return made if chosen.recorder is None else chosen.recorder.function(gm, made)
 
 
@@ -66,7 +70,8 @@ def compile_or_fall_back(gm: fx.GraphModule, example_inputs: Sequence[Any], kind
     name = f"{kind}_{next(_serial)}"
     trace = tracer(name, kind, frame, options)
     try:
-        return compile_graph(gm, example_inputs, options, trace, name)
+        with _uncollected():
+            return compile_graph(gm, example_inputs, options, trace, name)
     except Stopped:
         pass
     except Unsupported as why:
@@ -80,6 +85,26 @@ def compile_or_fall_back(gm: fx.GraphModule, example_inputs: Sequence[Any], kind
         warnings.warn(f"tokamak: a graph runs eagerly because of a bug in the compiler; TOKAMAK_STRICT=1 raises it: {type(error).__name__}: {error}",
                       stacklevel=2)
     return aot.eager(gm)
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """No search for cyclic garbage within: nearly all that a compile makes lives as long as it, and every search walks all of torch's objects, too (a
+    fifth of the time of a model with 24 layers)."""
+    searching = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if searching:
+            gc.enable()
+
+
+def _warm(inputs: Sequence[Any], options: Options) -> None:
+    """Has the processes that compile for a GPU start while the graph that uses one is still traced."""
+    used = next((x.device for x in inputs if isinstance(x, torch.Tensor) and x.device.type == "cuda"), None)
+    if used is not None and torch.version.hip is None and not options.opaque_only:
+        gpu_build.warm(gpu.arch(str(used)))
 
 
 def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, trace: Trace, name: str = "graph") -> Callable[[list], Any]:
