@@ -1,8 +1,10 @@
-"""Options: what they refuse, scopes, and the environment."""
+"""Options: what they refuse, scopes, and the environment; what is printed."""
+import io
+
 import pytest
 
 from tokamak import OptionError, Options, scope
-from tokamak.log import say
+from tokamak.log import Progress, say
 from tokamak.options import current
 
 
@@ -32,6 +34,9 @@ def test_the_environment(monkeypatch):
     monkeypatch.setenv("TOKAMAK_LOGS", "graph,output_code")
     monkeypatch.setenv("TOKAMAK_CACHE_DIR", "/somewhere")
     options = Options()
+    assert options.progress
+    monkeypatch.setenv("TOKAMAK_PROGRESS", "0")
+    assert not Options().progress
     assert options.strict and not options.check and options.logs == {"graph", "output_code"} and options.cache_dir == "/somewhere"
     monkeypatch.setenv("TOKAMAK_STRICT", "perhaps")
     with pytest.raises(OptionError, match="give 0 or 1"):
@@ -49,3 +54,32 @@ def test_a_log_speaks_only_when_asked(capsys):
     assert capsys.readouterr().err == "-- tokamak graph: a title\na text\n"
     with pytest.raises(KeyError):
         say(Options(), "grafh", "", "")
+
+
+def test_the_line_of_a_build_comes_after_a_second_and_goes():
+    now, stream = [0.0], io.StringIO()
+    with Progress(stream, lambda: now[0]) as line:
+        line(0, 3)
+        assert stream.getvalue() == ""
+        now[0] = 1.5
+        line(1, 3)
+        line(1, 3)
+        line(2, 3)
+        assert stream.getvalue() == "\rtokamak: 1 of 3 kernels built\x1b[K\rtokamak: 2 of 3 kernels built\x1b[K"
+    assert stream.getvalue().endswith("\r\x1b[K")
+
+
+def test_no_line_where_nothing_takes_long_and_none_without_a_terminal():
+    stream = io.StringIO()
+    with Progress(stream, lambda: 0.0) as line:
+        line(1, 1)
+    assert stream.getvalue() == ""
+    later = iter((0.0, 9.0, 9.0))
+    with Progress(None, lambda: next(later)) as line:
+        line(1, 2)
+    stream = io.StringIO()
+    later = iter((0.0, 9.0))
+    with pytest.raises(KeyError), Progress(stream, lambda: next(later)) as line:
+        line(1, 2)
+        raise KeyError
+    assert stream.getvalue().endswith("\r\x1b[K")

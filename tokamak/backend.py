@@ -17,6 +17,7 @@ from typing import Any, Callable
 import torch
 from torch import fx
 
+from . import log
 from .capture import aot, tables  # noqa: F401 (tables fill the registry)
 from .capture.fx import Capture, Unsupported
 from .capture.sizes import narrow
@@ -142,7 +143,8 @@ def _c_kernels(built: Mapping, _, contract: bool, options: Options, report: Call
     """Kernels in C. `contract`: a product may be added to something without being rounded first."""
     flags = () if contract else (ROUND_EACH,)
     units = {b.key: Unit(b.key, b.text, prelude=b.prelude, flags=flags) for b in built.values()}
-    return build(list(units.values()), cache_dir=options.cache_dir, cc=options.cc, report=report)
+    with log.progress(options) as line:
+        return build(list(units.values()), cache_dir=options.cache_dir, cc=options.cc, report=report, progress=line)
 
 
 def _gpu_kernels(built: Mapping, machine: Target, contract: bool, options: Options, report: Callable) -> dict[str, Any]:
@@ -153,7 +155,8 @@ def _gpu_kernels(built: Mapping, machine: Target, contract: bool, options: Optio
         for name in units:
             report(Build(name, "interpreted"))
         return {name: interpreted(unit) for name, unit in units.items()}
-    return gpu.kernels(list(units.values()), machine.arch, cache_dir=options.cache_dir, cc=options.cc, report=report)
+    with log.progress(options) as line:
+        return gpu.kernels(list(units.values()), machine.arch, cache_dir=options.cache_dir, cc=options.cc, report=report, progress=line)
 
 
 def _checker(options: Options):

@@ -42,6 +42,10 @@ def _flag(variable: str):
     return field(default_factory=lambda: _read_flag(variable, os.environ.get(variable, "")))
 
 
+def _on_unless_said(variable: str):
+    return field(default_factory=lambda: _read_flag(variable, os.environ.get(variable) or "1"))
+
+
 def _read_flag(variable: str, text: str) -> bool:
     if text.lower() not in ("", "0", "1", "true", "false", "on", "off", "yes", "no"):
         raise OptionError(f"{variable}={text}: give 0 or 1")
@@ -64,6 +68,7 @@ class Options:
     logs: frozenset[str] = field(default_factory=lambda: frozenset(t.strip() for t in os.environ.get("TOKAMAK_LOGS", "").split(",") if t.strip()))
     cache_dir: str = field(default_factory=_default_cache)      # built kernels; "" keeps none
     cc: str = field(default_factory=lambda: os.environ.get("TOKAMAK_CC", ""))      # the C compiler's command; "" looks for one
+    progress: bool = _on_unless_said("TOKAMAK_PROGRESS")        # a build of more than a second says on a terminal how far it is
     streaming: bool = True                                      # chains of folds become one fold where that saves a pass over memory (GPUs)
     pool: bool = True                                           # large outputs come from blocks that are used again
     until: str | None = None                                    # the last stage to run; the graph then runs eagerly

@@ -21,10 +21,10 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Sequence
+from typing import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ..errors import BuildError, CompilerMissing
 from . import threads
@@ -36,7 +36,10 @@ ROUND_EACH = "-ffp-contract=off"           # a product is rounded before it is a
 _GNU_FLAGS = ("-pipe", "-nostdlib")        # 26 ms a small kernel instead of 43: no temporary files, no start files; libc and libm are in the process
 _GNU_LIBS = ("-lgcc",)
 
+TICK = 0.2                 # seconds after which whoever waits for a build hears how far it is
+
 Kernel = Callable[[bytes, int], int]
+Progress = Callable[[int, int], object]         # (kernels compiled, kernels to compile)
 
 
 @dataclass(frozen=True)
@@ -129,9 +132,10 @@ class Build:
     seconds: float = 0.0
 
 
-def build(units: Sequence[Unit], *, cache_dir: str = "", cc: str = "", report: Callable[[Build], object] | None = None) -> dict[str, Kernel]:
-    """The kernel of each unit by its name. `cache_dir`: where built kernels are kept ('' keeps none). `report` is told of each unit.
-    Raises CompilerMissing or BuildError."""
+def build(units: Sequence[Unit], *, cache_dir: str = "", cc: str = "", report: Callable[[Build], object] | None = None,
+          progress: Progress | None = None) -> dict[str, Kernel]:
+    """The kernel of each unit by its name. `cache_dir`: where built kernels are kept ('' keeps none). `report` is told of each unit, `progress` several
+    times a second how many of how many are compiled. Raises CompilerMissing or BuildError."""
     if not units:
         return {}
     chosen = compiler(cc)
@@ -140,7 +144,7 @@ def build(units: Sequence[Unit], *, cache_dir: str = "", cc: str = "", report: C
     with _LOCK:
         missing = {k: u for u, k in keys.items() if k not in _LOADED}
         if missing:
-            _LOADED.update(_load_all(missing, chosen, open_cache(cache_dir) if cache_dir else None, seconds))
+            _LOADED.update(_load_all(missing, chosen, open_cache(cache_dir) if cache_dir else None, seconds, progress))
     for u, k in keys.items() if report is not None else ():
         report(Build(u.name, "process" if k not in missing else "compiled" if k in seconds else "cache", seconds.get(k, 0.0)))
     return {u.name: _kernel(_LOADED[k], u.entry) for u, k in keys.items()}
@@ -152,7 +156,7 @@ def _kernel(library: ctypes.CDLL, symbol: str) -> Kernel:
     return found
 
 
-def _load_all(missing: dict[str, Unit], cc: Compiler, cache: Cache | None, seconds: dict[str, float]) -> dict[str, ctypes.CDLL]:
+def _load_all(missing: dict[str, Unit], cc: Compiler, cache: Cache | None, seconds: dict[str, float], progress: Progress | None) -> dict[str, ctypes.CDLL]:
     """Libraries for `missing` (key -> unit), from the cache or built now. A shard's library is kept under the key of each of its kernels.
     `seconds` receives what the compiler took for each that was built."""
     libraries = {k: cache.get(k) for k in missing} if cache else dict.fromkeys(missing)
@@ -160,14 +164,29 @@ def _load_all(missing: dict[str, Unit], cc: Compiler, cache: Cache | None, secon
     if shards:
         with tempfile.TemporaryDirectory(prefix="tokamak-") as folder, ThreadPoolExecutor(min(len(shards), _cores())) as workers:
             texts = [shard_text([missing[k] for k in shard]) for shard in shards]
-            made = workers.map(lambda i: _timed(lambda: compile_text(texts[i], cc, Path(folder) / f"{i}.so", missing[shards[i][0]].flags)), range(len(shards)))
-            for shard, (library, took) in zip(shards, made):
-                for k in shard:
+            one = lambda i: _timed(lambda: compile_text(texts[i], cc, Path(folder) / f"{i}.so", missing[shards[i][0]].flags))
+            made = {workers.submit(one, i): shard for i, shard in enumerate(shards)}
+            for done in finished(made, progress, {f: len(shard) for f, shard in made.items()}):
+                library, took = done.result()
+                for k in made[done]:
                     libraries[k], seconds[k] = library, took
                     if cache:
                         cache.put(k, library)
     loaded = {library: load(library) for library in dict.fromkeys(libraries.values())}
     return {k: loaded[library] for k, library in libraries.items()}
+
+
+def finished(work: Iterable[Future], progress: Progress | None = None, kernels: Mapping[Future, int] | None = None) -> Iterator[Future]:
+    """The futures of `work` as they are done. `progress` hears of it several times a second; `kernels`: how many each makes, if that is not one."""
+    left, done = set(work), 0
+    count = (lambda f: 1) if kernels is None else kernels.__getitem__
+    total = sum(map(count, left))
+    while left:
+        ready, left = wait(left, TICK if progress is not None else None, FIRST_COMPLETED)
+        yield from ready
+        done += sum(map(count, ready))
+        if progress is not None:
+            progress(done, total)
 
 
 def _timed(work: Callable[[], bytes]) -> tuple[bytes, float]:

@@ -320,11 +320,11 @@ def arch(device: str) -> Arch:
     return "cuda", 10 * major + minor, 32
 
 
-def kernels(units: Sequence[GpuUnit], arch: Arch, *, cache_dir: str = "", cc: str = "",
-            report: Callable[[GpuBuild], object] | None = None) -> dict[str, Kernel]:
+def kernels(units: Sequence[GpuUnit], arch: Arch, *, cache_dir: str = "", cc: str = "", report: Callable[[GpuBuild], object] | None = None,
+            progress: c_build.Progress | None = None) -> dict[str, Kernel]:
     """The kernel of each unit by its name, built for `arch`; equal units are one kernel, loaded once on each device. `cc`: the C compiler for the
     launcher. Otherwise as `gpu_build.build`."""
-    built = build(units, arch, cache_dir=cache_dir, report=report)
+    built = build(units, arch, cache_dir=cache_dir, report=report, progress=progress)
     launch = launcher(cache_dir, cc)
 
     def rebuild(unit: GpuUnit) -> Binary:

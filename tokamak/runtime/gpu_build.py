@@ -17,12 +17,13 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import as_completed, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ..errors import BuildError, CompilerMissing
 from . import gpu_pool, gpu_worker
+from .build import finished, Progress
 from .cache import open_cache
 
 Arch = tuple[str, int | str, int]        # Triton's words for a target: ("cuda", 90, 32), ("hip", "gfx942", 64)
@@ -90,8 +91,10 @@ def warm(arch: Arch = ("cuda", 90, 32)) -> None:
 _MADE: dict[str, Binary] = {}            # key -> binary, for the life of the process
 
 
-def build(units: Sequence[GpuUnit], arch: Arch, *, cache_dir: str = "", report: Callable[[GpuBuild], object] | None = None) -> dict[str, Binary]:
-    """The machine code of each unit by its name. `cache_dir`: where it is kept ('' keeps none). `report` is told of each unit as soon as it is there.
+def build(units: Sequence[GpuUnit], arch: Arch, *, cache_dir: str = "", report: Callable[[GpuBuild], object] | None = None,
+          progress: Progress | None = None) -> dict[str, Binary]:
+    """The machine code of each unit by its name. `cache_dir`: where it is kept ('' keeps none). `report` is told of each unit as soon as it is there,
+    `progress` several times a second how many of how many are compiled.
     Raises BuildError, which names the kernel, or CompilerMissing when there is no Triton."""
     if _triton_folder() is None:
         raise CompilerMissing("Triton is not installed, and kernels for GPUs are built with it: `pip install 'tokamak[gpu]'`")
@@ -105,7 +108,7 @@ def build(units: Sequence[GpuUnit], arch: Arch, *, cache_dir: str = "", report: 
         for u, k in keys.items():
             if k not in work:
                 report(GpuBuild(u.name, "cache" if k in missing else "process", 0.0, _MADE[k]))
-    for k, binary, seconds in _compile_all(work, arch):
+    for k, binary, seconds in _compile_all(work, arch, progress):
         _MADE[k] = binary
         if cache is not None:
             cache.put(k, _packed(binary))
@@ -120,7 +123,7 @@ def key(unit: GpuUnit, arch: Arch) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
-def _compile_all(work: dict[str, GpuUnit], arch: Arch) -> Iterator[tuple[str, Binary, float]]:
+def _compile_all(work: dict[str, GpuUnit], arch: Arch, progress: Progress | None) -> Iterator[tuple[str, Binary, float]]:
     """(key, binary, seconds) of each unit, as they are done. After a failure those not begun are left."""
     if not work:
         return
@@ -133,7 +136,7 @@ def _compile_all(work: dict[str, GpuUnit], arch: Arch) -> Iterator[tuple[str, Bi
     with ThreadPoolExecutor(min(len(work), gpu_pool.MOST)) as asking:
         futures = {asking.submit(_compile, work[k], arch, pool): k for k in longest}
         try:
-            for done in as_completed(futures):
+            for done in finished(futures, progress):
                 yield futures[done], *done.result()
         finally:
             asking.shutdown(wait=False, cancel_futures=True)
