@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import gpu, gpu_grid, gpu_models, gpu_models_worker, gpu_plot, gpu_report, gpu_run, gpu_sides, gpu_worker
+from benchmarks import gpu, gpu_grid, gpu_host, gpu_models, gpu_models_worker, gpu_plot, gpu_report, gpu_run, gpu_sides, gpu_worker
 from benchmarks.gpu_case import shrunk
 from benchmarks.gpu_cases import MORE, NAMES, case, chosen
 from benchmarks.gpu_measure import Span, Times, cut, errors, right, span, summary
@@ -346,3 +346,14 @@ def test_the_command_line(capsys):
     assert args.sides == ("eager", "tokamak") and "softmax_f16_1024x4095" in gpu.names(args)
     with pytest.raises(SystemExit):
         gpu.main(["--cases", "nothing_bf16_1x1", "--list"])
+
+
+# -- host time -----------------------------------------------------------------------------------------------------------------
+def test_the_programs_of_the_host_benchmark_are_right_and_it_says_a_line_each(capsys):
+    for program in (*gpu_host.PROGRAMS.values(), gpu_host.Program(gpu_host.chain(3), ((64,),))):
+        inputs = program.inputs("cpu")
+        with torch.no_grad():
+            torch.testing.assert_close(gpu_sides.compiled("tokamak", program.fn)(*inputs), program.fn(*inputs))
+    assert gpu_host.main(["--device", "cpu", "--programs", "gelu_train", "chain", "--sides", "eager", "--calls", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines] == [["gelu_train", "eager"], ["chain", "eager"]] and lines[1].endswith("us a kernel")
