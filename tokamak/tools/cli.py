@@ -4,6 +4,7 @@
     tokamak compile [--target TARGET] [--until STAGE] [--exact] SCRIPT [ARGUMENT ...]
     tokamak verify [--target TARGET] [--json] [--extract KERNEL] [--output FILE] SCRIPT [ARGUMENT ...]
     tokamak profile [--json FILE] [--fail-if CONDITIONS] [--seconds SECONDS] SCRIPT [ARGUMENT ...]
+    tokamak optimize [--json FILE] [--allow RUNGS] [--seconds SECONDS] SCRIPT [ARGUMENT ...]
     tokamak doctor [--json] [--measure]
 
 All but the last run the script as `python SCRIPT ARGUMENT ...` would and record what it compiles with tokamak. What the script prints goes to standard
@@ -27,6 +28,7 @@ from ..errors import TokamakError
 from ..options import STAGES
 from .doctor import examine
 from .explain import explanation
+from .optimize import CONSENT, optimize_called
 from .profile import METRICS, SECONDS, condition, profile_called
 from .record import GraphRecord, Recorder, recording
 from .show import STAGE_TEXTS, exact_text
@@ -55,15 +57,19 @@ def run(arguments: Sequence[str] | None) -> int:
         chosen["check"] = "report"
     for text in filter(str.strip, getattr(given, "fail_if", "").split(",")):
         condition(text)                 # a wrong one is known before the script runs
-    with recording(Watcher(keep_arguments=True) if given.command == "profile" else None, **chosen) as recorder:
-        status = run_script(given.script, given.arguments)
+    with recording(Watcher(keep_arguments=True) if given.command in ("profile", "optimize") else None, **chosen) as recorder:
+        status, values = run_script(given.script, given.arguments)
     if not recorder.graphs and status:
         return status
     if not recorder.graphs:
         print(f"tokamak: {given.script} compiled nothing with tokamak: no call of a function that torch.compile(..., backend=\"tokamak\") "
               "or tokamak.compile(...) returned", file=sys.stderr)
         return 1
+    if isinstance(recorder, Watcher) and not recorder.called:
+        print(f"tokamak: {given.script} called nothing that it compiled", file=sys.stderr)
+        return 1
     answer = ANSWERS[given.command](recorder, given)
+    values.clear()
     return status or answer
 
 
@@ -85,10 +91,14 @@ def _parser() -> argparse.ArgumentParser:
     profile.add_argument("--json", metavar="FILE", default="", help="write everything that was measured into FILE, as JSON")
     profile.add_argument("--fail-if", metavar="CONDITIONS", default="", help=f"exit with 1 when one holds: \"kernels>60, step_ms>2\"; of {', '.join(METRICS)}")
     profile.add_argument("--seconds", type=float, default=SECONDS, help="of steps to measure, for each side")
+    optimize = commands.add_parser("optimize", help="the ladder: what each step towards speed brings, costs in memory and does to the numbers")
+    optimize.add_argument("--json", metavar="FILE", default="", help="write it into FILE, as JSON")
+    optimize.add_argument("--allow", metavar="RUNGS", default="", help=f"rungs that change numbers and may be tried, of {','.join(CONSENT)}")
+    optimize.add_argument("--seconds", type=float, default=SECONDS, help="of steps to measure, for each side of each rung")
     doctor = commands.add_parser("doctor", help="what this machine offers, and what is missing")
     doctor.add_argument("--json", action="store_true", help="the same as JSON")
     doctor.add_argument("--measure", action="store_true", help="measure what memory and arithmetic do at most (seconds), and keep it in the cache folder")
-    for command in (explain, compile, verify, profile):
+    for command in (explain, compile, verify, profile, optimize):
         command.add_argument("--target", metavar="TARGET", choices=("interpret",), help="interpret: tensors of the CPU as if they were a GPU's, "
                              "with kernels in Triton, which its interpreter runs")
         command.add_argument("script", metavar="SCRIPT")
@@ -102,27 +112,27 @@ def doctor(given: argparse.Namespace) -> int:
     return found.status
 
 
-def run_script(path: str, arguments: list[str]) -> int:
-    """Runs a script as the main program, its output on standard error. Returns its exit status: 1 when it raised, with its traceback printed."""
+def run_script(path: str, arguments: list[str]) -> tuple[int, dict]:
+    """Runs a script as the main program, its output on standard error. Returns its exit status (1 when it raised, with its traceback printed) and its
+    globals: what it compiled may hold them by weak references (parameters of an optimizer)."""
     saved, sys.argv = (sys.argv, list(sys.path)), [path, *arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            runpy.run_path(path, run_name="__main__")
+            return 0, runpy.run_path(path, run_name="__main__")
     except SystemExit as leave:
         if isinstance(leave.code, str):
             print(leave.code, file=sys.stderr)
-        return leave.code if isinstance(leave.code, int) else int(leave.code is not None)
+        return leave.code if isinstance(leave.code, int) else int(leave.code is not None), {}
     except Exception as error:
         inner = getattr(error, "inner_exception", error)        # torch wraps what a backend raises
         if isinstance(inner, TokamakError):
             print(f"tokamak: {inner}", file=sys.stderr)
         else:
             traceback.print_exception(error.with_traceback(_from(error.__traceback__, path)))
-        return 1
+        return 1, {}
     finally:
         sys.argv, sys.path[:] = saved
-    return 0
 
 
 def _from(trace, path: str):
@@ -164,22 +174,31 @@ def answer_verify(recorder: Recorder, given: argparse.Namespace) -> int:
 
 
 def answer_profile(recorder: Recorder, given: argparse.Namespace) -> int:
-    if not recorder.called:
-        print(f"tokamak: {given.script} called nothing that it compiled", file=sys.stderr)
-        return 1
     found = profile_called(recorder, given.seconds)
     show(found, False)
-    if given.json:
-        with open(given.json, "w") as file:
-            file.write(found.to_json(indent=1))
+    keep(found, given.json)
     failed = found.failures(given.fail_if)
     for text in failed:
         print(f"tokamak: {text}", file=sys.stderr)
     return int(bool(failed))
 
 
+def answer_optimize(recorder: Recorder, given: argparse.Namespace) -> int:
+    found = optimize_called(recorder, tuple(filter(None, given.allow.split(","))), given.seconds)
+    show(found, False)
+    keep(found, given.json)
+    return 0
+
+
+def keep(found, path: str) -> None:
+    """Writes the JSON of something into the file `path`, if there is to be one."""
+    if path:
+        with open(path, "w") as file:
+            file.write(found.to_json(indent=1))
+
+
 ANSWERS: dict[str, Callable[[Recorder, argparse.Namespace], int]] = {
-    "explain": answer_explain, "compile": answer_compile, "verify": answer_verify, "profile": answer_profile}
+    "explain": answer_explain, "compile": answer_compile, "verify": answer_verify, "profile": answer_profile, "optimize": answer_optimize}
 
 
 def stage_text(record: GraphRecord, stage: str, exact: bool) -> str:

@@ -165,13 +165,18 @@ def profile(fn: Callable, *inputs, optimizer: torch.optim.Optimizer | None = Non
 
 def profile_called(watcher: Watcher, seconds: float = SECONDS) -> Profile:
     """The graphs that a program has called, each with the arguments of its last call, as one step. `watcher` kept these."""
-    calls = list(watcher.called.values())
-    found = device_of([args for _, _, args in calls])
-    eager, made = (Step([(pair[side], pair[2], {}) for pair in calls]) for side in (0, 1))
+    calls, behind = watcher.calls()
+    found = device_of([c[2] for c in calls])
+    eager, made = (Step([(c[side], c[2], {}) for c in calls], partial(each, [(c[side], c[2]) for c in behind]) if behind else None) for side in (0, 1))
     watcher.keep_arguments = False
     for step in (eager, made, made):
         step()
     return examined(watcher, eager, made, found, peaks(found), watcher.compiling, seconds)
+
+
+def each(calls: Sequence[tuple[Callable, tuple]]) -> None:
+    for fn, args in calls:
+        fn(*args)
 
 
 def timed(step: Step) -> float:

@@ -5,6 +5,7 @@ Watcher is a Recorder whose compiled programs tell of every kernel and call of t
 """
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -24,13 +25,14 @@ CALLS = 5                                       # steps under the profiler
 
 class Watcher(Recorder):
     """`mode`: '' (programs run as ever, but for a look at it), 'time' (`events` gets (graph, position, nanoseconds) of each kernel and call) or 'ranges'
-    (each is a range for torch's profiler). `called`: Dynamo's graphs with what they were compiled to and the arguments of the last call."""
+    (each is a range for torch's profiler). `called`: Dynamo's graphs with what they were compiled to, both under the modes
+    (gradients, autocast) of their last call, that call's arguments, and whether gradients were recorded."""
 
     def __init__(self, keep_arguments: bool = False):
         super().__init__()
         self.mode, self.keep_arguments = "", keep_arguments
         self.events: list[tuple[str, int, int]] = []
-        self.called: dict[int, tuple[Callable, Callable, tuple]] = {}
+        self.called: dict[int, tuple[Callable, Callable, tuple, bool]] = {}
 
     def watch(self, graph: str) -> Callable:
         def watched(position: int, function: Callable) -> Callable:
@@ -49,14 +51,33 @@ class Watcher(Recorder):
             return run
         return watched
 
+    def calls(self) -> tuple[list[tuple], list[tuple]]:
+        """What was called, in two parts: what gradients run through; and what comes behind these, as an optimizer's step does. Where no gradients were
+        recorded, all is in the first."""
+        trained = [c for c in self.called.values() if c[3] and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tree_leaves(c[2]))]
+        return (trained, [c for c in self.called.values() if not c[3]]) if trained else (list(self.called.values()), [])
+
     def function(self, gm, made: Callable) -> Callable:
         if not self.keep_arguments:
             return made
 
         def run(*args):
-            self.called[id(gm)] = gm, made, tree_map(_apart, args)
+            grad, casts = torch.is_grad_enabled(), [(k, torch.get_autocast_dtype(k)) for k in ("cpu", "cuda") if torch.is_autocast_enabled(k)]
+            self.called[id(gm)] = under(gm, grad, casts), under(made, grad, casts), tree_map(_apart, args), grad
             return made(*args)
         return torch._dynamo.disable(run, reason="code of the compiler")
+
+
+def under(fn: Callable, grad: bool, casts: Sequence[tuple[str, torch.dtype]]) -> Callable:
+    """`fn`, called with gradients recorded or not, and under autocast on some kinds of device."""
+    def run(*args):
+        with contextlib.ExitStack() as modes:
+            modes.enter_context(torch.set_grad_enabled(grad))
+            for kind, dtype in casts:
+                modes.enter_context(torch.autocast(kind, dtype))
+            return fn(*args)
+    run.graph = fn          # keeps it, so that no other graph can have its number
+    return run
 
 
 def _apart(x):

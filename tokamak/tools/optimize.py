@@ -1,0 +1,263 @@
+"""`tokamak.optimize`: the ladder. Each rung is tried on top of those that paid, measured beside them in turn, and held against float64.
+
+    eager        the function as it is
+    fuse         torch.compile with this backend
+    tf32         float32 contractions on tensor cores (NVIDIA's GPUs): torch's own switch
+    bf16, fp16   autocast. They change numbers, so they are tried only where `allow` names them
+
+A rung is left out, with the reason, where it could not help: where what it makes faster is not SHARE of the step. It is kept where the step takes at most
+PAYS of what it took, and, for `fuse`, where its results are no further from float64 than a few times eager's own.
+"""
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..backend import backend
+from ..errors import OptionError
+from . import limits
+from .machine import peaks
+from .profile import SECONDS, by_position, device_of, give_back
+from .record import recording
+from .verify import as_array, distance, draws, FURTHER, results, ROUNDINGS, twin
+from .watch import Step, Watcher, host_timed, interleaved, peak_bytes, traced
+
+PAYS = 0.97             # of the step before that a rung's may take
+SHARE = 0.03            # of the step that a rung has to be able to make faster
+FLOOR = 1e-4            # of the largest result's norm: what is smaller is measured against that
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "matmul", "linear")
+CONSENT = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Rung:
+    """`step`: seconds, the shortest of many, taken in turn with those of the rung below; `peak`: bytes beyond what stood; `error`: of the worst result, relative by norm, from float64 (None: it does not run in it, or
+    random numbers forbid to compare). `kept`: it is part of the best way found; `why`; `code`: the line that makes it so."""
+    name: str
+    step: float | None
+    peak: int | None
+    error: float | None
+    kept: bool
+    why: str
+    code: str
+
+
+@dataclass(frozen=True)
+class Staircase:
+    """The rungs in the order in which they were tried. Prints as a table; `code` reproduces the best."""
+    device: str
+    rungs: tuple[Rung, ...]
+    stopped: str
+
+    @property
+    def best(self) -> Rung:
+        return [r for r in self.rungs if r.kept][-1]
+
+    @property
+    def code(self) -> str:
+        return "\n".join(r.code for r in self.rungs if r.kept and r.code)
+
+    def to_json(self, indent: int | None = None) -> str:
+        return json.dumps({**asdict(self), "code": self.code}, indent=indent)
+
+    def __str__(self) -> str:
+        from .optimize_report import text
+        return text(self)
+
+    def __rich__(self):
+        from .optimize_report import report
+        return report(self)
+
+
+class Way:
+    """A way of running the function: compiled or not, `precision` of float32 contractions, autocast to `cast`."""
+
+    def __init__(self, compiled: bool = False, precision: str = "", cast: torch.dtype | None = None):
+        self.compiled, self.precision, self.cast = compiled, precision, cast
+
+    def function(self, fn: Callable, device: str, options: Mapping[str, Any]) -> Callable:
+        """`fn` run this way. What holds for all of a step stands in `around`."""
+        made = torch.compile(fn, backend=partial(backend, options=dict(options))) if self.compiled else fn
+        if self.cast is None:
+            return made
+
+        def run(*args, **kwargs):
+            with torch.autocast(torch.device(device).type, self.cast):
+                return made(*args, **kwargs)
+        return run
+
+    @contextlib.contextmanager
+    def around(self):
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(self.precision or before)
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+
+class Within(Step):
+    """A Step whose phases run within `way.around`."""
+
+    def __init__(self, way: Way, calls: Sequence):
+        super().__init__(calls)
+        self.way = way
+
+    def forward(self) -> None:
+        with self.way.around():
+            super().forward()
+
+    def backward(self) -> None:
+        with self.way.around():
+            super().backward()
+
+
+def optimize(fn: Callable, *inputs, allow: Sequence[str] = (), options: Mapping[str, Any] | None = None, seconds: float = SECONDS, **kwargs) -> Staircase:
+    """Climbs the ladder with `fn` (a module or function) on `inputs`, forward, and backward where a result requires gradients. `allow`: rungs that
+    change numbers and may be tried, of bf16 and fp16. The model really runs: buffers and random state change."""
+    for name in allow:
+        if name not in CONSENT:
+            raise OptionError(f"allow={name!r}: one of {', '.join(CONSENT)}")
+    original = getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", None) or fn
+    climb = _Climb(original, inputs, kwargs, dict(options or {}), seconds)
+    torch._dynamo.reset()
+    try:
+        climb.first()
+        for name, way, code in rungs(climb.device, allow):
+            climb.rung(name, way, code)
+        return Staircase(climb.device, tuple(climb.found), climb.stopped(allow))
+    finally:
+        torch._dynamo.reset()
+
+
+def optimize_called(watcher: Watcher, allow: Sequence[str] = (), seconds: float = SECONDS) -> Staircase:
+    """The same with the graphs that a program has called, each with the arguments of its last call, as one function; in training those that gradients
+    run through. `watcher` kept these."""
+    calls, _ = watcher.calls()
+    graphs, inputs = [c[0] for c in calls], [c[2] for c in calls]
+    return optimize(lambda *groups: [graph(*args) for graph, args in zip(graphs, groups)], *inputs, allow=allow, seconds=seconds)
+
+
+def rungs(device: str, allow: Sequence[str]):
+    """(name, how the way before changes, code) of the rungs behind eager."""
+    kind = torch.device(device).type
+    yield "fuse", {"compiled": True}, 'fn = torch.compile(fn, backend="tokamak")'
+    yield "tf32", {"precision": "high"}, 'torch.set_float32_matmul_precision("high")'
+    for name in allow:
+        yield name, {"cast": CONSENT[name]}, f'fn = torch.autocast("{kind}", {CONSENT[name]})(fn)'
+
+
+class _Climb:
+    """The state of one climb: the way kept so far, its step, and what was found."""
+
+    def __init__(self, fn: Callable, inputs: tuple, kwargs: dict, options: dict, seconds: float):
+        self.fn, self.inputs, self.kwargs, self.options, self.seconds = fn, inputs, kwargs, options, seconds
+        self.device = device_of((fn, inputs, kwargs))
+        self.found: list[Rung] = []
+        self.changes: dict[str, Any] = {}
+        self.rows: list[limits.Row] = []
+        self.busy = self.time = 0.0
+        self.random = False
+        try:
+            self.precise = results(*twin(fn, inputs, kwargs, torch.float64))
+        except Exception:               # whatever the user's function raises when its numbers are wide: errors are then not known
+            self.precise = {}
+
+    def step_of(self, way: Way) -> Within:
+        made = Within(way, [(way.function(self.fn, self.device, self.options), self.inputs, self.kwargs)])
+        made()
+        made()
+        return made
+
+    def error(self, way: Way) -> float | None:
+        """The worst result's, from float64, relative by norm; a norm that is nothing beside the largest counts as FLOOR of that."""
+        copied, args, named = twin(self.fn, self.inputs, self.kwargs)
+        with way.around():
+            got = results(way.function(copied, self.device, self.options), args, named, copied)
+        wanted = {name: as_array(t) for name, t in self.precise.items() if name in got and t.dtype is torch.float64}
+        sizes = {name: float(np.linalg.norm(w)) for name, w in wanted.items()}
+        least = FLOOR * max(sizes.values(), default=0.0)
+        found = [d if not math.isfinite(d := distance(as_array(got[name]), w)) and sizes[name]
+                 else float(np.linalg.norm(as_array(got[name]) - w)) / (max(sizes[name], least) or 1.0) for name, w in wanted.items()]
+        return max(found) if found else None
+
+    def first(self) -> None:
+        way = Way()
+        self.kept = self.step_of(way)
+        self.time = interleaved({"eager": self.kept}, self.device, self.seconds)["eager"].least
+        self.eager_error = self.error(way)
+        self.found.append(Rung("eager", self.time, peak_bytes(self.kept, self.device, give_back), self.eager_error, True, "where it starts", ""))
+
+    def rung(self, name: str, changes: dict, code: str) -> None:
+        reason = self.useless(name)
+        if reason:
+            self.found.append(Rung(name, None, None, None, False, f"left out: {reason}", code))
+            return
+        way, watcher = Way(**{**self.changes, **changes}), Watcher()
+        with recording(watcher):
+            made, wide = self.step_of(way), self.error(way)
+        self.random = self.random or draws(watcher)
+        times = interleaved({"before": self.kept, "now": made}, self.device, self.seconds)
+        took, error = times["now"].least, None if self.random else wide
+        faster, wrong = times["before"].least / took, self.wrong(name, error)
+        kept = not wrong and faster * PAYS >= 1
+        why = wrong or f"{faster:.2f} times as fast as the rung below" + ("" if kept else ": not worth it")
+        self.found.append(Rung(name, took, peak_bytes(made, self.device, give_back), error, kept, why, code))
+        if name == "fuse":
+            self.look(watcher, made, times["now"].step)
+        if kept:
+            self.kept, self.changes, self.time = made, {**self.changes, **changes}, took
+
+    def wrong(self, name: str, error: float | None) -> str:
+        """Why numbers forbid a rung, or ''."""
+        if error is None:
+            return ""
+        if not math.isfinite(error):
+            return "its results hold infinities or NaN that float64 does not"
+        eps = torch.finfo(torch.float32).eps
+        if name == "fuse" and error > max(FURTHER * (self.eager_error or 0.0), ROUNDINGS * eps):
+            return f"further from float64 than eager: {error:.1e} instead of {self.eager_error:.1e}; tokamak.verify says where"
+        return ""
+
+    # -- what is left to gain ------------------------------------------------------------------------------------------------
+    def look(self, watcher: Watcher, made: Step, step: float) -> None:
+        """What the kernels of the fused program take."""
+        if self.device == "cpu":
+            each = host_timed(watcher, made, self.seconds / 2)
+            self.busy = sum(each.values())
+        else:
+            seen = traced(made, self.device, watcher)
+            each, self.busy = by_position(seen, watcher.graphs), seen.busy
+        self.rows, self.fused = limits.rows(watcher.graphs, each, peaks(self.device)), step
+
+    def products(self, dtype: str = "") -> list[limits.Row]:
+        return [r for r in self.rows if r.opaque and r.name.split(".")[0] in PRODUCTS and r.flops and (not dtype or dtype == r.dtype)]
+
+    def useless(self, name: str) -> str:
+        """Why a rung could not help, or ''."""
+        if name != "tf32":
+            return ""
+        if self.device == "cpu":
+            return "a CPU has no tensor cores"
+        if torch.get_float32_matmul_precision() != "highest":
+            return "it is on already"
+        share = sum(r.seconds for r in self.products("float32")) / self.fused
+        return f"float32 contractions are {share:.0%} of the step" if share < SHARE else ""
+
+    def stopped(self, allow: Sequence[str]) -> str:
+        """What is left, and why no further rung of these would help."""
+        products = self.products()
+        taken, limit = sum(r.seconds for r in products), sum(min(r.limit, r.seconds) for r in products)
+        idle = max(0.0, 1 - self.busy / self.fused)
+        said = [f"contractions are {taken / self.fused:.0%} of the fused step, at {limit / taken:.0%} of their limit" if taken else "there are no contractions",
+                f"{idle:.0%} of it is no work of a kernel"]
+        others = [name for name in CONSENT if name not in allow and (name != "fp16" or self.device != "cpu")]
+        return "; ".join(said) + (f". Rungs that change numbers were not allowed: {', '.join(others)} (allow=)" if others else "")
