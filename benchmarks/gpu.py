@@ -1,7 +1,7 @@
 """GPU benchmark: every case under eager, Inductor and tokamak in one run, by device time against the limit of the machine.
 
     python -m benchmarks.gpu [--cases GLOB ...] [--group NAME ...] [--grid NAME ...] [--dtypes D ...] [--near -1 0 1]
-                             [--rows LOW:HIGH] [--columns LOW:HIGH] [--elements LOW:HIGH] [--sides eager,inductor,tokamak]
+                             [--symbolic] [--rows LOW:HIGH] [--columns LOW:HIGH] [--elements LOW:HIGH] [--sides eager,inductor,tokamak]
                              [--json FILE] [--redo SIDES] [--plot FILE] [--write] [--quick] [--budget SECONDS] [--report] [--list]
 
 Without --cases, --group and --grid: the list of `benchmarks/gpu_cases.py`. `--json` keeps every result as soon as it is there; what is in it is not
@@ -19,8 +19,8 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from . import gpu_grid, gpu_plot, gpu_report
-from .gpu_cases import case, chosen
+from . import gpu_grid, gpu_plot, gpu_report, gpu_sides
+from .gpu_cases import SYMBOLIC, case, chosen
 from .gpu_run import Results, process, run
 from .gpu_sides import SIDES
 
@@ -52,6 +52,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     p.add_argument("--columns", type=bounds, help="of a grid: least and most columns, LOW:HIGH")
     p.add_argument("--elements", type=bounds, help="of a grid: least and most elements of the input, LOW:HIGH")
     p.add_argument("--sides", type=sides, default=SIDES)
+    p.add_argument("--symbolic", action="store_true", help="static and symbolic sizes under tokamak beside each other, on a sample of the cases or those "
+                   "chosen, in place of --sides")
     p.add_argument("--redo", type=sides, default=(), help="sides that are measured again though --json has them")
     p.add_argument("--json", default="", help="results are kept here; a run goes on where the last one stopped")
     p.add_argument("--plot", help="draw percent of the limit against size into this PNG")
@@ -63,11 +65,16 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--report", action="store_true", help="measure nothing: summary, plot and tables of what --json has; needs no GPU")
     p.add_argument("--list", action="store_true", help="print the chosen cases with their fewest bytes and FLOPs, and stop")
-    return p.parse_args(argv)
+    args = p.parse_args(argv)
+    if args.symbolic:
+        args.sides = ("tokamak", gpu_sides.SYMBOLIC)
+    return args
 
 
 def names(args: argparse.Namespace) -> list[str]:
     """The chosen cases, each once. Raises ValueError."""
+    if args.symbolic and not (args.grid or args.cases or args.group):
+        return list(SYMBOLIC)
     dtypes = [d.replace("fp", "f") for d in args.dtypes]
     found = [n for g in args.grid for n in gpu_grid.names(g, dtypes, args.near, args.rows, args.columns, args.elements)]
     if not args.grid or args.cases or args.group:
@@ -114,7 +121,7 @@ def main(argv: list[str] | None = None) -> int:
     done = measure(args, results, todo) if todo else True
     rows = {n: results.rows[n] for n in wanted if n in results.rows}
     if rows:
-        print(gpu_report.summary(rows, args.sides))
+        print(gpu_report.symbolic(rows) if args.symbolic else gpu_report.summary(rows, args.sides))
     if results.runs:
         print(f"copy {results.runs[-1]['copy'] / 1e12:.2f} TB/s, matmul {results.runs[-1]['matmul'] / 1e12:.0f} TFLOP/s")
     if args.plot and (message := gpu_plot.plot(rows, args.plot)):

@@ -44,6 +44,13 @@ MORE: tuple[str, ...] = (
     "cumsum_f32_16384x4096", "sum_middle_f32_64x1024x1024", "sum_middle_bf16_512x257x511", "layernorm_f32_3000x5003", "rmsnorm_f16_20011x3001",
     "softmax_f32_999x99991", "layernorm_bwd_f32_1000x30011", "cross_entropy_f16_4093x65537", "bias_gelu_bwd_bf16_16383x4095")
 
+# a sample of every kind of schedule, for symbolic sizes beside static ones
+SYMBOLIC: tuple[str, ...] = (
+    "bias_gelu_bf16_16384x4096", "swiglu_bf16_8192x14336", "sum_inner_f32_65536x1024", "sum_outer_f32_65536x1024", "sum_all_f32_128Mi",
+    "layernorm_bf16_65536x1024", "layernorm_bf16_16380x4097", "rmsnorm_bf16_87381x768", "softmax_bf16_65472x1025", "softmax_bf16_16384x4096",
+    "softmax_bf16_1024x65536", "cross_entropy_bf16_8192x50257", "layernorm_bwd_bf16_65536x1024", "rmsnorm_bwd_bf16_16388x4095",
+    "bias_gelu_bwd_bf16_16384x4096")
+
 
 def case(name: str) -> Case:
     """The case of that name, listed or not. Raises ValueError."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from .gpu_cases import NAMES, case
+from .gpu_sides import SYMBOLIC
 from .measure import geomean
 
 SIDES = ("eager", "inductor", "tokamak")
@@ -31,10 +32,11 @@ def line(name: str, row: dict[str, dict]) -> str:
     """One case: limit, percent of it by side, then kernels, wall time, first call and error of the last side."""
     good = [r for r in row.values() if "device" in r]
     limit = f"{good[0]['limit'] * 1e6:.1f}us" if good else ""
-    parts = [f"{s[0]}{_mark(row[s])}" for s in SIDES if s in row]
-    last = next((row[s] for s in reversed(SIDES) if s in row and "device" in row[s]), None)
+    sides = [s for s in (*SIDES, SYMBOLIC) if s in row]
+    parts = [f"{s[0]}{_mark(row[s])}" for s in sides]
+    last = next((row[s] for s in reversed(sides) if "device" in row[s]), None)
     tail = f"k{last['kernels']} w{last['wall'] * 1e6:.0f} c{last['first']:.1f}s {last['error']:.0e}" if last else ""
-    failed = "".join(f"\n  {s}: {row[s]['failed'][:160]} {row[s].get('at', '')}" for s in SIDES if s in row and "device" not in row[s])
+    failed = "".join(f"\n  {s}: {row[s]['failed'][:160]} {row[s].get('at', '')}" for s in sides if "device" not in row[s])
     return f"{name} {limit} {' '.join(parts)} {tail}{failed}"
 
 
@@ -42,6 +44,17 @@ def _mark(result: dict) -> str:
     if "device" not in result:
         return "ERR"
     return f"{result['percent']:.0f}" + ("" if result["right"] else "WRONG")
+
+
+def symbolic(rows: Rows) -> str:
+    """Device time with static sizes over that with symbolic ones, by case, and their geometric mean; what lost more than 5%."""
+    found = {n: s / t for n, row in rows.items() if (t := percent(row.get("tokamak"))) is not None and (s := percent(row.get(SYMBOLIC))) is not None}
+    out = [f"{n:40}{r:6.2f}" for n, r in found.items()]
+    if found:
+        out.append(f"static over symbolic: geomean {geomean(list(found.values())):.3f}, worst {min(found.values()):.2f}")
+    lost = [n for n in rows if n not in found]
+    low = [n for n, r in found.items() if r < SLOWER]
+    return "\n".join([*out, *([f"slower than {SLOWER}: {', '.join(low)}"] if low else []), *([f"wrong or failed: {', '.join(lost)}"] if lost else [])])
 
 
 def summary(rows: Rows, sides: Sequence[str] = SIDES) -> str:

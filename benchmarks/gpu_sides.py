@@ -16,16 +16,18 @@ from .gpu_case import Case
 from .gpu_measure import Times, errors, right, worst as _worst
 
 SIDES = ("eager", "inductor", "tokamak")
+SYMBOLIC = "symbolic"           # tokamak, with every size of the inputs symbolic
 
 
 def compiled(side: str, fn: Callable, **options) -> Callable:
-    """`fn` under a side: itself, or compiled for static sizes with caches off, as users call it (see `cold`). `options` are tokamak's."""
+    """`fn` under a side: itself, or compiled with caches off, as users call it (see `cold`), for static sizes but on the side SYMBOLIC.
+    `options` are tokamak's."""
     if side == "eager":
         return fn
     if side == "inductor":
         return torch.compile(fn, dynamic=False)
     from tokamak.backend import backend
-    return torch.compile(fn, dynamic=False, backend=functools.partial(backend, options={"cache_dir": "", **options}))
+    return torch.compile(fn, dynamic=side == SYMBOLIC, backend=functools.partial(backend, options={"cache_dir": "", **options}))
 
 
 @contextlib.contextmanager

@@ -27,13 +27,15 @@ from .errors import CompilerMissing, OptionError
 from .fuse.contract import contract
 from .fuse.inline import inline
 from .fuse.plan import plan
+from .fuse.sizes import classified, condition
 from .fuse.stream import stream
 from .fuse.widen import widened
-from .ir.graph import Compute, Graph, Opaque, Scatter, reads
+from .ir.graph import Compute, Graph, Input, Opaque, Scatter, reads
 from .ir.rewrite import simplify
 from .options import Options, current
 from .runtime import gpu, gpu_build, memory
 from .runtime.build import ROUND_EACH, Build, Unit, build
+from .runtime.classes import Classes
 from .runtime.program import assemble
 from .target import Target, target
 from .trace import Stopped, Trace, frame_of, tracer
@@ -68,11 +70,18 @@ def compile(model=None, *, policy: str = "fast", dynamic: bool | None = None, mo
 
 def compile_or_fall_back(gm: fx.GraphModule, example_inputs: Sequence[Any], kind: str, options: Options, frame: Any = None) -> Callable[[list], Any]:
     """The boxed function of one aten graph. What the language cannot hold, and what hits a bug of ours (unless `strict`), runs through torch."""
+    def again(work: Callable[[Trace, str], Callable[[list], Any]]) -> Callable[[list], Any]:
+        return _or_fall_back(work, gm, kind, options, frame)
+    return again(lambda trace, name: compile_graph(gm, example_inputs, options, trace, name, again))
+
+
+def _or_fall_back(work: Callable[[Trace, str], Callable], gm: fx.GraphModule, kind: str, options: Options, frame: Any) -> Callable[[list], Any]:
+    """What `work(trace, name)` makes of `gm`, or torch's way of running it."""
     name = f"{kind}_{next(_serial)}"
     trace = tracer(name, kind, frame, options)
     try:
         with _uncollected():
-            return compile_graph(gm, example_inputs, options, trace, name)
+            return work(trace, name)
     except Stopped:
         pass
     except Unsupported as why:
@@ -84,7 +93,7 @@ def compile_or_fall_back(gm: fx.GraphModule, example_inputs: Sequence[Any], kind
             raise
         trace("eager", f"runs through torch because of a bug in the compiler: {type(error).__name__}: {error}")
         warnings.warn(f"tokamak: a graph runs eagerly because of a bug in the compiler; TOKAMAK_STRICT=1 raises it: {type(error).__name__}: {error}",
-                      stacklevel=2)
+                      stacklevel=4)
     return aot.eager(gm)
 
 
@@ -108,8 +117,10 @@ def _warm(inputs: Sequence[Any], options: Options) -> None:
         gpu_build.warm(gpu.arch(str(used)))
 
 
-def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, trace: Trace, name: str = "graph") -> Callable[[list], Any]:
-    """FX graph of aten calls -> boxed function. Raises Unsupported when torch has to run the graph."""
+def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, trace: Trace, name: str = "graph",
+                  again: Callable[[Callable[[Trace, str], Callable]], Callable] | None = None) -> Callable[[list], Any]:
+    """FX graph of aten calls -> boxed function. A graph with size classes is compiled again from `simplify` on, within `again(work)`, when a call's
+    sizes are in another class. Raises Unsupported when torch has to run the graph."""
     _require_plain(example_inputs)
     trace("aten", gm)
     capture = Capture(gm, options.policy, name, table={} if options.opaque_only else None)
@@ -123,6 +134,30 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Op
     if machine.ordered:
         trace("strict", unordered(captured))
     graph = trace("simplify", simplify(captured))
+    rest = partial(_kernels_and_program, captured, capture.constants, machine, options)
+    return by_class(graph, machine, rest, trace, name, again or (lambda work: work(trace, name)), bool(options.check))
+
+
+def by_class(graph: Graph, machine: Target, rest: Callable[..., Callable], trace: Trace, name: str, again: Callable, dispatched: bool) -> Callable:
+    """The boxed function of `graph`: what `rest(graph, other, trace, name)` makes of it, for each class of its sizes when a call comes that is in it.
+    `dispatched`: the sizes are looked at outside of the function, which returns more than the graph's results."""
+    def sized(sizes: Mapping[str, int] | None) -> Graph:
+        if sizes is None:
+            return graph
+        hints = {name: sizes[text] for name, text in graph.sizes.items() if text in sizes}
+        return classified(replace(graph, hints={**graph.hints, **hints}), machine)
+
+    def make(sizes: Mapping[str, int] | None, other: Callable) -> tuple[str, Callable]:
+        g = sized(sizes)
+        return condition(g), again(lambda trace, name: rest(g, other, trace, name))
+    first, classes = sized({}), Classes(tuple(i.name if isinstance(i, Input) else i for i in graph.inputs), make)
+    fn = classes.enter(condition(first), rest(first, classes.other, trace, name))
+    return classes.boxed() if dispatched and first.classes else fn
+
+
+def _kernels_and_program(captured: Graph, constants: Mapping, machine: Target, options: Options, graph: Graph, other: Callable, trace: Trace,
+                         name: str) -> Callable[[list], Any]:
+    """The stages behind `simplify`, for sizes of the graph's classes: the boxed function."""
     graph = trace("stream", stream(graph, machine) if options.streaming else graph)
     graph = trace("contract", contract(graph, machine))
     graph = trace("inline", widened(inline(graph, machine), machine))
@@ -131,12 +166,12 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Op
     lowered = trace("lower", lower_plan(scheduled, machine))
     built = trace("render", render_plan(lowered))
     check = _checker(options)
-    program = trace("program", host_program(check.watched(lowered.plan) if check else lowered.plan, built, capture.constants))
-    kernels = (_gpu_kernels if machine.kind == "gpu" else _c_kernels)(built, machine, capture.policies == {"fast"}, options, partial(trace, "unit"))
-    call = assemble(program, kernels, _POOL if options.pool else None, synchronous=options.strict,
-                    watch=options.recorder.watch(name) if options.recorder is not None else None)
+    program = trace("program", host_program(check.watched(lowered.plan) if check else lowered.plan, built, constants))
+    kernels = (_gpu_kernels if machine.kind == "gpu" else _c_kernels)(built, machine, machine.fast, options, partial(trace, "unit"))
+    watch = options.recorder.watch(name) if options.recorder is not None else None
+    call = assemble(program, kernels, _POOL if options.pool else None, synchronous=options.strict, watch=watch, other=other)
     report = partial(trace, "check") if options.check == "report" else None
-    return trace("build", check.checked(call, captured, lowered.plan, capture.constants, report) if check else call)
+    return trace("build", check.checked(call, captured, lowered.plan, constants, report) if check else call)
 
 
 def _c_kernels(built: Mapping, _, contract: bool, options: Options, report: Callable) -> dict[str, Callable]:

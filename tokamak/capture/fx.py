@@ -208,10 +208,10 @@ class Capture:
                     known.add(s.node.expr)
                 elif isinstance(s, torch.SymInt):
                     text = node.name if s is val else None
-                    composite[s.node.expr] = composite.get(s.node.expr) or text
-        for expr, text in composite.items():
+                    composite[s.node.expr] = composite.get(s.node.expr, (None,))[0] or text, s.node.hint
+        for expr, (text, hint) in composite.items():
             if expr.free_symbols - known:
-                self.sizes.bind(expr, text)
+                self.sizes.bind(expr, text, hint)
 
     # -- values of the traced program --------------------------------------------------------------------------------
     def spec(self, val: torch.Tensor) -> Spec:

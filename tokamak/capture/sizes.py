@@ -60,13 +60,15 @@ class Sizes:
                 self.hints[name] = int(hint)
         return as_index(Size(name, lower))
 
-    def bind(self, expr, text: str | None) -> None:
+    def bind(self, expr, text: str | None, hint: int | None = None) -> None:
         """From now on the sympy expression `expr` is a Size of its own: `text` computes it, or (None) an input's shape shows it."""
         if expr not in self._memo:
             name = f"c{len(self._memo)}"
             self._memo[expr] = as_index(Size(name))
             if text is not None:
                 self.host[name] = text
+            if hint is not None:
+                self.hints[name] = hint
 
     def _convert(self, expr) -> Index:
         if expr.is_integer is not None and expr.is_Integer:

@@ -10,6 +10,7 @@ from torch import fx
 from ..capture.fx import TORCH_DTYPES, Unsupported
 from ..fuse.axes import Group
 from ..fuse.plan import Plan
+from ..fuse.sizes import condition
 from ..ir.expr import Const, Scalar
 from ..ir.graph import Input, Opaque, Result, View
 from ..ir.index import FloorDiv, Index, Max, Min, Mod, Size, as_index, maximum
@@ -92,7 +93,7 @@ class _Translation:
         lets = [Let(k, text) for k, text in graph.sizes.items() if k != text]
         constants = {self.names[n]: t for n, t in self.constants.items()}
         dtypes = {i.name: TORCH_DTYPES[i.dtype] for i in graph.inputs if isinstance(i, Input) and i.dtype in TORCH_DTYPES}
-        return Program(graph.name, inputs, (*lets, *with_drops(tuple(steps), set(inputs))), tuple(self.errors), constants, dtypes)
+        return Program(graph.name, inputs, (*lets, *with_drops(tuple(steps), set(inputs))), tuple(self.errors), constants, dtypes, condition(graph))
 
     def _name_nodes(self, taken: set[str]) -> None:
         self.taken = taken

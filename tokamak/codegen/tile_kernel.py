@@ -42,7 +42,8 @@ class Value:
 
 @dataclass(frozen=True, eq=False)
 class TileKernel:
-    """`grid`: programs in all, as an Index. `sources`: register -> the Expr that it holds, for people. `spaces`: workspace nodes that it fills."""
+    """`grid`: programs in all, as an Index. `sources`: register -> the Expr that it holds, for people. `spaces`: workspace nodes that it fills. `aligned`: names of
+    integer parameters that are multiples of 16."""
     params: tuple[Param, ...]
     lines: tuple
     grid: Index
@@ -51,6 +52,7 @@ class TileKernel:
     errors: tuple
     sources: dict
     spaces: tuple
+    aligned: frozenset[str]
 
 
 @dataclass(frozen=True, eq=False)

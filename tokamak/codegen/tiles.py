@@ -48,7 +48,9 @@ class TileLowering(TileFolds):
             self._accumulate(share)
         else:
             self._run(self.program, self.stores, ())
-        return TileKernel(tuple(self.params), tuple(self.program.lines), grid, s, self.body_, tuple(self.errors), self.sources, tuple(self.spaces.values()))
+        aligned = frozenset(p.name for p in self.params if p.kind == "int" and self.hints.divides(16, p.source))
+        return TileKernel(tuple(self.params), tuple(self.program.lines), grid, s, self.body_, tuple(self.errors), self.sources,
+                          tuple(self.spaces.values()), aligned)
 
     def _range(self, low, high, step) -> str:
         stages = f", num_stages={self.s.stages}" if self.s.stages > 1 else ""
@@ -63,8 +65,8 @@ class TileLowering(TileFolds):
                 continue
             start = 0
             for n, size in enumerate(self.s.sizes(a)):
-                last = n == len(self.s.sizes(a)) - 1
-                self._tile_coordinate(self.program, a, str(start) if start else "", n, last and a not in self.s.exact)
+                ragged = a not in self.s.exact and start + size > self.hints.least(a.extent)
+                self._tile_coordinate(self.program, a, str(start) if start else "", n, ragged)
                 start += size
         self.program.open |= frozenset(held)
 
@@ -79,7 +81,7 @@ class TileLowering(TileFolds):
         words = self.assign(scope, f"({n} - {before}) // {group} * {group}", "h")
         self.words_from, self.words_in, start = before, words, 0
         for piece, size in enumerate(whole if a not in self.s.looped else ()):
-            ragged = start + size > (a.extent.constant - group + 1) // group * group
+            ragged = start + size > (self.hints.least(a.extent) - group + 1) // group * group
             self._whole_words(scope, a, piece, f"{start} + " if start else "", ragged)
             start += size
         lanes = self.assign(scope, f"tl.arange(0, {ends})", "j")

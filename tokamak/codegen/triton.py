@@ -33,12 +33,8 @@ def _type(p: Param, wide: bool) -> str:
 
 
 def divisible(k: TileKernel) -> frozenset[int]:
-    """Parameters known to be multiples of 16: memory, whose alignment each call looks at, and integers that are constants of the program."""
-    found = set()
-    for n, p in enumerate(k.params):
-        if p.kind == "memory" or p.kind == "int" and p.source.constant is not None and p.source.constant % 16 == 0:
-            found.add(n)
-    return frozenset(found)
+    """Parameters known to be multiples of 16: memory, whose alignment each call looks at, and integers."""
+    return frozenset(n for n, p in enumerate(k.params) if p.kind == "memory" or p.name in k.aligned)
 
 
 def statements(lines, depth: int) -> Iterator[str]:

@@ -6,26 +6,45 @@ from typing import Iterable
 from ..ir import ops
 from ..ir.expr import Expr, Load, Op, Reduce, Scan, walk
 from ..ir.graph import Compute, Graph, Opaque, Scatter, View
-from ..ir.index import Axis, Index, Size, evaluate
+from ..ir.index import Axis, Index
 from .axes import Group, Member
 from .legal import Roles
+from .sizes import SizeClass, divisor, span, value
 
 BLOCK = 64              # coordinates of the vector axis that are one piece of work
 GRAIN = 32 * 1024       # elements below which one thread is as fast as several
 
 
 class Hints:
-    """Sizes as numbers, for estimates."""
+    """Sizes as numbers, for estimates: those of `classes` as their class says, so that all sizes of it are planned alike."""
 
-    def __init__(self, hints: dict[str, int]):
-        self.hints = hints
+    def __init__(self, hints: dict[str, int], classes: dict[str, SizeClass] | None = None):
+        self.hints, self.classes = hints, classes or {}
+        self.sizes = {**hints, **{name: c.like for name, c in self.classes.items()}}
 
     def __call__(self, i: Index) -> int:
-        c = i.constant
-        if c is not None:
-            return c
-        env = {a: self.hints.get(a.name, 64) for a in sizes_of(i)}
-        return max(int(evaluate(i, env)), 0)
+        return value(i, self.sizes)
+
+    def traced(self, i: Index) -> int:
+        """`i` as it was traced, whatever the estimates say."""
+        return value(i, self.hints)
+
+    def least(self, i: Index) -> int:
+        """What extent `i` is at least. A fact, as the next three are."""
+        return span(i, self.classes)[0]
+
+    def most(self, i: Index) -> int | None:
+        """What extent `i` is at most; None where nothing bounds it."""
+        return span(i, self.classes)[1]
+
+    def exactly(self, i: Index) -> int | None:
+        """What extent `i` always is, or None."""
+        low, high = span(i, self.classes)
+        return low if low == high else None
+
+    def divides(self, n: int, i: Index) -> bool:
+        """Is `i` always a multiple of `n`?"""
+        return divisor(i, self.classes) % n == 0
 
     def count(self, axes: Iterable[Axis]) -> int:
         return self.extents(a.extent for a in axes)
@@ -48,18 +67,7 @@ class Alike(Hints):
 
 def estimates(graph, target) -> Hints:
     """Sizes as numbers, for decisions about kernels on `target`."""
-    return Alike(graph.hints) if target.ordered else Hints(graph.hints)
-
-
-def sizes_of(i: Index) -> set:
-    """The sizes in `i`, nested ones too."""
-    found: set = set()
-    for a in i.atoms():
-        if isinstance(a, Size):
-            found.add(a)
-        elif hasattr(a, "a"):
-            found |= sizes_of(a.a) | sizes_of(a.b)
-    return found
+    return Alike(graph.hints) if target.ordered else Hints(graph.hints, graph.classes)
 
 
 def node_bytes(node, hints: Hints) -> int:

@@ -42,7 +42,7 @@ def reread(node: Compute, part: Reduce, hints: Hints, target) -> bool:
     """Would a second fold over the axes of `part`, the fold of `node`, that needs its result read everything again? Not where a program holds what it
     folds: a row whose extents are known, contiguous or short, unless rows are so few that programs share them."""
     length, rows = hints.count(part.over), hints.extents(node.shape)
-    if any(a.extent.constant is None for a in part.over):
+    if any(hints.most(a.extent) is None for a in part.over):
         return True
     contiguous = any(_runs_along(e, a) for e in walk(*part.args) if isinstance(e, Load) for a in part.over)
     programs = rows if contiguous else max(1, rows // BLOCK)

@@ -55,7 +55,7 @@ class _Inliner:
             made = self.new[n]
             if not isinstance(made, Expr):
                 origins[made] = tuple(dict.fromkeys((*origins.get(made, ()), *g.origins.get(n, ()), *self.origins.get(n, ()))))
-        return Graph(g.inputs, tuple(nodes), outputs, writes, origins, g.sizes, g.hints, g.name)
+        return Graph(g.inputs, tuple(nodes), outputs, writes, origins, g.sizes, g.hints, g.name, g.classes)
 
     def _view(self, v: View) -> View:
         return View(self.new[v.node], v.shape, v.strides, v.offset)

@@ -46,7 +46,7 @@ def _in_two_steps(n: Compute, hints: Hints) -> Compute | None:
     if rows is None:
         return None
     a, rank = fold.over[0], len(n.shape)
-    j, q = Axis(rank, as_index(rows)), Axis(rank + 1, as_index(a.extent.constant // rows))
+    j, q = Axis(rank, as_index(rows)), Axis(rank + 1, a.extent // rows)
     args = tuple(map(Rewriter({a: as_index(q) * rows + as_index(j)}), fold.args))
     parts = [Compute((as_index(rows), *n.shape), None, _moved(Reduce(fold.monoid, (q,), args, k), rank, j), n.device) for k in range(len(args))]
     at = (as_index(j), *(as_index(Axis(d, s)) if s != 1 else as_index(0) for d, s in enumerate(n.shape)))
@@ -64,7 +64,7 @@ def _moved(e: Expr, rank: int, j: Axis) -> Expr:
 def _rows_as_one(fold: Reduce, hints: Hints) -> int | None:
     """How many rows count as one: a power of two that divides them; None where columns are no narrow lines."""
     a, = fold.over
-    if a.extent.constant is None or a.extent.constant < LONG:
+    if hints.least(a.extent) < LONG:
         return None
     width = None
     for e in walk(*fold.args):
@@ -76,7 +76,7 @@ def _rows_as_one(fold: Reduce, hints: Hints) -> int | None:
     if width is None or hints(width[0].extent) * width[1] >= LINE:
         return None
     rows = 1
-    while rows * 2 * hints(width[0].extent) <= WIDE and a.extent.constant % (rows * 2) == 0:
+    while rows * 2 * hints(width[0].extent) <= WIDE and hints.divides(rows * 2, a.extent):
         rows *= 2
     return rows if rows * hints(width[0].extent) * width[1] >= LINE else None
 

@@ -154,6 +154,7 @@ class Graph:
     sizes: dict = field(default_factory=dict)        # Size atom name -> text that computes it from the inputs
     hints: dict = field(default_factory=dict)        # Size atom name -> the value seen when the graph was traced: for cost only
     name: str = "graph"
+    classes: dict = field(default_factory=dict)      # Size atom name -> the SizeClass (`fuse.sizes`) that kernels are made for
 
     def origin(self, node) -> Origin:
         found = self.origins.get(node)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import keyword
 import math
+import re
 import struct
 import weakref
 from dataclasses import dataclass, field
@@ -132,28 +133,30 @@ Step = Let | Alloc | Launch | Call | Drop | Copy | Return
 @dataclass(frozen=True)
 class Program:
     """`inputs`: argument names in calling order; `errors`: what a kernel's result n + 1 raises: (exception class, message);
-    `constants`: tensors that the steps name and that are no inputs; `dtypes`: the traced types of inputs, checked where a kernel reads them."""
+    `constants`: tensors that the steps name and that are no inputs; `dtypes`: the traced types of inputs, checked where a kernel reads them.
+    `condition`: text over inputs that are numbers: the sizes that the program is for; "" are all."""
     name: str
     inputs: tuple[str, ...]
     steps: tuple[Step, ...]
     errors: tuple[tuple[type, str], ...] = ()
     constants: dict[str, Any] = field(default_factory=dict)
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
+    condition: str = ""
 
 
 # -- from steps to a function --------------------------------------------------------------------------------------------
 def assemble(program: Program, kernels: dict[str, Callable[[bytes, int], int] | gpu.Kernel], pool: memory.Pool | None = None,
-             synchronous: bool = False, watch: Watch | None = None) -> Callable[[list], list]:
+             synchronous: bool = False, watch: Watch | None = None, other: Callable[[list], list] | None = None) -> Callable[[list], list]:
     """The boxed function of `program`. `kernels[name](words, threads)` returns 0, or 1 + an index into `program.errors`; a kernel launched with a grid
     is a `gpu.Kernel`, or another with its `on`. `pool` serves large allocations; None: torch's allocator serves all. `synchronous`: a call waits for the
     GPUs, so that errors of their kernels are raised by the call that they are of. `watch(position, function)` gives what is called in place of the
-    kernel, or of torch's function, of the step at `position`."""
+    kernel, or of torch's function, of the step at `position`. `other(args)` answers calls of sizes that the program is not for."""
     for name in (*program.inputs, *program.constants):
         _check_name(name)
     printer = _Printer(program, kernels, pool, synchronous=synchronous, watch=watch)
     slots = {_id(d): (d, {at: program.steps[at].first_error for at in positions}) for d, positions in printer.errors.items()}
     names, unseen = gpu_errors.names(program.name, slots, printer.namespace["tk_fail"])
-    printer.namespace.update(names)
+    printer.namespace.update(names, tk_other=other)
     fn = printer.function(None)
     if printer.learns:
         learned: dict[int | str, tuple[bool, ...]] = {}
@@ -206,6 +209,8 @@ class _Printer:
     def text(self, learned: dict | None) -> str:
         self.learned, self.lines, self.taken = learned, [], set()
         inputs = self.program.inputs
+        if self.program.condition:
+            self._sizes(self.program.condition)
         if inputs:
             self.lines.append(f"{', '.join(inputs)}{',' if len(inputs) == 1 else ''} = args")
         self.lines.append("args.clear()")
@@ -221,6 +226,13 @@ class _Printer:
             getattr(self, f"_{type(step).__name__.lower()}")(position, step)
         lines = [*head, *(self._guarded() if self.gpus else self.lines)]
         return f"def tk_{self.program.name}(args):\n    " + "\n    ".join(lines) + "\n"
+
+    def _sizes(self, condition: str) -> None:
+        """Hands calls of other sizes on, before anything else holds the arguments."""
+        for position, name in enumerate(self.program.inputs):
+            if re.search(rf"\b{name}\b", condition):
+                self.lines.append(f"{name} = args[{position}]")
+        self.lines.append(f"if not ({condition}): return tk_other(args)")
 
     # -- GPUs
     def _guarded(self) -> list[str]:

@@ -19,9 +19,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..fuse.cost import Hints, sizes_of
+from ..fuse.cost import Hints
+from ..fuse.sizes import sizes_of
 from ..ir.expr import Const, Load, Reduce, Scan, walk
-from ..ir.index import Axis, Fetch, Index, bounds
+from ..ir.index import Axis, Fetch, Index, Size, bounds
 from .body import Body, exprs_of
 from .schedule import loop_order, strides_of
 
@@ -205,10 +206,10 @@ class _Chooser:
         return 1 if self.shift is not None and folded else CARRY_STAGES
 
     def _exact(self, a: Axis) -> bool:
-        n, sizes = a.extent.constant, self.pieces[a]
-        if n is None or self.shift is not None:
+        sizes = self.pieces[a]
+        if self.shift is not None:
             return False
-        return n == sum(sizes) if a not in self.b.parallel and a not in self.looped else n % sizes[0] == 0
+        return self.hints.exactly(a.extent) == sum(sizes) if a not in self.b.parallel and a not in self.looped else self.hints.divides(sizes[0], a.extent)
 
     def _cover_rows(self) -> None:
         """Held whole where they fit registers, else looped: the contiguous (or longest) row axis in chunks, the others step by step."""
@@ -217,9 +218,9 @@ class _Chooser:
         if any(s.monoid is not None for s in self.b.stores):         # updates in order, one after the other
             self.looped.update(self.rows)
             return
-        known = all(a.extent.constant is not None for a in self.rows) and (self.whole or self._needed_again() or self.line not in self.rows)
+        known = all(self.hints.most(a.extent) is not None for a in self.rows) and (self.whole or self._needed_again() or self.line not in self.rows)
         inner = self.line if self.line in self.rows else max(self.rows, key=lambda a: self.hints(a.extent))
-        extent = lambda a: a.extent.constant if known else self.hints(a.extent)         # an ordered target's hints are not the extents
+        extent = lambda a: self.hints.most(a.extent) if known else self.hints(a.extent)         # an ordered target's hints are not the extents
         whole = {a: cover(extent(a)) if a is inner else (power(extent(a)),) for a in self.rows}
         elements = math.prod(sum(s) for s in whole.values())
         most = HELD if self.line in self.rows else HELD // (2 * SECTOR) if self._needed_again() else 32
@@ -227,7 +228,7 @@ class _Chooser:
             self.pieces.update(whole)
             self.shift = self._shift(inner)
             if self.shift is not None:
-                n, group = inner.extent.constant, self.shift.group
+                n, group = self.hints.most(inner.extent), self.shift.group
                 self.pieces[inner] = (*shifted(n, group), 2 * group)
             return
         self.looped.update(self.rows)
@@ -254,9 +255,9 @@ class _Chooser:
 
     def _shift(self, a: Axis) -> Shift | None:
         """For rows along `a` that begin at any element, where most of what is read and written begins alike."""
-        n, crossed = a.extent.constant, len(self.crossed)
+        crossed = len(self.crossed)
         scans = any(isinstance(e, Scan) for e in walk(*exprs_of(self.b)))
-        if len(self.rows) > 1 or n is None or n < SHIFTED or crossed > 1 or scans or self.target.ordered:
+        if len(self.rows) > 1 or self.hints.least(a.extent) < SHIFTED or crossed > 1 or scans or self.target.ordered:
             return None
         found: dict[Index, int] = {}
         smallest = 4
@@ -267,9 +268,9 @@ class _Chooser:
                 smallest = min(smallest, size)
         group = 16 // smallest
         origin = max(found, key=lambda i: found[i], default=None)
-        if origin is None or any(not isinstance(x, Axis) for k in origin.terms for x in k) or any(len(k) != 1 for k in origin.terms):
+        if origin is None or any([isinstance(x, Axis) for x in k].count(True) != 1 or not all(isinstance(x, (Axis, Size)) for x in k) for k in origin.terms):
             return None
-        return Shift(a, group, origin) if any(v % group for v in origin.terms.values()) else None
+        return Shift(a, group, origin) if any(not self.hints.divides(group, origin.coefficient(x)) for x in origin.axes()) else None
 
     def _shared_rows(self) -> tuple[Axis, ...]:
         """Of shifted rows that read something else along the row (a weight): programs take every so many rows, all of which begin alike, and keep it."""
@@ -343,4 +344,4 @@ class _Chooser:
 
     def _traced(self, i: Index) -> int:
         """`i` as it was traced, whatever the estimates say."""
-        return Hints.__call__(self.hints, i) if all(s.name in self.hints.hints for s in sizes_of(i)) else FAR
+        return self.hints.traced(i) if all(s.name in self.hints.hints for s in sizes_of(i)) else FAR
