@@ -52,8 +52,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     p.add_argument("--columns", type=bounds, help="of a grid: least and most columns, LOW:HIGH")
     p.add_argument("--elements", type=bounds, help="of a grid: least and most elements of the input, LOW:HIGH")
     p.add_argument("--sides", type=sides, default=SIDES)
-    p.add_argument("--symbolic", action="store_true", help="static and symbolic sizes under tokamak beside each other, on a sample of the cases or those "
-                   "chosen, in place of --sides")
+    p.add_argument("--symbolic", action="store_true", help="static and symbolic sizes under tokamak beside each other, on a sample of the cases or "
+                   "those chosen, in place of --sides")
     p.add_argument("--redo", type=sides, default=(), help="sides that are measured again though --json has them")
     p.add_argument("--json", default="", help="results are kept here; a run goes on where the last one stopped")
     p.add_argument("--plot", help="draw percent of the limit against size into this PNG")

@@ -48,7 +48,8 @@ def _mark(result: dict) -> str:
 
 def symbolic(rows: Rows) -> str:
     """Device time with static sizes over that with symbolic ones, by case, and their geometric mean; what lost more than 5%."""
-    found = {n: s / t for n, row in rows.items() if (t := percent(row.get("tokamak"))) is not None and (s := percent(row.get(SYMBOLIC))) is not None}
+    both = {n: (percent(row.get("tokamak")), percent(row.get(SYMBOLIC))) for n, row in rows.items()}
+    found = {n: s / t for n, (t, s) in both.items() if None not in (t, s)}
     out = [f"{n:40}{r:6.2f}" for n, r in found.items()]
     if found:
         out.append(f"static over symbolic: geomean {geomean(list(found.values())):.3f}, worst {min(found.values()):.2f}")

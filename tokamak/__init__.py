@@ -6,6 +6,7 @@
     tokamak.verify(model, *inputs)
     tokamak.profile(model, *inputs)
     tokamak.optimize(model, *inputs)
+    tokamak.tune(model, *inputs)
 """
 from __future__ import annotations
 
@@ -17,13 +18,13 @@ from .options import Options, scope
 from .tools.explain import Explanation, explain
 from .tools.record import recording
 
-__all__ = ["compile", "explain", "optimize", "profile", "recording", "scope", "verify", "Explanation", "Options", "Profile", "Staircase",
+__all__ = ["compile", "explain", "optimize", "profile", "recording", "scope", "tune", "verify", "Explanation", "Options", "Profile", "Staircase",
            "Verification", "TokamakError", "OptionError", "CompilerMissing", "BuildError", "InternalError"]
 __version__ = "0.1.0"
 
 # what programs that only compile need not load
 _LATER = {"verify": ".tools.verify", "Verification": ".tools.verify", "profile": ".tools.profile", "Profile": ".tools.profile",
-          "optimize": ".tools.optimize", "Staircase": ".tools.optimize"}
+          "optimize": ".tools.optimize", "Staircase": ".tools.optimize", "tune": ".tools.tune"}
 
 
 def __getattr__(name: str):

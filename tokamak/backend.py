@@ -33,7 +33,7 @@ from .fuse.widen import widened
 from .ir.graph import Compute, Graph, Input, Opaque, Scatter, reads
 from .ir.rewrite import simplify
 from .options import Options, current
-from .runtime import gpu, gpu_build, memory
+from .runtime import gpu, gpu_build, memory, tuned
 from .runtime.build import ROUND_EACH, Build, Unit, build
 from .runtime.classes import Classes
 from .runtime.program import assemble
@@ -135,7 +135,14 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Op
         trace("strict", unordered(captured))
     graph = trace("simplify", simplify(captured))
     rest = partial(_kernels_and_program, captured, capture.constants, machine, options)
-    return by_class(graph, machine, rest, trace, name, again or (lambda work: work(trace, name)), bool(options.check))
+
+    def later(work: Callable[[Trace, str], Callable]) -> Callable:
+        def traced(trace: Trace, name: str) -> Callable:
+            for stage, value in (("aten", gm), ("capture", captured), ("target", machine), ("simplify", graph)):
+                trace(stage, value)
+            return work(trace, name)
+        return again(traced) if again is not None else traced(trace, name)
+    return by_class(graph, machine, rest, trace, name, later, bool(options.check))
 
 
 def by_class(graph: Graph, machine: Target, rest: Callable[..., Callable], trace: Trace, name: str, again: Callable, dispatched: bool) -> Callable:
@@ -162,8 +169,9 @@ def _kernels_and_program(captured: Graph, constants: Mapping, machine: Target, o
     graph = trace("contract", contract(graph, machine))
     graph = trace("inline", widened(inline(graph, machine), machine))
     planned = trace("fuse", plan(graph, machine))
-    scheduled = trace("schedule", schedule_plan(planned, machine))
-    lowered = trace("lower", lower_plan(scheduled, machine))
+    found = tuned.table(options.cache_dir, machine.model) if options.tuned and machine.model and not machine.ordered else {}
+    scheduled = trace("schedule", schedule_plan(planned, machine, found))
+    lowered = trace("lower", lower_plan(scheduled, machine, found))
     built = trace("render", render_plan(lowered))
     check = _checker(options)
     program = trace("program", host_program(check.watched(lowered.plan) if check else lowered.plan, built, constants))

@@ -70,6 +70,7 @@ class Options:
     cc: str = field(default_factory=lambda: os.environ.get("TOKAMAK_CC", ""))      # the C compiler's command; "" looks for one
     progress: bool = _on_unless_said("TOKAMAK_PROGRESS")        # a build of more than a second says on a terminal how far it is
     streaming: bool = True                                      # chains of folds become one fold where that saves a pass over memory (GPUs)
+    tuned: bool = True                                          # schedules that `tokamak tune` has found for this device are used (GPUs)
     pool: bool = True                                           # large outputs come from blocks that are used again
     until: str | None = None                                    # the last stage to run; the graph then runs eagerly
     recorder: Any = None                                        # a `tools.record.Recorder` that keeps what every stage made
@@ -88,7 +89,7 @@ class Options:
                 raise OptionError(f"there is no log topic '{topic}': {', '.join(TOPICS)}{_nearest(topic, TOPICS)}")
         if self.check not in (True, False, "report"):
             raise OptionError(f"check={self.check!r}: True, False or 'report'")
-        for name in ("strict", "streaming", "pool", "opaque_only"):
+        for name in ("strict", "streaming", "tuned", "pool", "opaque_only"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{name}={getattr(self, name)!r}: True or False")
 

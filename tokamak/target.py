@@ -16,7 +16,7 @@ class Target:
     """`name`: the device, as torch writes it. `vector_bytes`: width of a vector register. `l1`, `l2`: bytes of cache a core has to itself. `threads`: how
     many run at once (a GPU's multiprocessors). `ordered`: the elements of a fold are taken in an order that depends on the fold alone, not on sizes
     beside it or on threads. `kind`: 'cpu' runs C over vectors, 'gpu' Triton over tiles; a gpu called 'cpu' is Triton's interpreter.
-    `arch`: Triton's words for a GPU. `fast`: policy `fast` holds everywhere."""
+    `arch`: Triton's words for a GPU. `fast`: policy `fast` holds everywhere. `model`: a GPU's name, what tuned schedules are kept under."""
     name: str = "cpu"
     vector_bytes: int = 64
     threads: int = 2
@@ -26,6 +26,7 @@ class Target:
     kind: str = "cpu"
     arch: tuple = ()
     fast: bool = False
+    model: str = ""
 
 
 @functools.cache
@@ -40,7 +41,7 @@ def target(device: str = "cpu", ordered: bool = False, interpret: bool = False) 
     if device != "cpu":
         return _gpu(device, ordered)
     if interpret:
-        return Target("cpu", 16, 4, l1=1 << 18, l2=1 << 22, ordered=ordered, kind="gpu", arch=("cuda", 90, 32))
+        return Target("cpu", 16, 4, l1=1 << 18, l2=1 << 22, ordered=ordered, kind="gpu", arch=("cuda", 90, 32), model="interpreter")
     return Target("cpu", _vector_bytes(), ORDERED_THREADS if ordered else torch.get_num_threads(), ordered=ordered)
 
 
@@ -48,4 +49,5 @@ def target(device: str = "cpu", ordered: bool = False, interpret: bool = False) 
 def _gpu(device: str, ordered: bool) -> Target:
     p = torch.cuda.get_device_properties(device)
     arch = ("cuda", p.major * 10 + p.minor, 32) if torch.version.hip is None else ("hip", p.gcnArchName.split(":")[0], p.warp_size)
-    return Target(device, 16, ORDERED_PROCESSORS if ordered else p.multi_processor_count, l1=1 << 18, l2=p.L2_cache_size, ordered=ordered, kind="gpu", arch=arch)
+    return Target(device, 16, ORDERED_PROCESSORS if ordered else p.multi_processor_count, l1=1 << 18, l2=p.L2_cache_size, ordered=ordered, kind="gpu", arch=arch,
+                  model=p.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from itertools import count
+from types import MappingProxyType
 
 from ..errors import InternalError
 from ..fuse.axes import Group, singleton
@@ -16,7 +17,7 @@ from ..schedule.body import Body, Memory, body, coalesce, shared_extremes
 from ..schedule import tiles
 from ..schedule.schedule import Schedule, choose
 from ..schedule.tiles import TileSchedule
-from . import triton
+from . import triton, tuned
 from ..runtime.gpu_build import GpuUnit
 from .c import render
 from .host import Built, BuiltTiles, Part
@@ -25,6 +26,9 @@ from .lower import lower
 from .scope import Unschedulable
 from .tile_kernel import TileKernel
 from .tiles import lower_tiles
+from .tuned import Table
+
+_NONE: Table = MappingProxyType({})
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,29 +46,29 @@ class Lowered:
     kernels: dict[Group, Kernel | tuple[TileKernel, ...]]
 
 
-def schedule_plan(plan: Plan, target) -> Scheduled:
-    """Body and schedule for every group of `plan`."""
+def schedule_plan(plan: Plan, target, table: Table = _NONE) -> Scheduled:
+    """Body and schedule for every group of `plan`. `table`: schedules for GPUs that were found by trying."""
     hints, memories = estimates(plan.graph, target), {}
     for node, into in plan.inplace.items():
         memories[node] = memories[into] = Memory(into, into.dtype)
-    return Scheduled(plan, {g: _schedule(g, plan, target, hints, memories) for g in plan.steps if isinstance(g, Group)})
+    return Scheduled(plan, {g: _schedule(g, plan, target, hints, memories, table) for g in plan.steps if isinstance(g, Group)})
 
 
-def _schedule(g: Group, plan: Plan, target, hints: Hints, memories: dict) -> tuple[Body, Schedule]:
+def _schedule(g: Group, plan: Plan, target, hints: Hints, memories: dict, table: Table = _NONE) -> tuple[Body, Schedule]:
     b = coalesce(body(g, plan.stores[g], plan.roles[g].parallel, memories))
     if target.kind == "gpu":
         b = shared_extremes(b)
-        return b, tiles.choose(b, hints, target)
+        return b, tuned.choose(b, hints, target, table)
     return b, choose(b, hints, target)
 
 
-def _lower(b: Body, s: Schedule | TileSchedule, hints: Hints, target) -> Kernel | tuple[TileKernel, ...]:
+def _lower(b: Body, s: Schedule | TileSchedule, hints: Hints, target, table: Table = _NONE) -> Kernel | tuple[TileKernel, ...]:
     if target.kind == "gpu":
-        return lower_tiles(b, s, hints, target.name, lambda again: tiles.choose(again, hints, target), target.fast)
+        return lower_tiles(b, s, hints, target.name, lambda again: tuned.choose(again, hints, target, table), target.fast)
     return lower(b, s, hints)
 
 
-def lower_plan(scheduled: Scheduled, target) -> Lowered:
+def lower_plan(scheduled: Scheduled, target, table: Table = _NONE) -> Lowered:
     """A kernel for every group."""
     plan, bodies, kernels = scheduled.plan, dict(scheduled.bodies), {}
     hints = estimates(plan.graph, target)
@@ -72,7 +76,7 @@ def lower_plan(scheduled: Scheduled, target) -> Lowered:
         if not isinstance(g, Group):
             continue
         try:
-            kernels[g] = _lower(*bodies[g], hints, target)
+            kernels[g] = _lower(*bodies[g], hints, target, table)
         except Unschedulable as why:
             del bodies[g]
             if len(g.members) == 1:
@@ -127,12 +131,17 @@ def render_plan(lowered: Lowered) -> dict[Group, Built | BuiltTiles]:
     out: dict[Group, Built | BuiltTiles] = {}
     for g, k in lowered.kernels.items():
         if not isinstance(k, Kernel):
-            out[g] = BuiltTiles(g, tuple(_part(x) for x in k))
+            out[g] = BuiltTiles(g, parts(k))
             continue
         prelude, text = render(k, _PLACEHOLDER)
         key = "k" + hashlib.sha256("".join((*prelude, text)).encode()).hexdigest()[:16]
         out[g] = Built(g, k, text.replace(_PLACEHOLDER, key), key, prelude)
     return out
+
+
+def parts(kernels: tuple[TileKernel, ...]) -> tuple[Part, ...]:
+    """Each of them with its text, named by what it says."""
+    return tuple(_part(k) for k in kernels)
 
 
 def _part(k: TileKernel) -> Part:

@@ -2,13 +2,14 @@
 
     SizeClass ::= low <= n <= high, n a multiple of `multiple` and not of `other`
 
-A symbolic graph is planned and scheduled for the class that the sizes at hand are in, by nothing else of them, so that every size of the class gets the
-same kernels: right for all of them (what is held in registers covers `high`), and near what a static size gets. The host looks at each call which
-class its sizes are in. Classes are finer the more a kernel depends on a size:
+A symbolic graph is planned and scheduled for the class that the sizes at hand are in, by nothing else of them, so that every size of the class gets
+the same kernels: right for all of them (what is held in registers covers `high`), and near what a static size gets. The host looks at each call
+which class its sizes are in. Classes are finer the more a kernel depends on a size:
 
-    a size that contiguous rows are folded along    eighths of an octave, and each of their ends alone (no mask); how far a row begins from whole words
-    one that neighbours in memory are counted by     an octave, quarters of one where it is short; how far such a line begins from whole words
-    any other                                        an octave
+    contiguous rows are folded along it       eighths of an octave, and each of their ends alone (no mask); what of 16, 8 and 4 divides it
+    neighbours in memory are counted by it    an octave, quarters of one where it is short; what of 16, 8 and 4 divides it
+    anything else is folded along it          an octave; what of 64 and 16 divides it
+    any other                                 an octave
 """
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ QUARTERS = 256          # in quarters; shorter ones in octaves
 LONGEST = 1 << 15       # rows beyond are seldom held: octaves
 LARGEST = 1 << 22       # all sizes beyond are one class: no choice looks at more
 SMALL = 16              # tensors of so many times fewer elements than the largest are read and written however it comes
-TILES = (64, 16)        # what a number of rows may be a multiple of: a tile's, which then needs no mask (89% of the limit, 63 with one, for sums of columns)
+TILES = (64, 16)        # what a number of rows may be a multiple of: a tile's, which then needs no mask (sums of columns: 89% of the limit, 63 with one)
 WORDS = (16, 8, 4)      # what a row's length may be a multiple of: Triton's word for aligned integers, 16 bytes of 16-bit types, of f32
 
 
@@ -46,12 +47,11 @@ class SizeClass:
 
     def text(self, name: str) -> str:
         """Python text of the condition on `name`."""
-        parts = [f"{name} == {self.low}" if self.low == self.high else f"{self.low} <= {name}" + (f" <= {self.high}" if self.high is not None else "")]
-        if self.low != self.high and self.multiple > 1:
-            parts.append(f"not {name} % {self.multiple}")
-        if self.low != self.high and self.other:
-            parts.append(f"{name} % {self.other}")
-        return " and ".join(parts)
+        if self.low == self.high:
+            return f"{name} == {self.low}"
+        parts = [f"{self.low} <= {name}" + (f" <= {self.high}" if self.high is not None else "")]
+        parts += [f"not {name} % {self.multiple}"] if self.multiple > 1 else []
+        return " and ".join([*parts, *([f"{name} % {self.other}"] if self.other else [])])
 
 
 def octave(n: int) -> SizeClass:
@@ -115,7 +115,7 @@ def condition(graph: Graph) -> str:
 
 
 def _roles(graph: Graph) -> tuple[set[str], set[str], set[str]]:
-    """Names of the sizes (that contiguous rows are folded along, that anything is folded along, that large tensors' neighbours in memory are counted by)."""
+    """Names of the sizes (that contiguous rows are folded along, that anything is, that large tensors' neighbours in memory are counted by)."""
     rows, folded, inner = set(), set(), set()
     traced = {node: elements(node, graph.hints) for node in graph.nodes if hasattr(node, "shape")}
     large = {node for node, n in traced.items() if n * SMALL >= max(traced.values())}

@@ -14,8 +14,8 @@ MOST = 32               # programs for classes; what comes then gets the one tha
 
 
 class Classes:
-    """`make(sizes, other)`: (condition, function) for the class of `sizes`, or for all sizes where they are None; a condition is text over the names of
-    inputs, and the function hands calls of other sizes to `other`. `inputs`: the names of the arguments in order."""
+    """`make(sizes, other)`: (condition, function) for the class of `sizes`, or for all sizes where they are None; a condition is text over the names
+    of inputs, and the function hands calls of other sizes to `other`. `inputs`: the names of the arguments in order."""
 
     def __init__(self, inputs: tuple[str, ...], make: Callable[[Mapping[str, int] | None, Boxed], tuple[str, Boxed]]):
         self.inputs, self.make = inputs, make

@@ -5,11 +5,12 @@
     tokamak verify [--target TARGET] [--json] [--extract KERNEL] [--output FILE] SCRIPT [ARGUMENT ...]
     tokamak profile [--json FILE] [--fail-if CONDITIONS] [--seconds SECONDS] SCRIPT [ARGUMENT ...]
     tokamak optimize [--json FILE] [--allow RUNGS] [--seconds SECONDS] SCRIPT [ARGUMENT ...]
+    tokamak tune SCRIPT [ARGUMENT ...]
     tokamak doctor [--json] [--measure]
 
 All but the last run the script as `python SCRIPT ARGUMENT ...` would and record what it compiles with tokamak. What the script prints goes to standard
-error, the answer to standard output. Exit status: 0; 1 when the script failed or compiled nothing, a kernel is wrong, a condition of --fail-if holds or the
-doctor misses something; 2 for a wrong command line.
+error, the answer to standard output. Exit status: 0; 1 when the script failed or compiled nothing, a kernel is wrong, a condition of --fail-if holds,
+nothing can be tuned or the doctor misses something; 2 for a wrong command line.
 """
 from __future__ import annotations
 
@@ -32,6 +33,7 @@ from .optimize import CONSENT, optimize_called
 from .profile import METRICS, SECONDS, condition, profile_called
 from .record import GraphRecord, Recorder, recording
 from .show import STAGE_TEXTS, exact_text
+from .tune import tuning
 from .verify import examined
 from .watch import Watcher
 
@@ -55,6 +57,8 @@ def run(arguments: Sequence[str] | None) -> int:
     chosen = {name: value for name in ("until", "target") if (value := getattr(given, name, None))}
     if given.command == "verify":
         chosen["check"] = "report"
+    if given.command == "tune":
+        chosen["tuned"] = False         # neighbours are the heuristic's
     for text in filter(str.strip, getattr(given, "fail_if", "").split(",")):
         condition(text)                 # a wrong one is known before the script runs
     with recording(Watcher(keep_arguments=True) if given.command in ("profile", "optimize") else None, **chosen) as recorder:
@@ -95,10 +99,11 @@ def _parser() -> argparse.ArgumentParser:
     optimize.add_argument("--json", metavar="FILE", default="", help="write it into FILE, as JSON")
     optimize.add_argument("--allow", metavar="RUNGS", default="", help=f"rungs that change numbers and may be tried, of {','.join(CONSENT)}")
     optimize.add_argument("--seconds", type=float, default=SECONDS, help="of steps to measure, for each side of each rung")
+    tune = commands.add_parser("tune", help="try schedules near the heuristic's on the GPU, for the script's kernels, and keep what is faster")
     doctor = commands.add_parser("doctor", help="what this machine offers, and what is missing")
     doctor.add_argument("--json", action="store_true", help="the same as JSON")
     doctor.add_argument("--measure", action="store_true", help="measure what memory and arithmetic do at most (seconds), and keep it in the cache folder")
-    for command in (explain, compile, verify, profile, optimize):
+    for command in (explain, compile, verify, profile, optimize, tune):
         command.add_argument("--target", metavar="TARGET", choices=("interpret",), help="interpret: tensors of the CPU as if they were a GPU's, "
                              "with kernels in Triton, which its interpreter runs")
         command.add_argument("script", metavar="SCRIPT")
@@ -154,6 +159,15 @@ def show(found, as_json: bool) -> None:
         print(found, end="")
 
 
+def answer_tune(recorder: Recorder, given: argparse.Namespace) -> int:
+    try:
+        print(tuning(recorder, report=lambda k: print(f"{k.name}: {k.tried} schedules, {k.gain:.2f} times as fast", file=sys.stderr)))
+    except TokamakError as why:
+        print(f"tokamak: {why}", file=sys.stderr)
+        return 1
+    return 0
+
+
 def answer_explain(recorder: Recorder, given: argparse.Namespace) -> int:
     show(explanation(recorder), given.json)
     return 0
@@ -198,7 +212,8 @@ def keep(found, path: str) -> None:
 
 
 ANSWERS: dict[str, Callable[[Recorder, argparse.Namespace], int]] = {
-    "explain": answer_explain, "compile": answer_compile, "verify": answer_verify, "profile": answer_profile, "optimize": answer_optimize}
+    "explain": answer_explain, "compile": answer_compile, "verify": answer_verify, "profile": answer_profile, "optimize": answer_optimize,
+    "tune": answer_tune}
 
 
 def stage_text(record: GraphRecord, stage: str, exact: bool) -> str:

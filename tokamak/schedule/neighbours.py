@@ -1,0 +1,169 @@
+"""Schedules near a TileSchedule: what `tokamak tune` tries, and how what it found is kept and applied.
+
+    Change ::= words of text, one step away from a schedule
+        warps(8)  stages(2)  programs(264)      the field; other warps leave the registers of a thread open
+    registers(0)                            as many registers as it takes
+        tile(i1:2048)                           a parallel or looped axis in tiles of that length; tile(i0:1) is no dimension any more
+        looped(i1:4096)                         held rows, run through in a loop instead
+        held(i1)                                looped rows, held in registers instead
+        shared(i0 / 264)                        a parallel axis shared out among so many programs; shared() gives each its own block
+
+A change means the same for every size of a class: what follows from it (which axes need no mask) is found anew from facts, never kept.
+"""
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ..fuse.cost import Hints
+from ..ir.expr import Load, walk
+from ..ir.index import Axis
+from .body import Body, exprs_of
+from .tiles import STAGED, TileSchedule, cover, power, shifted
+
+MOST_WARPS = 32
+MOST_STAGES = 4
+LANES = 256             # elements of a tile to one thread at most: with one live value they are all its registers
+LARGEST = 1 << 17       # elements of a tile
+WORDS = re.compile(r"(warps|stages|programs|registers|tile|looped|held|shared)\((?:i(\d+))?(?: ?[:/] ?)?(\d+)?\)$")
+
+
+def neighbours(b: Body, s: TileSchedule, hints: Hints, target) -> Iterator[tuple[str, TileSchedule]]:
+    """(change, schedule) for each schedule that is one step from `s` and that a multiprocessor holds."""
+    for change in steps(b, s, hints, target):
+        made = changed(b, s, (change,), hints)
+        if made is not None and made != s and feasible(b, made):
+            yield change, made
+
+
+def steps(b: Body, s: TileSchedule, hints: Hints, target) -> Iterator[str]:
+    """The changes worth trying."""
+    yield from (f"warps({w})" for w in (s.warps // 4, s.warps // 2, s.warps * 2, s.warps * 4) if 1 <= w <= MOST_WARPS)
+    if s.looped or s.split:
+        yield from (f"stages({n})" for n in range(1, MOST_STAGES + 1) if n != s.stages)
+    if s.registers:
+        yield "registers(0)"
+    if s.split:
+        yield from (f"programs({n})" for n in (s.programs // 4, s.programs // 2, s.programs * 2, s.programs * 4) if n >= 1)
+    name = lambda a: f"i{s.order.index(a)}"
+    for a in s.order:
+        tiled = a in s.dims
+        if a in b.parallel or a in s.looped:
+            n = s.sizes(a)[0] if tiled else 1
+            yield from (f"tile({name(a)}:{m})" for m in (n // 4, n // 2, n * 2, n * 4) if m >= 1 and m <= 2 * power(hints(a.extent)))
+        if tiled and a not in b.parallel and a not in s.looped and len([x for x in s.order if x not in b.parallel]) == 1:
+            yield from (f"looped({name(a)}:{m})" for m in (1024, 2048, 4096, 8192) if m < hints(a.extent))
+        if a in s.looped and len(s.looped) == 1 and hints.most(a.extent) is not None:
+            yield f"held({name(a)})"
+    yield from _shares(b, s, hints, target, name)
+
+
+def _shares(b: Body, s: TileSchedule, hints: Hints, target, name) -> Iterator[str]:
+    """Programs that each take many blocks of a parallel axis that no fold crosses, and the way back."""
+    crossed = {a for e in walk(*exprs_of(b)) for a in getattr(e, "over", ()) if a in b.parallel}
+    if crossed:
+        return
+    if s.split:
+        yield "shared()"
+    elif b.parallel:
+        a = max((x for x in s.order if x in b.parallel), key=lambda x: hints(x.extent))
+        yield from (f"shared({name(a)} / {target.threads * n})" for n in (1, 2, 4, 8) if target.threads * n < hints(a.extent))
+
+
+def changed(b: Body, s: TileSchedule, changes: tuple[str, ...], hints: Hints) -> TileSchedule | None:
+    """`s` with `changes` one after the other; None where one cannot be made of it."""
+    for text in changes:
+        found = WORDS.match(text)
+        at, n = (int(found[2]) if found[2] else None, int(found[3]) if found[3] else None) if found else (None, None)
+        if found is None or at is not None and at >= len(s.order):
+            return None
+        s = _CHANGES[found[1]](b, s, s.order[at] if at is not None else None, n, hints)
+        if s is None:
+            return None
+        s = settled(b, s, hints)
+    return s
+
+
+def _warps(b: Body, s: TileSchedule, a: Axis | None, n: int | None, hints: Hints) -> TileSchedule | None:
+    return replace(s, warps=n, registers=0) if a is None and n and power(n) == n else None
+
+
+def _stages(b, s, a, n, hints):
+    return replace(s, stages=n) if a is None and n else None
+
+
+def _registers(b, s, a, n, hints):
+    return replace(s, registers=0) if a is None and n == 0 else None
+
+
+def _programs(b, s, a, n, hints):
+    if not s.split or not n:
+        return None
+    group = s.shift.group if s.shift is not None else 1         # every row of a program begins alike
+    return replace(s, programs=-(-n // group) * group)
+
+
+def _tile(b, s, a, n, hints):
+    if a is None or not n or power(n) != n or a not in b.parallel and a not in s.looped or s.shift is not None and a not in s.looped:
+        return None
+    pieces = dict(s.pieces)
+    if n == 1:
+        pieces.pop(a, None)
+    else:
+        pieces[a] = (n, *pieces.get(a, ())[1:])
+    return replace(s, pieces=tuple(pieces.items()))
+
+
+def _looped(b, s, a, n, hints):
+    rows = {x for x in s.order if x not in b.parallel}
+    if not n or power(n) != n or rows != {a} or a in s.looped or any(x.monoid is not None for x in b.stores):
+        return None
+    ends = s.sizes(a)[-1:] if s.shift is not None else ()
+    return replace(s, pieces=tuple((x, (n, *ends) if x is a else p) for x, p in s.pieces), looped=frozenset((a,)))
+
+
+def _held(b, s, a, n, hints):
+    most = hints.most(a.extent) if a is not None else None
+    if most is None or s.looped != {a} or a not in s.dims or any(x.monoid is not None for x in b.stores):
+        return None
+    whole = (*shifted(most, s.shift.group), *s.sizes(a)[-1:]) if s.shift is not None else cover(most)
+    return replace(s, pieces=tuple((x, whole if x is a else p) for x, p in s.pieces), looped=frozenset())
+
+
+def _shared(b, s, a, n, hints):
+    if any(x in b.parallel for e in walk(*exprs_of(b)) for x in getattr(e, "over", ())):
+        return None
+    if a is None:
+        return replace(s, split=(), programs=1) if s.split else None
+    return _programs(b, replace(s, split=(a,)), None, n, hints) if a in b.parallel and not s.split else None
+
+
+_CHANGES = {"warps": _warps, "stages": _stages, "programs": _programs, "registers": _registers, "tile": _tile, "looped": _looped, "held": _held,
+            "shared": _shared}
+
+
+def settled(b: Body, s: TileSchedule, hints: Hints) -> TileSchedule:
+    """`s` with what follows from its pieces: the order of the dimensions, and which of them need no mask."""
+    pieces = dict(s.pieces)
+    dims = tuple(a for a in s.order if a in pieces)
+
+    def exact(a: Axis) -> bool:
+        if s.shift is not None:
+            return False
+        if a in b.parallel or a in s.looped:
+            return hints.divides(pieces[a][0], a.extent)
+        return hints.exactly(a.extent) == sum(pieces[a])
+    return replace(s, dims=dims, pieces=tuple((a, pieces[a]) for a in dims), exact=frozenset(a for a in dims if exact(a)))
+
+
+def feasible(b: Body, s: TileSchedule) -> bool:
+    """Might registers and shared memory hold it? What the compiler then spills is seen when it is built."""
+    elements = math.prod(sum(p) for _, p in s.pieces)
+    if len(s.dims) > 3 or elements > LARGEST or elements > LANES * 32 * s.warps or s.warps > 1 and elements < 32 * s.warps // 2:
+        return False
+    if s.stages == 1:
+        return True
+    loads = {e for e in walk(*exprs_of(b)) if isinstance(e, Load)}
+    return s.stages * sum(e.dtype.bytes * math.prod(sum(p) for a, p in s.pieces if a in e.axes()) for e in loads) <= STAGED
