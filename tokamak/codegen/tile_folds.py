@@ -20,7 +20,11 @@ class TileFolds(TileValues):
 
     # -- carried folds -------------------------------------------------------------------------------------------------------
     def _fold_dims(self, e: Reduce) -> frozenset:
-        return frozenset(a for a in self.s.dims if a in e.over or any(a in x.free for x in e.args))
+        return frozenset(a for a in self.s.dims if a in e.over or any(a in x.free for x in e.args)) - self._together(e)
+
+    def _together(self, e: Reduce) -> frozenset:
+        """The held axes whose lanes are folded before they are carried across programs' rows."""
+        return self.s.together & set(e.over) if set(e.over) & set(self.s.split) and not _folds_elements(e) else frozenset()
 
     def _accumulators(self, scope: Scope, e: Reduce) -> dict:
         """Registers that carry `e`: one tile a choice of pieces of the held axes that it depends on or folds."""
@@ -67,16 +71,18 @@ class TileFolds(TileValues):
         return tuple(sorted((self.places[a], self.piece[a]) for a in self.held if a in axes))
 
     def _carry(self, scope: Scope, e: Reduce, accumulators: dict) -> None:
-        dims = self._fold_dims(e)
-        for choice in self._choices(dims):
+        dims, together = self._fold_dims(e), self._together(e)
+        for choice in self._choices(dims | together):
             self.piece.update(choice)
             carried = accumulators[self._key(dims)]
             if _folds_elements(e):
                 (self._sum_of_exponentials if e.monoid == "expsum" else self._step)(scope, e, carried)
                 continue
-            values = [self._masked(scope, v, self._type(e, n), e, n) for n, v in enumerate(self._arguments(e))]
+            taken = tuple(self._masked(scope, v, self._type(e, n), e, n).var for n, v in enumerate(self._arguments(e)))
+            if together:
+                taken, _, _ = self._across(scope, Reduce(e.monoid, tuple(together), e.args), taken, dims | together)
             later = self._narrow(e, 1) and len(e.over) == 1        # lane by lane the coordinate grows
-            scope.lines += words.combine_lines(e.monoid, e.args[0].dtype, carried, carried, tuple(v.var for v in values), later)
+            scope.lines += words.combine_lines(e.monoid, e.args[0].dtype, carried, carried, taken, later)
         self._first_pieces()
 
     def _sum_of_exponentials(self, scope: Scope, e: Reduce, carried: tuple) -> None:

@@ -7,6 +7,7 @@
     split       parallel axes that a program runs over in a loop, every so many of them: those that folds cross (programs leave partial results, which a
                 second kernel combines), or rows that read something which one program can keep
     programs    how many programs share the split axes
+    together    held row axes whose lanes a fold across programs takes together at each of its steps; else each lane is carried for itself
     shift       rows that begin at any element, see Shift
     exact       tiled axes whose pieces cover the extent exactly: no mask
     registers   the most that a thread may have, so that all programs that share the split axes run at once; 0 leaves it open
@@ -23,6 +24,7 @@ from ..fuse.cost import Hints
 from ..fuse.sizes import sizes_of
 from ..ir.expr import Const, Load, Reduce, Scan, walk
 from ..ir.index import Axis, Fetch, Index, Size, bounds
+from ..ir.ops import CARRIERS
 from .body import Body, exprs_of
 from .schedule import loop_order, strides_of
 
@@ -37,6 +39,7 @@ PER_THREAD = 16         # elements of a pointwise tile to one thread
 ROW_THREAD = 32         # of a tile that is folded: norms forward reach 75% of the limit over many sizes, against 69 with 16 and 62 with 8
 CARRY_BYTES = 32        # of a row to one thread where column sums are carried: 16-bit LayerNorm backward at six sizes 70 to 77%, 26 to 61 with half as many;
                         # f32 63 and 51% against 49 and 44 with twice as many
+CARRIED_LANES = 32768   # lanes that folds across programs carry for themselves: half of a multiprocessor's registers
 MOST_WARPS = 16
 CARRY_WARPS = 32
 CARRY_RESIDENT = 16     # warps a multiprocessor has in flight then: the fewer programs, the fewer partial results to fold
@@ -78,6 +81,7 @@ class TileSchedule:
     unrolled: frozenset[Axis] = frozenset()
     shift: "Shift | None" = None
     registers: int = 0
+    together: frozenset[Axis] = frozenset()
 
     def sizes(self, a: Axis) -> tuple[int, ...]:
         """The lengths of the pieces that cover tiled axis `a`."""
@@ -93,6 +97,8 @@ class TileSchedule:
             parts.append(f"looped({', '.join(name(a) for a in self.order if a in self.looped)})")
         if self.split:
             parts.append(f"split({', '.join(map(name, self.split))} / {self.programs})")
+        if self.together:
+            parts.append(f"together({', '.join(name(a) for a in self.order if a in self.together)})")
         most = f" registers({self.registers})" if self.registers else ""
         return " ".join((*parts, f"warps({self.warps}) stages({self.stages}){most}{' wide' if self.wide else ''}"))
 
@@ -144,7 +150,7 @@ class _Chooser:
         self.whole = any(set(self.rows) & set(e.over) and not set(self.rows) <= set(e.over) for e in folds) \
             or any(isinstance(e, Scan) for e in walk(*exprs_of(b))) or any(set(e.over) & self.crossed and e.free & set(self.rows) for e in folds)
         self.width = max((sum(1 for x in e.args if not isinstance(x, Const)) if e.monoid != "moments" else 3 for e in folds), default=1)
-        crossing = [e for e in folds if set(e.over) & self.crossed]
+        self.crossing = crossing = [e for e in folds if set(e.over) & self.crossed]
         self.carries = any(e.free & set(self.rows) for e in crossing)                       # partial results along a row
         self.carries_rows = self.carries or any(set(e.over) & set(self.rows) for e in crossing)
         self.line = self._contiguous()
@@ -171,7 +177,8 @@ class _Chooser:
         dims = tuple(a for a in self.order if a in self.pieces)
         elements = math.prod(sum(self.pieces[a]) for a in dims)
         exact = frozenset(a for a in dims if self._exact(a))
-        carries = self.carries
+        self.together = self._together()
+        self.carries = carries = self.carries and not self.together
         each = self._carried_each() if carries else ROW_THREAD if self.rows or self.crossed else PER_THREAD
         each = max(each // self.width, 8) if self.width > 1 else each
         warps = max(1, min(CARRY_WARPS if carries else MOST_WARPS, power(elements // (32 * each))))
@@ -179,16 +186,24 @@ class _Chooser:
         self.resident = self._resident(warps, elements // (32 * warps)) if carries or split and not self.crossed else max(1, RESIDENT // warps)
         return TileSchedule(self.order, dims, tuple((a, self.pieces[a]) for a in dims), frozenset(self.looped), split,
                             self._programs(split) if split else 1, exact, warps, self._stages(), wide=self._wide(), shift=self.shift,
-                            registers=min(REGISTERS // (32 * warps * self.resident) // 8 * 8, 255) if split and self.resident < RESIDENT // warps else 0)
+                            registers=min(REGISTERS // (32 * warps * self.resident) // 8 * 8, 255) if split and self.resident < RESIDENT // warps else 0,
+                            together=self.together)
 
     def _resident(self, warps: int, each: int) -> int:
         """How many programs that hold rows a multiprocessor has registers for: what is read of a row, weights, column sums and what is written
         beside them, `each` elements a thread."""
         held = {(e.node, e.index) for e in walk(*exprs_of(self.b)) if isinstance(e, Load) and self.line in e.index[0].axes()}
-        sums = {(e.monoid, e.over, e.args) for e in walk(*exprs_of(self.b)) if isinstance(e, Reduce) and set(e.over) & self.crossed}
+        sums = {(e.monoid, e.over, e.args) for e in self.crossing if not set(e.over) & self.together}
         made = [s for s in self.b.stores if self.line in s.axes and s.axes & self.crossed]
         registers = BESIDE + each * (len(held) + len(sums) + len(made))
         return max(1, min(REGISTERS // (32 * warps * registers), (CARRY_RESIDENT if self.carries else RESIDENT) // warps))
+
+    def _together(self) -> frozenset[Axis]:
+        """The held row axes that folds across programs cross, where carrying every lane of them would take more registers than a tile's own values."""
+        folds = {(e.monoid, e.over, e.args) for e in self.crossing if e.monoid not in CARRIERS}
+        inside = frozenset(a for _, over, _ in folds for a in over if a in self.pieces and a in self.rows and a not in self.looped)
+        lanes = math.prod(sum(self.pieces[a]) for a in self.pieces)
+        return inside if inside and self.shift is None and lanes * len(folds) > CARRIED_LANES else frozenset()
 
     def _carried_each(self) -> int:
         """Elements of a row to one thread where column sums are carried."""
