@@ -117,7 +117,7 @@ class TileFolds(TileValues):
     def _finish(self, scope: Scope, e: Reduce, accumulators: dict) -> tuple[Value, ...]:
         """The folded value at the current pieces of its free axes: every piece of the folded axes combined."""
         dims = self._fold_dims(e)
-        folded = [a for a in self.held if a in e.over]
+        folded = [a for a in self.held if a in e.over and a not in self._together(e)]
         parts: dict = {}
         saved = dict(self.piece)
         for choice in self._choices(folded):
