@@ -81,3 +81,11 @@ def test_nothing_is_loaded_unless_asked():
     import sys
     code = "import sys, torch, tokamak; tokamak.compile(lambda x: x + 1, cache_dir='')(torch.ones(3)); assert 'tokamak.check' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_constant_of_the_program_under_a_gradient():
+    """Constants are looked at when a graph is called: while it is compiled every tensor is a fake one."""
+    table = torch.tensor(3.0)
+    x = torch.rand(5, requires_grad=True)
+    checked(lambda x: torch.where(x > 0.5, x * 2, torch.tensor(0.0)) + torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]) * table)(x).sum().backward()
+    assert x.grad.isfinite().all()

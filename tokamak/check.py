@@ -70,11 +70,13 @@ def checked(call: Callable[[list], list], captured: Graph, plan: Plan, constants
     """`call` runs the program of `watched(plan)`. The result raises CheckFailed where a value differs from the reference's; given `report`, it tells
     that of the first call instead, and compares nothing."""
     stored = _stored(plan)
-    known = {n: _array(t) for n, t in constants.items()}
+    known: dict = {}            # filled at the first call: torch's fake tensors are about while a graph is compiled
     told = []
 
     def run(args: list) -> list:
         kept = list(args)
+        if not known:
+            known.update((n, _array(t)) for n, t in constants.items())
         before = [_array(a) for a in args] if report is None or not told else []
         found = call(args)
         cut = len(found) - len(stored)
