@@ -28,11 +28,12 @@ from .machine import peaks
 from .profile import SECONDS, by_position, device_of, give_back
 from .record import recording
 from .verify import as_array, distance, draws, FURTHER, results, ROUNDINGS, twin
-from .watch import Step, Watcher, host_timed, interleaved, peak_bytes, traced
+from .watch import Looked, Step, Watcher, interleaved, peak_bytes, traced
 
 PAYS = 0.97             # of the step before that a rung's may take
 SHARE = 0.03            # of the step that a rung has to be able to make faster
 FLOOR = 1e-4            # of the largest result's norm: what is smaller is measured against that
+AGAIN = "fuse again"    # on top of rungs that made the rest faster
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "matmul", "linear")
 CONSENT = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -63,7 +64,7 @@ class Staircase:
 
     @property
     def code(self) -> str:
-        return "\n".join(r.code for r in self.rungs if r.kept and r.code)
+        return "\n".join(r.code for r in sorted(self.rungs, key=lambda r: not r.name.startswith("fuse")) if r.kept and r.code)
 
     def to_json(self, indent: int | None = None) -> str:
         return json.dumps({**asdict(self), "code": self.code}, indent=indent)
@@ -133,6 +134,8 @@ def optimize(fn: Callable, *inputs, allow: Sequence[str] = (), options: Mapping[
         climb.first()
         for name, way, code in rungs(climb.device, allow):
             climb.rung(name, way, code)
+        if climb.changes and "compiled" not in climb.changes and "worth" in climb.found[1].why:
+            climb.rung(AGAIN, *next(rungs(climb.device, ()))[1:])
         return Staircase(climb.device, tuple(climb.found), climb.stopped(allow))
     finally:
         torch._dynamo.reset()
@@ -193,8 +196,8 @@ class _Climb:
         way = Way()
         self.kept = self.step_of(way)
         self.time = interleaved({"eager": self.kept}, self.device, self.seconds)["eager"].least
-        self.eager_error = self.error(way)
-        self.found.append(Rung("eager", self.time, peak_bytes(self.kept, self.device, give_back), self.eager_error, True, "where it starts", ""))
+        self.kept_error = self.error(way)
+        self.found.append(Rung("eager", self.time, peak_bytes(self.kept, self.device, give_back), self.kept_error, True, "where it starts", ""))
 
     def rung(self, name: str, changes: dict, code: str) -> None:
         reason = self.useless(name)
@@ -214,7 +217,7 @@ class _Climb:
         if name == "fuse":
             self.look(watcher, made, times["now"].step)
         if kept:
-            self.kept, self.changes, self.time = made, {**self.changes, **changes}, took
+            self.kept, self.changes, self.time, self.kept_error = made, {**self.changes, **changes}, took, wide
 
     def wrong(self, name: str, error: float | None) -> str:
         """Why numbers forbid a rung, or ''."""
@@ -223,15 +226,17 @@ class _Climb:
         if not math.isfinite(error):
             return "its results hold infinities or NaN that float64 does not"
         eps = torch.finfo(torch.float32).eps
-        if name == "fuse" and error > max(FURTHER * (self.eager_error or 0.0), ROUNDINGS * eps):
-            return f"further from float64 than eager: {error:.1e} instead of {self.eager_error:.1e}; tokamak.verify says where"
+        if name in ("fuse", AGAIN) and error > max(FURTHER * (self.kept_error or 0.0), ROUNDINGS * eps):
+            return f"further from float64 than before: {error:.1e} instead of {self.kept_error:.1e}; tokamak.verify says where"
         return ""
 
     # -- what is left to gain ------------------------------------------------------------------------------------------------
     def look(self, watcher: Watcher, made: Step, step: float) -> None:
         """What the kernels of the fused program take."""
         if self.device == "cpu":
-            each = host_timed(watcher, made, self.seconds / 2)
+            looked = Looked("fused", watcher)
+            step = interleaved({"fused": made}, self.device, self.seconds / 2, looked=looked)["fused"].step
+            each = looked.seconds()
             self.busy = sum(each.values())
         else:
             seen = traced(made, self.device, watcher)

@@ -30,7 +30,7 @@ from .kernels import least_bytes, plan_of
 from .limits import Row
 from .machine import Peaks, peaks
 from .record import GraphRecord, recording
-from .watch import KERNEL, Step, Traced, Watcher, host_timed, interleaved, operator_seconds, peak_bytes, traced
+from .watch import KERNEL, Looked, Step, Traced, Watcher, interleaved, operator_seconds, peak_bytes, traced
 
 SECONDS = 1.0           # of steps, for each side
 
@@ -214,7 +214,8 @@ def restored(optimizer: torch.optim.Optimizer | None, parameters: Sequence[torch
 def examined(watcher: Watcher, eager: Step, made: Step, device: str, here: Peaks, first: float, seconds: float) -> Profile:
     """Measures both steps, which have run before, and puts together what is known of them."""
     gpu = device != "cpu"
-    times = interleaved({"eager": eager, "compiled": made}, device, seconds)
+    looked = Looked("compiled", watcher)
+    times = interleaved({"eager": eager, "compiled": made}, device, seconds, looked=None if gpu else looked)
     e, records = explanation(watcher), watcher.graphs
     notes = [f"{r.name} {r.eager}" for r in records if r.eager]
     if gpu:
@@ -222,7 +223,7 @@ def examined(watcher: Watcher, eager: Step, made: Step, device: str, here: Peaks
         each, busy, count = by_position(seen, records), (plain.busy, seen.busy), (plain.kernels, seen.kernels)
         phases = plain.phases(), seen.phases()
     else:
-        each = host_timed(watcher, made, seconds)
+        each = looked.seconds()
         busy = min(operator_seconds(eager), times["eager"].step), sum(each.values())
         count, phases = (e.before.operations, e.after.operations), (times["eager"].phases, times["compiled"].phases)
     found = limits.rows([r for r in records if any(name == r.name for name, _ in each)], each, here)

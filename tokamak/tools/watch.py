@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -140,28 +140,62 @@ class Times:
     least: float = 0.0
 
 
-def interleaved(steps: dict[str, Step], device: str, seconds: float, least: int = 5) -> dict[str, Times]:
-    """Times of several ways of making a step, taken in turn, so that other work on the machine meets all of them alike."""
+def interleaved(steps: dict[str, Step], device: str, seconds: float, least: int = 5, looked: Looked | None = None) -> dict[str, Times]:
+    """Times of several ways of making a step, taken in turn, so that other work on the machine meets all of them alike. `looked` at one of them: its
+    kernels are timed in the same steps."""
     taken: dict[str, list[dict[str, float]]] = {name: [] for name in steps}
     end = time.perf_counter() + seconds * len(steps)
     while time.perf_counter() < end or min(map(len, taken.values())) < least:
         for name, step in steps.items():
-            taken[name].append(_one(step, device))
+            with looked.step() if looked is not None and looked.name == name else contextlib.nullcontext():
+                taken[name].append(_one(step, device))
     return {name: _medians(found) for name, found in taken.items()}
 
 
+class Looked:
+    """Looks at the kernels of the steps called `name`, whose programs tell `watcher`, by the host's clock: what runs on the CPU runs while the host
+    waits for it."""
+
+    def __init__(self, name: str, watcher: Watcher):
+        self.name, self.watcher = name, watcher
+        self.taken: dict[tuple[str, int], list[float]] = {}
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        self.watcher.events, self.watcher.mode = [], "time"
+        try:
+            yield
+        finally:
+            self.watcher.mode = ""
+        sums: dict[tuple[str, int], int] = {}
+        for graph, position, took in self.watcher.events:
+            sums[graph, position] = sums.get((graph, position), 0) + took
+        for key, took in sums.items():
+            self.taken.setdefault(key, []).append(took * 1e-9)
+
+    def seconds(self) -> dict[tuple[str, int], float]:
+        """(graph, position) -> seconds a step, medians."""
+        return {key: statistics.median(taken) for key, taken in self.taken.items()}
+
+
 def _one(step: Step, device: str) -> dict[str, float]:
-    """One step by the clock, the device idle before it; then the device's own time, which is the longer one where it works behind the host."""
+    """One step by the host's clock, the device idle before it; on a GPU the whole of it between two events there."""
     phases, found = step.phases(), {}
+    gpu = torch.device(device).type == "cuda"
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if gpu else []
     synchronize(device)
+    if gpu:
+        events[0].record(torch.cuda.current_stream(device))
     start = last = time.perf_counter()
     for name, phase in phases.items():
         phase()
         now = time.perf_counter()
         found[name], last = now - last, now
-    found["host"] = last - start
-    synchronize(device)
-    found["step"] = time.perf_counter() - start
+    found["host"] = found["step"] = last - start
+    if gpu:
+        events[1].record(torch.cuda.current_stream(device))
+        synchronize(device)
+        found["step"] = events[0].elapsed_time(events[1]) * 1e-3
     return found
 
 
@@ -175,26 +209,7 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize(device)
 
 
-# -- what a kernel takes -----------------------------------------------------------------------------------------------------
-def host_timed(watcher: Watcher, step: Step, seconds: float, least: int = 5) -> dict[tuple[str, int], float]:
-    """(graph, position) -> seconds a step, medians: what runs on the CPU runs while the host waits for it."""
-    phases, found, end = step.phases(), {}, time.perf_counter() + seconds
-    count = 0
-    while time.perf_counter() < end or count < least:
-        watcher.events, watcher.mode, count = [], "time", count + 1
-        try:
-            for phase in phases.values():
-                phase()
-        finally:
-            watcher.mode = ""
-        sums: dict[tuple[str, int], int] = {}
-        for graph, position, took in watcher.events:
-            sums[graph, position] = sums.get((graph, position), 0) + took
-        for key, took in sums.items():
-            found.setdefault(key, []).append(took * 1e-9)
-    return {key: statistics.median(taken) for key, taken in found.items()}
-
-
+# -- on a GPU ----------------------------------------------------------------------------------------------------------------
 @dataclass
 class Traced:
     """What torch's profiler saw of `steps` steps: `by_phase` and `by_kernel` hold the same spans under the ranges that started them."""
