@@ -23,7 +23,7 @@ DRIVER = r"""
 #include <string.h>
 typedef struct { void *function; unsigned shape[7]; void *stream; int64_t arguments[8]; int32_t small; int together; void *context; } launch;
 launch launches[64];
-int launched, loaded, answer, count = 3, mode = 0, relaxed_at_load, shared_asked;
+int launched, loaded, answer, count = 3, mode = 0, relaxed_at_load, shared_asked, any_cluster;
 char images[64][16];
 void *current;
 int cuGetErrorName(int code, const char **text) { *text = code == 1 ? "CUDA_ERROR_INVALID_VALUE" : "CUDA_ERROR_SOMETHING"; return 0; }
@@ -42,7 +42,7 @@ int cuModuleLoadData(void **module, const char *image) {
 }
 int cuModuleGetFunction(void **function, void *module, const char *name) { *function = module; return 0; }
 int cuFuncGetAttribute(int *value, int which, void *function) { *value = 0; return 0; }
-int cuFuncSetAttribute(void *function, int which, int value) { shared_asked = value; return 0; }
+int cuFuncSetAttribute(void *function, int which, int value) { if (which == 8) shared_asked = value; else any_cluster += which == 14; return 0; }
 static int take(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned g, unsigned s, void *stream, void **p, int together) {
     if (answer) return answer;
     launch *l = &launches[launched++];
@@ -58,6 +58,12 @@ int cuLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsi
 }
 int cuLaunchCooperativeKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned g, unsigned s, void *stream, void **p) {
     return take(f, a, b, c, d, e, g, s, stream, p, 1);
+}
+typedef struct { int id; char padding[4]; unsigned size[3]; char rest[52]; } attribute;
+typedef struct { unsigned grid[3], block[3], shared; void *stream; attribute *attributes; unsigned count; } configuration;
+int cuLaunchKernelEx(const configuration *h, void *f, void **p, void **extra) {
+    if (extra || h->count != 1 || h->attributes->id != 4 || h->attributes->size[1] != 1 || h->attributes->size[2] != 1) return 999;
+    return take(f, h->grid[0], h->grid[1], h->grid[2], h->block[0], h->block[1], h->block[2], h->shared, h->stream, p, -(int)h->attributes->size[0]);
 }
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *n, void *f, int threads, size_t shared) { *n = 2048 / threads; return 0; }
 int cuMemHostAlloc(void **host, size_t size, unsigned flags) { *host = malloc(size); memset(*host, 7, size); return flags == 3 ? 0 : 1; }
@@ -168,6 +174,17 @@ def test_cooperative_kernels_are_launched_together(fake, launch):
     call(placed, 16, 1, 0.0)
     assert [s.together for s in fake.launches] == [1, 1]
     assert placed.resident == 2048 // 128 * 132
+
+
+@pytest.mark.parametrize("cluster", [2, 8, 16])
+def test_clusters_are_launched_with_their_size(fake, launch, cluster):
+    placed = fake.kernel(launch, cluster=cluster).on("cuda:0")
+    for _ in range(2):
+        call(placed, 16, -3, 2.5, grid=(32, 1, 1))
+    for seen in fake.launches:
+        assert (list(seen.shape), seen.stream, seen.together) == ([32, 1, 1, 128, 1, 1, 0], 77, -cluster)
+        assert seen.arguments[0] == 16 and seen.small == -3 and list(seen.arguments[3:5]) == [0, 0]
+    assert len(fake.launches) == 2 and fake.number("any_cluster").value == (cluster > 8)
 
 
 def test_much_shared_memory_is_asked_for(fake, launch):

@@ -31,17 +31,21 @@ ASK = -1                    # what a launch answers when it needs `Placed.__call
 HEAD = 4                    # words before the arguments
 INVALID_VALUE, INVALID_CONTEXT = 1, 201
 _LARGE = 48 << 10           # bytes of shared memory from which on a kernel has to ask
-_SHARED, _PROCESSORS = 8, 16          # the driver's numbers of attributes
+_SHARED, _PROCESSORS, _ANY_CLUSTER = 8, 16, 14          # the driver's numbers of attributes
+PORTABLE = 8                # programs of a cluster that every GPU with clusters runs; more have to be asked for
 _RELAXED = 2
 
 _LAUNCHER = """#include <stdint.h>
+typedef struct { int id; char padding[4]; unsigned size[3]; char rest[52]; } attribute;
+typedef struct { unsigned grid[3], block[3], shared; void *stream; attribute *attributes; unsigned count; } configuration;
 typedef struct kernel {
     void *function;
     const struct kernel *next;
     int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
     int (*together)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **);
+    int (*clustered)(const configuration *, void *, void **, void **);
     const int32_t *divisible;
-    int32_t checks, count, hidden, threads, shared, cooperative, ready;
+    int32_t checks, count, hidden, threads, shared, cooperative, cluster, ready;
 } kernel;
 
 int64_t tk_gpu_launch(const int64_t *words, int64_t stream) {
@@ -61,6 +65,11 @@ int64_t tk_gpu_launch(const int64_t *words, int64_t stream) {
     for (int i = 0; i < k->hidden; i++) parameters[k->count + i] = &none;
     if (k->cooperative)
         return k->together(k->function, x, y, z, k->threads, 1, 1, k->shared, (void *)stream, parameters);
+    if (k->cluster > 1) {
+        attribute size = {4, {0}, {k->cluster, 1, 1}, {0}};
+        configuration how = {{x, y, z}, {k->threads, 1, 1}, k->shared, (void *)stream, &size, 1};
+        return k->clustered(&how, k->function, parameters, 0);
+    }
     return k->launch(k->function, x, y, z, k->threads, 1, 1, k->shared, (void *)stream, parameters, 0);
 }
 """
@@ -68,9 +77,19 @@ int64_t tk_gpu_launch(const int64_t *words, int64_t stream) {
 
 class Record(ctypes.Structure):
     """A kernel on a device as the launcher sees it. `ready`: it may be launched as it stands."""
-    _fields_ = [("function", c_void_p), ("next", c_void_p), ("launch", c_void_p), ("together", c_void_p), ("divisible", ctypes.POINTER(c_int32)),
-                ("checks", c_int32), ("count", c_int32), ("hidden", c_int32), ("threads", c_int32), ("shared", c_int32), ("cooperative", c_int32),
-                ("ready", c_int32)]
+    _fields_ = [("function", c_void_p), ("next", c_void_p), ("launch", c_void_p), ("together", c_void_p), ("clustered", c_void_p),
+                ("divisible", ctypes.POINTER(c_int32)), ("checks", c_int32), ("count", c_int32), ("hidden", c_int32), ("threads", c_int32),
+                ("shared", c_int32), ("cooperative", c_int32), ("cluster", c_int32), ("ready", c_int32)]
+
+
+class Attribute(ctypes.Structure):
+    """The driver's CUlaunchAttribute with the size of a cluster, and the configuration of a launch that has it."""
+    _fields_ = [("id", c_int), ("padding", c_int), ("size", c_uint * 3), ("rest", ctypes.c_char * 52)]
+
+
+class Configuration(ctypes.Structure):
+    _fields_ = [("grid", c_uint * 3), ("block", c_uint * 3), ("shared", c_uint), ("stream", c_void_p), ("attributes", ctypes.POINTER(Attribute)),
+                ("count", c_uint)]
 
 
 # -- the driver ----------------------------------------------------------------------------------------------------------
@@ -82,6 +101,7 @@ _SIGNATURES = {
     "cuFuncSetAttribute": (c_void_p, c_int, c_int),
     "cuLaunchKernel": (c_void_p, *(c_uint,) * 7, c_void_p, c_void_p, c_void_p),
     "cuLaunchCooperativeKernel": (c_void_p, *(c_uint,) * 7, c_void_p, c_void_p),
+    "cuLaunchKernelEx": (c_void_p,) * 4,
     "cuOccupancyMaxActiveBlocksPerMultiprocessor": (c_void_p, c_void_p, c_int, ctypes.c_size_t),
     "cuMemHostAlloc": (c_void_p, ctypes.c_size_t, c_uint), "cuMemHostGetDevicePointer_v2": (c_void_p, c_void_p, c_uint),
     "cuThreadExchangeStreamCaptureMode": (c_void_p,),
@@ -194,21 +214,31 @@ class Plan:
         self.words, self.hidden = c_int64 * record.count, c_int64 * max(record.hidden, 1)
         self.parameters = ctypes.c_uint64 * (record.count + record.hidden)
         self.prototype, self.last = (_TOGETHER, ()) if record.cooperative else (_LAUNCH, (None,))
+        self.size = Attribute(4, 0, (record.cluster, 1, 1))
         self.function = None
 
     def submit(self, packed: bytes, x: int, y: int, z: int, stream: int, scratch: int = 0) -> int:
         """The driver's answer. `scratch`: the address of the kernel's own workspace."""
         if self.function is None:
-            self.function = self.prototype(self.record.together if self.record.cooperative else self.record.launch)
+            self.function = self._function()
         record, words, hidden = self.record, self.words.from_buffer_copy(packed, 8 * HEAD), self.hidden(scratch)
         first, beside = ctypes.addressof(words), ctypes.addressof(hidden)
         parameters = self.parameters(*range(first, first + 8 * record.count, 8), *range(beside, beside + 8 * record.hidden, 8))
+        if record.cluster > 1:
+            how = Configuration((x, y, z), (record.threads, 1, 1), record.shared, stream, ctypes.pointer(self.size), 1)
+            return self.function(ctypes.addressof(how), record.function, ctypes.addressof(parameters), None)
         return self.function(record.function, x, y, z, record.threads, 1, 1, record.shared, stream, ctypes.addressof(parameters), *self.last)
+
+    def _function(self):
+        """The driver's function that launches it."""
+        record = self.record
+        return _CLUSTERED(record.clustered) if record.cluster > 1 else self.prototype(record.together if record.cooperative else record.launch)
 
 
 _plans: dict[int, Plan] = {}            # by the address of their record
 _LAUNCH = ctypes.CFUNCTYPE(c_int, *_SIGNATURES["cuLaunchKernel"])
 _TOGETHER = ctypes.CFUNCTYPE(c_int, *_SIGNATURES["cuLaunchCooperativeKernel"])
+_CLUSTERED = ctypes.CFUNCTYPE(c_int, *_SIGNATURES["cuLaunchKernelEx"])
 
 
 # -- kernels -------------------------------------------------------------------------------------------------------------
@@ -289,7 +319,7 @@ class Variant:
         self.binary, self.divisible = binary, tuple(sorted(binary.unit.divisible))
         self.positions = (c_int32 * max(len(self.divisible), 1))(*self.divisible)
         self.record = Record(divisible=self.positions, checks=len(self.divisible), count=len(binary.unit.signature), hidden=binary.hidden,
-                             threads=binary.threads, shared=binary.shared, cooperative=binary.unit.cooperative)
+                             threads=binary.threads, shared=binary.shared, cooperative=binary.unit.cooperative, cluster=binary.unit.cluster)
         self.address = ctypes.addressof(self.record)
         self.plan = _plans[self.address] = Plan(self.record)
         weakref.finalize(self, _plans.pop, self.address, None).atexit = False
@@ -303,7 +333,10 @@ class Variant:
         driver.call("cuModuleGetFunction", byref(function), module, self.binary.entry.encode())
         if self.binary.shared > _LARGE:
             driver.call("cuFuncSetAttribute", function, _SHARED, self.binary.shared)
+        if self.record.cluster > PORTABLE:
+            driver.call("cuFuncSetAttribute", function, _ANY_CLUSTER, 1)
         self.record.launch, self.record.together = driver.address("cuLaunchKernel"), driver.address("cuLaunchCooperativeKernel")
+        self.record.clustered = driver.address("cuLaunchKernelEx")
         self.record.function = function
         self.record.ready = not self.binary.scratch[0]          # a kernel with a workspace is launched from here every time
 

@@ -35,7 +35,9 @@ class GpuUnit:
     """Triton text that defines the jitted function `name`, whose parameters have the Triton types `signature`, in order; there are no constexprs.
     `divisible`: positions of parameters that are multiples of 16 (pointers: 16-byte aligned, integers: value % 16 == 0); where a call breaks that, a
     variant of the kernel is built that does not rely on it. `cooperative`: all programs of the grid are resident at once (they wait for each other).
-    `contract`: a product may be added to something without being rounded first. `registers`: the most that a thread may have; 0 leaves it open. `name` stands for the text and all other fields."""
+    `cluster`: so many neighbours of the grid, which it is a multiple of, run side by side and see each other's shared memory.
+    `contract`: a product may be added to something without being rounded first. `registers`: the most that a thread may have; 0 leaves it open.
+    `name` stands for the text and all other fields."""
     name: str
     text: str
     signature: tuple[str, ...]
@@ -45,6 +47,7 @@ class GpuUnit:
     cooperative: bool = False
     contract: bool = True
     registers: int = 0
+    cluster: int = 1
 
 
 @dataclass(frozen=True)
