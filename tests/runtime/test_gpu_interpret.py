@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -94,6 +95,36 @@ def test_a_grid_of_what_is_resident_is_one_program():
     assert x.tolist() == [1] + [0] * 8
     with pytest.raises(InternalError, match="waits"):
         interpreted(counted).run((2,), (x,))
+
+
+SHARE = GpuUnit("share", HEAD.replace("@", "from tokamak.codegen import triton_lib as tk\n@") + """def share(p0, p1, p2):
+    tk.arrive()
+    b0 = tl.program_id(0)
+    i, lanes = tl.arange(0, 4), tl.arange(0, 4)
+    x = tl.load(p0 + b0 * 4 + i)
+    total, most = tk.exchange2(tl.sum(x, 0), tl.max(x, 0).to(tl.int64), lanes, 3, True)
+    whole = tl.sum(tl.where(lanes < 3, total, 0.0), 0)
+    again = tk.exchange1(tl.sum(x - whole, 0), lanes, 3, False)
+    tl.store(p1 + b0 * 4 + lanes, again, mask=lanes < 3)
+    tl.store(p2 + b0 * 4 + lanes, most, mask=lanes < 3)
+""", ("*fp32", "*fp32", "*i64"), cluster=3)
+
+
+def test_programs_of_a_cluster_exchange_values():
+    x, y, most = torch.randn(6, 4), torch.zeros(6, 4), torch.zeros(6, 4, dtype=torch.int64)
+    interpreted(SHARE).run((6,), (x, y, most))
+    rows = x.reshape(2, 3, 4)
+    said = (rows - rows.sum((1, 2), keepdim=True)).sum(2)
+    torch.testing.assert_close(y.reshape(2, 3, 4)[..., :3], said[:, None].expand(2, 3, 3))
+    assert torch.equal(most.reshape(2, 3, 4)[..., :3], rows.amax(2).long()[:, None].expand(2, 3, 3))
+
+
+@pytest.mark.parametrize("ends", ["raise", "return"])
+def test_what_one_program_of_a_cluster_raises_is_raised(ends):
+    other = {"raise": "tl.store(p1, tl.load(p0 + q9))", "return": "tl.store(p1, 0.0)"}[ends]
+    text = SHARE.text.replace("    total, most", f"    if b0 == 4:\n        {other}\n        return\n    total, most")
+    with pytest.raises(Exception, match="q9|others wait for"):
+        interpreted(replace(SHARE, name="share", text=text)).run((6,), (torch.randn(6, 4), torch.zeros(6, 4), torch.zeros(6, 4, dtype=torch.int64)))
 
 
 def test_not_on_another_device():

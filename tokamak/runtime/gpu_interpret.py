@@ -75,11 +75,27 @@ class Interpreted:
             scope = interpreter._patch_lang(function)
             try:
                 interpreter.interpreter_builder.set_grid_dim(*grid)
-                for place in itertools.product(*map(range, grid)):
-                    interpreter.interpreter_builder.set_grid_idx(*place)
-                    function(*arguments)
+                places = itertools.product(*map(range, grid))
+                if self.unit.cluster > 1:
+                    self._clusters(lambda: function(*arguments), list(places))
+                else:
+                    for place in places:
+                        interpreter.interpreter_builder.set_grid_idx(*place)
+                        function(*arguments)
             finally:
                 scope.restore()
+
+    def _clusters(self, program, places: list) -> None:
+        """`program` at all `places`, a cluster after the other."""
+        library, place = vars(self._copies["tokamak.codegen.triton_lib"]), self._copies["triton.runtime.interpreter"].interpreter_builder.set_grid_idx
+        before = {name: library[name] for name in _EXCHANGES}
+        try:
+            for start in range(0, len(places), self.unit.cluster):
+                cluster = _Cluster(program, places[start:start + self.unit.cluster], place, self._copies["triton.language"])
+                library.update({name: cluster.exchange for name in _EXCHANGES})
+                cluster.run()
+        finally:
+            library.update(before)
 
     def _argument(self, type: str, word):
         """A scalar of exactly the type that the compiled kernel gets: the low bytes of the word."""
@@ -94,6 +110,64 @@ class Interpreted:
         else:
             value = np.array([word], np.int64).astype({"i32": np.int32, "i64": np.int64}[type])
         return tl.tensor(handle(value, typed), typed)
+
+
+_EXCHANGES = ("exchange1", "exchange2", "exchange3", "exchange4")
+
+
+class _Cluster:
+    """Programs that exchange values, as threads of which one runs at a time, up to its next exchange or its end."""
+
+    def __init__(self, program, places: list, place, tl):
+        self.program, self.places, self.place, self.tl = program, places, place, tl
+        self.back, self.going = threading.Semaphore(0), [threading.Semaphore(0) for _ in places]
+        self.mine, self.said, self.heard, self.running = threading.local(), {}, [], set(range(len(places)))
+        self.failed: BaseException | None = None
+
+    def run(self) -> None:
+        threads = [threading.Thread(target=self._one, args=(rank,), daemon=True) for rank in range(len(self.places))]
+        for thread in threads:
+            thread.start()
+        while self.running:
+            self.said = {}
+            for rank in sorted(self.running):
+                self.place(*self.places[rank])
+                self.going[rank].release()
+                self.back.acquire()
+            if self.running and self.failed is None and len(self.said) < len(threads):
+                self.failed = InternalError("a program ended that others wait for")
+            self.heard = [self.said.get(rank) for rank in range(len(threads))]
+        for thread in threads:
+            thread.join()
+        if self.failed is not None:
+            raise self.failed
+
+    def _one(self, rank: int) -> None:
+        self.mine.rank = rank
+        self.going[rank].acquire()
+        try:
+            if self.failed is None:
+                self.program()
+        except BaseException as error:      # noqa: BLE001 (raised again by the thread that waits)
+            self.failed = self.failed or error
+        self.running.discard(rank)
+        self.back.release()
+
+    def exchange(self, *arguments):
+        """As `triton_share.exchange1` and its like."""
+        *values, lanes, _, _ = arguments
+        self.said[self.mine.rank] = values
+        self.back.release()
+        self.going[self.mine.rank].acquire()
+        if self.failed is not None:
+            raise self.failed
+        made, where = [], self.tl.where
+        for heard in zip(*self.heard):
+            by_lane = where(lanes >= 0, heard[0], heard[0])
+            for rank, value in enumerate(heard):
+                by_lane = where(lanes == rank, value, by_lane)
+            made.append(by_lane)
+        return tuple(made) if len(made) > 1 else made[0]
 
 
 class _Int(int):

@@ -1,0 +1,83 @@
+"""Device functions of programs that share a row, neighbours of one cluster (NVIDIA from sm_90 on); front: `triton_lib`.
+
+What they fold of it they exchange through shared memory: each writes its values into slots of all of them, and a barrier of the cluster stands between
+that and reading. An exchange has slots of its own and happens once, so nothing is written twice. The first waits for the `arrive` of all: until then
+a neighbour, and its memory, may not be there. In the interpreter, which has no threads, the exchange is `gpu_interpret`'s.
+"""
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .triton_base import INTERPRETED
+
+MOST = 16           # programs of a cluster
+
+
+@triton.jit
+def again(x):
+    """x, of 16 bits, as if it were new: what was computed from it before is not kept in registers of twice its width but computed again."""
+    if INTERPRETED:
+        return x
+    else:
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
+
+
+@triton.jit
+def arrive():
+    """Says that this program is there. (It does not wait.)"""
+    if not INTERPRETED:
+        tl.inline_asm_elementwise("barrier.cluster.arrive.relaxed.aligned; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.constexpr_function
+def _exchange(bits, sharers, first):
+    """Assembly that hands values of so many `bits` each to every program, and reads what it was handed by the one that operand behind them numbers."""
+    n = len(bits)
+    lines = [f".shared .align 8 .b{b} slots{i}[{MOST}];" for i, b in enumerate(bits)]
+    lines += [".reg .b32 rank, here, there, t; .reg .pred sends;", "mov.u32 t, %tid.x;", f"setp.lt.u32 sends, t, {sharers};",
+              "mov.u32 rank, %cluster_ctarank;", "barrier.cluster.wait.acquire.aligned;" if first else ""]
+    for i, b in enumerate(bits):
+        lines += [f"mov.u32 here, slots{i};", f"mad.lo.u32 there, rank, {b // 8}, here;", "@sends mapa.shared::cluster.u32 there, there, t;",
+                  f"@sends st.shared::cluster.b{b} [there], ${n + i};"]
+    lines += ["barrier.cluster.arrive.release.aligned;", "barrier.cluster.wait.acquire.aligned;"]
+    for i, b in enumerate(bits):
+        lines += [f"mov.u32 here, slots{i};", f"mad.lo.u32 here, ${2 * n}, {b // 8}, here;", f"ld.shared.b{b} ${i}, [here];"]
+    return "{ " + " ".join(lines) + " }"
+
+
+@triton.constexpr_function
+def _constraints(bits):
+    kinds = ["l" if b == 64 else "r" for b in bits]
+    return ",".join([f"=&{k}" for k in kinds] + kinds + ["r"])
+
+
+@triton.jit
+def exchange1(a, lanes, sharers: tl.constexpr, first: tl.constexpr):
+    """The single numbers `a` (i32, f32, i64) of all programs of the cluster, by lane: `lanes` counts to the power of two that holds `sharers`. `first`: it
+    is the kernel's first exchange."""
+    bits: tl.constexpr = (a.dtype.primitive_bitwidth,)
+    return tl.inline_asm_elementwise(_exchange(bits, sharers, first), _constraints(bits), [a, lanes], dtype=a.dtype, is_pure=False, pack=1)
+
+
+@triton.jit
+def exchange2(a, b, lanes, sharers: tl.constexpr, first: tl.constexpr):
+    """`exchange1` of two numbers at once."""
+    bits: tl.constexpr = (a.dtype.primitive_bitwidth, b.dtype.primitive_bitwidth)
+    return tl.inline_asm_elementwise(_exchange(bits, sharers, first), _constraints(bits), [a, b, lanes], dtype=(a.dtype, b.dtype), is_pure=False, pack=1)
+
+
+@triton.jit
+def exchange3(a, b, c, lanes, sharers: tl.constexpr, first: tl.constexpr):
+    """`exchange1` of three numbers at once."""
+    bits: tl.constexpr = (a.dtype.primitive_bitwidth, b.dtype.primitive_bitwidth, c.dtype.primitive_bitwidth)
+    return tl.inline_asm_elementwise(_exchange(bits, sharers, first), _constraints(bits), [a, b, c, lanes], dtype=(a.dtype, b.dtype, c.dtype),
+                                     is_pure=False, pack=1)
+
+
+@triton.jit
+def exchange4(a, b, c, d, lanes, sharers: tl.constexpr, first: tl.constexpr):
+    """`exchange1` of four numbers at once."""
+    bits: tl.constexpr = (a.dtype.primitive_bitwidth, b.dtype.primitive_bitwidth, c.dtype.primitive_bitwidth, d.dtype.primitive_bitwidth)
+    return tl.inline_asm_elementwise(_exchange(bits, sharers, first), _constraints(bits), [a, b, c, d, lanes], dtype=(a.dtype, b.dtype, c.dtype, d.dtype),
+                                     is_pure=False, pack=1)
