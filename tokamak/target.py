@@ -9,6 +9,7 @@ import torch
 
 ORDERED_THREADS = 16        # what plans for an ordered target are made for, whatever machine runs them
 ORDERED_PROCESSORS = 128    # the same for a GPU
+CLUSTER = 8                 # programs of a cluster, on GPUs of NVIDIA that have them: from sm_90 on
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,8 @@ class Target:
     """`name`: the device, as torch writes it. `vector_bytes`: width of a vector register. `l1`, `l2`: bytes of cache a core has to itself. `threads`: how
     many run at once (a GPU's multiprocessors). `ordered`: the elements of a fold are taken in an order that depends on the fold alone, not on sizes
     beside it or on threads. `kind`: 'cpu' runs C over vectors, 'gpu' Triton over tiles; a gpu called 'cpu' is Triton's interpreter.
-    `arch`: Triton's words for a GPU. `fast`: policy `fast` holds everywhere. `model`: a GPU's name, what tuned schedules are kept under."""
+    `arch`: Triton's words for a GPU. `fast`: policy `fast` holds everywhere. `model`: a GPU's name, what tuned schedules are kept under. `cluster`: programs
+    at most that see each other's shared memory."""
     name: str = "cpu"
     vector_bytes: int = 64
     threads: int = 2
@@ -27,6 +29,7 @@ class Target:
     arch: tuple = ()
     fast: bool = False
     model: str = ""
+    cluster: int = 1
 
 
 @functools.cache
@@ -41,7 +44,8 @@ def target(device: str = "cpu", ordered: bool = False, interpret: bool = False) 
     if device != "cpu":
         return _gpu(device, ordered)
     if interpret:
-        return Target("cpu", 16, 4, l1=1 << 18, l2=1 << 22, ordered=ordered, kind="gpu", arch=("cuda", 90, 32), model="interpreter")
+        return Target("cpu", 16, 4, l1=1 << 18, l2=1 << 22, ordered=ordered, kind="gpu", arch=("cuda", 90, 32), model="interpreter",
+                      cluster=CLUSTER)
     return Target("cpu", _vector_bytes(), ORDERED_THREADS if ordered else torch.get_num_threads(), ordered=ordered)
 
 
@@ -49,5 +53,6 @@ def target(device: str = "cpu", ordered: bool = False, interpret: bool = False) 
 def _gpu(device: str, ordered: bool) -> Target:
     p = torch.cuda.get_device_properties(device)
     arch = ("cuda", p.major * 10 + p.minor, 32) if torch.version.hip is None else ("hip", p.gcnArchName.split(":")[0], p.warp_size)
+    cluster = CLUSTER if arch[0] == "cuda" and p.major >= 9 else 1
     return Target(device, 16, ORDERED_PROCESSORS if ordered else p.multi_processor_count, l1=1 << 18, l2=p.L2_cache_size, ordered=ordered, kind="gpu", arch=arch,
-                  model=p.name)
+                  model=p.name, cluster=cluster)

@@ -39,6 +39,8 @@ def updates(x, v, at):
 
 PROGRAMS = {
     "held": (lambda x, w: F.layer_norm(torch.softmax(x, -1), (1025,), w), [values(4, 1025, dtype=torch.bfloat16), values(1025, dtype=torch.bfloat16)]),
+    "staged": (lambda x, w: F.layer_norm(x, (25600,), w), [values(16, 25600, dtype=torch.bfloat16), values(25600, dtype=torch.bfloat16)]),
+    "shared": (lambda x: torch.softmax(x, -1), [values(9, 99991)]),
     "looped": (lambda x: torch.log_softmax(x, -1), [values(2, 40000)]),
     "split": (lambda x: (x.sum(0), x.argmax(0), x.double().var(0)), [values(4000, 33)]),
     "scanned": (lambda x: (x.cumsum(0), x.cumprod(1), x.logcumsumexp(1), x.cummax(1)), [values(33, 70)]),
@@ -93,5 +95,6 @@ def everything() -> dict:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_everything_compiles(name, everything, tmp_path):
-    made = gpu_build.build(list(everything.values()), ARCHITECTURES[name], cache_dir=str(tmp_path))
-    assert made.keys() == everything.keys() and all(b.code for b in made.values())
+    wanted = {n: u for n, u in everything.items() if name.startswith("sm") or not u.registers}         # rows in stages are NVIDIA's
+    made = gpu_build.build(list(wanted.values()), ARCHITECTURES[name], cache_dir=str(tmp_path))
+    assert made.keys() == wanted.keys() and all(b.code for b in made.values())

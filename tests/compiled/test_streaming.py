@@ -25,6 +25,12 @@ GPU = Target("cuda", 16, 132, l1=1 << 18, l2=50 << 20, kind="gpu", arch=("cuda",
 INF, NAN = float("inf"), float("nan")
 
 
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """No clusters, whose programs hold longer rows together (`test_stages`)."""
+    monkeypatch.setattr("tokamak.target.CLUSTER", 1)
+
+
 def carriers(graph) -> list[str]:
     return [fold(n).monoid for n in graph.nodes if isinstance(n, Compute) and fold(n) is not None and fold(n).monoid in ("moments", "expsum")]
 

@@ -25,7 +25,7 @@ from .kernel import Kernel
 from .lower import lower
 from .scope import Unschedulable
 from .tile_kernel import TileKernel
-from .tiles import lower_tiles
+from .tile_parts import lower_tiles
 from .tuned import Table
 
 _NONE: Table = MappingProxyType({})
@@ -147,5 +147,5 @@ def parts(kernels: tuple[TileKernel, ...]) -> tuple[Part, ...]:
 def _part(k: TileKernel) -> Part:
     text, s = triton.render(k, _PLACEHOLDER), k.schedule
     signature, divisible = triton.signature(k), triton.divisible(k)
-    key = "k" + hashlib.sha256(repr((text, signature, sorted(divisible), s.warps, s.stages, s.registers)).encode()).hexdigest()[:16]
-    return Part(k, GpuUnit(key, text.replace(_PLACEHOLDER, key), signature, divisible, s.warps, s.stages, registers=s.registers))
+    key = "k" + hashlib.sha256(repr((text, signature, sorted(divisible), s.warps, s.stages, s.sharers, s.registers)).encode()).hexdigest()[:16]
+    return Part(k, GpuUnit(key, text.replace(_PLACEHOLDER, key), signature, divisible, s.warps, s.stages, registers=s.registers, cluster=s.sharers))

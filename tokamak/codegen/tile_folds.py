@@ -10,7 +10,7 @@ from .tile_kernel import Scope, Value
 from .tile_values import TileValues
 
 
-def _folds_elements(e: Reduce) -> bool:
+def folds_elements(e: Reduce) -> bool:
     """Does `e` take single elements into a rescaled carrier, not carriers that other programs have left?"""
     return e.monoid in CARRIERS and all(isinstance(x, Const) for x in e.args[1:])
 
@@ -24,7 +24,7 @@ class TileFolds(TileValues):
 
     def _together(self, e: Reduce) -> frozenset:
         """The held axes whose lanes are folded before they are carried across programs' rows."""
-        return self.s.together & set(e.over) if set(e.over) & set(self.s.split) and not _folds_elements(e) else frozenset()
+        return self.s.together & set(e.over) if set(e.over) & set(self.s.split) and not folds_elements(e) else frozenset()
 
     def _accumulators(self, scope: Scope, e: Reduce) -> dict:
         """Registers that carry `e`: one tile a choice of pieces of the held axes that it depends on or folds."""
@@ -61,7 +61,7 @@ class TileFolds(TileValues):
     def _component_dims(self, e: Reduce) -> list[frozenset]:
         """The tiled axes along which each carried component differs: weights of single elements only where lanes may be idle."""
         dims = self._fold_dims(e)
-        if not _folds_elements(e):
+        if not folds_elements(e):
             return [dims] * len(e.args)
         if e.monoid == "expsum":
             return [dims - set(e.over), dims]
@@ -75,7 +75,7 @@ class TileFolds(TileValues):
         for choice in self._choices(dims | together):
             self.piece.update(choice)
             carried = accumulators[self._key(dims)]
-            if _folds_elements(e):
+            if folds_elements(e):
                 (self._sum_of_exponentials if e.monoid == "expsum" else self._step)(scope, e, carried)
                 continue
             taken = tuple(self._masked(scope, v, self._type(e, n), e, n).var for n, v in enumerate(self._arguments(e)))
@@ -127,7 +127,13 @@ class TileFolds(TileValues):
             if sizes in parts:      # equal pieces first combine lane by lane: one fold across lanes
                 carried = self._combined(scope, e, parts[sizes], carried)
             parts[sizes] = carried
-        whole = None
+        self.piece.update(saved)
+        return self._lanes(scope, e, parts)
+
+    def _lanes(self, scope: Scope, e: Reduce, parts: dict) -> tuple[Value, ...]:
+        """The folded value of pieces by their sizes: the lanes of each, then the pieces."""
+        saved, dims, whole = dict(self.piece), self._fold_dims(e), None
+        folded = [a for a in self.held if a in e.over]
         for sizes, carried in parts.items():
             for a, n in zip(folded, sizes):
                 self.piece[a] = self.s.sizes(a).index(n)
@@ -173,11 +179,16 @@ class TileFolds(TileValues):
         """A fold over held axes, where its arguments are known."""
         if set(e.over) & self.s.looped or set(e.over) & set(self.s.split):
             raise Unschedulable("a fold's result is needed in a loop that it does not reach")
+        values = self._held_fold(e)
+        self._remember(values[0].scope, e, values)
+        return self._known(e)
+
+    def _held_fold(self, e: Reduce) -> tuple[Value, ...]:
+        """`e` over held axes, at the current pieces of its free axes."""
         saved = dict(self.piece)
         dims = self._fold_dims(e)
         accumulators, values = {}, []
         folded = [a for a in self.held if a in e.over]
-        scope = self.scope
         made: dict = {}
         for choice in self._choices(folded):
             self.piece.update(choice)
@@ -190,8 +201,7 @@ class TileFolds(TileValues):
             key = self._key(dims)
             accumulators[key] = tuple(self._masked(scope, v, self._type(e, n), e, n).var for n, v in enumerate(made[key]))
         self.piece.update(saved)
-        self._remember(scope, e, self._finish(scope, e, accumulators))
-        return self._known(e)
+        return self._finish(scope, e, accumulators)
 
     # -- scans -----------------------------------------------------------------------------------------------------------------
     def _carry_registers(self, scope: Scope, e: Scan) -> tuple:

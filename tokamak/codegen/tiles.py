@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ..fuse.gpu import atomic
 from ..ir.expr import Const, Expr, Load, Op, Reduce, Rewriter, Scan, walk
-from ..ir.index import Axis, Fetch, as_index
+from ..ir.index import Axis, Fetch, Index, as_index
 from ..schedule.body import Body, Memory, Store, coalesce
 from ..schedule.tiles import TileSchedule
 from . import tile_words as words
@@ -28,8 +28,7 @@ class TileLowering(TileFolds):
     def kernel(self) -> TileKernel:
         s = self.s
         kept = [a for a in s.order if a in self.body_.parallel and a not in s.split]
-        number = self.assign(self.program, "tl.program_id(0)" + (".to(tl.int64)" if s.wide else ""), "b")
-        grid = as_index(1)
+        number, grid = self._place()
         for a in kept:
             grid = grid * self.blocks(a)
         share = None
@@ -52,6 +51,22 @@ class TileLowering(TileFolds):
         return TileKernel(tuple(self.params), tuple(self.program.lines), grid, s, self.body_, tuple(self.errors), self.sources,
                           tuple(self.spaces.values()), aligned)
 
+    def _place(self) -> tuple[str, Index]:
+        """This program's number, and how many programs have the same."""
+        return self.assign(self.program, "tl.program_id(0)" + (".to(tl.int64)" if self.s.wide else ""), "b"), as_index(1)
+
+    def _begin(self, a: Axis, start: int) -> str:
+        """Where the piece of held axis `a` lies that begins `start` elements behind the program's first; '' is 0."""
+        return str(start) if start else ""
+
+    def _behind(self, a: Axis) -> int:
+        """Elements that other programs have before the last one's."""
+        return 0
+
+    def _outermost(self, before: str, behind: str) -> tuple[str, str]:
+        """Masks of the elements before, and behind, the whole words of a shifted row, where this program has them."""
+        return before, behind
+
     def _range(self, low, high, step) -> str:
         stages = f", num_stages={self.s.stages}" if self.s.stages > 1 else ""
         return f"{'tl.' if stages else ''}range({low}, {high}, {step}{stages})"
@@ -65,8 +80,8 @@ class TileLowering(TileFolds):
                 continue
             start = 0
             for n, size in enumerate(self.s.sizes(a)):
-                ragged = a not in self.s.exact and start + size > self.hints.least(a.extent)
-                self._tile_coordinate(self.program, a, str(start) if start else "", n, ragged)
+                ragged = a not in self.s.exact and self._behind(a) + start + size > self.hints.least(a.extent)
+                self._tile_coordinate(self.program, a, self._begin(a, start), n, ragged)
                 start += size
         self.program.open |= frozenset(held)
 
@@ -81,12 +96,14 @@ class TileLowering(TileFolds):
         words = self.assign(scope, f"({n} - {before}) // {group} * {group}", "h")
         self.words_from, self.words_in, start = before, words, 0
         for piece, size in enumerate(whole if a not in self.s.looped else ()):
-            ragged = start + size > (self.hints.least(a.extent) - group + 1) // group * group
-            self._whole_words(scope, a, piece, f"{start} + " if start else "", ragged)
+            ragged = self._behind(a) + start + size > (self.hints.least(a.extent) - group + 1) // group * group
+            begin = self._begin(a, start)
+            self._whole_words(scope, a, piece, f"{begin} + " if begin else "", ragged)
             start += size
         lanes = self.assign(scope, f"tl.arange(0, {ends})", "j")
         at = self.assign(scope, f"tl.where({lanes} < {group}, {lanes}, {before} + {words} - {group} + {lanes})", "i")
-        mask = self.assign(scope, f"tl.where({lanes} < {group}, {lanes} < {before}, {at} < {n})", "m")
+        first, last = self._outermost(f"{lanes} < {before}", f"{at} < {n}")
+        mask = self.assign(scope, f"tl.where({lanes} < {group}, {first}, {last})", "m")
         self.coords[a, len(whole)] = (Value(at, frozenset((a,)), scope, True), mask)
 
     def _whole_words(self, scope: Scope, a: Axis, piece: int, start: str, ragged: bool) -> None:
@@ -289,20 +306,6 @@ class TileLowering(TileFolds):
             scope.lines += words.update_in_order(store.monoid, memory.dtype, target, value.var, mask, (self.fresh(), self.fresh()))
         else:
             scope.lines.append(words.update(store.monoid, memory.dtype, where, offset, value.var, mask))
-
-
-def lower_tiles(body: Body, schedule: TileSchedule, hints, device: str, choose_again, fast: bool = False) -> tuple[TileKernel, ...]:
-    """The kernels of `body` in running order. `choose_again(body)` gives the schedule of a further kernel. `fast`: where all that comes out is rounded to
-    16 bits, f32 functions on the way may be a few units in the last place off. Raises Unschedulable."""
-    first: tuple = ()
-    if body.base is not None:
-        base = base_body(body)
-        first = lower_tiles(base, choose_again(base), hints, device, choose_again, fast)
-    made = TileLowering(body, schedule, hints, device, fast=fast and rounded(body))
-    kernels = [*first, made.kernel()]
-    for second in combining(body, schedule, made.spaces):
-        kernels += lower_tiles(second, choose_again(second), hints, device, choose_again, fast)
-    return tuple(kernels)
 
 
 def base_body(body: Body) -> Body:

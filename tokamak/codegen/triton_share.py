@@ -1,7 +1,7 @@
 """Device functions of programs that share a row, neighbours of one cluster (NVIDIA from sm_90 on); front: `triton_lib`.
 
-What they fold of it they exchange through shared memory: each writes its values into slots of all of them, and a barrier of the cluster stands between
-that and reading. An exchange has slots of its own and happens once, so nothing is written twice. The first waits for the `arrive` of all: until then
+What they fold of it they exchange through shared memory: each writes its values into slots of all of them, and a barrier of the cluster stands
+between that and reading. An exchange has slots of its own and happens once, so nothing is written twice. The first waits for the `arrive` of all: until then
 a neighbour, and its memory, may not be there. In the interpreter, which has no threads, the exchange is `gpu_interpret`'s.
 """
 from __future__ import annotations
@@ -32,7 +32,7 @@ def arrive():
 
 @triton.constexpr_function
 def _exchange(bits, sharers, first):
-    """Assembly that hands values of so many `bits` each to every program, and reads what it was handed by the one that operand behind them numbers."""
+    """Assembly that hands values of so many `bits` each to every program, and reads those of the program that the operand behind them numbers."""
     n = len(bits)
     lines = [f".shared .align 8 .b{b} slots{i}[{MOST}];" for i, b in enumerate(bits)]
     lines += [".reg .b32 rank, here, there, t; .reg .pred sends;", "mov.u32 t, %tid.x;", f"setp.lt.u32 sends, t, {sharers};",
@@ -54,8 +54,8 @@ def _constraints(bits):
 
 @triton.jit
 def exchange1(a, lanes, sharers: tl.constexpr, first: tl.constexpr):
-    """The single numbers `a` (i32, f32, i64) of all programs of the cluster, by lane: `lanes` counts to the power of two that holds `sharers`. `first`: it
-    is the kernel's first exchange."""
+    """The single numbers `a` (i32, f32, i64) of all programs of the cluster, by lane: `lanes` counts to the power of two that holds `sharers`.
+    `first`: it is the kernel's first exchange."""
     bits: tl.constexpr = (a.dtype.primitive_bitwidth,)
     return tl.inline_asm_elementwise(_exchange(bits, sharers, first), _constraints(bits), [a, lanes], dtype=a.dtype, is_pure=False, pack=1)
 

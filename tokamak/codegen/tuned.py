@@ -32,7 +32,7 @@ def structure(k: TileKernel, hints: Hints) -> str:
 def choose(b: Body, hints: Hints, target, table: Table) -> TileSchedule:
     """The schedule for `b` on a GPU: the heuristic's, with the changes that `table` has for it."""
     s = tiles.choose(b, hints, target)
-    if not table:
+    if not table or s.staged is not None:          # rows in stages have one way to be held
         return s
     try:
         plain = TileLowering(b, s, hints, target.name, fast=target.fast and rounded(b)).kernel()

@@ -7,10 +7,12 @@ from ..ir.graph import Compute, Scatter
 from ..ir.index import Axis, as_index
 from .axes import Group
 from .cost import BLOCK, Hints, contiguous_axis, parallelism
-from .legal import Roles
+from .legal import Roles, inner_reads
 from .reason import Reason
 
 HELD = 32768            # elements of a row that one program holds in registers
+STAGED = 128 << 10      # bytes of a row that one program holds in registers in the width it has in memory: see `schedule.tile_stages`
+SHARE = 64 << 10        # of a longer row that each of the programs of a cluster holds
 PASSING = 4096          # elements of a row from which on it is folded in pieces when nothing needs all of it at once
 HELD_ACROSS = 1024      # the same of rows that are not contiguous: a tile needs columns for whole sectors of memory beside them
 CARRIED = 16384         # elements of partial results that one program carries along in registers: twice as many spill
@@ -33,9 +35,42 @@ def updates(group: Group, target) -> bool:
 
 def busy(group: Group, r: Roles, v, hints: Hints, target) -> bool:
     """Are there programs for every multiprocessor, or is each of the few done before another kernel would have begun?"""
-    programs = parallelism(r, v, hints)
+    programs = parallelism(r, v, hints) * _sharers(group, r, hints, target)
     work = max(hints.count(m.free | m.bound) for m in group.members)
     return programs >= FILL * target.threads or work <= SHORT * programs
+
+
+def sharers(row: int, target) -> int:
+    """How many programs hold a row of so many bytes in stages; 0 where none can."""
+    if target.ordered or target.arch[:1] != ("cuda",):
+        return 0
+    if row <= STAGED:
+        return 1
+    count = 1 << (-(-row // SHARE) - 1).bit_length()
+    return count if count <= target.cluster else 0
+
+
+def _sharers(group: Group, r: Roles, hints: Hints, target) -> int:
+    """How many programs will hold a row of `group`, as far as can be told: 1 where it is folded across, or not needed again."""
+    rows = frozenset(a for m in group.members for a in m.free | m.bound) - r.parallel
+    folds = [m for m in group.members if m.bound & rows]
+    if r.accumulating or not folds or any(m.bound != rows for m in folds) or any(a.extent.constant is None for a in rows):
+        return 1
+    reads, behind = inner_reads(group), set()          # what needs a fold of the row
+    for m in group.members:
+        if any(d in folds or d in behind for d in reads[m]):
+            behind.add(m)
+    if not any((m.free | m.bound) & rows for m in behind):
+        return 1
+    wide = max(_row_bytes(m.roots(), m.bound) for m in folds)
+    return max(1, sharers(wide * hints.count(rows), target))
+
+
+def _row_bytes(roots, over) -> int:
+    """Bytes an element of what is folded over `over`."""
+    read = {(e.node, e.index): e.dtype.bytes for f in walk(*roots) if isinstance(f, Reduce) for e in walk(*f.args)
+            if isinstance(e, Load) and any(i.axes() & set(over) for i in e.index)}
+    return sum(read.values())
 
 
 def reread(node: Compute, part: Reduce, hints: Hints, target) -> bool:
@@ -45,6 +80,10 @@ def reread(node: Compute, part: Reduce, hints: Hints, target) -> bool:
     if any(hints.most(a.extent) is None for a in part.over):
         return True
     contiguous = any(_runs_along(e, a) for e in walk(*part.args) if isinstance(e, Load) for a in part.over)
+    known = contiguous and all(a.extent.constant is not None for a in part.over)
+    held = sharers(_row_bytes((part,), part.over) * length, target) if known else 0
+    if held:
+        return rows * held < FILL * target.threads and length * rows > SHORT * rows * held
     programs = rows if contiguous else max(1, rows // BLOCK)
     return length > (HELD if contiguous else HELD_ACROSS) or programs < FILL * target.threads and length * rows > SHORT * programs
 

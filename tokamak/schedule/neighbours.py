@@ -39,7 +39,9 @@ def neighbours(b: Body, s: TileSchedule, hints: Hints, target) -> Iterator[tuple
 
 
 def steps(b: Body, s: TileSchedule, hints: Hints, target) -> Iterator[str]:
-    """The changes worth trying."""
+    """The changes worth trying: none where rows are held in stages."""
+    if s.staged is not None:
+        return
     yield from (f"warps({w})" for w in (s.warps // 4, s.warps // 2, s.warps * 2, s.warps * 4) if 1 <= w <= MOST_WARPS)
     if s.looped or s.split:
         yield from (f"stages({n})" for n in range(1, MOST_STAGES + 1) if n != s.stages)

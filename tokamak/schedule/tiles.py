@@ -9,8 +9,10 @@
     programs    how many programs share the split axes
     together    held row axes whose lanes a fold across programs takes together at each of its steps; else each lane is carried for itself
     shift       rows that begin at any element, see Shift
+    staged      a row axis that is held in the width it has in memory (`tile_stages`): what is computed from it before a fold is computed again behind it
+    sharers     programs, neighbours of a cluster, that share each row: the pieces are those of one of them
     exact       tiled axes whose pieces cover the extent exactly: no mask
-    registers   the most that a thread may have, so that all programs that share the split axes run at once; 0 leaves it open
+    registers   the most that a thread may have, so that so many programs as are meant to run at once; 0 leaves it open
     wide        addresses need 64 bits
 
 Which numbers stand here is `choose`'s: every threshold is a named constant with what it was measured on.
@@ -25,8 +27,10 @@ from ..fuse.sizes import sizes_of
 from ..ir.expr import Const, Load, Reduce, Scan, walk
 from ..ir.index import Axis, Fetch, Index, Size, bounds
 from ..ir.ops import CARRIERS
+from . import tile_stages
 from .body import Body, exprs_of
 from .schedule import loop_order, strides_of
+from .tile_stages import power
 
 TILE = 4096             # elements of a tile that a program works on at once, at least where the sizes allow
 POINTWISE = 1024        # elements of a pointwise tile: 8 to a thread, one 16-byte access of a 16-bit type
@@ -80,6 +84,8 @@ class TileSchedule:
     wide: bool = False
     unrolled: frozenset[Axis] = frozenset()
     shift: "Shift | None" = None
+    staged: "Axis | None" = None
+    sharers: int = 1
     registers: int = 0
     together: frozenset[Axis] = frozenset()
 
@@ -93,6 +99,8 @@ class TileSchedule:
         parts = [f"tile({tile})"]
         if self.shift is not None:
             parts.append(f"shifted({name(self.shift.axis)} % {self.shift.group})")
+        if self.staged is not None:
+            parts.append(f"staged({name(self.staged)}{f' / {self.sharers}' if self.sharers > 1 else ''})")
         if self.looped:
             parts.append(f"looped({', '.join(name(a) for a in self.order if a in self.looped)})")
         if self.split:
@@ -101,11 +109,6 @@ class TileSchedule:
             parts.append(f"together({', '.join(name(a) for a in self.order if a in self.together)})")
         most = f" registers({self.registers})" if self.registers else ""
         return " ".join((*parts, f"warps({self.warps}) stages({self.stages}){most}{' wide' if self.wide else ''}"))
-
-
-def power(n: int) -> int:
-    """The least power of two that is at least `n`."""
-    return 1 << max(n - 1, 0).bit_length()
 
 
 def cover(n: int) -> tuple[int, ...]:
@@ -169,8 +172,11 @@ class _Chooser:
         return max(self.order, key=lambda a: (score[a], self.order.index(a)), default=None)
 
     def schedule(self, plain: bool = False) -> TileSchedule:
+        staged = None if plain else self._stages_of_rows()
         if plain:
             self.looped.update(self.rows)
+        elif staged is not None:
+            return self._staged(staged)
         else:
             self._cover_rows()
         self._cover_parallel()
@@ -204,6 +210,27 @@ class _Chooser:
         inside = frozenset(a for _, over, _ in folds for a in over if a in self.pieces and a in self.rows and a not in self.looped)
         lanes = math.prod(sum(self.pieces[a]) for a in self.pieces)
         return inside if inside and self.shift is None and lanes * len(folds) > CARRIED_LANES else frozenset()
+
+    def _stages_of_rows(self) -> tile_stages.Stages | None:
+        """How rows are held in stages, or None: also where a program that can hold one keeps what it reads beside rows that begin anywhere."""
+        if self.crossed or not tile_stages.possible(self.b, self.rows, self.line, self.target):
+            return None
+        self.shift = self._shift(self.line)
+        kept, self.shift = self._shared_rows(), None
+        return None if kept and self.hints.count(self.rows) <= HELD else tile_stages.stages(self.b, self.rows, self.line, self.target)
+
+    def _staged(self, s: tile_stages.Stages) -> TileSchedule:
+        """One row to a program, or to several."""
+        self.pieces.update(s.pieces)
+        self.shift = self._shift(self.line)
+        exact = frozenset(a for a in s.pieces if a.extent.constant == sum(s.pieces[a]) * (s.sharers if a is s.shared else 1))
+        if self.shift is not None:
+            n, group, whole = self.line.extent.constant, self.shift.group, s.pieces[self.line]
+            whole = tile_stages.pieces(n // group * group, whole[0]) if s.sharers == 1 else whole
+            self.pieces[self.line], exact = (*whole, 2 * group), frozenset()
+        dims = tuple(a for a in self.order if a in s.pieces)
+        return TileSchedule(self.order, dims, tuple((a, self.pieces[a]) for a in dims), frozenset(), (), 1, exact, s.warps, 1, wide=self._wide(),
+                            shift=self.shift, staged=s.shared, sharers=s.sharers, registers=s.registers)
 
     def _carried_each(self) -> int:
         """Elements of a row to one thread where column sums are carried."""

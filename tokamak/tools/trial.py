@@ -12,7 +12,7 @@ from ..codegen.host import Part, host_text, span
 from ..codegen.scope import Unschedulable
 from ..codegen.stages import parts
 from ..codegen.tile_kernel import Workspace
-from ..codegen.tiles import lower_tiles
+from ..codegen.tile_parts import lower_tiles
 from ..errors import BuildError
 from ..fuse.cost import Hints
 from ..fuse.sizes import value

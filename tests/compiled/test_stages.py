@@ -1,0 +1,156 @@
+"""Rows held in stages, by one program and by several of a cluster: in Triton's interpreter, with thresholds that small rows reach."""
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tokamak
+from tests.compiled.test_tiles import check, values
+from tokamak.codegen import stages as pipeline
+from tokamak.fuse import gpu
+from tokamak.schedule import tile_stages, tiles
+
+pytest.importorskip("triton")
+
+
+@pytest.fixture
+def chosen(monkeypatch):
+    """Rows of 129 elements are staged in pieces of 64 lanes, those of more than 256 bytes shared; the schedules that were lowered."""
+    found: list = []
+    choose = tiles.choose
+
+    def watched(body, hints, target):
+        found.append(choose(body, hints, target))
+        return found[-1]
+    monkeypatch.setattr(tiles, "choose", watched)
+    monkeypatch.setattr(pipeline.tiles, "choose", watched)
+    small(monkeypatch)
+    return found
+
+
+def small(patch) -> None:
+    for name, value in (("FROM", 256), ("FROM_WIDE", 256), ("WARPS", 1), ("LANES", 2)):
+        patch.setattr(tile_stages, name, value)
+    patch.setattr(tiles, "HELD", 128)
+    patch.setattr(gpu, "STAGED", 1024)
+    patch.setattr(gpu, "SHARE", 512)
+
+
+def staged(found) -> list[int]:
+    """How many programs share each staged row."""
+    return [s.sharers for s in found if s.staged is not None]
+
+
+def layer_norm(x, w, b):
+    return F.layer_norm(x, x.shape[-1:], w, b)
+
+
+@pytest.mark.parametrize("rows, columns, programs", [(3, 256, 1), (5, 100, 1), (3, 512, 4), (2, 1000, 8), (4, 515, 8), (2, 1023, 8), (3, 385, 4)])
+def test_softmax(chosen, rows, columns, programs):
+    check(lambda x: torch.softmax(x, -1), values(rows, columns, grad=True))
+    assert staged(chosen)[0] == programs
+
+
+@pytest.mark.parametrize("rows, columns", [(3, 250), (9, 512), (5, 1021), (2, 300)])
+def test_layer_norm(chosen, rows, columns):
+    check(layer_norm, values(rows, columns, grad=True), values(columns, grad=True), values(columns, grad=True))
+    assert staged(chosen)
+
+
+@pytest.mark.parametrize("columns", [640, 641, 2000, 2047])
+def test_16_bits(chosen, columns):
+    check(layer_norm, *(values(*s, dtype=torch.bfloat16, grad=True) for s in ((5, columns), (columns,), (columns,))), tolerance=4e-2)
+    check(lambda x, y: torch.softmax(x + y, -1), values(3, columns, dtype=torch.float16), values(3, columns, dtype=torch.float16), tolerance=2e-3)
+    assert staged(chosen)
+
+
+def test_every_kind_of_result(chosen):
+    """Indices, 64-bit numbers, bools and not-a-numbers travel between programs; values of a row are stored once."""
+    x = values(4, 600)
+    x[1, 300] = float("nan")
+    x[2, 599] = float("inf")
+    check(lambda x: (x - x.amax(-1, keepdim=True), x.argmax(-1), (x > 0).sum(-1, keepdim=True) + x, (x > 3).any(-1, keepdim=True) & (x < 0)), x)
+    check(lambda x: (x.double() - x.double().mean(-1, keepdim=True), x.double().mean(-1)), values(4, 600))
+    check(lambda x: (x.argmin(-1, keepdim=True) + x, x.argmin(-1)), torch.zeros(3, 700))
+    assert len(staged(chosen)) >= 3
+
+
+def test_infinite_rows(chosen):
+    x = values(4, 600)
+    x[0] = float("-inf")
+    x[1, 3] = float("inf")
+    check(lambda x: (torch.softmax(x, -1), torch.log_softmax(x, -1)), x)
+    assert staged(chosen)
+
+
+def test_rows_of_one_program_are_read_once(chosen):
+    """What a stage needs again it has in registers: a load a piece."""
+    check(lambda x: torch.softmax(x, -1), values(3, 250))
+    schedule, = chosen
+    assert str(schedule).startswith("tile(i1:64+64+64+64?) staged(i1)") and schedule.registers
+
+
+def test_in_place(chosen):
+    x = values(5, 600)
+    got = tokamak.compile(lambda x: x.sub_(x.mean(-1, keepdim=True)), target="interpret", strict=True, dynamic=False, cache_dir="")(x.clone())
+    torch.testing.assert_close(got, x - x.mean(-1, keepdim=True))
+
+
+def test_a_row_that_is_only_folded_is_not_held(chosen):
+    check(lambda x: (x.sum(-1), x.amax(-1)), values(5, 900))
+    assert chosen and not staged(chosen)
+
+
+def test_a_row_that_is_folded_again_is_held(chosen):
+    check(lambda x: torch.logsumexp(x, -1), values(5, 900))
+    assert staged(chosen) == [8]
+
+
+def test_an_ordered_target_holds_nothing_in_stages(chosen):
+    x = values(5, 900)
+    got = tokamak.compile(lambda x: torch.softmax(x, -1), target="interpret", policy="strict", strict=True, dynamic=False, cache_dir="")(x)
+    torch.testing.assert_close(got, torch.softmax(x, -1))
+    assert chosen and not staged(chosen)
+
+
+@pytest.mark.parametrize("policy", ["fast", "eager"])
+def test_dropout_before_a_norm(chosen, policy):
+    """Random numbers are the same in every stage."""
+    x, w, b = values(4, 600), values(600), values(600)
+
+    def both(x, w, b):
+        d = F.dropout(x, 0.4)
+        return d, layer_norm(d + x, w, b)
+    torch.manual_seed(5)
+    d, got = tokamak.compile(both, target="interpret", policy=policy, strict=policy == "fast", dynamic=False, cache_dir="")(x, w, b)
+    torch.testing.assert_close(got, layer_norm(d + x, w, b), rtol=1e-4, atol=1e-4)
+
+
+def test_channels_that_are_rows(chosen):
+    check(lambda x: F.instance_norm(x), values(2, 3, 17, 30, grad=True))
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(1, 4), st.integers(130, 1500), st.integers(0, 9), st.sampled_from([torch.float32, torch.bfloat16]))
+def test_views_that_begin_anywhere(rows, columns, offset, dtype):
+    with pytest.MonkeyPatch.context() as patch:
+        small(patch)
+        whole = torch.randn(rows * columns + 16).to(dtype)
+        x = whole[offset:offset + rows * columns].view(rows, columns)
+        tolerance = 2e-2 if dtype is torch.bfloat16 else 1e-4
+        check(lambda x: x * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6).to(x.dtype), x, tolerance=tolerance)
+
+
+@pytest.mark.parametrize("shape, groups, programs", [((2, 6, 8, 25), 3, 4), ((2, 32, 3, 5), 2, 1), ((3, 16, 4, 24), 2, 8)])
+def test_groups_of_channels(chosen, shape, groups, programs):
+    """Rows of two axes: shared along the longer contiguous one, or along channels."""
+    check(lambda x, w, b: F.group_norm(x, groups, w, b), values(*shape), values(shape[1]), values(shape[1]))
+    assert staged(chosen) == [programs] and len(next(s for s in chosen if s.staged is not None).dims) == 2
+
+
+def test_rows_of_three_axes(chosen):
+    check(lambda x, w, v: F.layer_norm(x, (4, 8, 15)) * w + v, values(3, 4, 8, 15), values(4, 1, 1), values(8, 1))
+    assert staged(chosen) == [4]

@@ -1,0 +1,22 @@
+"""(Body, TileSchedule) -> TileKernels: the kernels of a group, in running order."""
+from __future__ import annotations
+
+from ..schedule.body import Body
+from ..schedule.tiles import TileSchedule
+from .tile_kernel import TileKernel
+from .tile_stages import StagedLowering
+from .tiles import TileLowering, base_body, combining, rounded
+
+
+def lower_tiles(body: Body, schedule: TileSchedule, hints, device: str, choose_again, fast: bool = False) -> tuple[TileKernel, ...]:
+    """The kernels of `body` in running order. `choose_again(body)` gives the schedule of a further kernel. `fast`: where all that comes out is rounded to
+    16 bits, f32 functions on the way may be a few units in the last place off. Raises Unschedulable."""
+    first: tuple = ()
+    if body.base is not None:
+        base = base_body(body)
+        first = lower_tiles(base, choose_again(base), hints, device, choose_again, fast)
+    made = (TileLowering if schedule.staged is None else StagedLowering)(body, schedule, hints, device, fast=fast and rounded(body))
+    kernels = [*first, made.kernel()]
+    for second in combining(body, schedule, made.spaces):
+        kernels += lower_tiles(second, choose_again(second), hints, device, choose_again, fast)
+    return tuple(kernels)

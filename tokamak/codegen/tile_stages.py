@@ -1,0 +1,206 @@
+"""Kernels whose rows are held in stages, by one program or shared by the neighbours of a cluster.
+
+A fold over a row ends a stage. What was computed from the row before it is computed again behind it, from values in their own width: registers hold
+twice as many of 16 bits. Where a row is shared, each program folds its share; the results of all are exchanged and folded, in their order, by each. Folds that
+need nothing of one another are exchanged at once. A row is read once.
+"""
+from __future__ import annotations
+
+from ..ir.dtype import BOOL, F32, F64, I32, I64, DType
+from ..ir.expr import Expr, Load, Random, Reduce, walk
+from ..ir.index import Axis, Fetch, Index, as_index
+from ..schedule.body import Store
+from ..schedule.tiles import power
+from . import tile_words as words
+from .scope import Unschedulable, all_atoms
+from .tile_kernel import Scope, Value
+from .tile_folds import folds_elements
+from .tiles import TileLowering
+
+AT_ONCE = 4         # numbers of one exchange
+
+
+class StagedLowering(TileLowering):
+    """The kernel of a body whose row axis `s.staged` is held in stages, by `s.sharers` programs."""
+
+    exchanged = False
+    stages: "list | tuple" = ()
+
+    @property
+    def row(self) -> frozenset:
+        return frozenset(self.s.dims)
+
+    def _place(self) -> tuple[str, Index]:
+        number, count = super()._place()
+        if self.s.sharers == 1:
+            return number, count
+        self.program.lines.insert(0, "tk.arrive()")
+        self.member = self.assign(self.program, f"{number} % {self.s.sharers}", "b")
+        self.lanes_of = self.assign(self.program, f"tl.arange(0, {power(self.s.sharers)})", "i")
+        return self.assign(self.program, f"{number} // {self.s.sharers}", "b"), as_index(self.s.sharers)
+
+    def _begin(self, a: Axis, start: int) -> str:
+        if a is not self.s.staged or self.s.sharers == 1:
+            return super()._begin(a, start)
+        return f"{self.member} * {self._share()}" + (f" + {start}" if start else "")
+
+    def _share(self) -> int:
+        """Elements of a row to one program."""
+        sizes = self.s.sizes(self.s.staged)
+        return sum(sizes if self.s.shift is None else sizes[:-1])
+
+    def _behind(self, a: Axis) -> int:
+        return (self.s.sharers - 1) * self._share() if a is self.s.staged else 0
+
+    def _outermost(self, before: str, behind: str) -> tuple[str, str]:
+        if self.s.sharers == 1:
+            return before, behind
+        return f"({before}) & ({self.member} == 0)", f"({behind}) & ({self.member} == {self.s.sharers - 1})"
+
+    # -- stages --------------------------------------------------------------------------------------------------------------
+    def _run(self, outer: Scope, stores, crossing, carried=None) -> None:
+        """Stores, each behind as many folds of the row as it needs."""
+        if crossing:
+            raise Unschedulable("rows held in stages, with folds across them")
+        roots = [s.expr for s in stores] + [s.guard for s in stores if s.guard is not None]
+        roots += [x.expr for s in stores for x in all_atoms(s.address) if isinstance(x, Fetch)]
+        folds = {(e.monoid, e.over, e.args): e for e in walk(*roots) if isinstance(e, Reduce) and self.row & set(e.over)}
+        before = lambda exprs: max(map(self._folded, exprs), default=0)
+        last = max([1 + before(e.args) for e in folds.values()] + [before((s.expr,)) for s in stores], default=0)
+        self.scope = self.stage = outer
+        self.stages = [outer]
+        for n in range(last + 1):
+            parts = [(e, self._held_fold(e)) for e in folds.values() if before(e.args) == n]
+            self._store_all(self.stage, [s for s in stores if before((s.expr,)) == n])
+            if parts:
+                whole = self._exchange(parts)
+                self.scope = self.stage = Scope(outer.lines, outer.open, self.stage)
+                self.stages.append(self.stage)
+                for e, values in whole:
+                    self._remember(self.stage, e, values)
+        self.scope, self.stages = outer, ()
+
+    def _folded(self, e: Expr) -> int:
+        """How many folds of the row, one behind the other, `e` needs."""
+        return max((int(bool(self.row & set(f.over))) + max(map(self._folded, f.args)) for f in walk(e) if isinstance(f, Reduce)), default=0)
+
+    # -- what programs tell each other -------------------------------------------------------------------------------------------
+    def _exchange(self, parts: list) -> list:
+        """[(fold, this program's values)] -> the same with those of the whole row."""
+        if self.s.sharers == 1:
+            return parts
+        sent = [self._sent(v, x.dtype) for e, values in parts for v, x in zip(values, e.args)]
+        got: list[str] = []
+        for n in range(0, len(sent), AT_ONCE):
+            now = sent[n:n + AT_ONCE]
+            made = [self.fresh("w") for _ in now]
+            first, self.exchanged = not self.exchanged, True
+            self.stage.lines.append(f"{', '.join(made)} = tk.exchange{len(now)}({', '.join(now)}, {self.lanes_of}, {self.s.sharers}, {first})")
+            got += made
+        rest = iter(got)
+        return [(e, self._of_all(e, [next(rest) for _ in e.args])) for e, _ in parts]
+
+    def _sent(self, v: Value, d: DType) -> str:
+        """A single number as one that travels."""
+        if v.block:
+            raise Unschedulable("partial folds of several rows at once")
+        if d is F64:
+            return self.assign(self.stage, f"{v.var}.to(tl.int64, bitcast=True)")
+        return v.var if d in (F32, I32, I64) else self.assign(self.stage, f"{v.var}.to(tl.int32)")
+
+    def _of_all(self, e: Reduce, got: list[str]) -> tuple[Value, ...]:
+        """The programs' results of `e` folded, in their order; each a single number."""
+        scope, lanes, values = self.stage, power(self.s.sharers), []
+        for n, (x, text) in enumerate(zip(e.args, got)):
+            d = x.dtype
+            if d not in (F32, I32, I64):
+                text = f"{text}.to(tl.float64, bitcast=True)" if d is F64 else f"({text} != 0)" if d is BOOL else f"{text}.to({words.triton_type(d)})"
+            if lanes != self.s.sharers:
+                text = f"tl.where({self.lanes_of} < {self.s.sharers}, {text}, {words.literal(words.neutral(e.monoid, e.args[0].dtype, n), d)})"
+            values.append(self.assign(scope, text))
+        made = tuple(self.fresh() for _ in values)
+        scope.lines.append(f"{', '.join(made)} = {words.reduce(e.monoid, e.args[0].dtype, tuple(values), 0)}")
+        return tuple(Value(m, frozenset(), scope, False) for m in made)
+
+    # -- values of a stage -----------------------------------------------------------------------------------------------------
+    def _home(self, axes, values=()) -> Scope:
+        """What differs along the row lives in its stage, but for what is the same for all rows of a program."""
+        found = super()._home(axes, values)
+        along = bool(self.row & axes) or any(self.row & v.dims for v in values)
+        return self.scope if along and found in self.stages else found
+
+    def _known(self, e) -> Value | None:
+        found = super()._known(e)
+        if found is None or not self.row & found.dims or found.scope is self.scope or self.scope not in self.stages:
+            return found
+        if isinstance(e, (Load, Random)):
+            return self._kept(e, found)
+        return None if found.scope in self.stages else found
+
+    def _emit_load(self, e: Load) -> Value:
+        found = super()._emit_load(e)
+        earlier = e.dtype.is_half and self.row & found.dims and found.scope is not self.scope and self.scope in self.stages
+        return self._kept(e, found) if earlier else found
+
+    def _kept(self, e: Expr, found: Value) -> Value:
+        """What an earlier stage has read, as a value of this one."""
+        var = self.assign(self.scope, f"tk.again({found.var})") if e.dtype.is_half else found.var
+        value = Value(var, found.dims, self.scope, found.block)
+        self.scope.memo[e, self._key(e.free)] = value
+        return value
+
+    def _held_fold(self, e: Reduce) -> tuple[Value, ...]:
+        """Piece after piece, so that one of them is there in the width it is computed in; all that is read is asked for first."""
+        pieces: dict = {}               # length -> the choices of pieces that have it
+        for choice in self._choices([a for a in self.held if a in e.over]):
+            pieces.setdefault(tuple(self.s.sizes(a)[n] for a, n in choice.items()), []).append(choice)
+        saved = dict(self.piece)
+        for choice in (c for choices in pieces.values() for c in choices):
+            self.piece.update(choice)
+            for x in e.args:
+                for load in walk(x):
+                    if isinstance(load, Load) and self.row & load.free and load.guard is None:
+                        self.emit(load)
+        folded = self._folded_elements if folds_elements(e) else self._folded_lanes
+        parts = {sizes: folded(e, choices) for sizes, choices in pieces.items()}
+        self.piece.update(saved)
+        return self._lanes(self.scope, e, parts)
+
+    def _folded_lanes(self, e: Reduce, choices: list) -> tuple:
+        """The pieces `choices`, of one length, folded lane by lane."""
+        made: tuple = ()
+        for choice in choices:
+            self.piece.update(choice)
+            values = tuple(self._masked(self.scope, v, self._type(e, n), e, n).var for n, v in enumerate(self._arguments(e)))
+            made = self._combined(self.scope, e, made, values) if made else values
+        return made
+
+    def _folded_elements(self, e: Reduce, choices: list) -> tuple:
+        """The same into a rescaled carrier. The maximum of a lane comes first, so that an element costs one exponential."""
+        self.piece.update(choices[0])
+        shapes = [self.shape(d) if d else "[]" for d in self._component_dims(e)]
+        if e.monoid != "expsum":
+            carried = tuple(self.assign(self.scope, words.full(shapes[n], self._neutral(e, n), self._type(e, n)), "a") for n in range(len(e.args)))
+            for choice in choices:
+                self.piece.update(choice)
+                self._step(self.scope, e, carried)
+            return carried
+        top = self._folded_lanes(Reduce("max", e.over, e.args[:1]), choices)
+        total = self.assign(self.scope, words.full(shapes[1], 0.0, e.dtype), "a")
+        for choice in choices:
+            self.piece.update(choice)
+            element = self._masked(self.scope, self.emit(e.args[0]), e.dtype, e, 0)
+            self.scope.lines.append(f"{total} = {total} + tk.expsum_share({element.var}, {top[0]})")
+        return *top, total
+
+    def _emit_reduce(self, e: Reduce) -> Value:
+        if self.row & set(e.over):
+            raise Unschedulable("a fold's result is needed before its stage ends")
+        return super()._emit_reduce(e)
+
+    # -- memory ----------------------------------------------------------------------------------------------------------------
+    def _store(self, scope: Scope, s: Store, address: str, dims, value: Value, guard, pieces) -> None:
+        if self.s.sharers > 1 and self.s.staged not in s.axes:         # all of them know it, the first one stores it
+            lead = self.assign(scope, f"{self.member} == 0" if guard is None else f"{guard.var} & ({self.member} == 0)", "m")
+            guard = Value(lead, guard.dims if guard is not None else frozenset(), scope, guard is not None and guard.block)
+        super()._store(scope, s, address, dims, value, guard, pieces)
