@@ -154,3 +154,14 @@ def test_groups_of_channels(chosen, shape, groups, programs):
 def test_rows_of_three_axes(chosen):
     check(lambda x, w, v: F.layer_norm(x, (4, 8, 15)) * w + v, values(3, 4, 8, 15), values(4, 1, 1), values(8, 1))
     assert staged(chosen) == [4]
+
+
+@pytest.mark.parametrize("rows, columns, dtype", [(40, 1001, torch.bfloat16), (17, 515, torch.float16), (9, 1023, torch.bfloat16)])
+def test_weights_beside_rows_that_begin_anywhere(chosen, monkeypatch, rows, columns, dtype):
+    """Programs take every so many rows and keep the weights, two to a register."""
+    monkeypatch.setattr(tiles, "HELD", 4096)
+    monkeypatch.setattr(tile_stages, "WARPS", 2)
+    monkeypatch.setattr(gpu, "STAGED", 1 << 14)
+    check(lambda x, w: F.rms_norm(x, (columns,), w), values(rows, columns, dtype=dtype), values(columns, dtype=dtype), tolerance=2e-2)
+    schedule, = chosen
+    assert schedule.staged is not None and schedule.split and schedule.shift is not None

@@ -6,6 +6,8 @@ need nothing of one another are exchanged at once. A row is read once.
 """
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..ir.dtype import BOOL, F32, F64, I32, I64, DType
 from ..ir.expr import Expr, Load, Random, Reduce, walk
 from ..ir.index import Axis, Fetch, Index, as_index
@@ -139,6 +141,9 @@ class StagedLowering(TileLowering):
 
     def _emit_load(self, e: Load) -> Value:
         found = super()._emit_load(e)
+        if e.dtype.is_half and self.row & found.dims and self.stages and found.scope not in self.stages:          # kept for all rows of the program
+            found = replace(found, var=self.assign(found.scope, f"tk.packed({found.var})"))
+            found.scope.memo[e, self._key(e.free)] = found
         earlier = e.dtype.is_half and self.row & found.dims and found.scope is not self.scope and self.scope in self.stages
         return self._kept(e, found) if earlier else found
 

@@ -24,6 +24,16 @@ def again(x):
 
 
 @triton.jit
+def packed(x):
+    """x, of 16 bits, two to a register: what is loaded one by one would have a register each, and a plain copy is seen through. (The grid is x, 1, 1.)"""
+    if INTERPRETED:
+        return x
+    else:
+        return tl.inline_asm_elementwise("{ .reg .b32 t; mov.u32 t, %nctaid.y; sub.u32 t, t, 1; xor.b32 $0, $1, t; }", "=r,r", [x], dtype=x.dtype,
+                                         is_pure=False, pack=2)
+
+
+@triton.jit
 def arrive():
     """Says that this program is there. (It does not wait.)"""
     if not INTERPRETED:

@@ -16,11 +16,14 @@ from ..ir.expr import Load, Reduce, Scan, walk
 from ..ir.index import Axis
 from .body import Body, exprs_of
 
-FROM = 20 << 10         # bytes of a row from which on it is held in stages: 4096 rows of 32 KB 90 / 95 / 87, against 86 / 94 / 88
-FROM_WIDE = 64 << 10    # the same of rows of 32 bits and more, which gain nothing from their own width
+FROM = 20 << 10         # bytes of a row from which on it is held in stages: 4096 rows of 32 KB 90 / 95 / 87, against 86 / 94 / 88; 8192 of 24 KB
+                        # 86 / - / 97, against 80 / - / 93
+FROM_WIDE = 64 << 10    # the same of rows of 32 bits and more, which gain nothing from their own width: f32 of 32 and 64 KB 95 to 97 either way
 WIDE = 64 << 10         # of a row, or a share, from which on it takes a multiprocessor's threads
 WARPS = 16
 LANES = 8               # elements of a piece to a thread: 16 bytes of a 16-bit type
+KEPT = 64 << 10         # bytes of a row that begins anywhere, and of what is kept beside it for all rows of a program: RMS of 4095 rows of 16385 bf16
+                        # 87, against 65 kept as loaded; with a layer norm's two weights it would spill
 UNBROKEN = 512          # contiguous elements at least of what a program has of a row that several share
 WASTE = 8               # one lane of a row in so many may be idle in its last piece
 IDLE = 1.25             # lanes to an element of a row, at most
@@ -76,6 +79,15 @@ def stages(b: Body, rows: list[Axis], line: Axis, target) -> Stages | None:
         if len(rows) == 1 or math.prod(map(sum, found.values())) * sharers <= IDLE * math.prod(n.values()):
             return Stages(shared, sharers, found, warps)
     return None
+
+
+def keeping(b: Body, row: Axis, group: int, target) -> Stages | None:
+    """How the rows of a `possible` body are held by programs that keep what they read beside rows that begin anywhere; None where it is too much."""
+    read = {(e.node, e.index): e.dtype for e in walk(*exprs_of(b)) if isinstance(e, Load) and row in e.index[0].axes()}
+    words = row.extent.constant // group * group
+    if not all(d.is_half for d in read.values()) or not FROM < words * 2 <= words * 2 * len(read) <= KEPT or gpu.sharers(words * 2, target) != 1:
+        return None
+    return Stages(row, 1, {row: pieces(words, 16 * WARPS * LANES)}, WARPS // 2, 2 * REGISTERS)
 
 
 def _covered(n: dict[Axis, int], order: tuple[Axis, ...], most: int) -> dict[Axis, tuple[int, ...]]:

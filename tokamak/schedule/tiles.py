@@ -216,8 +216,10 @@ class _Chooser:
         if self.crossed or not tile_stages.possible(self.b, self.rows, self.line, self.target):
             return None
         self.shift = self._shift(self.line)
-        kept, self.shift = self._shared_rows(), None
-        return None if kept and self.hints.count(self.rows) <= HELD else tile_stages.stages(self.b, self.rows, self.line, self.target)
+        shift, kept, self.shift = self.shift, self._shared_rows(), None
+        if kept and self.hints.count(self.rows) <= HELD:
+            return tile_stages.keeping(self.b, self.line, shift.group, self.target)
+        return tile_stages.stages(self.b, self.rows, self.line, self.target)
 
     def _staged(self, s: tile_stages.Stages) -> TileSchedule:
         """One row to a program, or to several."""
@@ -229,7 +231,10 @@ class _Chooser:
             whole = tile_stages.pieces(n // group * group, whole[0]) if s.sharers == 1 else whole
             self.pieces[self.line], exact = (*whole, 2 * group), frozenset()
         dims = tuple(a for a in self.order if a in s.pieces)
-        return TileSchedule(self.order, dims, tuple((a, self.pieces[a]) for a in dims), frozenset(), (), 1, exact, s.warps, 1, wide=self._wide(),
+        split = self._shared_rows() if s.sharers == 1 and self.hints.count(self.rows) <= HELD else ()
+        self.resident = REGISTERS // (32 * s.warps * s.registers)
+        return TileSchedule(self.order, dims, tuple((a, self.pieces[a]) for a in dims), frozenset(), split,
+                            self._programs(split) if split else 1, exact, s.warps, 1, wide=self._wide(),
                             shift=self.shift, staged=s.shared, sharers=s.sharers, registers=s.registers)
 
     def _carried_each(self) -> int:
