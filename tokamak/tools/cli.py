@@ -8,8 +8,8 @@
     tokamak tune SCRIPT [ARGUMENT ...]
     tokamak doctor [--json] [--measure]
 
-All but the last run the script as `python SCRIPT ARGUMENT ...` would and record what it compiles with tokamak. What the script prints goes to standard
-error, the answer to standard output. Exit status: 0; 1 when the script failed or compiled nothing, a kernel is wrong, a condition of --fail-if holds,
+All but the last run the script as `python SCRIPT ARGUMENT ...` would and record what it compiles with tokamak. What the script prints goes to
+standard error, the answer to standard output. Exit status: 0; 1 when the script failed or compiled nothing, a kernel is wrong, a condition of --fail-if holds,
 nothing can be tuned or the doctor misses something; 2 for a wrong command line.
 """
 from __future__ import annotations
@@ -93,7 +93,8 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--output", metavar="FILE", default="", help="the name of that file (KERNEL.py)")
     profile = commands.add_parser("profile", help="where the time goes: the graphs that the script called, in eager and compiled, side by side")
     profile.add_argument("--json", metavar="FILE", default="", help="write everything that was measured into FILE, as JSON")
-    profile.add_argument("--fail-if", metavar="CONDITIONS", default="", help=f"exit with 1 when one holds: \"kernels>60, step_ms>2\"; of {', '.join(METRICS)}")
+    profile.add_argument("--fail-if", metavar="CONDITIONS", default="",
+                         help=f"exit with 1 when one holds: \"kernels>60, step_ms>2\"; of {', '.join(METRICS)}")
     profile.add_argument("--seconds", type=float, default=SECONDS, help="of steps to measure, for each side")
     optimize = commands.add_parser("optimize", help="the ladder: what each step towards speed brings, costs in memory and does to the numbers")
     optimize.add_argument("--json", metavar="FILE", default="", help="write it into FILE, as JSON")
@@ -102,7 +103,8 @@ def _parser() -> argparse.ArgumentParser:
     tune = commands.add_parser("tune", help="try schedules near the heuristic's on the GPU, for the script's kernels, and keep what is faster")
     doctor = commands.add_parser("doctor", help="what this machine offers, and what is missing")
     doctor.add_argument("--json", action="store_true", help="the same as JSON")
-    doctor.add_argument("--measure", action="store_true", help="measure what memory and arithmetic do at most (seconds), and keep it in the cache folder")
+    doctor.add_argument("--measure", action="store_true",
+                        help="measure what memory and arithmetic do at most (seconds), and keep it in the cache folder")
     for command in (explain, compile, verify, profile, optimize, tune):
         command.add_argument("--target", metavar="TARGET", choices=("interpret",), help="interpret: tensors of the CPU as if they were a GPU's, "
                              "with kernels in Triton, which its interpreter runs")

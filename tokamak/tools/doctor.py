@@ -81,7 +81,8 @@ def versions() -> Iterator[Fact]:
     old = sys.version_info[:2] < OLDEST_PYTHON
     yield Fact("Python", platform.python_version(), MISSING if old else OK, "install Python 3.11 or later" if old else "")
     old = numbers(torch.__version__) < OLDEST_TORCH
-    yield Fact("torch", f"{torch.__version__}, CUDA {torch.version.cuda or 'none'}", MISSING if old else OK, "pip install --upgrade torch" if old else "")
+    yield Fact("torch", f"{torch.__version__}, CUDA {torch.version.cuda or 'none'}", MISSING if old else OK,
+               "pip install --upgrade torch" if old else "")
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -108,7 +109,8 @@ def processor() -> Iterator[Fact]:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
     words = f"{here.threads} of torch's on {usable} of {cores} cores"
     if alone:
-        yield Fact("threads", f"1: torch's libgomp was not found ({words})", NOTE, "pip install --force-reinstall torch    # a build with OpenMP by GNU")
+        yield Fact("threads", f"1: torch's libgomp was not found ({words})", NOTE,
+                   "pip install --force-reinstall torch    # a build with OpenMP by GNU")
     else:
         few = here.threads < usable // 2
         yield Fact("threads", words, NOTE if few else OK, f"export OMP_NUM_THREADS={usable}" if few else "")
@@ -172,7 +174,8 @@ def cache(options: Options) -> Iterator[Fact]:
         yield Fact("cache", f"{where}: nothing can be written: {error.strerror}", MISSING, elsewhere)
         return
     little = free < ROOM
-    yield Fact("cache", f"{where}: writable, {held}, {size_text(free)} free", NOTE if little else OK, f"rm -r {where}    # or {elsewhere}" if little else "")
+    yield Fact("cache", f"{where}: writable, {held}, {size_text(free)} free", NOTE if little else OK,
+               f"rm -r {where}    # or {elsewhere}" if little else "")
 
 
 def owned(path: str) -> bool:
@@ -190,7 +193,8 @@ def works(device: str) -> Fact:
         return Fact(what, f"cannot be built: {str(error).splitlines()[0]}", MISSING, "see above")
     except Exception as error:
         inner = getattr(error, "inner_exception", error)
-        return Fact(what, f"failed: {type(inner).__name__}: {str(inner).splitlines()[0] if str(inner) else ''}", MISSING, "TOKAMAK_STRICT=1 shows where")
+        return Fact(what, f"failed: {type(inner).__name__}: {str(inner).splitlines()[0] if str(inner) else ''}", MISSING,
+                    "TOKAMAK_STRICT=1 shows where")
     finally:
         torch._dynamo.reset()
     right = torch.allclose(found, _small(x), rtol=1e-5)

@@ -22,7 +22,8 @@ def eager_values(record: GraphRecord, seen: Seen) -> dict:
 
 
 def named_values(record: GraphRecord) -> dict:
-    """Stored node -> the aten value that it is, by name: where exactly one node has that name and shape, in the graph captured and in the one planned."""
+    """Stored node -> the aten value that it is, by name: where exactly one node has that name and shape, in the graph captured and in the
+    one planned."""
     plan = plan_of(record)
     counts = [_counts(record.values["capture"]), _counts(plan.graph)]
     found = {}
@@ -50,8 +51,8 @@ def tensors(gm: fx.GraphModule, args: list) -> list:
         traced = node.meta.get("val")
         if isinstance(traced, torch.Tensor) and isinstance(value, np.ndarray):
             value = torch.from_numpy(np.array(value)).to(traced.device, traced.dtype)
-            if not any(isinstance(s, torch.SymInt) for s in traced.stride()):
-                value = torch.empty_strided(value.shape, traced.stride(), dtype=value.dtype, device=value.device).copy_(value) if value.numel() else value
+            if value.numel() and not any(isinstance(s, torch.SymInt) for s in traced.stride()):
+                value = torch.empty_strided(value.shape, traced.stride(), dtype=value.dtype, device=value.device).copy_(value)
         made.append(value)
     return made
 

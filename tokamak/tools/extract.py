@@ -7,6 +7,7 @@ import os
 import pprint
 import zlib
 from dataclasses import replace
+from itertools import zip_longest
 
 import numpy as np
 
@@ -76,7 +77,7 @@ def write(record: GraphRecord, g: Group, path: str) -> str:
         listing=safe("\n".join(annotate.kernel_text(record, x, i) for x, i in pairs)),
         units=f"[{', '.join(unit_text(u) for u in units(record, g))}]", program=pprint.pformat(replace(program, errors=()), width=140),
         errors=repr([(kind.__name__, words) for kind, words in program.errors]), sizes=repr(sizes),
-        values=packed(path, [storage(n, v) for n, v in zip((*inputs, *[None] * len(cut.inputs)), arguments(plan.graph, cut, inputs, values, seen.args))]),
+        values=packed(path, [storage(n, v) for n, v in zip_longest(inputs, arguments(plan.graph, cut, inputs, values, seen.args))]),
         device=record.values["target"].name if record.values["target"].kind == "gpu" else "C")
     with open(path, "w") as file:
         file.write(text)

@@ -34,8 +34,9 @@ SHORTEST, REACHED, IDLE = 2.0, 0.5, 0.25
 
 @dataclass(frozen=True)
 class Row:
-    """A kernel, or a call of torch (`opaque`: why it is one), or several equal ones, `calls` of them a step: their seconds, bytes (`fewest`: each memory
-    once) and FLOPs (made in `dtype`) together. `phase`: forward, backward, inference or optimizer. `positions`: (graph, position) of each in its program."""
+    """A kernel, or a call of torch (`opaque`: why it is one), or several equal ones, `calls` of them a step: their seconds, bytes (`fewest`: each
+    memory once) and FLOPs (made in `dtype`) together. `phase`: forward, backward, inference or optimizer. `positions`: (graph, position) of each in its
+    program."""
     name: str
     phase: str
     module: str
@@ -104,7 +105,8 @@ def kernel_row(info: KernelInfo, phase: str, at: tuple[str, int], took: float, p
 def call_row(record: GraphRecord, call: Opaqued, phase: str, at: tuple[str, int], took: float, peaks: Peaks) -> Row:
     flops, kind = arithmetic(record, call.name)
     limit = max(peaks.memory_seconds(call.bytes), peaks.arithmetic_seconds(flops, kind))
-    return Row(call.op, phase, call.module, str(call.source or ""), 1, took, call.bytes, call.bytes, flops, limit, "", opaque=call.reason, dtype=kind, positions=(at,))
+    return Row(call.op, phase, call.module, str(call.source or ""), 1, took, call.bytes, call.bytes, flops, limit, "",
+               opaque=call.reason, dtype=kind, positions=(at,))
 
 
 def together(a: Row, b: Row) -> Row:

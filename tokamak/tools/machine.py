@@ -1,7 +1,8 @@
 """What this machine's memory and arithmetic do at most: measured once, kept in the cache folder, never read from a data sheet.
 
     copy      (bytes read and written, seconds) by size: the shortest time in which a kernel moved so many bytes. On a CPU the best of torch's copy
-              on all threads and on one and of a kernel of ours, in buffers that exist; on a GPU torch's copy, through buffers that together exceed its second-level cache
+              on all threads and on one and of a kernel of ours, in buffers that exist; on a GPU torch's copy, through buffers that
+              together exceed its second-level cache
     matmul    type -> FLOPs a second of a large product; float32 without TF32, which stands as tf32
     launch    seconds of the shortest kernel: what no kernel can be faster than
 

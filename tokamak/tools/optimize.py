@@ -5,8 +5,9 @@
     tf32         float32 contractions on tensor cores (NVIDIA's GPUs): torch's own switch
     bf16, fp16   autocast. They change numbers, so they are tried only where `allow` names them
 
-A rung is left out, with the reason, where it could not help: where what it makes faster is not SHARE of the step. It is kept where the step takes at most
-PAYS of what it took, and, for `fuse`, where its results are no further from float64 than a few times eager's own.
+A rung is left out, with the reason, where it could not help: where what it makes faster is not SHARE of the step. It is kept where the step takes at
+most PAYS of what it took, and, for `fuse`, where its results are no further from float64 than a few times those of the way before. Fusion that did not
+pay is tried again on top of what did.
 """
 from __future__ import annotations
 
@@ -40,8 +41,8 @@ CONSENT = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Rung:
-    """`step`: seconds, the shortest of many, taken in turn with those of the rung below; `peak`: bytes beyond what stood; `error`: of the worst result, relative by norm, from float64 (None: it does not run in it, or
-    random numbers forbid to compare). `kept`: it is part of the best way found; `why`; `code`: the line that makes it so."""
+    """`step`: seconds, the shortest of many, taken in turn with those of the rung below; `peak`: bytes beyond what stood before;
+    `error`: of the worst result, relative by norm, from float64 (None: it does not run in it, or random numbers forbid to compare). `kept`: it is part of the best way found; `why`; `code`: the line that makes it so."""
     name: str
     step: float | None
     peak: int | None
@@ -121,7 +122,8 @@ class Within(Step):
             super().backward()
 
 
-def optimize(fn: Callable, *inputs, allow: Sequence[str] = (), options: Mapping[str, Any] | None = None, seconds: float = SECONDS, **kwargs) -> Staircase:
+def optimize(fn: Callable, *inputs, allow: Sequence[str] = (), options: Mapping[str, Any] | None = None, seconds: float = SECONDS,
+             **kwargs) -> Staircase:
     """Climbs the ladder with `fn` (a module or function) on `inputs`, forward, and backward where a result requires gradients. `allow`: rungs that
     change numbers and may be tried, of bf16 and fp16. The model really runs: buffers and random state change."""
     for name in allow:
@@ -262,7 +264,7 @@ class _Climb:
         products = self.products()
         taken, limit = sum(r.seconds for r in products), sum(min(r.limit, r.seconds) for r in products)
         idle = max(0.0, 1 - self.busy / self.fused)
-        said = [f"contractions are {taken / self.fused:.0%} of the fused step, at {limit / taken:.0%} of their limit" if taken else "there are no contractions",
-                f"{idle:.0%} of it is no work of a kernel"]
+        most = f"contractions are {taken / self.fused:.0%} of the fused step, at {limit / taken:.0%} of their limit" if taken else "there are no contractions"
+        said = [most, f"{idle:.0%} of the fused step is no work of a kernel"]
         others = [name for name in CONSENT if name not in allow and (name != "fp16" or self.device != "cpu")]
         return "; ".join(said) + (f". Rungs that change numbers were not allowed: {', '.join(others)} (allow=)" if others else "")

@@ -28,4 +28,5 @@ def report(s: Staircase) -> Group:
         measured = (took(r.step), f"{first / r.step:.2f}", size_text(r.peak)) if r.step is not None else ("", "", "")
         table.add_row(r.name, *measured, number(r.error), "kept" if r.kept else "", r.why)
     code = s.code or "the function as it is"
-    return Group(Text(f"{took(s.best.step)} a step instead of {took(first)}, on {s.device}", "bold"), table, Text(f"\n{s.stopped}"), Text(f"\n{code}", "bold"))
+    return Group(Text(f"{took(s.best.step)} a step instead of {took(first)}, on {s.device}", "bold"), table, Text(f"\n{s.stopped}"),
+                 Text(f"\n{code}", "bold"))

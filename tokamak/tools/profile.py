@@ -124,8 +124,8 @@ class Profile:
 
 
 COMPARE = {">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne}
-METRICS = ("kernels", "opaque", "graphs", "breaks", "recompiles", "step_ms", "eager_ms", "speedup", "busy_ms", "host_ms", "bytes", "fewest", "peak_bytes",
-           "compile_s")
+METRICS = ("kernels", "opaque", "graphs", "breaks", "recompiles", "step_ms", "eager_ms", "speedup", "busy_ms", "host_ms", "bytes", "fewest",
+           "peak_bytes", "compile_s")
 
 
 def condition(text: str) -> tuple[str, Callable, float]:
@@ -167,7 +167,8 @@ def profile_called(watcher: Watcher, seconds: float = SECONDS) -> Profile:
     """The graphs that a program has called, each with the arguments of its last call, as one step. `watcher` kept these."""
     calls, behind = watcher.calls()
     found = device_of([c[2] for c in calls])
-    eager, made = (Step([(c[side], c[2], {}) for c in calls], partial(each, [(c[side], c[2]) for c in behind]) if behind else None) for side in (0, 1))
+    after = (lambda side: partial(each, [(c[side], c[2]) for c in behind])) if behind else (lambda side: None)
+    eager, made = (Step([(c[side], c[2], {}) for c in calls], after(side)) for side in (0, 1))
     watcher.keep_arguments = False
     for step in (eager, made, made):
         step()
@@ -232,9 +233,9 @@ def examined(watcher: Watcher, eager: Step, made: Step, device: str, here: Peaks
     sides = [Side(t.step, t.host, b, p, c, moved, m) for t, b, p, c, moved, m in zip(
         (times["eager"], times["compiled"]), busy, phases, count, (e.before.bytes, e.after.bytes), memory)]
     how = [u.how for r in records for u in r.units.values()]
-    return Profile(device, here, *sides, word, why, sum(least_bytes(plan_of(r).graph) for r in records if plan_of(r) is not None and not r.eager), first,
-                   stages(records), sum(h in ("cache", "process") for h in how), len(how), tuple(found), costly(e, here), tuple(advice(e)), len(e.opaque),
-                   len(records), tuple(notes))
+    fewest = sum(least_bytes(plan_of(r).graph) for r in records if plan_of(r) is not None and not r.eager)
+    return Profile(device, here, *sides, word, why, fewest, first, stages(records), sum(h in ("cache", "process") for h in how), len(how), tuple(found),
+                   costly(e, here), tuple(advice(e)), len(e.opaque), len(records), tuple(notes))
 
 
 def give_back() -> None:

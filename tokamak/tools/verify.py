@@ -30,7 +30,7 @@ from .extract import write
 from .kernel_graph import arguments, exact, part, sizes_of
 from .kernels import KernelInfo, Launched, kernels, launched
 from .record import GraphRecord, Recorder, recording
-from .sources import Source
+from .sources import Source, source_of
 
 SEED = 0                    # of the random numbers that the compared runs draw
 FURTHER = 4.0               # times eager's error from float64 that the whole function's may be
@@ -50,7 +50,8 @@ class Whole:
 
 @dataclass(frozen=True)
 class Value:
-    """A value that a kernel stored, with its relative errors by norm; `eager`: None where eager has no such value. `wrong`: how it leaves the policy."""
+    """A value that a kernel stored, with its relative errors by norm; `eager`: None where eager has no such value. `wrong`: how it leaves the
+    policy."""
     name: str
     line: Source | None
     eager: float | None
@@ -91,7 +92,7 @@ class Verification:
         return self.first is None and all(w.right is not False for w in self.whole)
 
     def extract(self, name: str, path: str = "") -> str:
-        """Writes the kernel `name` into a file that reproduces, checks and times it; returns the file's name. Raises OptionError for an unknown one."""
+        """Writes the kernel `name` into a file that reproduces, checks and times it; returns the file's name. OptionError for an unknown one."""
         for record in self.records:
             for x in launched(record):
                 if x.name == name:
@@ -113,8 +114,9 @@ class Verification:
 
 
 def verify(fn: Callable, *inputs, options: Mapping[str, Any] | None = None, **kwargs) -> Verification:
-    """Runs copies of `fn` (a module or function) in eager, in float64 and compiled with `options`, backward too where a result requires gradients, and
-    compares the whole and every kernel. The module itself and the inputs stay as they are; a function's own state (buffers it closes over) does not."""
+    """Runs copies of `fn` (a module or function) in eager, in float64 and compiled with `options`, backward too where a result requires gradients,
+    and compares the whole and every kernel. The module itself and the inputs stay as they are; a function's own state (buffers it closes over) does
+    not."""
     original = getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", None) or fn
     eager = results(*twin(original, inputs, kwargs))
     try:
@@ -202,7 +204,8 @@ def as_array(t: torch.Tensor) -> np.ndarray:
 
 
 def distance(got: np.ndarray, want: np.ndarray) -> float:
-    """||got - want|| / ||want|| over what is finite in both; infinite where shapes, NaN or infinities differ. Of other types the share that differs."""
+    """||got - want|| / ||want|| over what is finite in both; infinite where shapes, NaN or infinities differ. Of other types the share that
+    differs."""
     if got.shape != want.shape:
         return math.inf
     if not got.size:
@@ -236,8 +239,8 @@ def kernel_checks(record: GraphRecord, seen: Seen, with_text: bool = True) -> It
         for n in plan.stores[g]:
             got = values[n]
             at = plan.graph.origin(n)
-            found.append(Value(record.label(plan.graph, n), Source(at.file, at.line, at.code) if at.file else None,
-                               distance(got, as_array(eager[n])) if n in eager else None, distance(got, sharp[n]) if n in sharp else None, wrong.get(n, "")))
+            found.append(Value(record.label(plan.graph, n), source_of(at), distance(got, as_array(eager[n])) if n in eager else None,
+                               distance(got, sharp[n]) if n in sharp else None, wrong.get(n, "")))
         info = [i for _, i in made]
         check = KernelCheck(" + ".join(i.name for i in info), record.name, info[0].module, info[0].sources, tuple(found))
         if check.wrong and with_text:
