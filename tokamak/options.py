@@ -21,8 +21,8 @@ STAGES = {
     "capture": "the same as a Graph of the language",
     "simplify": "the Graph rewritten",
     "stream": "chains of folds that would read rows twice, as one fold each",
-    "contract": "contractions of torch's calls that become kernels, as nodes of the language; the reason beside the others",
     "inline": "pointwise producers moved into their readers",
+    "contract": "contractions of torch's calls that become kernels, as nodes of the language; the reason beside the others",
     "fuse": "the Plan: groups of values that share a kernel",
     "schedule": "the Body and the schedule of each group",
     "lower": "the Kernel of each group, or the TileKernels that a GPU runs for it",
@@ -74,6 +74,7 @@ class Options:
     pool: bool = True                                           # large outputs come from blocks that are used again
     until: str | None = None                                    # the last stage to run; the graph then runs eagerly
     recorder: Any = None                                        # a `tools.record.Recorder` that keeps what every stage made
+    contractions: Literal["", "vendor", "kernels"] = ""         # products of matrices: by their prices; all by the vendor's library; kernels where possible
     target: Literal["", "interpret"] = ""                       # "": the device of the values; "interpret": Triton's interpreter on the CPU, slow, for tests
     opaque_only: bool = False                                   # every operation is a call of torch: the oracle of the tests
 
@@ -81,7 +82,7 @@ class Options:
         if isinstance(self.logs, str):
             object.__setattr__(self, "logs", frozenset(t.strip() for t in self.logs.split(",") if t.strip()))
         object.__setattr__(self, "logs", frozenset(self.logs))
-        for name, allowed in (("policy", get_args(Policy)), ("until", (None, *STAGES)), ("target", ("", "interpret"))):
+        for name, allowed in (("policy", get_args(Policy)), ("until", (None, *STAGES)), ("target", ("", "interpret")), ("contractions", ("", "vendor", "kernels"))):
             if getattr(self, name) not in allowed:
                 raise OptionError(f"{name}={getattr(self, name)!r}: one of {', '.join(map(str, allowed))}{_nearest(getattr(self, name), allowed)}")
         for topic in self.logs:

@@ -89,4 +89,4 @@ def test_what_is_no_contraction_has_no_meaning(fn, shapes):
 def test_explain_shows_a_contraction_with_its_reason():
     torch._dynamo.reset()
     found = tokamak.explain(lambda x, w: torch.relu(x @ w), values(8, 16, dtype=torch.float32), values(16, 4, dtype=torch.float32))
-    assert [o.reason for o in found.opaque] == ["contraction 8x16x4 f32: left to the vendor's library (on a CPU)"]
+    assert [o.reason for o in found.opaque] == ["contraction 8x16x4 f32: left to the vendor's library (no kernels for it on a CPU)"]

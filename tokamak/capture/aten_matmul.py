@@ -8,10 +8,11 @@ import torch
 
 from ..ir.expr import Expr, Op, Reduce
 from ..ir.index import Axis, Index, as_index, axis
-from .registry import means
+from .registry import RELU, means
 from .tensor import Tensor, broadcast_shapes, cast, compute, constant
 
 aten = torch.ops.aten
+RELU[aten.addmm.default] = aten._addmm_activation.default
 
 
 def contracted(b, left: Tensor, right: Tensor, letters: str) -> Tensor | None:

@@ -17,6 +17,8 @@ class NotCompiled(Exception):
 TABLE: dict[object, Callable] = {}
 MEANINGS: dict[object, Callable] = {}        # overload that torch runs -> what it computes: `fn(b, *args, **kwargs)` gives a Tensor, or None for a variant
 
+RELU: dict[object, object] = {}             # overload of three arguments (added vector, left, right) -> the library's own with a ReLU behind
+
 
 def register(*overloads):
     """Decorator: the function builds each of these aten overloads."""

@@ -14,7 +14,7 @@ from ..fuse.plan import Plan
 from ..fuse.reason import Decision, Reason
 from ..fuse.roles import best_roles, plainest_roles
 from ..schedule.body import Body, Memory, body, coalesce, shared_extremes
-from ..schedule import tiles
+from ..schedule import matmul, tiles
 from ..schedule.schedule import Schedule, choose
 from ..schedule.tiles import TileSchedule
 from . import triton, tuned
@@ -23,6 +23,7 @@ from .c import render
 from .host import Built, BuiltTiles, Part
 from .kernel import Kernel
 from .lower import lower
+from .matmul import lower_matmul
 from .scope import Unschedulable
 from .tile_kernel import TileKernel
 from .tile_parts import lower_tiles
@@ -58,13 +59,14 @@ def _schedule(g: Group, plan: Plan, target, hints: Hints, memories: dict, table:
     b = coalesce(body(g, plan.stores[g], plan.roles[g].parallel, memories))
     if target.kind == "gpu":
         b = shared_extremes(b)
-        return b, tuned.choose(b, hints, target, table)
+        return b, matmul.choose(b, hints, target) or tuned.choose(b, hints, target, table)
     return b, choose(b, hints, target)
 
 
 def _lower(b: Body, s: Schedule | TileSchedule, hints: Hints, target, table: Table = _NONE) -> Kernel | tuple[TileKernel, ...]:
     if target.kind == "gpu":
-        return lower_tiles(b, s, hints, target.name, lambda again: tuned.choose(again, hints, target, table), target.fast)
+        lowered = lower_matmul if isinstance(s, matmul.MatmulSchedule) else lower_tiles
+        return lowered(b, s, hints, target.name, lambda again: tuned.choose(again, hints, target, table), target.fast)
     return lower(b, s, hints)
 
 
@@ -76,6 +78,8 @@ def lower_plan(scheduled: Scheduled, target, table: Table = _NONE) -> Lowered:
         if not isinstance(g, Group):
             continue
         try:
+            if len(g.members) > 1 and target.kind == "gpu" and matmul.left_over(*bodies[g]):
+                raise Unschedulable("no tile holds a contraction and all that was put beside it")
             kernels[g] = _lower(*bodies[g], hints, target, table)
         except Unschedulable as why:
             del bodies[g]

@@ -1,54 +1,26 @@
-"""Contractions: calls of torch whose meaning is a sum of products over a common axis. Which of them become kernels of ours, and which stay with the
-vendor's library, with the reason and the price of either.
+"""Which contractions among torch's calls become kernels of ours, and which stay with the vendor's library, with the price of either.
 
-    meaning ::= expression around one Reduce(sum, k, a[m, k] * b[k, n])           a bias, factors and the rounding of the result stand around it
+    meaning ::= expression around one contraction           a bias, factors and the rounding of the result stand around it
 """
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
 
-from ..ir.expr import Cast, Expr, Load, Op, Reduce, Rewriter, walk
-from ..ir.graph import Compute, Graph, Opaque, Result
-from ..ir.index import Axis, axis
+from ..ir.dtype import F32, compute_type
+from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Random, Reduce, Rewriter, loads, walk
+from ..ir.graph import Compute, Graph, Opaque, Result, View, is_pointwise, reads
+from ..ir.index import Axis, FloorDiv, Index, Mod, axis
 from ..ir.rewrite import GraphRewrite
 from ..ir.text import spec_parts
+from .contraction import DIGIT, LITTLE, NARROW, Contraction, contraction, halves, multiplied, product_type, size_text
 from .cost import Hints, estimates
+from .gpu import runs_along
+from .inline import inline, substituted
 from .reason import Reason
-
-
-@dataclass(frozen=True, eq=False)
-class Contraction:
-    """`fold`: sum over `depth` of left * right. `rows`: the axes of `left` alone, `columns` of `right` alone, `batch` of both; in the result's order."""
-    fold: Reduce
-    left: Expr
-    right: Expr
-    batch: tuple[Axis, ...]
-    rows: tuple[Axis, ...]
-    columns: tuple[Axis, ...]
-
-    @property
-    def depth(self) -> Axis:
-        return self.fold.over[0]
-
-    def sizes(self, hints: Hints) -> tuple[int, int, int, int]:
-        """Extents (batch, rows, columns, depth), as numbers."""
-        return (*(hints.count(a) for a in (self.batch, self.rows, self.columns)), hints(self.depth.extent))
-
-    def flops(self, hints: Hints) -> int:
-        b, m, n, k = self.sizes(hints)
-        return 2 * b * m * n * k
-
-
-def contraction(e: Expr) -> Contraction | None:
-    """The contraction that `e` is: a sum over one axis of a product of two values that both depend on it."""
-    if not isinstance(e, Reduce) or e.monoid != "sum" or len(e.over) != 1 or not isinstance(e.args[0], Op) or e.args[0].name != "mul":
-        return None
-    left, right = e.args[0].args
-    k, = e.over
-    if k not in left.free or k not in right.free:
-        return None
-    pick = lambda axes: tuple(sorted(axes - {k}, key=lambda a: a.id))
-    return Contraction(e, left, right, pick(left.free & right.free), pick(left.free - right.free), pick(right.free - left.free))
+from .price import Site, unprofitable
+from .scales import scales_behind
 
 
 def within(meaning: Expr) -> Contraction | None:
@@ -57,24 +29,22 @@ def within(meaning: Expr) -> Contraction | None:
     return contraction(folds[0]) if len(folds) == 1 else None
 
 
-def operand(e: Expr) -> Load | None:
-    """The plain read that a factor of a contraction is, under casts to the type it is carried in; or None."""
-    while isinstance(e, Cast):
-        e = e.arg
-    return e if isinstance(e, Load) else None
-
-
-def size_text(c: Contraction, hints: Hints) -> str:
-    """Extents and type for people: 16x4096x4096 bf16, rows by depth by columns."""
-    b, m, n, k = c.sizes(hints)
-    read = operand(c.left)
-    return f"{f'{b} of ' if b > 1 else ''}{m}x{k}x{n} {read.dtype if read is not None else c.left.dtype}"
-
-
-def contract(graph: Graph, target) -> Graph:
-    """`graph` with what becomes kernels as nodes, and the reason beside every contraction that is left to the vendor's library."""
-    hints = estimates(graph, target)
-    return decided(graph, {n: refused(c, target) for n, c in contractions(graph).items()}, hints)
+def contract(graph: Graph, target, choice: str = "", relu: Mapping = MappingProxyType({})) -> Graph:
+    """`graph` with what becomes kernels as nodes, and the reason beside every contraction that is left to the vendor's library. `choice`: '' by their
+    prices, 'vendor' for all of them, 'kernels' for those that can become one. `relu`: target of a call -> of the vendor's own with a ReLU behind."""
+    found, hints = contractions(graph), estimates(graph, target)
+    reasons = {n: infeasible(c, target) for n, c in found.items()}
+    taken = fronts(graph, hints, unpacked=choice == "kernels")
+    own = target.kind == "gpu" and not target.ordered
+    behind = {n: (relu[n.target], node) for n, node in relu_behind(graph).items() if n.target in relu} if own else {}
+    if choice != "kernels":
+        possible = {n: c for n, c in found.items() if reasons[n] is None}
+        site = Site(graph, possible, taken, back_to_back(graph, possible), frozenset(behind))
+        asked = Reason("vendor", "not attempted", "as asked")
+        reasons.update(unprofitable(site, hints, target) if choice == "" else dict.fromkeys(possible, asked))
+    behind = {n: x for n, x in behind.items() if reasons.get(n) is not None}
+    made = decided(graph, reasons, hints, target.fast, {n: taken[n] for n, r in reasons.items() if r is None and n in taken}, behind)
+    return inline(made, target) if None in reasons.values() else made
 
 
 def contractions(graph: Graph) -> dict[Opaque, Contraction]:
@@ -82,35 +52,143 @@ def contractions(graph: Graph) -> dict[Opaque, Contraction]:
     return {n: c for n in graph.nodes if isinstance(n, Opaque) and n.meaning is not None and (c := within(n.meaning)) is not None}
 
 
-def refused(c: Contraction, target) -> Reason | None:
-    """Why no kernel is made of a contraction; None where one is worth it."""
+def infeasible(c: Contraction, target) -> Reason | None:
+    """Why a contraction cannot become a kernel of ours; None when it can."""
     if target.kind == "cpu":
-        return Reason("vendor", "not attempted", "on a CPU")
-    return Reason("vendor", "not attempted")
+        return Reason("vendor", "infeasible", "no kernels for it on a CPU")
+    if target.ordered:
+        return Reason("vendor", "infeasible", "a fixed order of the sum")
+    if not multiplied(c) and not of_one_row(c):
+        return Reason("vendor", "infeasible", "only 16-bit floats")
+    return Reason("vendor", "infeasible", "its depth is divided") if long_steps(c.fold, c.depth) else None
 
 
-def decided(graph: Graph, reasons: dict[Opaque, Reason | None], hints: Hints) -> Graph:
-    """`graph` with the calls whose reason is None as nodes of the language, and its reason beside each other one."""
-    return _Decided(graph, reasons, hints).result() if reasons else graph
+def of_one_row(c: Contraction) -> bool:
+    """Is one factor a vector, and the other one a matrix that is contiguous along the depth: a fold of rows like any other?"""
+    matrix = c.left if not c.columns else c.right
+    read = matrix.arg if halves(matrix) is not None else matrix
+    return (not c.rows) != (not c.columns) and not c.batch and product_type(c) is not None and isinstance(read, Load) and runs_along(read, c.depth)
+
+
+def fronts(graph: Graph, hints: Hints, unpacked: bool = True) -> dict[Opaque, tuple[Compute, ...]]:
+    """Of each contraction of few rows the factor that the many columns have, where it is computed pointwise and nothing else reads it: a kernel that
+    takes all rows at once computes each of its elements once. `unpacked`: also where several elements are one in memory, for more than one row: tiles
+    of them are slower than a pass in front."""
+    alone, found = _read_once(graph), {}
+    for n, c in contractions(graph).items():
+        if min(hints.count(c.rows), hints.count(c.columns)) <= LITTLE:
+            side = c.right if hints.count(c.rows) <= hints.count(c.columns) else c.left
+            made = [e.node for e in (side.arg,) if isinstance(e, Load) and e.guard is None] if halves(side) is not None else []
+            most = DIGIT if unpacked or not c.rows or not c.columns else 1
+            taken = lambda m: is_pointwise(m) and alone(m) and not long_steps(m.expr, most=most) and not long_steps(side, c.depth)
+            found[n] = tuple(m for m in made if taken(m) and not any(isinstance(e, Random) for e in walk(m.expr)))
+    return found
+
+
+def long_steps(e: Expr, depth: Axis | None = None, most: int = DIGIT) -> bool:
+    """Are coordinates (`depth`; of any axis, without) divided in the indices of `e` by more than `most`, which a step can write out?"""
+    def divided(i: Index):
+        for a in i.atoms():
+            if isinstance(a, (FloorDiv, Mod)):
+                yield from (a, *divided(a.a))
+    indices = [i for x in walk(e) for i in (x.index if isinstance(x, Load) else (x.index,) if isinstance(x, (Coord, Random)) else ())]
+    found = [a for i in indices for a in divided(i)]
+    return any((a.b.constant is None or a.b.constant > most) and (depth is None or depth in a.a.axes()) for a in found)
+
+
+def _read_once(graph: Graph):
+    """Does nothing but one node read this one?"""
+    shown = {v.node for v in (*graph.outputs, *(w.source for w in graph.writes)) if isinstance(v, View)}
+    count: dict = {}
+    for n in graph.nodes:
+        for r in reads(n):
+            count[r] = count.get(r, 0) + 1
+    return lambda n: n not in shown and count.get(n) == 1
+
+
+def back_to_back(graph: Graph, found: dict[Opaque, Contraction]) -> dict[Opaque, tuple[Opaque, bool]]:
+    """Calls whose left factor is pointwise in the result of another one that nothing else reads, both narrow: the second by (the first, does anything
+    else read what lies between them: a kernel of both stores it then)."""
+    alone, pairs = _read_once(graph), {}
+    for n, c in found.items():
+        factor = c.left.arg if halves(c.left) is not None else None
+        if not isinstance(factor, Load) or factor.guard is not None or c.batch or len(c.columns) != 1:
+            continue
+        between = factor.node
+        results = [r for r in (reads(between) if is_pointwise(between) else (between,)) if isinstance(r, Result) and r.opaque in found]
+        if len(results) != 1 or is_pointwise(between) and not alone(results[0]):
+            continue
+        first = found[results[0].opaque]
+        fits = all((a.extent.constant or NARROW + 1) <= NARROW for a in (first.depth, *c.columns))
+        if fits and not first.batch and len(first.columns) == 1 and first.columns[0].extent is c.depth.extent:
+            pairs[n] = results[0].opaque, not alone(between)
+    return pairs
+
+
+def relu_behind(graph: Graph) -> dict[Opaque, Compute]:
+    """Contractions (vector, left, right) of one result that nothing reads but a ReLU of its shape, by that."""
+    alone, found = _read_once(graph), {}
+    for r in (r for r in graph.nodes if isinstance(r, Result) and r.opaque.meaning is not None and alone(r)):
+        reader = next(n for n in graph.nodes if r in reads(n))
+        call, whole = r.opaque, Load(r, tuple(axis(i, s) for i, s in enumerate(r.shape)))
+        plain = len(call.args) == 3 and not call.kwargs and len(call.args[0].shape) == 1
+        if plain and is_pointwise(reader) and reader.shape == r.shape and reader.strides == r.strides and reader.dtype is r.dtype and \
+                reader.expr in (Cast(r.dtype, e, i) for e in (Op("max", _carried(whole), Const(0.0, compute_type(r.dtype))),) for i in (True, False)):
+            found[call] = reader
+    return found
+
+
+def _carried(e: Expr) -> Expr:
+    return Cast(compute_type(e.dtype), e)
+
+
+def decided(graph: Graph, reasons: dict[Opaque, Reason | None], hints: Hints, fast: bool = False,
+            taken: Mapping = MappingProxyType({}), relu: Mapping = MappingProxyType({})) -> Graph:
+    """`graph` with the calls whose reason is None as nodes of the language, and its reason beside each other one. `fast`: roundings of operations may
+    be left out. `taken`: what calls take in that is computed in front of them. `relu`: call -> (target with a ReLU behind, the node that is it)."""
+    return _Decided(graph, reasons, hints, fast, taken, relu).result() if reasons else graph
 
 
 class _Decided(GraphRewrite):
-    def __init__(self, graph: Graph, reasons: dict[Opaque, Reason | None], hints: Hints):
+    def __init__(self, graph: Graph, reasons: dict[Opaque, Reason | None], hints: Hints, fast: bool, taken: Mapping, relu: Mapping):
         super().__init__(graph, "eager")
-        self.reasons, self.hints = reasons, hints
+        self.reasons, self.hints, self.fast, self.relu = reasons, hints, fast, relu
+        self.nonlinear = {node: n for n, (_, node) in relu.items()}
+        self.fronts = taken
+        self.taken_in = {m for found in self.fronts.values() for m in found}
         self.meanings: dict[Opaque, Expr] = {}          # of calls that become nodes, over new nodes
+        self.factors = {e.node for n, r in reasons.items() if r is None for e in loads(*within(n.meaning).fold.args)}
+
+    def compute(self, node: Compute) -> Compute | Result:
+        """A factor of a product is rounded to the type in which it is multiplied. A ReLU that the vendor makes is what its call gives."""
+        if node in self.nonlinear:
+            return next(self.nodes[r] for r in self.graph.nodes if isinstance(r, Result) and r.opaque is self.nonlinear[node])
+        made = super().compute(node)
+        if node not in self.factors or node in self.taken_in:
+            return made
+        return Compute(made.shape, made.strides, _rounding(made.expr), made.device, made.tag)
 
     def opaque(self, node: Opaque) -> Opaque | Compute:
         """The call; or the contraction in its meaning as a node."""
         made = super().opaque(node)
         if node not in self.reasons:
             return made
-        c, reason = within(made.meaning), self.reasons[node]
-        if reason is not None:
-            return replace(made, reason=f"contraction {size_text(c, self.hints)}: {reason}")
+        if self.reasons[node] is not None:
+            made = replace(made, reason=f"contraction {size_text(within(made.meaning), self.hints)}: {self.reasons[node]}")
+            return replace(made, target=self.relu[node][0], meaning=None) if node in self.relu else made
         shape, _, _, device = spec_parts(made.results[0])
-        self.meanings[node] = made.meaning
-        return Compute(shape, None, c.fold, device)
+        self.meanings[node] = meaning = self._with_fronts(node, made.meaning)
+        return Compute(shape, None, within(meaning).fold, device)
+
+    def _with_fronts(self, node: Opaque, meaning: Expr) -> Expr:
+        """The meaning with what is computed pointwise in front of it in the product, and factors that do not differ along the depth behind it."""
+        moved = {self.nodes[n] for n in self.fronts.get(node, ())}
+        inside = Rewriter(leaf=lambda e: substituted(e, e.node.axes, e.node.expr) if isinstance(e, Load) and e.node in moved else None)(meaning)
+        fold = within(inside).fold
+        behind = scales_behind(fold) if self.fast and moved else fold
+        whole = inside if behind is fold else Rewriter(leaf=lambda e: behind if e is fold else None)(inside)
+        factors = within(whole).fold.args[0].args
+        return Rewriter(leaf=lambda e: Cast(F32, _rounding(e.arg)) if e in factors and halves(e) is not None else None)(whole)
 
     def opaque_result(self, node: Result) -> Result | Compute:
         """What stands around the contraction, as a node."""
@@ -119,4 +197,9 @@ class _Decided(GraphRewrite):
             return super().opaque_result(node)
         fold, product = within(self.meanings[node.opaque]).fold, Load(call, tuple(axis(i, s) for i, s in enumerate(call.shape)))
         around = Rewriter(leaf=lambda e: product if e is fold else None)(self.meanings[node.opaque])
-        return Compute(node.shape, node.strides, around, node.device)
+        return Compute(node.shape, node.strides, _rounding(around) if node in self.factors else around, node.device)
+
+
+def _rounding(e: Expr) -> Expr:
+    """`e` with its own rounding there to stay."""
+    return Cast(e.dtype, e.arg) if isinstance(e, Cast) and e.implicit else e

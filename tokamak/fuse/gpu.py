@@ -79,7 +79,7 @@ def reread(node: Compute, part: Reduce, hints: Hints, target) -> bool:
     length, rows = hints.count(part.over), hints.extents(node.shape)
     if any(hints.most(a.extent) is None for a in part.over):
         return True
-    contiguous = any(_runs_along(e, a) for e in walk(*part.args) if isinstance(e, Load) for a in part.over)
+    contiguous = any(runs_along(e, a) for e in walk(*part.args) if isinstance(e, Load) for a in part.over)
     known = contiguous and all(a.extent.constant is not None for a in part.over)
     held = sharers(_row_bytes((part,), part.over) * length, target) if known else 0
     if held:
@@ -88,7 +88,7 @@ def reread(node: Compute, part: Reduce, hints: Hints, target) -> bool:
     return length > (HELD if contiguous else HELD_ACROSS) or programs < FILL * target.threads and length * rows > SHORT * programs
 
 
-def _runs_along(e: Load, a: Axis) -> bool:
+def runs_along(e: Load, a: Axis) -> bool:
     """Are neighbours along axis `a` neighbours in memory?"""
     step = as_index(0)
     for i, s in zip(e.index, e.node.strides):

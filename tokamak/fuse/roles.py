@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from . import gpu
 from .axes import Group
+from .contraction import held, shared_roles
 from .cost import Hints, cpu_roles
 from .legal import Roles, candidates
 
@@ -10,6 +11,9 @@ from .legal import Roles, candidates
 def best_roles(group: Group, hints: Hints, target) -> Roles | None:
     """The choice for `target`; None when no parallel axes are legal. On an ordered target nothing is folded across threads: shares of a fold are cut by
     sizes beside it."""
+    products = held(group) if target.kind == "gpu" else []
+    if products:
+        return shared_roles(group, products, hints)
     found = [r for r in candidates(group, gpu.updates(group, target)) if not target.ordered or not r.accumulating]
     if not found:
         return None

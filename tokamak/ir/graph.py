@@ -1,7 +1,8 @@
 """Graphs: the values of a program and how they come about.
 
     Graph ::= Node in order; outputs; writes
-    Node  ::= Input | Compute(shape, strides, dtype, expr) | Scatter(base, index, value, monoid | last) | Opaque(aten op, args, meaning?) | Result(opaque, i)
+    Node  ::= Input | Compute(shape, strides, dtype, expr) | Scatter(base, index, value, monoid | last) | Opaque(aten op, args)
+            | Result(opaque, i)
     write ::= Input receives Node, after every read of the old value
 
 Layout is part of a value: `strides` are those that torch traced, in elements, and a node's memory has exactly them. The axes of a Compute are

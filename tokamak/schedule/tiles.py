@@ -138,6 +138,12 @@ def choose(b: Body, hints: Hints, target) -> TileSchedule:
     return _Chooser(b, hints, target).schedule()
 
 
+def wide(b: Body, hints: Hints, target) -> bool:
+    """Do addresses in `b` need 64 bits?"""
+    chooser = _Chooser(b, hints, target)
+    return any(chooser._reach(address) >= FAR for _, address, _ in strides_of(b))
+
+
 def plainest(b: Body, hints: Hints, target) -> TileSchedule:
     """A schedule that any body of one store fits: its rows are run through one coordinate at a time. For what no other schedule holds."""
     return _Chooser(b, hints, target).schedule(plain=True)

@@ -1,0 +1,222 @@
+"""Contractions as kernels, in Triton's interpreter: ragged, strided and empty operands, what stands in front and behind, against float64."""
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tokamak
+from tokamak.ir.graph import Opaque
+from tokamak.schedule.matmul import MatmulSchedule
+from tokamak.tools.record import recording
+
+pytest.importorskip("triton")
+TOLERANCE = {torch.bfloat16: 8e-3, torch.float16: 1e-3}
+
+
+def values(*shape, dtype=torch.bfloat16):
+    return torch.randn(*shape, dtype=torch.float32).to(dtype)
+
+
+def wide(x):
+    return x.detach().double().requires_grad_(x.requires_grad)
+
+
+def error(got, want) -> float:
+    return float((got.detach().double() - want.detach()).norm() / want.detach().norm().clamp_min(1e-30))
+
+
+def run(fn, *inputs, **options):
+    """(result, the records of its graphs): `fn` with its contractions as kernels, where they can be."""
+    torch._dynamo.reset()
+    options = {"target": "interpret", "strict": True, "dynamic": False, "cache_dir": "", "contractions": "kernels", **options}
+    with recording() as recorder:
+        return tokamak.compile(fn, **options)(*inputs), recorder.graphs
+
+
+def schedules(record) -> list:
+    return [s for _, s in record.values["lower"].bodies.values()]
+
+
+def calls(record) -> list[str]:
+    return [str(n.target) for n in record.values["contract"].nodes if isinstance(n, Opaque)]
+
+
+def check(fn, *inputs, kernels=1, opaque=0, **options):
+    """`fn` gives what float64 gives, by `kernels` groups of which at least one is a contraction, and `opaque` calls of torch."""
+    got, (record, *_) = run(fn, *inputs, **options)
+    want = fn(*map(wide, inputs))
+    assert got.shape == want.shape and got.dtype is inputs[0].dtype
+    assert error(got, want) <= TOLERANCE[got.dtype]
+    made = schedules(record)
+    assert len(made) == kernels and len(calls(record)) == opaque and any(isinstance(s, MatmulSchedule) for s in made)
+    return made
+
+
+@pytest.mark.parametrize("rows, inner, columns", [(1, 256, 128), (3, 250, 100), (16, 64, 33), (70, 130, 150), (64, 33, 16), (129, 64, 129)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_extents(rows, inner, columns, dtype):
+    fn = lambda x, w, b: F.gelu(F.linear(x, w, b))
+    if rows == 1:          # a vector: its product is a fold of rows like any other
+        inputs = [values(*s, dtype=dtype) for s in ((rows, inner), (columns, inner), (columns,))]
+        got, (record,) = run(fn, *inputs)
+        assert not calls(record) and error(got, fn(*map(wide, inputs))) <= TOLERANCE[dtype]
+        return
+    check(fn, *(values(*s, dtype=dtype) for s in ((rows, inner), (columns, inner), (columns,))))
+
+
+BEHIND = {
+    "nothing": lambda x, w, b, r: x @ w,
+    "bias and relu": lambda x, w, b, r: F.relu(x @ w + b),
+    "residual and scale": lambda x, w, b, r: (x @ w) * 0.5 + r,
+    "a column of scales": lambda x, w, b, r: (x @ w) * r[:, :1],
+    "a mask": lambda x, w, b, r: torch.where(r > 0, x @ w, 0.0),
+    "transposed": lambda x, w, b, r: (x @ w).t().contiguous(),
+    "alpha and beta": lambda x, w, b, r: torch.addmm(r, x, w, beta=0.5, alpha=2),
+    "into a window": lambda x, w, b, r: F.pad(torch.sigmoid(x @ w), (1, 2)),
+}
+
+
+@pytest.mark.parametrize("name", BEHIND)
+def test_what_stands_behind(name):
+    torch.manual_seed(1)
+    check(BEHIND[name], values(24, 40), values(40, 56), values(56), values(24, 56), kernels=2 if name == "into a window" else 1)
+
+
+OPERANDS = {
+    "left transposed": (lambda x, w: x.t() @ w, (40, 24), (40, 56)),
+    "both transposed": (lambda x, w: x.t() @ w.t(), (40, 24), (56, 40)),
+    "windows": (lambda x, w: x[::2, 3:43] @ w[:, ::3], (48, 50), (40, 96)),
+    "batches": (lambda x, w: torch.bmm(x, w), (3, 20, 40), (3, 40, 24)),
+    "broadcast batches": (lambda x, w: torch.matmul(x, w), (2, 1, 20, 40), (3, 40, 24)),
+    "einsum": (lambda x, w: torch.einsum("bihd,bjhd->bhij", x, w), (2, 20, 3, 16), (2, 24, 3, 16)),
+    "rows in two dimensions": (lambda x, w: F.linear(x, w), (3, 10, 40), (24, 40)),
+    "a convolution of one element": (lambda x, w: F.conv2d(x.to(memory_format=torch.channels_last), w), (2, 40, 5, 6), (24, 40, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("name", OPERANDS)
+def test_operands(name):
+    fn, *shapes = OPERANDS[name]
+    got, (record,) = run(fn, *(inputs := [values(*s) for s in shapes]))
+    assert error(got, fn(*map(wide, inputs))) <= TOLERANCE[torch.bfloat16] and not calls(record)
+    assert any(isinstance(s, MatmulSchedule) for s in schedules(record))
+
+
+@pytest.mark.parametrize("shapes", [((0, 40), (40, 24)), ((20, 40), (40, 0)), ((20, 0), (0, 24)), ((20, 1), (1, 24))])
+def test_nothing_to_multiply(shapes):
+    x, w = (values(*s) for s in shapes)
+    got, _ = run(lambda x, w: x @ w + 1, x, w)
+    torch.testing.assert_close(got, x @ w + 1)
+
+
+@pytest.mark.parametrize("widths", [(64, 64, 64), (100, 250, 50), (16, 70, 128)])
+def test_narrow_layers_back_to_back(widths):
+    inner, hidden, columns = widths
+    fn = lambda x, a, b, c, d: F.linear(F.relu(F.linear(x, a, b)), c, d)
+    made, = check(fn, *(values(*s) for s in ((300, inner), (hidden, inner), (hidden,), (columns, hidden), (columns,))))
+    assert made.inner is not None and made.resident
+
+
+def test_a_step_of_narrow_layers():
+    fn = lambda x, a, b, c, d: F.linear(F.relu(F.linear(x, a, b)), c, d)
+    inputs = [values(*s).requires_grad_() for s in ((150, 32), (48, 32), (48,), (32, 48), (32,))]
+    got, records = run(fn, *inputs)
+    seed = torch.randn_like(got)
+    got.backward(seed)
+    exact = [wide(x) for x in inputs]
+    want = fn(*exact)
+    want.backward(seed.double())
+    assert error(got, want) <= 8e-3 and all(error(x.grad, e.grad) <= 1.5e-2 for x, e in zip(inputs, exact))
+    assert len(schedules(records[0])) == 1 and schedules(records[0])[0].inner is not None
+
+
+def test_two_products_of_one_input_share_a_kernel():
+    fn = lambda x, g, u: F.silu(x @ g) * (x @ u)
+    check(fn, values(20, 40), values(40, 56), values(40, 56))
+
+
+@pytest.mark.parametrize("policy", ["eager", "strict"])
+def test_policies(policy):
+    x, w = values(20, 64), values(64, 48)
+    got, (record,) = run(lambda x, w: F.relu(x @ w) * 3, x, w, policy=policy)
+    assert len(calls(record)) == (1 if policy == "strict" else 0)
+    assert error(got, F.relu(x.double() @ w.double()) * 3) <= 1e-2
+
+
+def test_types_that_stay_with_the_vendor():
+    for dtype in (torch.float32, torch.float64):
+        x, w = values(20, 40, dtype=dtype), values(40, 24, dtype=dtype)
+        got, (record,) = run(lambda x, w: x @ w, x, w)
+        assert "16-bit floats" in next(n.reason for n in record.values["contract"].nodes if isinstance(n, Opaque))
+        torch.testing.assert_close(got, x @ w)
+
+
+def test_without_a_price_contractions_stay_with_the_vendor():
+    _, (record,) = run(lambda x, w: x @ w, values(20, 40), values(40, 24), contractions="vendor")
+    assert len(calls(record)) == 1
+
+
+def quantised(rows, inner, columns):
+    return values(rows, inner), torch.randint(-128, 128, (columns, inner), dtype=torch.int8), torch.rand(columns).to(torch.bfloat16)
+
+
+def packed(rows, inner, columns):
+    return values(rows, inner), torch.randint(0, 256, (columns, inner // 2), dtype=torch.uint8), torch.rand(columns).to(torch.bfloat16)
+
+
+def from_int8(x, q, s):
+    return F.linear(x, q.to(x.dtype) * s[:, None])
+
+
+def from_int4(x, p, s):
+    w = torch.stack([p & 15, p >> 4], -1).reshape(p.shape[0], -1)
+    return F.linear(x, (w.to(x.dtype) - 8) * s[:, None])
+
+
+def exact(fn, inputs):
+    return fn(*(wide(x) if x.is_floating_point() else x for x in inputs))
+
+
+@pytest.mark.parametrize("rows", [1, 4, 32])
+@pytest.mark.parametrize("fn, make", [(from_int8, quantised), (from_int4, packed)], ids=["int8", "int4"])
+@pytest.mark.parametrize("policy", ["fast", "eager"])
+def test_quantised_weights_are_read_once_packed(rows, fn, make, policy):
+    torch.manual_seed(rows)
+    inputs = make(rows, 132, 40)
+    got, (record,) = run(fn, *inputs, policy=policy)
+    assert error(got, exact(fn, inputs)) <= 1e-2 and len(schedules(record)) == 1 and not calls(record)
+
+
+def test_scales_along_the_depth_stay_in_front():
+    x, q, s = values(4, 64), torch.randint(-128, 128, (40, 64), dtype=torch.int8), torch.rand(64).to(torch.bfloat16)
+    fn = lambda x, q, s: F.linear(x, q.to(x.dtype) * s)
+    got, (record,) = run(fn, x, q, s)
+    assert error(got, exact(fn, (x, q, s))) <= 1e-2 and not calls(record)
+
+
+def test_a_depth_that_is_divided_by_much_stays_with_the_vendor():
+    x, q, s = values(4, 64), torch.randint(-128, 128, (40, 64), dtype=torch.int8), torch.rand(40, 4).to(torch.bfloat16)
+    fn = lambda x, q, s: F.linear(x, (q.reshape(40, 4, 16).to(x.dtype) * s[:, :, None]).reshape(40, 64))
+    got, (record,) = run(fn, x, q, s)
+    assert error(got, exact(fn, (x, q, s))) <= 1e-2
+    assert [n.reason for n in record.values["contract"].nodes if isinstance(n, Opaque)] == \
+        ["contraction 4x64x40 bf16: left to the vendor's library (its depth is divided)"]
+
+
+def test_the_vendor_makes_a_relu_behind_a_bias():
+    fn = lambda x, w, b: F.relu(F.linear(x, w, b))
+    inputs = values(100, 64), values(32, 64), values(32)
+    got, (record,) = run(fn, *inputs, contractions="vendor")
+    assert calls(record) == ["aten._addmm_activation.default"] and not schedules(record)
+    assert error(got, fn(*map(wide, inputs))) <= 8e-3
+
+
+@pytest.mark.parametrize("fn", [lambda x, w, b: (y := F.linear(x, w, b), F.relu(y)), lambda x, w, b: F.relu(F.linear(x, w, b)).t().contiguous(),
+                                lambda x, w, b: F.relu(torch.addmm(b, x, w.t(), beta=2)), lambda x, w, b: F.relu(F.linear(x, w, b) - 1)])
+def test_what_is_no_relu_behind_a_bias_stays(fn):
+    inputs = values(20, 16), values(24, 16), values(24)
+    got, (record,) = run(fn, *inputs, contractions="vendor")
+    assert calls(record) == ["aten.addmm.default"] and len(schedules(record)) == 1
+    for g, w in zip(got if isinstance(got, tuple) else (got,), (fn(*map(wide, inputs)) if isinstance(got, tuple) else (fn(*map(wide, inputs)),))):
+        assert error(g, w) <= 8e-3

@@ -1,0 +1,245 @@
+"""(Body, MatmulSchedule) -> TileKernels: contractions as products of tiles, with what is read pointwise in front and what reads the result behind.
+
+A program has several views of its tile, each with two dimensions: `left` (first axis, depth), `right` (depth, second axis), `out` (first, second). A
+value is computed in the view that needs it; the accumulators are values of `out`, and everything behind the contraction is emitted as in any other
+tile. Where the left factor holds a contraction itself (two linear layers, back to back), that one is made within a step, in views of its own: `inner
+left` (first axis, inner depth) and `inner right` (inner depth, depth).
+
+Coordinates that are the same for every tile stand in the program's scope, and so does all that depends on them alone: a program that makes many tiles
+loads it once.
+"""
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+from ..fuse.contraction import contraction, product_type, small
+from ..ir.dtype import F32, DType
+from ..ir.expr import Const, Expr, Load, Random, Reduce, Rewriter, walk
+from ..ir.index import Axis, as_index, floordiv, minimum
+from ..ir.rewrite import Simplifier
+from ..schedule.body import Body
+from ..schedule.matmul import MatmulSchedule, folds_of, hidden_stores
+from . import tile_words as words
+from .scope import Unschedulable
+from .tile_kernel import For, Scope, TileKernel, Value
+from .tile_parts import lower_tiles
+from .tiles import TileLowering, combining, rounded
+
+
+class MatmulLowering(TileLowering):
+    """The kernel of a body of contractions."""
+
+    def kernel(self) -> TileKernel:
+        s = self.schedule = self.s
+        first, second = s.dims
+        self.held, self.view, self.after = [], "out", []
+        self.piece.update({a: 0 for a, _ in s.pieces})
+        pairs = {"left": (first, s.depth), "right": (s.depth, second), "out": (first, second)}
+        if s.inner is not None:
+            pairs |= {"inner left": (first, s.inner), "inner right": (s.inner, s.depth)}
+        self.views = {name: (replace(s, dims=pair), {}) for name, pair in pairs.items()}
+        self.tile, grid, share = self._place_program()
+        accumulators = self._products(share)
+        self._show("out")
+        for fold, name in accumulators.items():
+            self._remember(self.tile, fold, (Value(name, frozenset(s.dims), self.tile, True),))
+        if share is None:
+            self._store_all(self.tile, [st for st in self.stores if st not in hidden_stores(self.body_)])
+        else:
+            for fold, name in accumulators.items():
+                self._leave(fold, {self._key(frozenset(s.dims)): (name,)}, share)
+        lines, spaces = (*self.program.lines, *self.after), tuple(self.spaces.values())
+        aligned = frozenset(p.name for p in self.params if p.kind == "int" and self.hints.divides(16, p.source))
+        return TileKernel(tuple(self.params), lines, grid, s, self.body_, tuple(self.errors), self.sources, spaces, aligned)
+
+    # -- views -----------------------------------------------------------------------------------------------------------------
+    def _show(self, view: str) -> None:
+        self.view = view
+        self.s, self.coords = self.views[view]
+
+    def _key(self, axes) -> tuple:
+        """Values along tiled axes are laid out differently in each view."""
+        return (self.view,) if any(a in axes for a, _ in self.schedule.pieces) else ()
+
+    def _put_everywhere(self, scope: Scope, a: Axis, base: str) -> None:
+        """The coordinate of a tiled axis in every view that has it, from `base` (text, '' is 0) on."""
+        shown = self.view
+        for view, (s, _) in self.views.items():
+            if a in s.dims:
+                self._show(view)
+                self._tile_coordinate(scope, a, base, 0, a not in s.exact)
+        self._show(shown)
+
+    def _single(self, a: Axis) -> bool:
+        """Is one block of a tiled axis all of it, whatever the sizes are?"""
+        return a.extent.constant is not None and a.extent.constant <= self.schedule.sizes(a)[0]
+
+    # -- where a program stands ------------------------------------------------------------------------------------------------
+    def _place_program(self) -> tuple[Scope, object, str | None]:
+        """(the scope of one tile, programs in all, this program's share of the depth or None): coordinates in every view that has them."""
+        s, program = self.schedule, self.program
+        parallel = [a for a in s.order if a in self.body_.parallel]
+        fixed = [a for a in (*s.dims, *filter(None, (s.depth, s.inner))) if self._single(a)]
+        for a in fixed:
+            self._put_everywhere(program, a, "")
+        program.open = frozenset(fixed)
+        moving = [a for a in parallel if a not in fixed]
+        tiles = as_index(1)
+        for a in moving:
+            tiles = tiles * self.blocks(a)
+        number = self.assign(program, "tl.program_id(0)" + (".to(tl.int64)" if s.wide else ""), "b")
+        tile, grid, share = program, tiles, None
+        if s.resident:
+            count, programs = self.param("int", ("tiles",), tiles), self.param("int", ("programs",), minimum(tiles, as_index(s.resident)))
+            step = self.fresh("b")
+            stages = f", num_stages={s.stages}" if self._single(s.depth) else ""
+            loop = For(f"for {step} in tl.range({number}, {count}, {programs}{stages})", [])
+            self.after = [loop]                 # stands behind what is loaded once
+            tile, grid, number = Scope(loop.lines, program.open, program), minimum(tiles, as_index(s.resident)), step
+        elif s.programs > 1:
+            count = self.param("int", ("tiles",), tiles)
+            share, number = self.assign(program, f"{number} // {count}", "b"), self.assign(program, f"{number} % {count}", "b")
+            grid = tiles * s.programs
+        self._decode_tile(tile, moving, number)
+        tile.open = program.open | frozenset(parallel)
+        return tile, grid, share
+
+    def _decode_tile(self, tile: Scope, moving: list[Axis], number: str) -> None:
+        """Coordinates of the axes that differ from tile to tile: the accumulator's vary fastest."""
+        count = lambda a: self.param("int", ("blocks", a), self.blocks(a))
+        dims = [a for a in moving if a in self.schedule.dims]
+        rest = number
+        each: dict = {}
+        if len(dims) == 2:
+            inside = rest
+            if len(moving) > 2:
+                plane = self.assign(tile, f"{count(dims[0])} * {count(dims[1])}", "b")
+                inside, rest = self.assign(tile, f"{rest} % {plane}", "b"), self.assign(tile, f"{rest} // {plane}", "b")
+            each.update(zip(dims, self._grouped(tile, inside, *map(count, dims))))
+        left = [a for a in moving if a not in each]
+        for n, a in reversed(list(enumerate(left))):
+            each[a] = self.assign(tile, f"{rest} % {count(a)}", "b") if n else rest
+            rest = self.assign(tile, f"{rest} // {count(a)}", "b") if n else rest
+        for a, block in each.items():
+            if a in self.schedule.dims:
+                self._put_everywhere(tile, a, f"{block} * {self.schedule.sizes(a)[0]}")
+            else:
+                self._everywhere(tile, a, block)
+
+    def _everywhere(self, scope: Scope, a: Axis, number: str) -> None:
+        shown = self.view
+        for view in self.views:
+            self._show(view)
+            self._scalar_coordinate(scope, a, number)
+        self._show(shown)
+
+    def _grouped(self, scope: Scope, number: str, rows: str, columns: str) -> tuple[str, str]:
+        """The tile of a number: a few tiles along the first axis, for each along the second, then the next few."""
+        few = self.schedule.group
+        if few == 1:
+            return self.assign(scope, f"{number} // {columns}", "b"), self.assign(scope, f"{number} % {columns}", "b")
+        several = self.assign(scope, f"{number} // ({few} * {columns}) * {few}", "b")
+        there = self.assign(scope, f"tl.minimum({rows} - {several}, {few})", "b")
+        inside = self.assign(scope, f"{number} % ({few} * {columns})", "b")
+        return self.assign(scope, f"{several} + {inside} % {there}", "b"), self.assign(scope, f"{inside} // {there}", "b")
+
+    # -- products --------------------------------------------------------------------------------------------------------------
+    def _products(self, share: str | None) -> dict[Reduce, str]:
+        """The loop over the depth: the register that carries each contraction."""
+        s, found, tile = self.schedule, folds_of(self.body_), self.tile
+        shape = f"[{', '.join(str(s.sizes(a)[0]) for a in s.dims)}]"
+        carried = {c.fold: self.assign(tile, words.full(shape, 0.0, F32), "a") for c in found}
+        scope, loops = tile, []
+        if not self._single(s.depth):
+            step = self.fresh("r")
+            loop = For(f"for {step} in {self._range(*self._depth_of(share), s.sizes(s.depth)[0])}", [])
+            loops = [loop]
+            scope = Scope(loop.lines, tile.open, tile)
+            self._put_everywhere(scope, s.depth, step)
+        scope.open = scope.open | {s.depth}
+        digits, simplify = sorted(s.unrolled, key=s.order.index), Simplifier()
+        for at in itertools.product(*(range(a.extent.constant) for a in digits)):
+            here = Rewriter({a: as_index(n) for a, n in zip(digits, at)})
+            for c in found:
+                sides = (c.left, c.right) if s.dims[0] in c.left.free else (c.right, c.left)
+                sides = tuple(simplify.root(here(e)) for e in sides) if digits else sides
+                texts = [self._tile_of(scope, view, e, product_type(c)) for view, e in zip(("left", "right"), sides)]
+                scope.lines.append(f"{carried[c.fold]} = tk.dot({', '.join(texts)}, {carried[c.fold]})")
+        self._show("left")
+        self._store_all(scope, hidden_stores(self.body_))
+        tile.lines += loops
+        return carried
+
+    def _depth_of(self, share: str | None) -> tuple[str, str]:
+        """Where this program's part of the depth begins and ends."""
+        s = self.schedule
+        end = self._number(self.extent(s.depth))
+        if share is None:
+            return "0", end
+        size = s.sizes(s.depth)[0]
+        length = floordiv(s.depth.extent + (s.programs * size - 1), as_index(s.programs * size)) * size
+        part = self.param("int", ("share",), length)
+        low = self.assign(self.tile, f"{share} * {part}", "b")
+        return low, self.assign(self.tile, f"tl.minimum({low} + {part}, {end})", "b")
+
+    def _tile_of(self, scope: Scope, view: str, e: Expr, wanted: DType) -> str:
+        """A register with the tile of one factor, in the type that is multiplied, 0 where the depth is over."""
+        shown, self.scope = self.view, scope
+        self._show(view)
+        depth = self.schedule.inner if view.startswith("inner") else self.schedule.depth
+        if any(isinstance(x, Random) for x in walk(e)):
+            raise Unschedulable("random numbers in front of a contraction")
+        whole, zero = small(e), "0.0" if small(e) is None else "0"
+        e = e.arg
+        value = self._loaded(e, depth, zero) if isinstance(e, Load) and e.guard is None else self._cut(self.emit(e), depth, zero)
+        if whole is not None:           # without the way through f32, which takes the machine longer than the product
+            value = self._put(None, f"tk.small_to_half({value.var}, {words.triton_type(wanted)})", (), (value,))
+        var = value.var
+        if value.dims != frozenset(self.s.dims):
+            var = self._put(None, f"tl.broadcast_to({var}, {self.shape(self.s.dims)})", (), (value,)).var
+        self._show(shown)
+        return var
+
+    def _loaded(self, e: Load, depth: Axis, zero: str = "0.0") -> Value:
+        """A plain read whose idle lanes are 0, which needs no register on its way to the product."""
+        address, dims = self.text(e.index[0], ("address", e.node))
+        if not dims:
+            return self._cut(self.emit(e), depth, zero)
+        known = self._known(e)
+        if known is not None:
+            return known
+        masks = self.mask(dims)
+        where = f", mask={' & '.join(masks)}, other={zero}" if masks else ""
+        return self._put(e, f"tl.load({self.memory(e.node)} + {address}{where})", e.index[0].axes() | dims, self._of(e.index[0]), dims, True)
+
+    def _cut(self, value: Value, depth: Axis, zero: str = "0.0") -> Value:
+        """`value`, 0 where the depth is over."""
+        masks = self.mask((depth,))
+        if not masks:
+            return value
+        return self._put(None, f"tl.where({' & '.join(masks)}, {value.var}, {zero})", (depth,), (value,), value.dims | {depth}, True)
+
+    def _number_text(self, e: Const) -> str | None:
+        """Numbers of few bits, which are no sizes, are text: shifts and masks of packed integers."""
+        return words.literal(e.value, e.dtype) if e.dtype.is_int and e.dtype.bytes <= 2 else super()._number_text(e)
+
+    def _emit_reduce(self, e: Reduce) -> Value:
+        """The contraction within the left factor of another one: a product of whole tiles."""
+        c, (first, _) = contraction(e), self.schedule.dims
+        if self.view != "left" or c is None or self.schedule.inner is None:
+            raise Unschedulable("a fold within a contraction")
+        left, right = (c.left, c.right) if first in c.left.free else (c.right, c.left)
+        texts = [self._tile_of(self.scope, view, x, product_type(c)) for view, x in (("inner left", left), ("inner right", right))]
+        dims = frozenset(self.s.dims)
+        text = f"tk.dot({', '.join(texts)}, {words.full(self.shape(dims), 0.0, F32)})"
+        return self._put(e, text, self.tile.open | {self.schedule.depth}, (), dims, True)
+
+
+def lower_matmul(body: Body, schedule: MatmulSchedule, hints, device: str, choose_again, fast: bool = False) -> tuple[TileKernel, ...]:
+    """The kernels of `body` in running order; as `tiles.lower_tiles`."""
+    made = MatmulLowering(body, schedule, hints, device, fast=fast and rounded(body))
+    kernels = [made.kernel()]
+    for second in combining(body, schedule, made.spaces):
+        kernels += lower_tiles(second, choose_again(second), hints, device, choose_again, fast)
+    return tuple(kernels)

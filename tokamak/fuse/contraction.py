@@ -1,0 +1,106 @@
+"""Contractions: sums of products over a common axis, Reduce(sum, k, a[m, k] * b[k, n]), and which nodes may share a kernel with one on a GPU."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..ir.dtype import F32, DType
+from ..ir.expr import Cast, Expr, Op, Reduce, Scan, walk
+from ..ir.graph import Scatter
+from ..ir.index import Axis
+from .axes import Group, fold_of
+from .cost import Hints
+from .legal import Roles
+
+NARROW = 128            # widest of two layers that are made back to back
+LITTLE = 32             # rows up to which a kernel reads its weights as fast as memory gives them
+SIDE = 16               # least extent of a tile that the machine multiplies
+DIGIT = 8               # largest extent of a summed axis that is written out, coordinate by coordinate
+
+
+@dataclass(frozen=True, eq=False)
+class Contraction:
+    """`fold`: sum over `depth` of left * right, and over `digits`, axes of small constant extents. `rows`: the axes of `left` alone, `columns` of
+    `right` alone, `batch` of both; by their ids."""
+    fold: Reduce
+    left: Expr
+    right: Expr
+    batch: tuple[Axis, ...]
+    rows: tuple[Axis, ...]
+    columns: tuple[Axis, ...]
+    depth: Axis
+    digits: tuple[Axis, ...] = ()
+
+    def sizes(self, hints: Hints) -> tuple[int, int, int, int]:
+        """Extents (batch, rows, columns, depth), as numbers."""
+        return tuple(hints.count(a) for a in (self.batch, self.rows, self.columns, self.fold.over))
+
+
+def contraction(e: Expr) -> Contraction | None:
+    """The contraction that `e` is: a sum of a product of two values that both depend on what is summed over."""
+    if not isinstance(e, Reduce) or e.monoid != "sum" or not isinstance(e.args[0], Op) or e.args[0].name != "mul":
+        return None
+    left, right = e.args[0].args
+    depth = max(e.over, key=lambda a: a.extent.constant if a.extent.constant is not None else 1 << 62)
+    digits = tuple(a for a in e.over if a is not depth)
+    if any(a.extent.constant is None or a.extent.constant > DIGIT for a in digits) or any(depth not in x.free for x in (left, right)):
+        return None
+    pick = lambda axes: tuple(sorted(axes - set(e.over), key=lambda a: a.id))
+    return Contraction(e, left, right, pick(left.free & right.free), pick(left.free - right.free), pick(right.free - left.free), depth, digits)
+
+
+def halves(e: Expr) -> DType | None:
+    """The 16-bit type that a factor is rounded to and multiplied in; None where it is of another."""
+    return e.arg.dtype if isinstance(e, Cast) and e.dtype is F32 and e.arg.dtype.is_half else None
+
+
+def small(e: Expr) -> Expr | None:
+    """The integers of 8 bits that a factor is, which every 16-bit type holds exactly; or None."""
+    return e.arg if isinstance(e, Cast) and e.dtype is F32 and e.arg.dtype.is_int and e.arg.dtype.bytes == 1 else None
+
+
+def product_type(c: Contraction) -> DType | None:
+    """The 16-bit type in which both factors can be multiplied, or None."""
+    found = {halves(e) for e in (c.left, c.right) if small(e) is None}
+    return next(iter(found)) if len(found) == 1 else None
+
+
+def multiplied(c: Contraction) -> bool:
+    """Can the machine's products of tiles make it: two factors of one 16-bit type, with axes of their own?"""
+    return product_type(c) is not None and bool(c.rows) and bool(c.columns)
+
+
+def chained(c: Contraction, inner: Contraction | None, hints: Hints) -> bool:
+    """Can `inner`, in the left factor of `c`, be made within a step of it: its columns are the depth of `c`, and a program can hold its depth and the
+    columns of `c`?"""
+    if inner is None or not multiplied(inner) or inner.digits or c.digits or inner.batch or c.batch or inner.fold.free - c.fold.free != {c.depth}:
+        return False
+    held = [inner.depth, *c.columns]
+    return len(c.columns) == 1 and set(inner.fold.free) - {c.depth} == set(c.rows) and all((a.extent.constant or NARROW + 1) <= NARROW for a in held)
+
+
+def size_text(c: Contraction, hints: Hints) -> str:
+    """Extents and type for people: 16x4096x4096 bf16, rows by depth by columns."""
+    b, m, n, k = c.sizes(hints)
+    return f"{f'{b} of ' if b > 1 else ''}{m}x{k}x{n} {product_type(c) or c.left.dtype}"
+
+
+# -- which groups ----------------------------------------------------------------------------------------------------------
+def held(group: Group) -> list[Contraction]:
+    """The contractions among the members of a group."""
+    found = [contraction(f) for m in group.members if isinstance(f := fold_of(m.expr), Reduce)]
+    return [c for c in found if c is not None and multiplied(c)]
+
+
+def shared_roles(group: Group, found: list[Contraction], hints: Hints) -> Roles | None:
+    """The roles in a group of contractions and of what is computed pointwise from their results, in parallel over all coordinates of these; None for
+    a group that holds anything else. One may stand in front of another, see `chained`."""
+    outer = [c for c in found if not any(c.fold.free - x.fold.free == {x.depth} for x in found)]
+    inner = [c for c in found if c not in outer]
+    if not outer or len(inner) > 1 or inner and (len(outer) > 1 or not chained(outer[0], inner[0], hints)):
+        return None
+    first, places = outer[0], {outer[0].fold.free, *(c.fold.free for c in inner)}
+    together = all((c.fold.free, c.fold.over, c.rows, c.columns) == (first.fold.free, first.fold.over, first.rows, first.columns) for c in outer)
+    folds = sum(isinstance(e, (Reduce, Scan)) for m in group.members for e in walk(m.expr))
+    if not together or folds != len(found) or any(m.free not in places or isinstance(m.node, Scatter) for m in group.members):
+        return None
+    return Roles(first.fold.free, group.members, (), ())

@@ -1,0 +1,117 @@
+"""What contractions cost, in seconds, by the vendor's library and by kernels of ours: fitted once on what was measured of a machine."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..ir.expr import loads
+from ..ir.graph import Compute, Graph, Opaque, Result, is_pointwise, reads
+from .contraction import LITTLE, SIDE, Contraction
+from .cost import Hints, node_bytes
+from .reason import Reason
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Of a machine; pairs are (bytes a second, seconds besides). `copy`, `products`: bytes and operations a second of large copies and the vendor's
+    large products; `call`: what one of these takes besides; `step`: a kernel that does next to nothing. `vendor_rows`, `few_rows`, `one_row`: the
+    weights where rows are few, by the vendor, by us; `more_rows`: what rows beyond 16 cost us and save the vendor; `few_tiles`: what sharing the
+    depth among programs costs us; `unpacked`: elements of 8 bits or fewer a second that we multiply. `narrow_vendor`, `narrow`: narrow layers, a call
+    each by the vendor and two in a kernel of ours, whose operations a second are `narrow_products`."""
+    copy: float
+    products: float
+    call: float
+    step: float
+    vendor_rows: tuple[float, float]
+    few_rows: tuple[float, float]
+    one_row: tuple[float, float]
+    more_rows: float
+    few_tiles: float
+    unpacked: float
+    narrow_vendor: tuple[float, float]
+    narrow: tuple[float, float]
+    narrow_products: float
+
+
+# Triton's words for a machine -> its rates. H200, bf16, device time behind a flushed cache, us, ours against the vendor's calls and passes:
+#   16 rows and a ReLU, 4096 to 4096: 13.9, 16.0; to 11008: 31.6, 31.0; 14336 to 4096: 37.1, 41.2; 4096 to 1024: 9.4, 8.4; 1024 to 1024: 4.0, 4.8
+#   32 rows and a ReLU, 4096 to 4096: 14.8, 14.9; GELU MLP of 1024 and 4096: 14.3, 15.7
+#   one row and a ReLU, 4096 to 4096: 13.1, 15.6; to 11008: 29.8, 31.6; GELU MLP of 1024 and 4096: 9.1, 14.5
+#   int8 weights, 4096 to 4096: one row 8.7, 24.8; 16 rows 10.8, 24.0; to 11008: one row 18.4, 64.0; 32 rows 37.5, 63.0
+#   int4 weights, 4096 to 4096: one row 12.9, 30.6; 16 rows 45.1, 30.6
+#   two layers with a ReLU between, 64, 64 at 262144 rows: 20.4, 48.3; 128, 256 at 131072 rows: 57.2, 82.0; in training 149, 191 and 253, 277
+RATES: dict[tuple, Rates] = {
+    ("cuda", 90): Rates(copy=4.2e12, products=700e12, call=6e-6, step=1.8e-6, vendor_rows=(3.45e12, 6e-6), few_rows=(3.35e12, 3.7e-6),
+                        one_row=(3.6e12, 4e-6), more_rows=9e-7, few_tiles=3e-6, unpacked=2e12, narrow_vendor=(2.7e12, 2e-6), narrow=(3.5e12, 2e-6),
+                        narrow_products=320e12)}
+WEIGHTS = 1 << 20       # elements of weights below which nothing was measured
+TILES = 128 * SIDE      # columns below which programs share the depth of a tile
+LONG = 2048             # depth from which on they do
+LEAST = 0.93            # of the vendor's time: a kernel must promise more than estimates are off by
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """A graph with its contractions; `fronts`: what each can take in that is computed in front of it; `pairs`: narrow
+    ones, with those in front of them, see `contract.back_to_back`; `relu`: those behind which the vendor makes a ReLU."""
+    graph: Graph
+    found: dict[Opaque, Contraction]
+    fronts: dict[Opaque, tuple[Compute, ...]]
+    pairs: dict[Opaque, tuple[Opaque, bool]]
+    relu: frozenset[Opaque]
+
+
+def unprofitable(site: Site, hints: Hints, target) -> dict[Opaque, Reason | None]:
+    """Why each of the contractions is better left to the vendor; None where it is not."""
+    rates = RATES.get(target.arch[:2])
+    if rates is None:
+        return {n: Reason("vendor", "not attempted", "no kernel was measured on such a machine") for n in site.found}
+    reasons = {n: _alone(site, n, c, hints, rates) for n, c in site.found.items()}
+    for last, (first, stored) in site.pairs.items():
+        reasons[last] = reasons[first] = _narrow_layers(site.found[first], site.found[last], stored, hints, rates)
+    return reasons
+
+
+def vendor_time(c: Contraction, hints: Hints, rates: Rates) -> float:
+    """Seconds of the vendor's kernel."""
+    b, m, n, k = c.sizes(hints)
+    if b == 1 and min(m, n) <= LITTLE:
+        return 2 * k * max(m, n) / rates.vendor_rows[0] + rates.vendor_rows[1] - rates.more_rows * (min(m, n) > SIDE)
+    return max(2 * b * m * n * k / rates.products, 2 * b * (m * k + k * n + m * n) / rates.copy) + rates.call
+
+
+def _alone(site: Site, call: Opaque, c: Contraction, hints: Hints, rates: Rates) -> Reason | None:
+    """The vendor's kernel with the passes in front and behind, against one kernel of ours for few rows."""
+    b, m, n, k = c.sizes(hints)
+    vendor, few, many = vendor_time(c, hints, rates), min(m, n), max(m, n)
+    if b > 1 or few > LITTLE or k * many < WEIGHTS:
+        return Reason("vendor", "not attempted", f"{micro(vendor)}")
+    taken = site.fronts.get(call, ())
+    around = sum((node_bytes(x, hints) + sum(node_bytes(r, hints) for r in reads(x))) / rates.copy + rates.step for x in taken)
+    around += rates.step if _pass_behind(site, call) else 0.0
+    moved = sum(node_bytes(r, hints) for x in taken for r in {e.node for e in loads(x.expr)}) if taken else 2 * k * many
+    rate, besides = rates.one_row if few == 1 else rates.few_rows
+    ours = max(moved / rate, k * many / rates.unpacked if taken else 0.0) + besides
+    ours += rates.more_rows * (few > SIDE) + rates.few_tiles * (few > 1 and many < TILES and k > LONG)
+    prices = f"{micro(ours)} in one kernel, the vendor {micro(vendor)} and {micro(around)} around it"
+    return None if ours < LEAST * (vendor + around) else Reason("vendor", "unprofitable", prices)
+
+
+def _pass_behind(site: Site, call: Opaque) -> bool:
+    """Is there one kernel that reads the call's result pointwise, which the vendor cannot spare?"""
+    results = [r for r in site.graph.nodes if isinstance(r, Result) and r.opaque is call]
+    readers = [x for x in site.graph.nodes if any(r in reads(x) for r in results)]
+    return len(readers) == 1 and is_pointwise(readers[0]) and call not in site.relu
+
+
+def _narrow_layers(first: Contraction, last: Contraction, stored: bool, hints: Hints, rates: Rates) -> Reason | None:
+    """Two of the vendor's calls, the first with what lies between them, against one kernel, which writes that too where it is `stored`."""
+    (_, m, hidden, inner), (_, _, columns, _) = first.sizes(hints), last.sizes(hints)
+    calls = 2 * m * (inner + hidden + hidden + columns) / rates.narrow_vendor[0] + 2 * rates.narrow_vendor[1]
+    moved, flops = 2 * (m * (inner + columns + hidden * stored) + hidden * (inner + columns)), 2 * m * hidden * (inner + columns)
+    ours = max(moved / rates.narrow[0], flops / rates.narrow_products) + rates.narrow[1]
+    prices = f"two layers {micro(ours)} in one kernel, by the vendor {micro(calls)}"
+    return None if ours < LEAST * calls else Reason("vendor", "unprofitable", prices)
+
+
+def micro(seconds: float) -> str:
+    return f"{1e6 * seconds:.0f} us"

@@ -1,0 +1,87 @@
+"""Factors of a contraction that do not differ along its depth: sum(k, (a[n, k] * s[n]) * b) is s[n] * sum(k, a * b)."""
+from __future__ import annotations
+
+from ..ir.dtype import F32, I8, I16, DType
+from ..ir.expr import Cast, Const, Expr, Op, Reduce
+
+EXACT = {"bf16": 256, "f16": 2048}         # up to here a 16-bit type holds every integer
+
+
+def scales_behind(fold: Reduce) -> Expr:
+    """The contraction `fold` with such factors behind the sum, where what is left of the factor are small integers, which lose nothing in 16 bits:
+    weights that were quantised. `fold` itself where there are none. The rounding of the scaled factor is left out."""
+    product, scales = [], []
+    for e in fold.args[0].args:
+        kept, scale = _without_scale(e, frozenset(fold.over))
+        product.append(kept)
+        scales += scale
+    if not scales:
+        return fold
+    made: Expr = Reduce(fold.monoid, fold.over, (Op("mul", *product),))
+    for s in scales:
+        made = Op("mul", made, s)
+    return made
+
+
+def _without_scale(e: Expr, over: frozenset) -> tuple[Expr, list[Expr]]:
+    """(factor, what it was multiplied by) where `e` is a product of small integers with something that is the same along `over`."""
+    rounded = e.arg if isinstance(e, Cast) and e.dtype is F32 and isinstance(e.arg, Cast) and e.arg.implicit else None
+    if rounded is None or not isinstance(rounded.arg, Op) or rounded.arg.name != "mul":
+        return e, []
+    for kept, scale in (rounded.arg.args, rounded.arg.args[::-1]):
+        whole = small_integers(kept, EXACT[rounded.dtype.name])
+        if whole is not None and not scale.free & over:
+            return Cast(F32, Cast(rounded.dtype, Cast(F32, whole))), [scale]
+    return e, []
+
+
+def small_integers(e: Expr, most: int) -> Expr | None:
+    """`e`, an f32 expression, as one of small integers where it always is one of at most `most` in size; else None."""
+    found = _ranged(e)
+    if found is None:
+        return None
+    whole, low, high = found
+    return whole if max(-low, high) <= most else None
+
+
+def _ranged(e: Expr) -> tuple[Expr, int, int] | None:
+    """(integers of as few bits as hold them, least, greatest) of an f32 expression that is always one."""
+    if isinstance(e, Cast) and e.dtype is F32 and e.arg.dtype.is_int and e.arg.dtype.bytes == 1:
+        return e.arg, *_bounds(e.arg)
+    if isinstance(e, Const) and abs(e.value) <= 1024 and e.value == int(e.value):
+        return Const(int(e.value), _fitting(e.value, e.value)), int(e.value), int(e.value)
+    if isinstance(e, Op) and e.name in ("add", "sub"):
+        parts = [_ranged(a) for a in e.args]
+        if all(p is not None for p in parts):
+            (x, a, b), (y, c, d) = parts
+            low, high = (a + c, b + d) if e.name == "add" else (a - d, b - c)
+            fit = _fitting(min(low, a, c), max(high, b, d))
+            return Op(e.name, Cast(fit, x), Cast(fit, y)), low, high
+    return None
+
+
+def _fitting(low, high) -> DType:
+    """A type for integers between two numbers."""
+    return I8 if -128 <= low and high <= 127 else I16
+
+
+def _bounds(e: Expr) -> tuple[int, int]:
+    """Between which numbers an integer of 8 bits lies."""
+    whole = (-128, 127) if e.dtype.kind == "i" else (0, 255)
+    if isinstance(e, Const):
+        return e.value, e.value
+    if isinstance(e, Cast) and e.arg.dtype.is_int and e.arg.dtype.bytes == 1:
+        low, high = _bounds(e.arg)
+        return (low, high) if whole[0] <= low and high <= whole[1] else whole
+    if not isinstance(e, Op):
+        return whole
+    if e.name == "and":
+        tops = [a.value for a in e.args if isinstance(a, Const) and a.value >= 0]
+        return (0, min(tops)) if tops else whole
+    if e.name == "shr" and isinstance(e.args[1], Const) and 0 <= e.args[1].value < 8:
+        low, high = _bounds(e.args[0])
+        return low >> e.args[1].value, high >> e.args[1].value
+    if e.name == "where":
+        (a, b), (c, d) = map(_bounds, e.args[1:])
+        return min(a, c), max(b, d)
+    return whole

@@ -1,0 +1,164 @@
+"""A MatmulSchedule: how a body whose folds are contractions runs on a GPU. Each program makes one tile of the result, by products of tiles along the
+depth.
+
+    dims        the two axes of the accumulator, in order: a result of few rows is turned, so that its columns fill the machine's 64 rows
+    depth       the axis that is folded; `pieces` holds the length of a step along it
+    unrolled    further folded axes of small constant extent: a step is repeated for each of their coordinates
+    programs    how many programs share the depth of one tile; they leave partial sums, which a second kernel folds
+    inner       the depth of a contraction within the left factor, all of which is held; its result's columns are the depth
+    resident    programs that make all tiles between them, one after the other; 0: a program each
+    group       tiles along the first axis that are worked on together, so that what they read along the second is in the cache
+
+What is chosen is a ladder over extents; every threshold stands beside what was measured.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..fuse.contraction import LITTLE, SIDE, Contraction, chained, contraction, multiplied
+from ..fuse.cost import Hints
+from ..ir.expr import Reduce, Scan, loads, walk
+from ..ir.index import Axis
+from .body import Body, Store, exprs_of
+from .tiles import TileSchedule, power, wide
+
+TURNED = 64             # rows up to which a result is turned: below, the machine's products would be made of idle rows
+SHARED = 200 << 10      # bytes of shared memory that a program may fill with steps under way
+MOST_STAGES = 5
+GROUP = 8               # tiles along the first axis that share what they read along the second
+RESIDENT = 4            # programs to a multiprocessor that make narrow layers tile after tile
+STEPS = 8               # steps along the depth that a program should have at least
+FEW_SHARED = 100 << 10  # the same where a result is turned: two programs to a multiprocessor
+STEP = 512              # bytes of a step along what the many columns read; a quarter where a step is unpacked: more spills
+
+
+@dataclass(frozen=True)
+class MatmulSchedule(TileSchedule):
+    """A TileSchedule whose `dims` are the accumulator's and whose `looped` axis is the depth."""
+    depth: Axis | None = None
+    group: int = 8
+    inner: Axis | None = None
+    resident: int = 0
+
+    def __str__(self) -> str:
+        parts = {f"group({self.group})": self.group > 1, f"share(depth / {self.programs})": self.programs > 1,
+                 f"resident({self.resident})": self.resident > 0}
+        return " ".join((f"contraction {super().__str__()}", *(text for text, shown in parts.items() if shown)))
+
+
+def choose(b: Body, hints: Hints, target) -> MatmulSchedule | None:
+    """The schedule of a body whose folds are contractions; None for any other."""
+    found = folds_of(b)
+    if found is None:
+        return None
+    c, within = found[0], inner_of(found)
+    if len(within) > 1 or within and not chained(c, within[0], hints):
+        return None
+    rows, columns = (max(axes, key=lambda a: hints(a.extent)) for axes in (c.rows, c.columns))
+    if within:
+        return _back_to_back(b, c, within[0], rows, columns, hints, target)
+    few, many = sorted((rows, columns), key=lambda a: hints(a.extent))
+    turned = hints(few.extent) <= TURNED
+    sizes = _few_rows(many, few, c, hints) if turned else _tiles(rows, columns, c.depth, hints)
+    first, second = list(sizes)[:2]
+    tiles = 1
+    for a in b.parallel:
+        tiles *= -(-hints(a.extent) // sizes.get(a, 1))
+    steps = -(-hints(c.depth.extent) // sizes[c.depth])
+    shares = max(1, min(target.threads // tiles, steps // STEPS))
+    return _schedule(b, c, sizes, hints, target, programs=shares, group=1 if turned else GROUP, warps=2 if sizes[first] == SIDE else 4,
+                     stages=_stages(sizes, first, second, c.depth, len(found), FEW_SHARED if turned else SHARED, _width(c, first)))
+
+
+def _few_rows(many: Axis, few: Axis, c: Contraction, hints: Hints) -> dict[Axis, int]:
+    """Narrow tiles of the many, so that there are programs for all of the machine, in steps of 512 bytes along what is read of them: 16 by 16 by 256
+    of bf16 and by 512 of int8 were the best, or near it, of ten shapes at three sizes."""
+    rows = max(SIDE, power(hints(few.extent)))
+    if rows > LITTLE:
+        return {many: _side(many, 64, hints), few: rows, c.depth: _side(c.depth, 128, hints)}
+    return {many: SIDE, few: rows, c.depth: _side(c.depth, STEP // _width(c, many) // (4 if c.digits else 1), hints)}
+
+
+def _width(c: Contraction, a: Axis) -> int:
+    """Bytes of an element of what is read along `a` and the depth."""
+    side = c.left if a in c.left.free else c.right
+    return min((e.dtype.bytes for e in loads(side) if a in e.free and c.depth in e.free), default=2)
+
+
+def _tiles(rows: Axis, columns: Axis, depth: Axis, hints: Hints) -> dict[Axis, int]:
+    return {rows: _side(rows, 128, hints), columns: _side(columns, 128, hints), depth: _side(depth, 64, hints)}
+
+
+def _side(a: Axis, most: int, hints: Hints) -> int:
+    return max(SIDE, min(most, power(hints(a.extent))))
+
+
+def _back_to_back(b: Body, c: Contraction, inner: Contraction, rows: Axis, columns: Axis, hints: Hints, target) -> MatmulSchedule:
+    """Two contractions in a step: all columns and the inner depth are held, the hidden axis is run through."""
+    sizes = {rows: _side(rows, 64, hints), columns: power(columns.extent.constant), c.depth: _side(c.depth, 64, hints)}
+    return _schedule(b, c, sizes, hints, target, inner=inner.depth, group=1, stages=3 if sizes[c.depth] == hints(c.depth.extent) else 2,
+                     resident=RESIDENT * target.threads)
+
+
+def _schedule(b: Body, c: Contraction, sizes: dict[Axis, int], hints: Hints, target, stages: int, inner: Axis | None = None, programs: int = 1,
+              group: int = 1, resident: int = 0, warps: int = 4) -> MatmulSchedule:
+    first, second, depth = sizes
+    others = tuple(sorted(b.parallel - {first, second}, key=b.axes.index))
+    order = (*others, first, second, depth, *c.digits, *((inner,) if inner is not None else ()))
+    pieces = {**sizes, **({inner: max(SIDE, power(inner.extent.constant))} if inner is not None else {})}
+    each = lambda a: pieces[a] * (programs if a is depth else 1)
+    exact = frozenset(a for a in pieces if a.extent.constant is not None and a.extent.constant % each(a) == 0)
+    each_once = tuple((a, (n,)) for a, n in pieces.items())
+    return MatmulSchedule(order, (first, second), each_once, frozenset((depth,)), (), programs, exact, warps, stages, wide(b, hints, target),
+                          frozenset(c.digits), depth=depth, group=group, inner=inner, resident=resident)
+
+
+def _stages(sizes: dict[Axis, int], first: Axis, second: Axis, depth: Axis, products: int, shared: int, read: int = 2) -> int:
+    """Steps along the depth that are under way at once: as many as shared memory holds, of a few. `read`: bytes of an element along the first
+    axis."""
+    step = (sizes[first] * read + sizes[second] * 2) * sizes[depth] * products
+    return max(1, min(MOST_STAGES, shared // step))
+
+
+def folds_of(b: Body) -> list[Contraction] | None:
+    """The outermost contractions of `b` in order when they are its only folds, and all its stores and products are over the same axes and sum along
+    one depth."""
+    hidden = hidden_stores(b)
+    found = [contraction(e) for e in outermost(s.expr for s in b.stores if s not in hidden)]
+    if not found or any(c is None for c in found) or b.base is not None or any(s.monoid is not None or s.guard is not None for s in b.stores):
+        return None
+    first = found[0]
+    same = all((c.rows, c.columns, c.batch, c.fold.over) == (first.rows, first.columns, first.batch, first.fold.over) for c in found)
+    everywhere = all(s.axes == first.fold.free for s in b.stores if s not in hidden) and b.parallel == first.fold.free
+    beside = {e for s in hidden for e in outermost([s.expr])} <= {c.fold for c in inner_of(found) if c is not None}
+    return found if same and everywhere and beside and all(map(multiplied, found)) else None
+
+
+def hidden_stores(b: Body) -> tuple[Store, ...]:
+    """The stores of what lies between two contractions that are made back to back: over rows and depth."""
+    return tuple(s for s in b.stores if s.axes != b.parallel)
+
+
+def left_over(b: Body, s: TileSchedule) -> bool:
+    """Does a schedule of another kind run a contraction?"""
+    return not isinstance(s, MatmulSchedule) and any(multiplied(c) for e in walk(*exprs_of(b)) if (c := contraction(e)) is not None)
+
+
+def inner_of(found: list[Contraction]) -> list[Contraction]:
+    """The contractions in the factors of others; with a None in place of a fold that is none."""
+    return [contraction(e) for e in outermost([x for c in found for x in (c.left, c.right)])]
+
+
+def outermost(roots) -> list:
+    """The folds in `roots` that stand in no other one, each once."""
+    found, seen, waiting = [], set(), list(reversed(tuple(roots)))
+    while waiting:
+        e = waiting.pop()
+        if e in seen:
+            continue
+        seen.add(e)
+        if isinstance(e, (Reduce, Scan)):
+            found.append(e)
+        else:
+            waiting.extend(reversed(e.children()))
+    return found
