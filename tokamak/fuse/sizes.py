@@ -97,7 +97,7 @@ def aligned(c: SizeClass, n: int, words: tuple[int, ...]) -> SizeClass:
 # -- the classes of a graph ----------------------------------------------------------------------------------------------
 def classified(graph: Graph, target) -> Graph:
     """`graph` with the class of every size that is one of its inputs, at its hints. A target whose folds have a fixed order has no classes."""
-    if target.kind != "gpu" or target.ordered:
+    if target.kind != "gpu" or target.ordered or not graph.hints:
         return graph
     given = {i for i in graph.inputs if not isinstance(i, Input)}
     rows, folded, inner = _roles(graph)
@@ -118,7 +118,8 @@ def _roles(graph: Graph) -> tuple[set[str], set[str], set[str]]:
     """Names of the sizes (that contiguous rows are folded along, that anything is, that large tensors' neighbours in memory are counted by)."""
     rows, folded, inner = set(), set(), set()
     traced = {node: elements(node, graph.hints) for node in graph.nodes if hasattr(node, "shape")}
-    large = {node for node, n in traced.items() if n * SMALL >= max(traced.values())}
+    most = max(traced.values(), default=0)
+    large = {node for node, n in traced.items() if n * SMALL >= most}
     for node in large:
         for n, s in zip(node.shape, node.strides):
             inner |= _names(s) | (_names(n) if s == 1 else set())
