@@ -18,6 +18,7 @@ import struct
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from ctypes import byref, c_char_p, c_int, c_int32, c_int64, c_uint, c_void_p
 from dataclasses import replace
 
@@ -357,8 +358,10 @@ def kernels(units: Sequence[GpuUnit], arch: Arch, *, cache_dir: str = "", cc: st
             progress: c_build.Progress | None = None) -> dict[str, Kernel]:
     """The kernel of each unit by its name, built for `arch`; equal units are one kernel, loaded once on each device. `cc`: the C compiler for the
     launcher. Otherwise as `gpu_build.build`."""
-    built = build(units, arch, cache_dir=cache_dir, report=report, progress=progress)
-    launch = launcher(cache_dir, cc)
+    with ThreadPoolExecutor(1) as beside:           # the C compiler runs while Triton does
+        found = beside.submit(launcher, cache_dir, cc)
+        built = build(units, arch, cache_dir=cache_dir, report=report, progress=progress)
+        launch = found.result()
 
     def rebuild(unit: GpuUnit) -> Binary:
         return build([unit], arch, cache_dir=cache_dir)[unit.name]
