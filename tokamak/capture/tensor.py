@@ -189,6 +189,11 @@ def strided(t: Tensor) -> View | None:
     for i, s in zip(e.index, e.node.strides):
         flat = flat + i * s
     flat = recombine(flat)
+    if all([not k or len(k) == 1 and isinstance(k[0], Axis) and k[0].id < t.rank for k in flat.terms]):
+        strides = tuple([as_index(flat.terms.get((Axis(i, s),), 0)) for i, s in enumerate(t.shape)])
+        found = sum([c.constant != 0 for c in strides]) + (() in flat.terms)
+        if found == len(flat.terms):        # a sum of constants times the tensor's own axes
+            return View(e.node, t.shape, strides, as_index(flat.terms.get((), 0)))
     strides = []
     for i, s in enumerate(t.shape):
         a = Axis(i, s)

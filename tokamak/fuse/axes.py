@@ -65,6 +65,16 @@ class Group:
         return tuple(m.node for m in self.members)
 
 
+    @cached_property
+    def reads(self) -> dict:
+        """Every node that the members load -> do its elements differ along any axis?"""
+        found: dict = {}
+        for m in self.members:
+            for e in m.loads:
+                found[e.node] = found.get(e.node, False) or any(i.axes() for i in e.index)
+        return found
+
+
 def fold_of(e: Expr):
     """The Reduce or Scan at the root of `e`, under casts; or None."""
     while isinstance(e, Cast):

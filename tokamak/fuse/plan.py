@@ -118,6 +118,8 @@ class _Planner:
             return Reason("device", "illegal")
         if len(a.members) + len(b.members) > LARGEST:
             return Reason("too_large", "infeasible", f"more than {LARGEST} values")
+        if self._apart(a, b):
+            return Reason("no_common_axes", "unprofitable", "they share single numbers only")
         if self._between(a, b) or self._between(b, a):
             return Reason("cycle", "illegal")
         joined = self._unify(a, b)
@@ -130,6 +132,12 @@ class _Planner:
         if reason is None:
             self._place(joined, roles)
         return reason
+
+    def _apart(self, a: Group, b: Group) -> bool:
+        """Would no axis of one be an axis of the other, so that one thread would run all? They share nothing but single numbers (a seed, say)."""
+        mine, other = a.reads, b.reads
+        return (any(self.roles[g].parallel for g in (a, b)) and not any(n in other for n in a.nodes()) and not any(n in mine for n in b.nodes())
+                and not any(mine[n] and other[n] for n in mine.keys() & other.keys()))
 
     def _between(self, a: Group, b: Group) -> bool:
         """True when some node outside both depends on `a` and `b` depends on it."""

@@ -66,18 +66,7 @@ def _index_axes(indices: Iterable[Index]) -> frozenset:
 
 def _fetches(indices: Iterable[Index]) -> list[Expr]:
     """Expressions inside Fetch atoms of `indices`, at any depth of // and %."""
-    found: list[Expr] = []
-
-    def walk(i: Index):
-        for a in i.atoms():
-            if isinstance(a, Fetch):
-                found.append(a.expr)
-            elif hasattr(a, "a"):
-                walk(a.a)
-                walk(a.b)
-    for i in indices:
-        walk(i)
-    return found
+    return [e for i in indices for e in i.fetched()]
 
 
 class Load(Expr):

@@ -128,7 +128,7 @@ class Fetch(Atom):
 class Index:
     """A polynomial over atoms: `terms` maps a sorted tuple of atoms to a non-zero integer; `constant`: the integer this is, or None. Interned and
     immutable."""
-    __slots__ = ("terms", "constant", "_hash", "_bounds", "_axes", "__weakref__")
+    __slots__ = ("terms", "constant", "_hash", "_bounds", "_axes", "_fetched", "__weakref__")
     _table = Table()
 
     def __new__(cls, terms: dict[tuple[Atom, ...], int]):
@@ -140,7 +140,7 @@ class Index:
             found.terms = dict(sorted(terms.items(), key=_order)) if len(terms) > 1 else dict(terms)
             found.constant = 0 if not terms else terms.get(()) if len(terms) == 1 else None
             found._hash = hash(items)
-            found._bounds = found._axes = None
+            found._bounds = found._axes = found._fetched = None
             cls._table.put(items, found)
         return found
 
@@ -216,6 +216,12 @@ class Index:
             self._axes = frozenset().union(*(atom_axes(a) for k in self.terms for a in k))
         return self._axes
 
+    def fetched(self) -> tuple:
+        """The expressions inside Fetch atoms, at any depth of // and %, in order."""
+        if self._fetched is None:
+            self._fetched = tuple([e for a in self.atoms() for e in _fetched(a)])
+        return self._fetched
+
     def coefficient(self, atom: Atom) -> "Index":
         """The polynomial that multiplies `atom` (terms of degree one in it)."""
         return Index({tuple([x for x in k if x is not atom]): v for k, v in self.terms.items() if k.count(atom) == 1})
@@ -269,6 +275,12 @@ def axis(id: int, extent) -> Index:
     """Coordinate `id` as an Index; 0 when the extent is 1."""
     extent = as_index(extent)
     return as_index(0) if extent == 1 else as_index(Axis(id, extent))
+
+
+def _fetched(a: Atom) -> tuple:
+    if isinstance(a, Fetch):
+        return (a.expr,)
+    return (*a.a.fetched(), *a.b.fetched()) if isinstance(a, _Binary) else ()
 
 
 @lru_cache(maxsize=65536)
@@ -374,7 +386,11 @@ def positive(index: Index) -> bool:
 def below(index: Index, limit: Index) -> bool:
     """Proved: 0 <= index < limit."""
     lo, hi = bounds(index)
-    return lo is not None and hi is not None and nonnegative(lo) and nonnegative(limit - hi - 1)
+    if lo is None or hi is None:
+        return False
+    if hi.constant is not None and limit.constant is not None:
+        return hi.constant < limit.constant and nonnegative(lo)
+    return nonnegative(lo) and nonnegative(limit - hi - 1)
 
 
 # -- division ------------------------------------------------------------------------------------------------------
