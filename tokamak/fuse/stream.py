@@ -56,10 +56,12 @@ def _sum_of_exponentials(first: Expr, carried: Expr, h: Expr, n: Expr) -> Expr:
 
 @dataclass(frozen=True)
 class Chain:
-    """A fold by `first` of x, then a sum of `later(its argument, folded axes)` = (x, h): the second is `corrected(the first, component 1, h, n)` of
-    the fold by `carrier`. That carries x - p where the chain is `shifted`, beside the first fold; else x, and its component 0 is the first."""
+    """A fold by `first` of x, then a sum of `later(its argument, folded axes)` = (x, h), an argument whose root is the operation `head`: the second
+    is `corrected(the first, component 1, h, n)` of the fold by `carrier`. That carries x - p where the chain is `shifted`, beside the first fold;
+    else x, and its component 0 is the first."""
     name: str
     first: str
+    head: str
     carrier: str
     later: Callable[[Expr, frozenset], tuple[Expr, Expr] | None]
     corrected: Callable[[Expr, Expr, Expr, Expr], Expr]
@@ -73,8 +75,8 @@ class Chain:
 
 
 CHAINS: tuple[Chain, ...] = (
-    Chain("sum of squared differences", "sum", "moments", _squared, _sum_of_squares, True),
-    Chain("sum of exponentials", "max", "expsum", _exponential, _sum_of_exponentials),
+    Chain("sum of squared differences", "sum", "mul", "moments", _squared, _sum_of_squares, True),
+    Chain("sum of exponentials", "max", "exp", "expsum", _exponential, _sum_of_exponentials),
 )
 ORDINARY = {4: 2.0**100, 8: 2.0**1000}      # magnitude, by bytes of the type: no finite number less one below it is infinite
 
@@ -117,18 +119,20 @@ class _Finder:
         for n in graph.nodes:
             for r in reads(n):
                 self.readers.setdefault(r, []).append(n)
-        folds = {n: part for n in graph.nodes if isinstance(n, Compute) and (part := fold(n)) is not None}
-        plain = {n: part for n, part in folds.items() if isinstance(part, Reduce) and part.over and part.args[0].dtype.is_float and len(part.args) == 1}
+        folds = {n: part for n in graph.nodes if isinstance(n, Compute) and isinstance(part := fold(n), Reduce)}
+        plain = {n: part for n, part in folds.items() if part.over and part.args[0].dtype.is_float and len(part.args) == 1}
         worth = {n for n, part in plain.items() if self._pays(n, part)}
+        ends = _possible_ends(plain, worth, chains)
+        between = _pointwise_above(ends)
         firsts: dict = {}                  # (monoid, shape, extents, expression over the node's axes) -> node
-        for n in graph.nodes if worth else ():
-            if n in plain:
+        for n in graph.nodes if ends else ():
+            if n in ends:
                 link = self._link(n, plain[n], firsts, chains) if plain[n].monoid == "sum" else None
                 if link is not None:
                     self.found[n] = link
                 elif n in worth:
                     firsts.setdefault(self._key(n, plain[n], plain[n].monoid, self._seen(plain[n].args[0])), n)
-            elif isinstance(n, Compute) and n not in folds:
+            elif n in between:
                 self._look_through(n)
 
     def _pays(self, n: Compute, part: Reduce) -> bool:
@@ -172,6 +176,37 @@ class _Finder:
             if first is not None and first in topological([e.node for e in loads(pair[1])]):
                 return _Link(chain, first, n, pair[1])
         return None
+
+
+def _possible_ends(plain: dict[Compute, Reduce], worth: set, chains) -> set:
+    """The folds among `plain` that could be the first of a chain, one of `worth`, or the later one, by their extents and heads alone."""
+    like = lambda n: (n.shape, n.device, tuple(a.extent for a in plain[n].over))
+    found: set = set()
+    for chain in chains:
+        firsts = {n for n in worth if plain[n].monoid == chain.first}
+        extents = {like(n) for n in firsts}
+        later = {n for n, part in plain.items() if part.monoid == "sum" and like(n) in extents and _head(part.args[0]) == chain.head}
+        extents = {like(n) for n in later}
+        found |= later | {n for n in firsts if like(n) in extents}
+    return found
+
+
+def _head(e: Expr) -> str:
+    """The operation at the root of `e`, pointwise values that it reads written out; '' when there is another root."""
+    while isinstance(e, Load) and isinstance(e.node, Compute) and fold(e.node) is None:
+        e = e.node.expr
+    return e.name if isinstance(e, Op) else ""
+
+
+def _pointwise_above(ends: set) -> set:
+    """The pointwise nodes that the folds `ends` read, directly or through others."""
+    found, stack = set(), list(ends)
+    while stack:
+        for r in reads(stack.pop()):
+            if r not in found and isinstance(r, Compute) and fold(r) is None:
+                found.add(r)
+                stack.append(r)
+    return found
 
 
 class _Streams(GraphRewrite):

@@ -7,8 +7,8 @@ from weakref import ref
 
 
 class Table:
-    """Objects by key. Reading is `known.get(key)`, a reference to call; a dead one is no entry. (The same as a WeakValueDictionary at a third of its time,
-    which is a tenth of a compile's.)"""
+    """Objects by key. Reading is `known.get(key)`, a reference to call; a dead one is no entry. (The same as a WeakValueDictionary at a third of its
+    time, which is a tenth of a compile's.)"""
 
     def __init__(self) -> None:
         self.known: dict[Hashable, ref] = {}
