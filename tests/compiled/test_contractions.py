@@ -6,6 +6,9 @@ import torch
 import torch.nn.functional as F
 
 import tokamak
+from tokamak.fuse.contract import contractions
+from tokamak.fuse.cost import Hints
+from tokamak.fuse.price import RATES, Site, _alone
 from tokamak.ir.graph import Opaque
 from tokamak.schedule.matmul import MatmulSchedule
 from tokamak.tools.record import recording
@@ -220,3 +223,15 @@ def test_what_is_no_relu_behind_a_bias_stays(fn):
     assert calls(record) == ["aten.addmm.default"] and len(schedules(record)) == 1
     for g, w in zip(got if isinstance(got, tuple) else (got,), (fn(*map(wide, inputs)) if isinstance(got, tuple) else (fn(*map(wide, inputs)),))):
         assert error(g, w) <= 8e-3
+
+
+def test_weights_that_do_not_lie_along_the_depth_stay_with_the_vendor():
+    """By prices: 16 rows by 1024 x 1024, which is a kernel where the weights lie along the depth."""
+    hints, rates = Hints({}), RATES["cuda", 90]
+    found = []
+    for fn, shape in ((lambda x, w: x @ w.t(), (1024, 1024)), (lambda x, w: x @ w, (1024, 1024))):
+        _, (record,) = run(fn, values(16, 1024), values(*shape), contractions="vendor", until="contract")
+        graph = record.values["contract"]
+        site = Site(graph, contractions(graph), {}, {}, frozenset())
+        found += [_alone(site, n, c, hints, rates) for n, c in site.found.items()]
+    assert found[0] is None and "contiguous along the depth" in found[1].detail

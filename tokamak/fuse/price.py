@@ -7,6 +7,7 @@ from ..ir.expr import loads
 from ..ir.graph import Compute, Graph, Opaque, Result, is_pointwise, reads
 from .contraction import LITTLE, SIDE, Contraction
 from .cost import Hints, node_bytes
+from .gpu import runs_along
 from .reason import Reason
 
 
@@ -86,6 +87,8 @@ def _alone(site: Site, call: Opaque, c: Contraction, hints: Hints, rates: Rates)
     if b > 1 or few > LITTLE or k * many < WEIGHTS:
         return Reason("vendor", "not attempted", f"{micro(vendor)}")
     taken = site.fronts.get(call, ())
+    if not _along_depth(c, taken, m <= n):
+        return Reason("vendor", "not attempted", f"{micro(vendor)}; weights that are not contiguous along the depth")
     around = sum((node_bytes(x, hints) + sum(node_bytes(r, hints) for r in reads(x))) / rates.copy + rates.step for x in taken)
     around += rates.step if _pass_behind(site, call) else 0.0
     moved = sum(node_bytes(r, hints) for x in taken for r in {e.node for e in loads(x.expr)}) if taken else 2 * k * many
@@ -94,6 +97,16 @@ def _alone(site: Site, call: Opaque, c: Contraction, hints: Hints, rates: Rates)
     ours += rates.more_rows * (few > SIDE) + rates.few_tiles * (few > 1 and many < TILES and k > LONG)
     prices = f"{micro(ours)} in one kernel, the vendor {micro(vendor)} and {micro(around)} around it"
     return None if ours < LEAST * (vendor + around) else Reason("vendor", "unprofitable", prices)
+
+
+def _along_depth(c: Contraction, taken: tuple[Compute, ...], few_rows: bool) -> bool:
+    """Do the weights, and what they are computed from, lie contiguously along the depth, as all that was measured did?"""
+    weights = [e for e in loads(c.right if few_rows else c.left) if c.depth in e.free]
+    if not all(runs_along(e, c.depth) for e in weights):
+        return False
+    axes = {(x.node, a) for x in weights for a, i in zip(x.node.axes, x.index) if c.depth in i.axes()} if taken else set()
+    packed = [(e, a) for node, a in axes for e in loads(node.expr) if a in e.free and len(e.free) > 1]
+    return all(runs_along(e, a) or all(e_i.coefficient(a) == 0 for e_i in e.index) for e, a in packed)
 
 
 def _pass_behind(site: Site, call: Opaque) -> bool:
