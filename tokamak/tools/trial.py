@@ -75,9 +75,8 @@ class Bench:
     def __post_init__(self):
         self.nodes, self.written = self.task.nodes()
         bounds = self._bounds()
-        generator = torch.Generator().manual_seed(0)
-        for node in self.nodes:
-            self.values.append(self._filled(node, bounds.get(node), generator))
+        for n, node in enumerate(self.nodes):
+            self.values.append(self._filled(node, bounds.get(node), torch.Generator(self.task.target.name).manual_seed(n)))
         self.fresh = [v.clone() if n in self.written else v for n, v in zip(self.nodes, self.values)]
 
     def _bounds(self) -> dict:
@@ -94,9 +93,8 @@ class Bench:
         dtype, count = TORCH_DTYPES[node.dtype], max(value(span(node), self.task.sizes) // node.dtype.bytes, 1)
         device = self.task.target.name
         if dtype.is_floating_point:
-            g = torch.Generator(device).manual_seed(generator.initial_seed()) if device != "cpu" else generator
-            return torch.randn(count, generator=g, device=device, dtype=torch.float64 if dtype is torch.float64 else torch.float32).to(dtype)
-        return torch.randint(0, max(min(below or 2, 1 << 31), 1), (count,), generator=generator).to(dtype).to(device)
+            return torch.randn(count, generator=generator, device=device, dtype=dtype)
+        return torch.randint(0, max(min(below or 2, 1 << 31), 1), (count,), generator=generator, device=device).to(dtype)
 
     # -- building ----------------------------------------------------------------------------------------------------------
     def build(self, schedules: list[TileSchedule]) -> dict[TileSchedule, Trial]:

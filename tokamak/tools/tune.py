@@ -99,10 +99,11 @@ def tuning(recorder: Recorder, timer: Timer | None = None, report: Callable[[Tun
         raise TokamakError("tuning is for GPUs: the interpreter's time says nothing of one")
     where, device, out = current().cache_dir, found[0].target.model, []
     for task in (t for t in found if t.target.model == device):
-        out.append(searched(task, timer or device_timer(task.target.name), where))
-        report(out[-1])
-    if where:
-        kept.keep(where, device, {k.structure: {"changes": k.changes, "before": k.before, "after": k.after} for k in out})
+        k = searched(task, timer or device_timer(task.target.name), where)
+        if where:               # one by one, so that a search that is stopped has not been for nothing
+            kept.keep(where, device, {k.structure: {"changes": k.changes, "before": k.before, "after": k.after}})
+        out.append(k)
+        report(k)
     return Tuning(device, where, tuple(out))
 
 
