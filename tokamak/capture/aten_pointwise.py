@@ -156,7 +156,7 @@ formulas({
 })
 
 
-@register(*every("div", "divide"))
+@register(*every("div", "divide", "true_divide"))
 def divide(b, x, y, rounding_mode=None) -> Tensor:
     """A quotient that is rounded to an integer is first rounded to its own type, as torch does."""
     def quotient(p: Term, q: Term) -> Term:

@@ -19,6 +19,7 @@ from ..ir.dtype import DType
 from ..ir.expr import Cast, Const, Expr, Load, Random, Reduce, Rewriter, Scalar, Scan, walk
 from ..ir.graph import Compute, Graph, Input, Opaque, Origin, Result, Scatter, View, Write, topological
 from ..ir.index import Axis, Index, as_index, axis
+from .hosted import hosted
 from .regions import Regions, aliases
 from .registry import MEANINGS, TABLE, NotCompiled
 from .sizes import Sizes
@@ -283,8 +284,9 @@ class Capture:
             build, reason = None, "a type the language cannot compute in"
         if build:
             self.b.specs, self.b.fx = specs, node
+            device = specs[0].device if specs and specs[0] is not None else "cpu"
             try:
-                made = build(self.b, *_sized(args), **_sized(kwargs))
+                made = build(self.b, *hosted(_sized(args), device), **hosted(_sized(kwargs), device))
                 return self._adopt(node, made, specs)
             except NotCompiled as why:
                 reason = str(why)

@@ -84,6 +84,8 @@ class _Run:
         for given, value in zip(self.graph.inputs, inputs):
             if not isinstance(given, Input):
                 self.numbers[given] = value
+            elif not given.shape:
+                self.numbers[f"{given.name}.item()"] = value
         for node, value in tensors:
             for extent, found in zip(node.shape, np.shape(value)):
                 self._solve(extent, int(found))
