@@ -54,7 +54,7 @@ def _sharers(group: Group, r: Roles, hints: Hints, target) -> int:
     """How many programs will hold a row of `group`, as far as can be told: 1 where it is folded across, or not needed again."""
     rows = frozenset(a for m in group.members for a in m.free | m.bound) - r.parallel
     folds = [m for m in group.members if m.bound & rows]
-    if r.accumulating or not folds or any(m.bound != rows for m in folds) or any(a.extent.constant is None for a in rows):
+    if r.accumulating or not folds or any(m.bound != rows for m in folds) or any(hints.exactly(a.extent) is None for a in rows):
         return 1
     reads, behind = inner_reads(group), set()          # what needs a fold of the row
     for m in group.members:
@@ -80,7 +80,7 @@ def reread(node: Compute, part: Reduce, hints: Hints, target) -> bool:
     if any(hints.most(a.extent) is None for a in part.over):
         return True
     contiguous = any(runs_along(e, a) for e in walk(*part.args) if isinstance(e, Load) for a in part.over)
-    known = contiguous and all(a.extent.constant is not None for a in part.over)
+    known = contiguous and all(hints.exactly(a.extent) is not None for a in part.over)
     held = sharers(_row_bytes((part,), part.over) * length, target) if known else 0
     if held:
         return rows * held < FILL * target.threads and length * rows > SHORT * rows * held

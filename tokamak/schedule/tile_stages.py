@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 from ..fuse import gpu
+from ..fuse.cost import Hints
 from ..ir.dtype import DType
 from ..ir.expr import Load, Reduce, Scan, walk
 from ..ir.index import Axis
@@ -40,9 +41,9 @@ class Stages:
     registers: int = REGISTERS
 
 
-def possible(b: Body, rows: list[Axis], line: Axis | None, target) -> bool:
+def possible(b: Body, rows: list[Axis], line: Axis | None, hints: Hints, target) -> bool:
     """Are the folds of `b` whole rows, contiguous and of a known length, that are needed again once they are known?"""
-    if target.ordered or line not in rows or len(rows) > 3 or any(a.extent.constant is None for a in rows):
+    if target.ordered or line not in rows or len(rows) > 3 or any(hints.exactly(a.extent) is None for a in rows):
         return False
     if b.base is not None or any(s.monoid is not None or s.guard is not None for s in b.stores):
         return False
@@ -66,9 +67,9 @@ def held_types(b: Body, rows: frozenset) -> list[DType]:
                  if isinstance(e, Load) and rows & e.index[0].axes()}.values())
 
 
-def stages(b: Body, rows: list[Axis], line: Axis, target) -> Stages | None:
+def stages(b: Body, rows: list[Axis], line: Axis, hints: Hints, target) -> Stages | None:
     """How the rows of a `possible` body are held; None where in no stages."""
-    n = {a: a.extent.constant for a in rows}
+    n = {a: hints.exactly(a.extent) for a in rows}
     read = held_types(b, frozenset(rows))
     whole = math.prod(n.values()) * max(sum(d.bytes for d in read), 1)
     sharers = gpu.sharers(whole, target) if whole > (FROM if any(d.is_half for d in read) else FROM_WIDE) else 0
@@ -81,10 +82,10 @@ def stages(b: Body, rows: list[Axis], line: Axis, target) -> Stages | None:
     return None
 
 
-def keeping(b: Body, row: Axis, group: int, target) -> Stages | None:
+def keeping(b: Body, row: Axis, group: int, hints: Hints, target) -> Stages | None:
     """How the rows of a `possible` body are held by programs that keep what they read beside rows that begin anywhere; None where it is too much."""
     read = {(e.node, e.index): e.dtype for e in walk(*exprs_of(b)) if isinstance(e, Load) and row in e.index[0].axes()}
-    words = row.extent.constant // group * group
+    words = hints.exactly(row.extent) // group * group
     if not all(d.is_half for d in read.values()) or not FROM < words * 2 <= words * 2 * len(read) <= KEPT or gpu.sharers(words * 2, target) != 1:
         return None
     return Stages(row, 1, {row: pieces(words, 16 * WARPS * LANES)}, WARPS // 2, 2 * REGISTERS)

@@ -219,21 +219,21 @@ class _Chooser:
 
     def _stages_of_rows(self) -> tile_stages.Stages | None:
         """How rows are held in stages, or None: also where a program that can hold one keeps what it reads beside rows that begin anywhere."""
-        if self.crossed or not tile_stages.possible(self.b, self.rows, self.line, self.target):
+        if self.crossed or not tile_stages.possible(self.b, self.rows, self.line, self.hints, self.target):
             return None
         self.shift = self._shift(self.line)
         shift, kept, self.shift = self.shift, self._shared_rows(), None
         if kept and self.hints.count(self.rows) <= HELD:
-            return tile_stages.keeping(self.b, self.line, shift.group, self.target)
-        return tile_stages.stages(self.b, self.rows, self.line, self.target)
+            return tile_stages.keeping(self.b, self.line, shift.group, self.hints, self.target)
+        return tile_stages.stages(self.b, self.rows, self.line, self.hints, self.target)
 
     def _staged(self, s: tile_stages.Stages) -> TileSchedule:
         """One row to a program, or to several."""
         self.pieces.update(s.pieces)
         self.shift = self._shift(self.line)
-        exact = frozenset(a for a in s.pieces if a.extent.constant == sum(s.pieces[a]) * (s.sharers if a is s.shared else 1))
+        exact = frozenset(a for a in s.pieces if self.hints.exactly(a.extent) == sum(s.pieces[a]) * (s.sharers if a is s.shared else 1))
         if self.shift is not None:
-            n, group, whole = self.line.extent.constant, self.shift.group, s.pieces[self.line]
+            n, group, whole = self.hints.exactly(self.line.extent), self.shift.group, s.pieces[self.line]
             whole = tile_stages.pieces(n // group * group, whole[0]) if s.sharers == 1 else whole
             self.pieces[self.line], exact = (*whole, 2 * group), frozenset()
         dims = tuple(a for a in self.order if a in s.pieces)
