@@ -9,6 +9,9 @@ import tokamak
 from tests.compiled.harness import agree
 from tokamak.codegen import stages
 from tokamak.codegen.scope import Unschedulable
+from tokamak.fuse.plan import plan
+from tokamak.ir.parse import parse_graph
+from tokamak.target import Target
 
 pytest.importorskip("triton")
 
@@ -204,6 +207,37 @@ def test_rows_that_begin_anywhere(columns, dtype):
 
 def test_gradients_of_rows_that_begin_anywhere():
     check(lambda x, w, b: F.layer_norm(x, (259,), w, b), values(70, 259, grad=True), values(259, grad=True), values(259, grad=True))
+
+
+@pytest.mark.parametrize("columns,dtype", [(16384, torch.bfloat16), (17001, torch.bfloat16), (20480, torch.float32), (40004, torch.float32)])
+def test_gradients_of_long_rows(columns, dtype):
+    """Rows whose column sums no program carries whole: those are folded beside the gradient, in blocks of columns."""
+    for fn, rows, weights in ((lambda x, w, b: F.layer_norm(x, (columns,), w, b), 37, 2), (lambda x, w: F.rms_norm(x, (columns,), w), 5, 1)):
+        torch._dynamo.reset()
+        inputs = [values(rows, columns, dtype=dtype, grad=True), *(values(columns, dtype=dtype, grad=True) for _ in range(weights))]
+        doubles = [x.detach().double().requires_grad_() for x in inputs]
+        got, want = tokamak.compile(fn, target="interpret", strict=True, dynamic=False, cache_dir="")(*inputs), fn(*doubles)
+        seed = torch.randn_like(got)
+        for g, w in zip(torch.autograd.grad(got, inputs, seed), torch.autograd.grad(want, doubles, seed.double()), strict=True):
+            assert float((g.double() - w).norm() / w.norm()) < (1e-6 if dtype is torch.float32 else 5e-3)
+
+
+@pytest.mark.parametrize("columns", [4096, 16385, 65536, 262144])
+def test_long_rows_are_read_twice(columns):
+    """Norm backward: one read where a program carries the column sums, else one for the sums along rows and one for gradients and column sums."""
+    graph = parse_graph(f"""graph backward {{
+      input %x: bf16[2048, {columns}]({columns}, 1)
+      input %dy: bf16[2048, {columns}]({columns}, 1)
+      input %w: bf16[{columns}](1)
+      %s: f32[2048](1) for i2<{columns} = sum[i2](mul(mul(f32(%dy[i0, i2]), f32(%w[i2])), f32(%x[i0, i2])))
+      %dx: bf16[2048, {columns}]({columns}, 1) = bf16~(sub(mul(f32(%dy[i0, i1]), f32(%w[i1])), mul(f32(%x[i0, i1]), %s[i0])))
+      %dw: f32[{columns}](1) for i2<2048 = sum[i2](mul(f32(%dy[i2, i0]), f32(%x[i2, i0])))
+      %db: f32[{columns}](1) for i2<2048 = sum[i2](f32(%dy[i2, i0]))
+      return %dx, %dw, %db
+    }}""")
+    s, dx, dw, db = graph.nodes[-4:]
+    found = [set(g.nodes()) for g in plan(graph, Target("cpu", 16, 132, kind="gpu")).steps]
+    assert found == ([{s, dx, dw, db}] if columns <= 4096 else [{s}, {dx, dw, db}])
 
 
 def test_sums_over_looped_rows_count_each_row_once():

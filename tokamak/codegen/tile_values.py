@@ -4,7 +4,7 @@ from __future__ import annotations
 import itertools
 
 from ..ir.dtype import BOOL, F32
-from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Random, Scalar
+from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Random, Reduce, Scalar
 from ..ir.index import Axis, Fetch, FloorDiv, Index, Max, Min, Size, as_index, floordiv, substitute
 from ..schedule.body import Body, Memory
 from ..schedule.tiles import TileSchedule
@@ -28,6 +28,9 @@ class TileValues(Lowering):
         self.fours: dict = {}                # (axis, piece) -> where it begins, text, for pieces of fours: all begin at multiples of 4
         self.stores = list(body.stores if stores is None else stores)
         self.spaces: dict = {}
+        self.held: list = []                 # tiled row axes that are held in registers
+        self.rereading = False               # are held rows read for a second time?
+        self.block: str | None = None        # of a shifted parallel axis: the number of its block
         self.lanes: dict[int, str] = {}      # of a shifted axis: piece -> its whole words' lanes
 
     # -- texts -----------------------------------------------------------------------------------------------------------
@@ -127,7 +130,9 @@ class TileValues(Lowering):
 
     def blocks(self, a: Axis) -> Index:
         """How many blocks a parallel axis has, for the host."""
-        return floordiv(a.extent + (self.s.sizes(a)[0] - 1), as_index(self.s.sizes(a)[0])) if a in self.s.dims else a.extent
+        shift, size = self.s.shift, self.s.sizes(a)[0] if a in self.s.dims else 1
+        extent = shift.words if shift is not None and a is shift.axis else a.extent
+        return floordiv(extent + (size - 1), as_index(size)) if a in self.s.dims else a.extent
 
     def _decode(self, scope: Scope, axes, number: str, prefix: str) -> None:
         """Coordinates of `axes` from the running `number` of a block, the last axis fastest."""
@@ -139,7 +144,9 @@ class TileValues(Lowering):
                 count = self.param("int", ("blocks", a), self.blocks(a))
                 block = self.assign(scope, f"{rest} % {count}", prefix)
                 rest = self.assign(scope, f"{rest} // {count}", prefix)
-            if a in self.s.dims:
+            if self.s.shift is not None and a is self.s.shift.axis:
+                self.block = block
+            elif a in self.s.dims:
                 size = self.s.sizes(a)[0]
                 self._tile_coordinate(scope, a, f"{block} * {size}", 0, a not in self.s.exact)
             else:
@@ -281,8 +288,18 @@ class TileValues(Lowering):
             text += f", mask={' & '.join(masks)}"
             if guard is not None:
                 text += f", other={words.literal(e.other.value, e.other.dtype)}"
-        loaded = self._put(e, text + ")", e.index[0].axes() | whole, values, whole, block)
-        return loaded
+        axes = e.index[0].axes() | whole
+        if self.s.reread and whole & set(self.held):
+            text += ", cache_modifier='.ca'" if self.rereading else ""
+            axes |= frozenset(self.s.split)
+        return self._put(e, text + ")", axes, values, whole, block)
+
+    def _forget(self) -> None:
+        """What this scope knows of held rows is read and computed again where it is needed again: a load that differs from the first is a load."""
+        self.rereading = True
+        gone = [k for k, v in self.scope.memo.items() if not isinstance(k[0], Reduce) and isinstance(v, Value) and v.dims & set(self.held)]
+        for k in gone:
+            del self.scope.memo[k]
 
     def _emit_op(self, e: Op) -> Value:
         values = [self.emit(a) for a in e.args]

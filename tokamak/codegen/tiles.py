@@ -72,7 +72,8 @@ class TileLowering(TileFolds):
         return f"{'tl.' if stages else ''}range({low}, {high}, {step}{stages})"
 
     def _open_held(self, share: str | None) -> None:
-        self.held = held = [a for a in self.s.dims if a not in self.body_.parallel and a not in self.s.looped]
+        shifted = self.s.shift.axis if self.s.shift is not None else None
+        self.held = held = [a for a in self.s.dims if (a not in self.body_.parallel or a is shifted) and a not in self.s.looped]
         if self.s.shift is not None:
             self._open_shifted(self.s.shift.axis, share)
         for a in held:
@@ -98,12 +99,15 @@ class TileLowering(TileFolds):
         for piece, size in enumerate(whole if a not in self.s.looped else ()):
             ragged = self._behind(a) + start + size > (self.hints.least(a.extent) - group + 1) // group * group
             begin = self._begin(a, start)
-            self._whole_words(scope, a, piece, f"{begin} + " if begin else "", ragged)
+            begin = begin if self.block is None else f"{self.block} * {size}"
+            self._whole_words(scope, a, piece, f"{begin} + " if begin else "", ragged or self.block is not None)
             start += size
         lanes = self.assign(scope, f"tl.arange(0, {ends})", "j")
         at = self.assign(scope, f"tl.where({lanes} < {group}, {lanes}, {before} + {words} - {group} + {lanes})", "i")
         first, last = self._outermost(f"{lanes} < {before}", f"{at} < {n}")
         mask = self.assign(scope, f"tl.where({lanes} < {group}, {first}, {last})", "m")
+        if self.block is not None:
+            mask = self.assign(scope, f"{mask} & ({self.block} == 0)", "m")
         self.coords[a, len(whole)] = (Value(at, frozenset((a,)), scope, True), mask)
 
     def _whole_words(self, scope: Scope, a: Axis, piece: int, start: str, ragged: bool) -> None:
@@ -268,8 +272,11 @@ class TileLowering(TileFolds):
         aliased = any(isinstance(x, Load) and x.node in written for s in stores for x in walk(s.expr))
         waiting: list = []
         for s in stores:
+            again = self.s.reread and not aliased and self._know_folds(s)
             for choice in self._choices(s.axes):
                 self.piece.update(choice)
+                if again:
+                    self._forget()
                 value = self.emit(s.expr)
                 guard = self.emit(s.guard) if s.guard is not None else None
                 self.guard = guard
@@ -285,6 +292,13 @@ class TileLowering(TileFolds):
             self.piece.update(job[-1])
             self._store(scope, *job)
         self._first_pieces()
+
+    def _know_folds(self, s: Store) -> bool:
+        """Computes what of held rows is folded for `s`. Says whether there is such a thing."""
+        folds = [e for e in walk(s.expr) if isinstance(e, Reduce) and set(e.over) & set(self.held)]
+        for e in folds:
+            self.emit(e)
+        return bool(folds)
 
     def _store(self, scope: Scope, s: Store, address: str, dims, value: Value, guard, _pieces) -> None:
         self._write(scope, s.memory, address, dims, value, s, guard, frozenset(a for a in self.s.dims if a in s.axes))

@@ -15,7 +15,11 @@ STAGED = 128 << 10      # bytes of a row that one program holds in registers in 
 SHARE = 64 << 10        # of a longer row that each of the programs of a cluster holds
 PASSING = 4096          # elements of a row from which on it is folded in pieces when nothing needs all of it at once
 HELD_ACROSS = 1024      # the same of rows that are not contiguous: a tile needs columns for whole sectors of memory beside them
-CARRIED = 16384         # elements of partial results that one program carries along in registers: twice as many spill
+CARRIED = 32768         # elements of partial results that one program carries in registers along a row; along several axes half as many
+UNHELD = ("accumulators", "no_registers")       # reasons against folds beside others that hold no more once no row is held
+MORE = 1.33             # bytes that kernels which hold no rows may move for one of those that do: they reach 86 to 99% of the copy limit,
+                        # programs that carry sums of 16384 columns 66
+COLUMN = 64             # elements of a column that are held beside folds along rows, where nothing but folds comes of it
 FILL = 2                # programs that each multiprocessor should have
 CARRIED_ROW = (256, 8192)       # columns of which one program carries the sums along whole rows, rather than those of a few columns down many rows
 SHORT = 16384           # elements that one program works through in the time of a launch: with less to do each, few programs will do
@@ -100,11 +104,15 @@ def infeasible(group: Group, r: Roles, hints: Hints) -> Reason | None:
     """Why no program can run `group` in parallel over `r.parallel`, or None."""
     rows = frozenset(a for m in group.members for a in m.free | m.bound) - r.parallel
     carried = sum(hints.count(m.free - r.parallel) for m in r.accumulating)
-    if carried > CARRIED:
+    if carried > (CARRIED if len(rows) == 1 else CARRIED // 2):
         return Reason("accumulators", "infeasible", f"{carried} partial results a program")
     along = any(m.free & rows for m in r.accumulating)          # partial results of a row's length
     if (along or _nested(group, rows)) and hints.count(rows) > HELD:
         return Reason("no_registers", "infeasible", f"{hints.count(rows)} elements of a row are held at once")
+    v = contiguous_axis(group, hints)
+    columns = {a for m in r.local for a in m.bound - r.parallel}
+    if r.accumulating and v in r.parallel and hints.count(columns) > COLUMN and all(m.bound for m in r.local):
+        return Reason("no_registers", "infeasible", f"columns of {hints.count(columns)} elements are held only to be folded, while rows are")
     crossed = {m.bound & r.parallel for m in r.accumulating}
     if len(crossed) > 1:
         return Reason("no_common_axes", "infeasible", "folds across programs over different axes")
@@ -130,9 +138,15 @@ def best_roles(group: Group, found: list[Roles], hints: Hints, target) -> Roles:
         possible = infeasible(group, r, hints) is None
         carried = sum(hints.count(m.free - r.parallel) for m in r.accumulating)
         rows = v not in r.parallel and CARRIED_ROW[0] <= hints.count(frozenset((v,))) <= CARRIED_ROW[1] if v is not None and r.accumulating and len(r.local) else False
-        return (possible, busy(group, r, v, hints, target), not r.accumulating, rows, -carried, -len(r.parallel) if r.accumulating else 0,
-                hints.count(r.parallel))
+        return (possible, busy(group, r, v, hints, target), not _walked(group, r, v), not r.accumulating, rows, -carried,
+                -len(r.parallel) if r.accumulating else 0, hints.count(r.parallel))
     return max(found, key=rank)
+
+
+def _walked(group: Group, r: Roles, v) -> bool:
+    """Does a program walk down columns that it folds, and write them on the way?"""
+    down = frozenset(a for m in r.local for a in m.bound) - r.parallel
+    return v in r.parallel and any(m.bound & down for m in r.local) and any(down & m.free and not m.bound for m in r.local)
 
 
 def unprofitable(a: Group, b: Group, joined: Group, r: Roles, before: tuple[Roles, Roles], hints: Hints, target) -> Reason | None:

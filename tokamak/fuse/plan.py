@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from ..ir.expr import Reduce, Scan, walk
-from ..ir.graph import Compute, Graph, Input, Opaque, Result, Scatter, reads
+from ..ir.graph import Compute, Graph, Input, Opaque, Result, Scatter, is_pointwise, reads
 from . import gpu
-from .axes import Group, Unifier, singleton
+from .axes import Group, Unifier, fold_of, singleton
 from .cost import GRAIN, contiguous_axis, estimates, node_bytes, parallelism, pinned_nodes, row_bytes, weight
 from .legal import Roles
 from .inline import inline
@@ -105,10 +105,57 @@ class _Planner:
         if a is b:
             return
         if (a, b) not in asked:
-            asked[a, b] = self._join(a, b)
-        reason = asked[a, b]
-        if isinstance(reason, Reason):
-            self.refused[(partner, n)] = reason
+            reason = self._join(a, b)
+            asked[a, b] = None if isinstance(reason, Reason) and self._traded(a, b, reason) else reason
+        if isinstance(asked[a, b], Reason):
+            self.refused[(partner, n)] = asked[a, b]
+
+    def _traded(self, a: Group, b: Group, reason: Reason) -> bool:
+        """Of folds along rows and what is made of them along the same rows (`a`), the latter joins folds across those rows (`b`) that do not fit
+        beside the former: about as many bytes move, but no program has to hold a row. Says whether it did."""
+        if self.target.kind != "gpu" or self.target.ordered or reason.code not in gpu.UNHELD:
+            return False
+        rows = frozenset(x for m in a.members for x in m.bound & self._made_of(m, a))
+        late = [m.node for m in a.members if rows & m.free and (fold_of(m.expr) is not None or any(s in a.nodes() for s in self.sources[m.node]))]
+        early = [n for n in a.nodes() if n not in late]
+        if not late or not early or any(s in late for n in early for s in self.sources[n]):
+            return False
+        made = [self._group(early), self._group([*late, *b.nodes()])]
+        moved = lambda *parts: sum(self._moved(x) for x in parts)
+        if None in made or moved(early, [*late, *b.nodes()]) > gpu.MORE * moved(a.nodes(), b.nodes()):
+            return False
+        roles = [best_roles(g, self.hints, self.target) for g in made]
+        if any(r is None or gpu.infeasible(g, r, self.hints) is not None for g, r in zip(made, roles)):
+            return False
+        for g, r in zip(made, roles):
+            self._place(g, r)
+        return True
+
+    def _made_of(self, m, g: Group) -> frozenset:
+        """The axes along which group `g` makes something of its member `m`."""
+        reached, axes = {m.node}, frozenset()
+        for q in g.members:
+            if any(s in reached for s in self.sources[q.node]):
+                reached.add(q.node)
+                axes |= q.free
+        return axes
+
+    def _moved(self, nodes) -> int:
+        """Bytes that a kernel of `nodes` reads and writes. What is cheap enough is computed again where it is read."""
+        inside = set(nodes)
+        kept = lambda n: n in self.pinned or not (isinstance(n, Compute) and is_pointwise(n))
+        read = {s for n in nodes for s in self.sources[n] if s not in inside and not isinstance(s, Opaque) and kept(s)}
+        written = [n for n in nodes if n in self.pinned or kept(n) and any(r not in inside for r in self.readers[n])]
+        return sum(node_bytes(n, self.hints) for n in (*read, *written))
+
+    def _group(self, nodes) -> Group | None:
+        """The group of `nodes`, or None where they have no axes in common."""
+        made = None
+        for n in sorted(nodes, key=self.position.__getitem__):
+            made = singleton(n, self.fresh) if made is None else self._unify(made, singleton(n, self.fresh))
+            if isinstance(made, Reason):
+                return None
+        return made
 
     def _join(self, a: Group, b: Group) -> Reason | None:
         """Joins the two groups if that is legal and pays; else says why not."""

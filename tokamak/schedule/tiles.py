@@ -13,6 +13,7 @@
     sharers     programs, neighbours of a cluster, that share each row: the pieces are those of one of them
     exact       tiled axes whose pieces cover the extent exactly: no mask
     registers   the most that a thread may have, so that so many programs as are meant to run at once; 0 leaves it open
+    reread      held rows are read anew once what they are folded to is known: from the L1 cache, where registers do not hold them beside column sums
     wide        addresses need 64 bits
 
 Which numbers stand here is `choose`'s: every threshold is a named constant with what it was measured on.
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 from ..fuse.cost import Hints
 from ..fuse.sizes import sizes_of
 from ..ir.expr import Const, Load, Reduce, Scan, walk
-from ..ir.index import Axis, Fetch, Index, Size, bounds
+from ..ir.index import Axis, Fetch, Index, Size, as_index, bounds, floordiv
 from ..ir.ops import CARRIERS
 from . import tile_stages
 from .body import Body, exprs_of
@@ -38,11 +39,13 @@ HELD = 32768            # elements of a row, over all row axes, that are held in
 CHUNK = 4096            # elements of a looped row that are in registers at once
 STAGED = 160 << 10      # bytes of shared memory at most that hold rows under way
 COLUMNS = 64            # columns of a tile that folds across rows: 128 bytes of a 16-bit type
+DOWN = 4096             # columns from which on programs that sum them beside what they write take blocks of so many, a row at a time: 95% where tiles of 64
+                        # columns reach 60
 TURNED = 64             # edge of a tile that is read along one axis and written along another
 PER_THREAD = 16         # elements of a pointwise tile to one thread
 ROW_THREAD = 32         # of a tile that is folded: norms forward reach 75% of the limit over many sizes, against 69 with 16 and 62 with 8
-CARRY_BYTES = 32        # of a row to one thread where column sums are carried: 16-bit LayerNorm backward at six sizes 70 to 77%, 26 to 61 with half as many;
-                        # f32 63 and 51% against 49 and 44 with twice as many
+CARRY_THREAD = 16       # elements of a row to one thread where column sums are carried: 16-bit LayerNorm backward at six sizes 70 to 77%, 26 to 61 with
+                        # half as many; f32 83, 78 and 54% against 82, 68 and 41
 CARRIED_LANES = 32768   # lanes that folds across programs carry for themselves: half of a multiprocessor's registers
 MOST_WARPS = 16
 CARRY_WARPS = 32
@@ -69,6 +72,11 @@ class Shift:
     group: int
     origin: Index
 
+    @property
+    def words(self) -> Index:
+        """The most elements of a row that its whole words hold."""
+        return floordiv(self.axis.extent, as_index(self.group)) * self.group
+
 
 @dataclass(frozen=True)
 class TileSchedule:
@@ -88,6 +96,7 @@ class TileSchedule:
     sharers: int = 1
     registers: int = 0
     together: frozenset[Axis] = frozenset()
+    reread: bool = False
 
     def sizes(self, a: Axis) -> tuple[int, ...]:
         """The lengths of the pieces that cover tiled axis `a`."""
@@ -107,7 +116,7 @@ class TileSchedule:
             parts.append(f"split({', '.join(map(name, self.split))} / {self.programs})")
         if self.together:
             parts.append(f"together({', '.join(name(a) for a in self.order if a in self.together)})")
-        most = f" registers({self.registers})" if self.registers else ""
+        most = (f" registers({self.registers})" if self.registers else "") + (" reread" if self.reread else "")
         return " ".join((*parts, f"warps({self.warps}) stages({self.stages}){most}{' wide' if self.wide else ''}"))
 
 
@@ -163,9 +172,16 @@ class _Chooser:
         self.carries = any(e.free & set(self.rows) for e in crossing)                       # partial results along a row
         self.carries_rows = self.carries or any(set(e.over) & set(self.rows) for e in crossing)
         self.line = self._contiguous()
+        self.down = self._writes_down()
         self.pieces: dict[Axis, tuple[int, ...]] = {}
         self.looped: set[Axis] = set()
         self.shift: Shift | None = None
+
+    def _writes_down(self) -> bool:
+        """Are long columns folded by programs that write rows on the way?"""
+        both = self.crossed | {self.line}
+        return not self.rows and bool(self.crossed) and self.line in self.b.parallel - self.crossed and self.hints(self.line.extent) >= DOWN \
+            and any(both <= s.axes for s in self.b.stores)
 
     def _contiguous(self) -> Axis | None:
         """The axis along which most bytes lie contiguously; the last in loop order where none does."""
@@ -190,25 +206,32 @@ class _Chooser:
         elements = math.prod(sum(self.pieces[a]) for a in dims)
         exact = frozenset(a for a in dims if self._exact(a))
         self.together = self._together()
-        self.carries = carries = self.carries and not self.together
+        self.carries = self.carries and not self.together
+        carries = self.carries or self.down
         each = self._carried_each() if carries else ROW_THREAD if self.rows or self.crossed else PER_THREAD
         each = max(each // self.width, 8) if self.width > 1 else each
-        warps = max(1, min(CARRY_WARPS if carries else MOST_WARPS, power(elements // (32 * each))))
+        plain = self.carries and not self.looped and dims == (self.line,) == tuple(self.rows)          # one contiguous row at a time
+        warps = max(1, min(CARRY_WARPS if carries and not plain else MOST_WARPS, power(elements // (32 * each))))
         split = tuple(a for a in self.order if a in self.crossed) or self._shared_rows()
         self.resident = self._resident(warps, elements // (32 * warps)) if carries or split and not self.crossed else max(1, RESIDENT // warps)
+        reread = plain and self.shift is None and self.resident == 0         # 59 to 68%, from 37 to 62; shifted rows lose, 55 to 49
+        self.resident = max(1, self.resident)
         return TileSchedule(self.order, dims, tuple((a, self.pieces[a]) for a in dims), frozenset(self.looped), split,
-                            self._programs(split) if split else 1, exact, warps, self._stages(), wide=self._wide(), shift=self.shift,
+                            self._programs(split) if split else 1, exact, warps, 1 if reread else self._stages(), wide=self._wide(), shift=self.shift,
                             registers=min(REGISTERS // (32 * warps * self.resident) // 8 * 8, 255) if split and self.resident < RESIDENT // warps else 0,
-                            together=self.together)
+                            together=self.together, reread=reread)
 
     def _resident(self, warps: int, each: int) -> int:
-        """How many programs that hold rows a multiprocessor has registers for: what is read of a row, weights, column sums and what is written
-        beside them, `each` elements a thread."""
+        """How many programs that hold rows a multiprocessor has registers for. Perhaps 0."""
+        most = (CARRY_RESIDENT if self.carries or self.down else RESIDENT) // warps
+        return min(REGISTERS // (32 * warps * self._registers(each)), most)
+
+    def _registers(self, each: int) -> int:
+        """Registers of a thread with `each` elements of what is read of a row, weights, column sums and what is written beside them."""
         held = {(e.node, e.index) for e in walk(*exprs_of(self.b)) if isinstance(e, Load) and self.line in e.index[0].axes()}
         sums = {(e.monoid, e.over, e.args) for e in self.crossing if not set(e.over) & self.together}
         made = [s for s in self.b.stores if self.line in s.axes and s.axes & self.crossed]
-        registers = BESIDE + each * (len(held) + len(sums) + len(made))
-        return max(1, min(REGISTERS // (32 * warps * registers), (CARRY_RESIDENT if self.carries else RESIDENT) // warps))
+        return BESIDE + each * (len(held) + len(sums) + len(made))
 
     def _together(self) -> frozenset[Axis]:
         """The held row axes that folds across programs cross, where carrying every lane of them would take more registers than a tile's own values."""
@@ -246,17 +269,17 @@ class _Chooser:
     def _carried_each(self) -> int:
         """Elements of a row to one thread where column sums are carried."""
         widest = max((size for _, address, size in strides_of(self.b) if self.line in address.axes() and address.axes() & self.crossed), default=4)
-        return CARRY_BYTES // widest
+        return min(CARRY_THREAD, 4 * CARRY_THREAD // widest)
 
     def _stages(self) -> int:
         """Rows under way at once, as far as shared memory holds them."""
-        if not self.carries or self.looped:
+        if not (self.carries or self.down) or self.looped:
             return 1
         row = sum(size for _, address, size in set(strides_of(self.b)) if self.line in address.axes() and address.axes() & self.crossed)
         if CARRY_STAGES * row * sum(self.pieces.get(self.line, (1,))) > STAGED:
             return 1
         folded = any(isinstance(e, Reduce) and set(e.over) & set(self.rows) and not set(e.over) & self.crossed for e in walk(*exprs_of(self.b)))
-        return 1 if self.shift is not None and folded else CARRY_STAGES
+        return 1 if self.shift is not None and (folded or self.down) else CARRY_STAGES
 
     def _exact(self, a: Axis) -> bool:
         sizes = self.pieces[a]
@@ -327,7 +350,7 @@ class _Chooser:
 
     def _shared_rows(self) -> tuple[Axis, ...]:
         """Of shifted rows that read something else along the row (a weight): programs take every so many rows, all of which begin alike, and keep it."""
-        if self.shift is None:
+        if self.shift is None or self.looped:
             return ()
         kept = any(address.coefficient(self.shift.axis) == 1 and address.without(self.shift.axis) is not self.shift.origin
                    for _, address, _ in strides_of(self.b))
@@ -336,7 +359,12 @@ class _Chooser:
 
     def _cover_parallel(self) -> None:
         """Parallel axes that fill up the tile: the contiguous one first, then one that an access runs along, then the innermost."""
-        if self.shift is not None:
+        if self.down:
+            self.pieces[self.line] = (TILE,)
+            self.shift = self._shift(self.line)
+            if self.shift is not None:
+                self.pieces[self.line] = (TILE, 2 * self.shift.group)
+        if self.shift is not None or self.down:
             return
         hints = self.hints
         have = math.prod(sum(s) for s in self.pieces.values())
@@ -376,10 +404,11 @@ class _Chooser:
 
     def _programs(self, split) -> int:
         """Programs that share the split axes: enough to fill the machine, no more than there are blocks."""
-        blocks = lambda axes: math.prod(-(-self.hints(a.extent) // (self.pieces[a][0] if a in self.pieces else 1)) for a in axes)
+        extent = lambda a: self.hints(self.shift.words if self.shift is not None and a is self.shift.axis else a.extent)
+        blocks = lambda axes: math.prod(-(-extent(a) // (self.pieces[a][0] if a in self.pieces else 1)) for a in axes)
         kept = blocks(a for a in self.order if a in self.b.parallel and a not in split)
         want = self.target.threads * self.resident
-        share = want // kept if self.carries else -(-want // kept)
+        share = want // kept if self.carries or self.down else -(-want // kept)
         programs = max(1, min(share, blocks(split)))
         if self.shift is None:
             return programs
