@@ -37,6 +37,7 @@ def small(patch) -> None:
     patch.setattr(tiles, "HELD", 128)
     patch.setattr(gpu, "STAGED", 1024)
     patch.setattr(gpu, "SHARE", 512)
+    patch.setattr(gpu, "RUN", 4)
 
 
 def staged(found) -> list[int]:
@@ -149,6 +150,15 @@ def test_groups_of_channels(chosen, shape, groups, programs):
     """Rows of two axes: shared along the longer contiguous one, or along channels."""
     check(lambda x, w, b: F.group_norm(x, groups, w, b), values(*shape), values(shape[1]), values(shape[1]))
     assert staged(chosen) == [programs] and len(next(s for s in chosen if s.staged is not None).dims) == 2
+
+
+def test_statistics_of_channels(chosen):
+    """Images are shared out; running statistics are updated once."""
+    def trained(x, mean, var, w, b):
+        mean, var = mean * 1, var * 1
+        return F.batch_norm(x, mean, var, w, b, True), mean, var
+    check(trained, values(8, 3, 8, 14), values(3), values(3).abs(), values(3), values(3))
+    assert 8 in staged(chosen)
 
 
 def test_rows_of_three_axes(chosen):

@@ -13,6 +13,7 @@ from .reason import Reason
 HELD = 32768            # elements of a row that one program holds in registers
 STAGED = 128 << 10      # bytes of a row that one program holds in registers in the width it has in memory: see `schedule.tile_stages`
 SHARE = 64 << 10        # of a longer row that each of the programs of a cluster holds
+RUN = 32                # contiguous elements at least, of a row that is held so
 PASSING = 4096          # elements of a row from which on it is folded in pieces when nothing needs all of it at once
 HELD_ACROSS = 1024      # the same of rows that are not contiguous: a tile needs columns for whole sectors of memory beside them
 CARRIED = 32768         # elements of partial results that one program carries in registers along a row; along several axes half as many
@@ -60,6 +61,8 @@ def _sharers(group: Group, r: Roles, hints: Hints, target) -> int:
     folds = [m for m in group.members if m.bound & rows]
     if r.accumulating or not folds or any(m.bound != rows for m in folds) or any(hints.exactly(a.extent) is None for a in rows):
         return 1
+    if not any(_long_run(e, m.bound, hints) for m in folds for f in walk(*m.roots()) if isinstance(f, Reduce) for e in walk(*f.args)):
+        return 1
     reads, behind = inner_reads(group), set()          # what needs a fold of the row
     for m in group.members:
         if any(d in folds or d in behind for d in reads[m]):
@@ -84,12 +87,17 @@ def reread(node: Compute, part: Reduce, hints: Hints, target) -> bool:
     if any(hints.most(a.extent) is None for a in part.over):
         return True
     contiguous = any(runs_along(e, a) for e in walk(*part.args) if isinstance(e, Load) for a in part.over)
-    known = contiguous and all(hints.exactly(a.extent) is not None for a in part.over)
+    known = all(hints.exactly(a.extent) is not None for a in part.over) and any(_long_run(e, part.over, hints) for e in walk(*part.args))
     held = sharers(_row_bytes((part,), part.over) * length, target) if known else 0
     if held:
         return rows * held < FILL * target.threads and length * rows > SHORT * rows * held
     programs = rows if contiguous else max(1, rows // BLOCK)
     return length > (HELD if contiguous else HELD_ACROSS) or programs < FILL * target.threads and length * rows > SHORT * programs
+
+
+def _long_run(e, over, hints: Hints) -> bool:
+    """Does `e` load elements side by side along one of `over`, many of them?"""
+    return isinstance(e, Load) and any(hints.least(a.extent) >= RUN and runs_along(e, a) for a in over)
 
 
 def runs_along(e: Load, a: Axis) -> bool:

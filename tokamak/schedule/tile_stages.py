@@ -43,7 +43,7 @@ class Stages:
 
 def possible(b: Body, rows: list[Axis], line: Axis | None, hints: Hints, target) -> bool:
     """Are the folds of `b` whole rows, contiguous and of a known length, that are needed again once they are known?"""
-    if target.ordered or line not in rows or len(rows) > 3 or any(hints.exactly(a.extent) is None for a in rows):
+    if target.ordered or line not in rows or len(rows) > 3 or any(hints.exactly(a.extent) is None for a in rows) or hints.least(line.extent) < gpu.RUN:
         return False
     if b.base is not None or any(s.monoid is not None or s.guard is not None for s in b.stores):
         return False
