@@ -158,9 +158,12 @@ def by_class(graph: Graph, machine: Target, rest: Callable[..., Callable], trace
     def make(sizes: Mapping[str, int] | None, other: Callable) -> tuple[str, Callable]:
         g = sized(sizes)
         return condition(g), again(lambda trace, name: rest(g, other, trace, name))
-    first, classes = sized({}), Classes(tuple(i.name if isinstance(i, Input) else i for i in graph.inputs), make)
+    first = sized({})
+    if not first.classes:           # no call comes back for another program: nothing of the language is kept
+        return rest(first, None, trace, name)
+    classes = Classes(tuple(i.name if isinstance(i, Input) else i for i in graph.inputs), make)
     fn = classes.enter(condition(first), rest(first, classes.other, trace, name))
-    return classes.boxed() if dispatched and first.classes else fn
+    return classes.boxed() if dispatched else fn
 
 
 def _kernels_and_program(captured: Graph, constants: Mapping, machine: Target, options: Options, graph: Graph, other: Callable, trace: Trace,
