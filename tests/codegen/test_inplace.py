@@ -101,3 +101,41 @@ def test_inference_tensors():
             t.add_(1)
         step(x)
         torch.testing.assert_close(x, want)
+
+
+def statistics(x, mean):
+    mine = x.mean((0, 2))
+    mean.mul_(0.9).add_(mine, alpha=0.1)
+    return (x - mine[:, None]) * 2
+
+
+def test_running_statistics_are_written_where_they_lie():
+    assert count(steps_of(statistics, torch.randn(7, 5, 33), torch.randn(5)), Copy) == 0
+
+
+def test_batchnorm_moves_its_statistics_in_place():
+    x, mean, var = torch.randn(4, 6, 5, 5), torch.zeros(6), torch.ones(6)
+    steps = steps_of(lambda x, m, v: torch.nn.functional.batch_norm(x, m, v, training=True), x, mean, var)
+    assert count(steps, Copy) == 0
+
+
+def test_statistics_that_the_rows_read_are_kept():
+    """Rows read the old mean while another row may have stored the new one."""
+    def fn(x, mean):
+        out = x - mean
+        mean.copy_(x.mean(0) + mean)
+        return out
+    assert count(steps_of(fn, torch.randn(300, 40), torch.randn(40)), Copy) == 1
+
+
+def test_statistics_that_a_fold_reads_are_kept():
+    def fn(x, mean):
+        mean.copy_(((x - mean) ** 2).sum(0))
+    assert count(steps_of(fn, torch.randn(300, 40), torch.randn(40)), Copy) == 1
+
+
+def test_statistics_overwritten_without_a_look():
+    def fn(x, total):
+        total.copy_(x.sum(0) + 1)
+        return x * 2
+    steps_of(fn, torch.randn(300, 40), torch.randn(40))

@@ -2,7 +2,8 @@
 
 An input receives `n` (a Write). The kernel of n's group may store n straight into the input's memory when nobody can see the difference:
 
-    the group is pointwise, all that it stores has n's axes, and it reads the input at n's own coordinates, before n is stored
+    each element of n is stored once: the group is pointwise and all that it stores has n's axes, or n is made of a fold with n's axes (running
+    statistics of what the fold gives); only values with n's axes, and no fold, are made of the input, read at n's own coordinates before n is stored
     nobody outside the group reads n, no later step reads the input, and n is no result of the program and written nowhere else;
     no opaque call is handed the input: what it returns may be a view of it
 """
@@ -49,25 +50,28 @@ def _same_memory(w: Write) -> bool:
 def _in_step(group: Group, stored: tuple, node: Compute, target: Input) -> bool:
     """Every element of `target` that an iteration of the group reads is the one that it then writes, and it reads it before."""
     own = next(m for m in group.members if m.node is node)
-    if any(not isinstance(m.node, Compute) or fold_of(m.expr) is not None or m.free != own.free for m in group.members):
+    if any(not isinstance(m.node, Compute) for m in group.members):
         return False
-    loads = [e for m in group.members for e in walk(*m.roots()) if isinstance(e, Load) and e.node is target]
+    needing = [m for m in group.members if any(target in reads(x.node) for x in _made_of(group, m))]
+    if any(fold_of(m.expr) is not None or m.free != own.free for m in needing):
+        return False
+    loads = [e for m in needing for e in walk(*m.roots()) if isinstance(e, Load) and e.node is target]
     if any(e.index != own.dims or e.guard is not None for e in loads):
         return False
-    readers = [m.node in stored and _needs(group, m, target) for m in group.members]
+    if any(fold_of(m.expr) is not None or m.free != own.free for m in group.members):
+        return _after_a_fold(group, own) and (not needing or own in needing)
+    readers = [m in needing and m.node in stored for m in group.members]
     return not any(readers[group.members.index(own) + 1:]) or any(readers[:group.members.index(own) + 1])
 
 
-def _needs(group: Group, member: Member, target: Input) -> bool:
-    """Does `member` depend on `target`, directly or through other members?"""
-    owner = {m.node: m for m in group.members}
-    stack, seen = [member], set()
-    while stack:
-        m = stack.pop()
-        if m not in seen:
-            seen.add(m)
-            made = [e.node for e in walk(*m.roots()) if isinstance(e, Load)]
-            if target in made:
-                return True
-            stack += [owner[n] for n in made if n in owner]
-    return False
+def _after_a_fold(group: Group, own: Member) -> bool:
+    """Is `own` made of a fold over the same axes? Then each element is stored by one iteration alone."""
+    return fold_of(own.expr) is None and any(fold_of(m.expr) is not None and m.free == own.free for m in _made_of(group, own))
+
+
+def _made_of(group: Group, member: Member) -> list[Member]:
+    """`member` and the members that it is made of, directly or through others."""
+    owner, found = {m.node: m for m in group.members}, [member]
+    for m in found:
+        found += [owner[n] for n in reads(m.node) if n in owner and owner[n] not in found]
+    return found
