@@ -215,8 +215,8 @@ def _batch_norm_backward(b, grad, x, weight, running_mean, running_var, save_mea
     dims = _but_channel(x)
     dx = None
     if output_mask[0]:
-        weighted = _weighted(grad, _channelwise(weight, x.rank))
-        dx = _normalise_backward(b, weighted, xhat, rstd, dims) if train else mul(weighted, rstd)
+        through = _normalise_backward(b, grad, xhat, rstd, dims) if train else mul(grad, rstd)
+        dx = _weighted(through, _channelwise(weight, x.rank))       # a weight a channel: the folds are those of its gradient and the bias's
     return (dx, b.reduce("sum", mul(grad, xhat), dims) if output_mask[1] else None, b.reduce("sum", grad, dims) if output_mask[2] else None)
 
 
