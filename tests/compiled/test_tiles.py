@@ -11,7 +11,9 @@ from tokamak.codegen import stages
 from tokamak.codegen.scope import Unschedulable
 from tokamak.fuse.plan import plan
 from tokamak.ir.parse import parse_graph
+from tokamak.schedule import tiles
 from tokamak.target import Target
+from tokamak.tools.record import Recorder
 
 pytest.importorskip("triton")
 
@@ -301,3 +303,42 @@ def test_sizes_that_only_the_call_shows(name):
             seed = torch.randn_like(want[0])
             for g, w in zip(torch.autograd.grad(got[0], wanted, seed), torch.autograd.grad(want[0], wanted, seed), strict=True):
                 torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-4)
+
+
+def schedules(fn, *inputs) -> list[str]:
+    """The schedules of the kernels of `fn`, compiled for tiles and run once."""
+    torch._dynamo.reset()
+    recorder = Recorder()
+    tokamak.compile(fn, target="interpret", strict=True, dynamic=False, cache_dir="", recorder=recorder)(*inputs)
+    return [str(k.schedule) for g in recorder.graphs for kernels in g.values["lower"].kernels.values() for k in kernels]
+
+
+def statistics(x):
+    return x.sum((0, 2)), ((x - x.mean((0, 2), keepdim=True)) ** 2).sum((0, 2))
+
+
+@pytest.mark.parametrize("plane,pieces", [(56 * 56, "2048+1024+64"), (57 * 57, "2048+1024+256?"), (112 * 112, "4096+2048+128"), (500, "512?"), (784, "512+256+16")])
+def test_planes_that_programs_fold_across_are_covered_by_pieces(plane, pieces):
+    x = values(40000 // plane + 5, 2, plane) + 100
+    made = [s for s in schedules(statistics, x) if "split" in s]
+    assert made and all(f":{pieces}" in s for s in made), made
+    check(lambda x: statistics(x)[0], x)
+    torch.testing.assert_close(tokamak.compile(statistics, target="interpret", strict=True, dynamic=False, cache_dir="")(x)[1], statistics(x.double())[1].float())
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_what_is_read_again_is_read_from_its_end(layout, monkeypatch):
+    monkeypatch.setattr(tiles, "AGAIN", 0)
+    norm = lambda x: F.batch_norm(x, None, None, training=True)
+    x = values(15, 2 if layout is torch.contiguous_format else 16, 56, 56).to(memory_format=layout)
+    assert [s.endswith("backward") for s in schedules(norm, x)][-1]
+    check(norm, x)
+
+
+@pytest.mark.parametrize("divisor", [3.0, 0.0, float("inf"), float("nan"), 1e-40, 3e38, -7e-20, 2e-38])
+def test_divisors_that_rows_share(divisor):
+    x = values(4, 700) * 10.0 ** torch.randint(-30, 30, (4, 700))
+    x[:, 0], x[:, 1], x[:, 2] = 0, float("inf"), float("nan")
+    y = torch.full((4,), divisor)
+    got = tokamak.compile(lambda x, y: x / y[:, None], target="interpret", strict=True, dynamic=False, cache_dir="")(x, y)
+    torch.testing.assert_close(got, x / y[:, None], rtol=2e-7, atol=3e-45, equal_nan=True)

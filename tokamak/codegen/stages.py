@@ -52,7 +52,13 @@ def schedule_plan(plan: Plan, target, table: Table = _NONE) -> Scheduled:
     hints, memories = estimates(plan.graph, target), {}
     for node, into in plan.inplace.items():
         memories[node] = memories[into] = Memory(into, into.dtype)
-    return Scheduled(plan, {g: _schedule(g, plan, target, hints, memories, table) for g in plan.steps if isinstance(g, Group)})
+    bodies, before = {}, None
+    for g in plan.steps:
+        made = _schedule(g, plan, target, hints, memories, table) if isinstance(g, Group) else None
+        if made is not None:
+            bodies[g] = made if target.kind != "gpu" else (made[0], tiles.after(made, before, hints))
+        before = made
+    return Scheduled(plan, bodies)
 
 
 def _schedule(g: Group, plan: Plan, target, hints: Hints, memories: dict, table: Table = _NONE) -> tuple[Body, Schedule]:

@@ -1,6 +1,8 @@
 """Folds and prefixes in tiles: carried through loops, or of what is held in registers, piece by piece."""
 from __future__ import annotations
 
+import math
+
 from ..ir.dtype import I32, DType
 from ..ir.expr import Const, Coord, Reduce, Scan
 from ..ir.ops import CARRIERS
@@ -158,7 +160,10 @@ class TileFolds(TileValues):
             return carried, left, True
         current = tuple(self.assign(scope, f"tl.broadcast_to({c}, {self.shape(dims)})") for c in carried) if e.monoid in CARRIERS else carried
         flatten = not left
-        positions = sorted(range(self.rank), reverse=True) if flatten else over
+        if flatten and self.rank > 1 and len(current) == 1:      # in any order: the lanes of a thread first
+            flat = math.prod(self.s.sizes(a)[self.piece[a]] for a in self.s.dims if a in dims)
+            current = tuple(self.assign(scope, f"tl.reshape({c}, [{flat}], can_reorder=True)") for c in current)
+        positions = [0] if flatten and len(current) == 1 else sorted(range(self.rank), reverse=True) if flatten else over
         for n in positions:
             text = words.reduce(e.monoid, e.args[0].dtype, current, n)
             made = tuple(self.fresh() for _ in carried)

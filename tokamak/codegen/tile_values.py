@@ -130,9 +130,10 @@ class TileValues(Lowering):
 
     def blocks(self, a: Axis) -> Index:
         """How many blocks a parallel axis has, for the host."""
-        shift, size = self.s.shift, self.s.sizes(a)[0] if a in self.s.dims else 1
-        extent = shift.words if shift is not None and a is shift.axis else a.extent
-        return floordiv(extent + (size - 1), as_index(size)) if a in self.s.dims else a.extent
+        shift, block = self.s.shift, sum(self.s.sizes(a)) if a in self.s.dims else 1
+        if shift is not None and a is shift.axis:
+            return floordiv(shift.words + (self.s.sizes(a)[0] - 1), as_index(self.s.sizes(a)[0]))
+        return floordiv(a.extent + (block - 1), as_index(block)) if block > 1 else a.extent
 
     def _decode(self, scope: Scope, axes, number: str, prefix: str) -> None:
         """Coordinates of `axes` from the running `number` of a block, the last axis fastest."""
@@ -147,8 +148,10 @@ class TileValues(Lowering):
             if self.s.shift is not None and a is self.s.shift.axis:
                 self.block = block
             elif a in self.s.dims:
-                size = self.s.sizes(a)[0]
-                self._tile_coordinate(scope, a, f"{block} * {size}", 0, a not in self.s.exact)
+                sizes, start = self.s.sizes(a), f"{block} * {sum(self.s.sizes(a))}"
+                for piece, size in enumerate(sizes):
+                    behind = f" + {sum(sizes[:piece])}" if piece else ""
+                    self._tile_coordinate(scope, a, start + behind, piece, a not in self.s.exact and piece == len(sizes) - 1)
             else:
                 self._scalar_coordinate(scope, a, block)
 
@@ -310,8 +313,8 @@ class TileValues(Lowering):
             scope = self._home(e.free | dims, values)
             self._fail(scope, " & ".join([*self.mask(dims), f"({texts[1]} == 0)"]), "division", e)
             return self._put(e, words.op(e.name, d, texts), e.free | dims, values)
-        if self.fast and e.name == "div" and d is F32 and values[1].dims < values[0].dims:
-            return self._shared_division(e, *values)
+        if e.name == "div" and d is F32 and values[1].dims < values[0].dims:
+            return (self._shared_division if self.fast else self._shared_divisor)(e, *values)
         return self._put(e, words.op(e.name, d, texts, fast=self.fast), (), values)
 
     def _shared_division(self, e: Op, a: Value, b: Value) -> Value:
@@ -319,6 +322,13 @@ class TileValues(Lowering):
         near = self._known(("near", b.var)) or self._put(("near", b.var), f"tl.where(tl.abs({b.var}) < 1e-30, 1e30, 1.0)", (), (b,))
         inverse = self._known(("inverse", b.var)) or self._put(("inverse", b.var), f"1.0 / ({b.var} * {near.var})", (), (b, near))
         return self._put(e, f"{a.var} * {inverse.var} * {near.var}", (), (a, inverse, near))
+
+    def _shared_divisor(self, e: Op, a: Value, b: Value) -> Value:
+        """a / b rounded once, by a reciprocal that many elements share and what the product leaves over."""
+        near = self._known(("within", b.var)) or self._put(("within", b.var), f"tk.within({b.var})", (), (b,))
+        scaled = self._known(("scaled", b.var)) or self._put(("scaled", b.var), f"{b.var} * {near.var}", (), (b, near))
+        inverse = self._known(("rounded inverse", b.var)) or self._put(("rounded inverse", b.var), words.op("div", F32, ("1.0", scaled.var)), (), (scaled,))
+        return self._put(e, f"tk.quotient({a.var}, {scaled.var}, {inverse.var}, {near.var})", (), (a, scaled, inverse, near))
 
     def _emit_cast(self, e: Cast) -> Value:
         arg = self.emit(e.arg)

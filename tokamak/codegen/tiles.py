@@ -53,7 +53,8 @@ class TileLowering(TileFolds):
 
     def _place(self) -> tuple[str, Index]:
         """This program's number, and how many programs have the same."""
-        return self.assign(self.program, "tl.program_id(0)" + (".to(tl.int64)" if self.s.wide else ""), "b"), as_index(1)
+        first = "tl.program_id(0)" + (".to(tl.int64)" if self.s.wide else "")
+        return self.assign(self.program, f"tl.num_programs(0) - 1 - {first}" if self.s.backward else first, "b"), as_index(1)
 
     def _begin(self, a: Axis, start: int) -> str:
         """Where the piece of held axis `a` lies that begins `start` elements behind the program's first; '' is 0."""
@@ -73,7 +74,8 @@ class TileLowering(TileFolds):
 
     def _open_held(self, share: str | None) -> None:
         shifted = self.s.shift.axis if self.s.shift is not None else None
-        self.held = held = [a for a in self.s.dims if (a not in self.body_.parallel or a is shifted) and a not in self.s.looped]
+        held = [a for a in self.s.dims if (a not in self.body_.parallel or a is shifted) and a not in self.s.looped]
+        self.held = [a for a in self.s.dims if a in held or a in self.body_.parallel and len(self.s.sizes(a)) > 1]
         if self.s.shift is not None:
             self._open_shifted(self.s.shift.axis, share)
         for a in held:
@@ -315,7 +317,8 @@ class TileLowering(TileFolds):
         mask, where = " & ".join(masks), self.memory(memory)
         target = f"{where} + {offset}" if offset != "0" else where
         if store is None or store.monoid is None:
-            scope.lines.append(f"tl.store({target}, {value.var}{f', mask={mask}' if mask else ''})")
+            hint = ", eviction_policy='evict_first'" if self.s.backward else ""
+            scope.lines.append(f"tl.store({target}, {value.var}{f', mask={mask}' if mask else ''}{hint})")
         elif store.axes & self.s.looped or not atomic(store.monoid, memory.dtype):
             scope.lines += words.update_in_order(store.monoid, memory.dtype, target, value.var, mask, (self.fresh(), self.fresh()))
         else:

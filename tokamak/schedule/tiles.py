@@ -1,8 +1,9 @@
 """A TileSchedule: how one Body runs as programs over tiles, on a GPU. A small frozen value that prints.
 
     dims        the axes that are dimensions of a tile, in order; every other axis is one coordinate at a time
-    pieces      for each of them the power-of-two lengths that cover it: one for a parallel axis (the grid counts blocks) and for a looped one (its
-                chunk); a held row axis may have several, since 768 is 512 + 256 and 1025 is 1024 + 16 masked
+    pieces      for each of them the power-of-two lengths that cover it: one for a looped one (its chunk); a held row axis may have several, since 768 is
+                512 + 256 and 1025 is 1024 + 16 masked. Those of a parallel axis cover a block (the grid counts blocks): several where blocks of one
+                power of two would leave lanes idle, as 3136 = 2048 + 1024 + 64 does
     looped      row axes that are run through in loops; the other row axes are held in registers
     split       parallel axes that a program runs over in a loop, every so many of them: those that folds cross (programs leave partial results, which a
                 second kernel combines), or rows that read something which one program can keep
@@ -11,6 +12,7 @@
     shift       rows that begin at any element, see Shift
     staged      a row axis that is held in the width it has in memory (`tile_stages`): what is computed from it before a fold is computed again behind it
     sharers     programs, neighbours of a cluster, that share each row: the pieces are those of one of them
+    backward    the first program takes the last block: what the kernel before has read last is still in the cache
     exact       tiled axes whose pieces cover the extent exactly: no mask
     registers   the most that a thread may have, so that so many programs as are meant to run at once; 0 leaves it open
     reread      held rows are read anew once what they are folded to is known: from the L1 cache, where registers do not hold them beside column sums
@@ -21,7 +23,7 @@ Which numbers stand here is `choose`'s: every threshold is a named constant with
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..fuse.cost import Hints
 from ..fuse.sizes import sizes_of
@@ -52,10 +54,14 @@ CARRY_WARPS = 32
 CARRY_RESIDENT = 16     # warps a multiprocessor has in flight then: the fewer programs, the fewer partial results to fold
 CARRY_STAGES = 3        # rows under way at once in a loop that carries column sums: 77 to 85, 73 to 87, 76 to 89% (aligned rows; shifted ones lose, 70 to
                         # 45, where the row is folded too). Loops across rows lose up to nine tenths with more than one
+SPLIT_REGISTERS = 80    # of a thread, for what it carries and reads in a loop that folds across programs: one-pass statistics of 64x256x56x56 bf16 in 36 us
+                        # with 8 warps a tile, 44 to 59 with 16, whose accesses are shorter
+LEAST_BLOCK = 256       # elements of a block along the contiguous axis that is worth several pieces
 SECTOR = 16             # columns at least, of a tile that holds whole columns: 32 bytes of a 16-bit type
 NARROW = 8              # columns at least, of a tile that folds across rows: 32 bytes of f32, one sector
 WASTE = 8               # a masked tail may idle one lane in this many
 SHIFTED = 256           # elements of a row from which on it is read in whole words wherever it begins
+AGAIN = 16 << 20        # bytes that two kernels in a row read, from which on the second begins at the end: BatchNorm of 103 MB 85.4 to 82.5 us
 FAR = 2**31             # offsets from here on need 64 bits
 REGISTERS = 65536       # of a multiprocessor
 BESIDE = 16             # registers of a thread beside those that hold a row and column sums: with the programs of a multiprocessor thus counted
@@ -97,6 +103,7 @@ class TileSchedule:
     registers: int = 0
     together: frozenset[Axis] = frozenset()
     reread: bool = False
+    backward: bool = False
 
     def sizes(self, a: Axis) -> tuple[int, ...]:
         """The lengths of the pieces that cover tiled axis `a`."""
@@ -117,7 +124,8 @@ class TileSchedule:
         if self.together:
             parts.append(f"together({', '.join(name(a) for a in self.order if a in self.together)})")
         most = (f" registers({self.registers})" if self.registers else "") + (" reread" if self.reread else "")
-        return " ".join((*parts, f"warps({self.warps}) stages({self.stages}){most}{' wide' if self.wide else ''}"))
+        flags = f"{' wide' if self.wide else ''}{' backward' if self.backward else ''}"
+        return " ".join((*parts, f"warps({self.warps}) stages({self.stages}){most}{flags}"))
 
 
 def cover(n: int) -> tuple[int, ...]:
@@ -133,6 +141,15 @@ def cover(n: int) -> tuple[int, ...]:
         found.append(whole // 2)
         rest -= whole // 2
     return (*found, power(rest))
+
+
+def blocks(n: int, most: int) -> tuple[int, ...]:
+    """Pieces of one block of those, at most `most` elements each, that cover `n` elements: the longest block that needs no mask, or all of them in one
+    block whose last piece is masked; () where there is neither."""
+    for count in range(-(-n // most), 4 * -(-n // most) + 1):
+        if n % count == 0 and sum(cover(n // count)) == n // count and (count == 1 or cover(n // count)[-1] >= 16):
+            return cover(n // count)
+    return cover(n) if n <= most else ()
 
 
 def shifted(n: int, group: int) -> tuple[int, ...]:
@@ -158,6 +175,16 @@ def plainest(b: Body, hints: Hints, target) -> TileSchedule:
     return _Chooser(b, hints, target).schedule(plain=True)
 
 
+def after(made: tuple[Body, TileSchedule], before: tuple[Body, TileSchedule] | None, hints: Hints) -> TileSchedule:
+    """The schedule of a kernel that runs behind `before`: backward where that has folded, across programs, much of what this one reads again."""
+    b, s = made
+    if before is None or s.split or s.staged is not None or not before[1].split:
+        return s
+    read = [{e.node: e.index[0] for e in walk(*exprs_of(x)) if isinstance(e, Load)} for x in (b, before[0])]
+    size = sum(hints.count(i.axes()) * m.dtype.bytes for m, i in read[0].items() if m in read[1])
+    return replace(s, backward=True) if size >= AGAIN else s
+
+
 class _Chooser:
     def __init__(self, b: Body, hints: Hints, target):
         self.b, self.hints, self.target = b, hints, target
@@ -171,6 +198,7 @@ class _Chooser:
         self.crossing = crossing = [e for e in folds if set(e.over) & self.crossed]
         self.carries = any(e.free & set(self.rows) for e in crossing)                       # partial results along a row
         self.carries_rows = self.carries or any(set(e.over) & set(self.rows) for e in crossing)
+        self.crossing = list({(e.monoid, e.over, e.args): e for e in crossing}.values())
         self.line = self._contiguous()
         self.down = self._writes_down()
         self.pieces: dict[Axis, tuple[int, ...]] = {}
@@ -209,9 +237,13 @@ class _Chooser:
         self.carries = self.carries and not self.together
         carries = self.carries or self.down
         each = self._carried_each() if carries else ROW_THREAD if self.rows or self.crossed else PER_THREAD
-        each = max(each // self.width, 8) if self.width > 1 else each
         plain = self.carries and not self.looped and dims == (self.line,) == tuple(self.rows)          # one contiguous row at a time
-        warps = max(1, min(CARRY_WARPS if carries and not plain else MOST_WARPS, power(elements // (32 * each))))
+        shares = self.crossed and not self.rows
+        if self.width > 1 and not (shares and any(e.monoid == "moments" for e in self.crossing)):
+            each = max(each // self.width, 8)
+        if shares:
+            each = min(each, SPLIT_REGISTERS // self._registers())
+        warps = max(1, min(CARRY_WARPS if carries and not plain else MOST_WARPS, power(-(-elements // (32 * each)) if shares else elements // (32 * each))))
         split = tuple(a for a in self.order if a in self.crossed) or self._shared_rows()
         self.resident = self._resident(warps, elements // (32 * warps)) if carries or split and not self.crossed else max(1, RESIDENT // warps)
         reread = plain and self.shift is None and self.resident == 0         # 59 to 68%, from 37 to 62; shifted rows lose, 55 to 49
@@ -266,6 +298,11 @@ class _Chooser:
                             self._programs(split) if split else 1, exact, s.warps, 1, wide=self._wide(),
                             shift=self.shift, staged=s.shared, sharers=s.sharers, registers=s.registers)
 
+    def _registers(self) -> int:
+        """Of a thread for an element, in a loop that folds across programs: what is carried and what is read."""
+        read = {(e.node, e.index) for e in walk(*(a for f in self.crossing for a in f.args)) if isinstance(e, Load) and e.index[0].axes() & self.crossed}
+        return len(read) + sum(3 if e.monoid == "moments" else len(e.args) for e in self.crossing)
+
     def _carried_each(self) -> int:
         """Elements of a row to one thread where column sums are carried."""
         widest = max((size for _, address, size in strides_of(self.b) if self.line in address.axes() and address.axes() & self.crossed), default=4)
@@ -285,7 +322,9 @@ class _Chooser:
         sizes = self.pieces[a]
         if self.shift is not None:
             return False
-        return self.hints.exactly(a.extent) == sum(sizes) if a not in self.b.parallel and a not in self.looped else self.hints.divides(sizes[0], a.extent)
+        if a in self.b.parallel:
+            return self.hints.divides(sum(sizes), a.extent)
+        return self.hints.exactly(a.extent) == sum(sizes) if a not in self.looped else self.hints.divides(sizes[0], a.extent)
 
     def _cover_rows(self) -> None:
         """Held whole where they fit registers, else looped: the contiguous (or longest) row axis in chunks, the others step by step."""
@@ -376,13 +415,24 @@ class _Chooser:
             most = min(self._columns(), max(SECTOR, HELD // (2 * have))) if self.rows else TURNED if turned is not None else want // have
             if self.crossed and self.line not in self.crossed:
                 most = COLUMNS
-            have *= self._tile(self.line, most)
+            have *= self._line_in_blocks(most) or self._tile(self.line, most)
         if turned is not None and turned not in self.pieces:
             have *= self._tile(turned, TURNED)
         candidates = sorted((a for a in parallel if a not in self.pieces), key=lambda a: (a in self.crossed, self.order.index(a)), reverse=True)
         for a in candidates:
             if have * 2 <= want // (4 if self.rows and self.line in self.rows else 1) and len(self.pieces) < 3 and hints(a.extent) > 1:
                 have *= self._tile(a, want // have)
+
+    def _line_in_blocks(self, most: int) -> int:
+        """Covers the contiguous axis, where programs fold across it, by blocks of about `most` elements in several pieces: lanes that are never idle count
+        without weights. 0 where one piece does as well."""
+        n, size = self.line.extent.constant, min(power(self.hints(self.line.extent)), power(most + 1) // 2)
+        if n is None or self.line not in self.crossed or size < LEAST_BLOCK or n % size == 0 or any(isinstance(e, Scan) for e in walk(*exprs_of(self.b))):
+            return 0
+        self.pieces[self.line] = found = blocks(n, size * 2)
+        if not found:
+            del self.pieces[self.line]
+        return sum(found)
 
     def _tile(self, a: Axis, most: int) -> int:
         size = max(1, min(power(self.hints(a.extent)), power(most + 1) // 2))
@@ -405,7 +455,8 @@ class _Chooser:
     def _programs(self, split) -> int:
         """Programs that share the split axes: enough to fill the machine, no more than there are blocks."""
         extent = lambda a: self.hints(self.shift.words if self.shift is not None and a is self.shift.axis else a.extent)
-        blocks = lambda axes: math.prod(-(-extent(a) // (self.pieces[a][0] if a in self.pieces else 1)) for a in axes)
+        size = lambda a: 1 if a not in self.pieces else self.pieces[a][0] if self.shift is not None and a is self.shift.axis else sum(self.pieces[a])
+        blocks = lambda axes: math.prod(-(-extent(a) // size(a)) for a in axes)
         kept = blocks(a for a in self.order if a in self.b.parallel and a not in split)
         want = self.target.threads * self.resident
         share = want // kept if self.carries or self.down else -(-want // kept)

@@ -104,7 +104,7 @@ def _in_flight(k: TileKernel, found: dict[tuple, dict[int, list[Index]]], hints:
         for address in (i for addresses in by_pass.values() for i in addresses):
             part = node.dtype.bytes
             for a in address.axes():
-                part *= hints(a.extent) if a not in k.body.parallel else min(s.sizes(a)[0] if a in s.dims else 1, hints(a.extent))
+                part *= hints(a.extent) if a not in k.body.parallel else min(sum(s.sizes(a)) if a in s.dims else 1, hints(a.extent))
             largest = max(largest, min(programs * part, reach(node, address, hints)))
         total += largest
     return total
