@@ -56,6 +56,7 @@ CARRY_STAGES = 3        # rows under way at once in a loop that carries column s
                         # 45, where the row is folded too). Loops across rows lose up to nine tenths with more than one
 SPLIT_REGISTERS = 80    # of a thread, for what it carries and reads in a loop that folds across programs: one-pass statistics of 64x256x56x56 bf16 in 36 us
                         # with 8 warps a tile, 44 to 59 with 16, whose accesses are shorter
+FILLED = 0.75           # of the programs that run at once: where programs share folds, so many in one wave rather than a few more in two
 LEAST_BLOCK = 256       # elements of a block along the contiguous axis that is worth several pieces
 SECTOR = 16             # columns at least, of a tile that holds whole columns: 32 bytes of a 16-bit type
 NARROW = 8              # columns at least, of a tile that folds across rows: 32 bytes of f32, one sector
@@ -239,10 +240,11 @@ class _Chooser:
         each = self._carried_each() if carries else ROW_THREAD if self.rows or self.crossed else PER_THREAD
         plain = self.carries and not self.looped and dims == (self.line,) == tuple(self.rows)          # one contiguous row at a time
         shares = self.crossed and not self.rows
+        full = shares and self._carried() > 2           # more than a sum of what is read: left open, a third of the programs would not run at once
         if self.width > 1 and not (shares and any(e.monoid == "moments" for e in self.crossing)):
             each = max(each // self.width, 8)
         if shares:
-            each = min(each, SPLIT_REGISTERS // self._registers())
+            each = min(each, SPLIT_REGISTERS // self._carried())
         warps = max(1, min(CARRY_WARPS if carries and not plain else MOST_WARPS, power(-(-elements // (32 * each)) if shares else elements // (32 * each))))
         split = tuple(a for a in self.order if a in self.crossed) or self._shared_rows()
         self.resident = self._resident(warps, elements // (32 * warps)) if carries or split and not self.crossed else max(1, RESIDENT // warps)
@@ -250,7 +252,7 @@ class _Chooser:
         self.resident = max(1, self.resident)
         return TileSchedule(self.order, dims, tuple((a, self.pieces[a]) for a in dims), frozenset(self.looped), split,
                             self._programs(split) if split else 1, exact, warps, 1 if reread else self._stages(), wide=self._wide(), shift=self.shift,
-                            registers=min(REGISTERS // (32 * warps * self.resident) // 8 * 8, 255) if split and self.resident < RESIDENT // warps else 0,
+                            registers=min(REGISTERS // (32 * warps * self.resident) // 8 * 8, 255) if full or split and self.resident < RESIDENT // warps else 0,
                             together=self.together, reread=reread)
 
     def _resident(self, warps: int, each: int) -> int:
@@ -298,7 +300,7 @@ class _Chooser:
                             self._programs(split) if split else 1, exact, s.warps, 1, wide=self._wide(),
                             shift=self.shift, staged=s.shared, sharers=s.sharers, registers=s.registers)
 
-    def _registers(self) -> int:
+    def _carried(self) -> int:
         """Of a thread for an element, in a loop that folds across programs: what is carried and what is read."""
         read = {(e.node, e.index) for e in walk(*(a for f in self.crossing for a in f.args)) if isinstance(e, Load) and e.index[0].axes() & self.crossed}
         return len(read) + sum(3 if e.monoid == "moments" else len(e.args) for e in self.crossing)
@@ -459,7 +461,7 @@ class _Chooser:
         blocks = lambda axes: math.prod(-(-extent(a) // size(a)) for a in axes)
         kept = blocks(a for a in self.order if a in self.b.parallel and a not in split)
         want = self.target.threads * self.resident
-        share = want // kept if self.carries or self.down else -(-want // kept)
+        share = want // kept if self.carries or self.down or want // kept * kept >= FILLED * want else -(-want // kept)
         programs = max(1, min(share, blocks(split)))
         if self.shift is None:
             return programs
