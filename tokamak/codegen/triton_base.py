@@ -12,6 +12,12 @@ import triton.language as tl
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 
+@tl.core.builtin
+def for_nvidia(_semantic=None):
+    """Whether the kernel is being compiled for a GPU of NVIDIA's; not to be asked in the interpreter."""
+    return tl.constexpr(_semantic.builder.options.backend_name == "cuda")
+
+
 # -- bits ----------------------------------------------------------------------------------------------------------
 @triton.jit
 def bits(x):

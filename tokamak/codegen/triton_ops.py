@@ -54,8 +54,8 @@ _F64 = _FLOAT | {
     n: f"tk.{n}64(a)" for n in "log1p tan asin acos atan sinh cosh tanh asinh acosh atanh erfc erfinv lgamma digamma sigmoid".split()}
 
 FAST: dict[str, str] = {
-    "div": "(a / b)", "recip": "(1.0 / a)", "sqrt": "tl.sqrt(a)", "rsqrt": "tl.rsqrt(a)", "exp": "tl.exp(a)", "exp2": "tl.exp2(a)",
-    "sigmoid": "tl.sigmoid(a)"}
+    "div": "(a / b)", "recip": "(1.0 / a)", "sqrt": "tl.sqrt(a)", "rsqrt": "tl.rsqrt(a)", "exp": "tk.exp_short(a)",
+    "exp2": "tk.exp2_short(a)", "sigmoid": "tk.sigmoid_short(a)"}
 """f32 rows with a short form: subnormal numbers may count as 0; division and roots are within 2 units of the last place, exp and sigmoid
 within |x| + 4 or so: 6e-8 |x| relative, which is little for the arguments that 16-bit floats need."""
 
