@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from types import MappingProxyType
 
@@ -13,7 +13,7 @@ from ..fuse.legal import Roles
 from ..fuse.plan import Plan
 from ..fuse.reason import Decision, Reason
 from ..fuse.roles import best_roles, plainest_roles
-from ..schedule.body import Body, Memory, body, coalesce, shared_extremes
+from ..schedule.body import Body, Memory, body, coalesce, shared_extremes, unfolded
 from ..schedule import matmul, tiles
 from ..schedule.schedule import Schedule, choose
 from ..schedule.tiles import TileSchedule
@@ -52,12 +52,14 @@ def schedule_plan(plan: Plan, target, table: Table = _NONE) -> Scheduled:
     hints, memories = estimates(plan.graph, target), {}
     for node, into in plan.inplace.items():
         memories[node] = memories[into] = Memory(into, into.dtype)
-    bodies, before = {}, None
+    bodies, before, last = {}, None, None
     for g in plan.steps:
         made = _schedule(g, plan, target, hints, memories, table) if isinstance(g, Group) else None
         if made is not None:
             bodies[g] = made if target.kind != "gpu" else (made[0], tiles.after(made, before, hints))
-        before = made
+            if getattr(bodies[g][1], "backward", False):
+                bodies[last] = before[0], replace(before[1], once=False)
+        before, last = made, g
     return Scheduled(plan, bodies)
 
 
@@ -65,7 +67,11 @@ def _schedule(g: Group, plan: Plan, target, hints: Hints, memories: dict, table:
     b = coalesce(body(g, plan.stores[g], plan.roles[g].parallel, memories))
     if target.kind == "gpu":
         b = shared_extremes(b)
-        return b, matmul.choose(b, hints, target) or tuned.choose(b, hints, target, table)
+        product = matmul.choose(b, hints, target)
+        if product:
+            return b, product
+        s, plain = tuned.choose(b, hints, target, table), unfolded(b)
+        return (b, s) if plain is b or s.shift is not None else (plain, tuned.choose(plain, hints, target, table))
     return b, choose(b, hints, target)
 
 

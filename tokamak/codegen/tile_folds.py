@@ -4,7 +4,7 @@ from __future__ import annotations
 import math
 
 from ..ir.dtype import I32, DType
-from ..ir.expr import Const, Coord, Reduce, Scan
+from ..ir.expr import Const, Coord, Load, Reduce, Scan, walk
 from ..ir.ops import CARRIERS
 from . import tile_words as words
 from .scope import Unschedulable
@@ -28,16 +28,30 @@ class TileFolds(TileValues):
         """The held axes whose lanes are folded before they are carried across programs' rows."""
         return self.s.together & set(e.over) if set(e.over) & set(self.s.split) and not folds_elements(e) else frozenset()
 
-    def _accumulators(self, scope: Scope, e: Reduce) -> dict:
-        """Registers that carry `e`: one tile a choice of pieces of the held axes that it depends on or folds."""
+    def _accumulators(self, scope: Scope, e: Reduce, first: Scope) -> dict:
+        """Registers that carry `e`: one tile a choice of pieces of the held axes that it depends on or folds. `first`: a scope of the same lines that
+        has the coordinates of what is folded first."""
         dims, made = self._fold_dims(e), {}
         for choice in self._choices(dims):
             self.piece.update(choice)
-            shapes = [self.shape(d) if d else "[]" for d in self._component_dims(e)]
-            made[tuple(sorted(((self.places[a], n) for a, n in choice.items())))] = tuple(
-                self.assign(scope, words.full(shapes[n], self._neutral(e, n), self._type(e, n)), "a") for n in range(len(e.args)))
+            shapes = [self.shape(d) if d else "[]" for d in self._component_dims(e)] if not self._few(e) else [f"[{self._few(e)}]"] * len(e.args)
+            texts = [words.full(shapes[n], self._neutral(e, n), self._type(e, n)) for n in range(len(e.args))]
+            if self._later(e):      # no later element need be greater: all may be infinite
+                index = self._masked(first, self._first_index(first, e), I32, e, 1)
+                texts[1] = f"tl.broadcast_to({index.var}, {shapes[1]})" if dims else index.var
+            made[tuple(sorted(((self.places[a], n) for a, n in choice.items())))] = tuple(self.assign(scope, text, "a") for text in texts)
         self._first_pieces()
         return made
+
+    def _first_index(self, first: Scope, e: Reduce) -> Value:
+        saved, self.scope = self.scope, first
+        index = self._narrow_index(e)
+        self.scope = saved
+        return index
+
+    def _later(self, e: Reduce) -> bool:
+        """Is `e` an argmax or argmin whose coordinates grow, lane by lane, from one element to the next?"""
+        return self._narrow(e, 1) and len(e.over) == 1
 
     def _narrow(self, e: Reduce, component: int) -> bool:
         """An index that counts coordinates is carried in 32 bits."""
@@ -53,12 +67,13 @@ class TileFolds(TileValues):
         """The registers that `e` folds, here."""
         found = []
         for n, x in enumerate(e.args):
-            if self._narrow(e, n):
-                text, dims = self.text(x.index, ("coord", x.index))
-                found.append(self._put(None, text if dims else f"{text} + tl.full([], 0, tl.int32)", x.free, (), dims, bool(dims)))
-            else:
-                found.append(self.emit(x))
+            found.append(self._narrow_index(e) if self._narrow(e, n) else self.emit(x))
         return found
+
+    def _narrow_index(self, e: Reduce) -> Value:
+        x = e.args[1]
+        text, dims = self.text(x.index, ("coord", x.index))
+        return self._put(None, text if dims else f"{text} + tl.full([], 0, tl.int32)", x.free, (), dims, bool(dims))
 
     def _component_dims(self, e: Reduce) -> list[frozenset]:
         """The tiled axes along which each carried component differs: weights of single elements only where lanes may be idle."""
@@ -68,6 +83,16 @@ class TileFolds(TileValues):
         if e.monoid == "expsum":
             return [dims - set(e.over), dims]
         return [dims, dims, frozenset(a for a in dims if a in e.over and a not in self.s.exact)]
+
+    def _few(self, e: Reduce) -> int:
+        """How many lanes carry `e` through a loop where a tile is one-dimensional: so many that what each takes in of a tile is one thread's, 16
+        bytes of the narrowest element after the other. 0 where every element of the tile has a lane, or one number stands for all of them."""
+        if self.rank != 1 or self.s.dims[0] not in e.over or self._together(e) or not set(e.over) & (self.s.looped | set(self.s.split)):
+            return 0
+        if len(e.args) > 1 and not (e.monoid == "expsum" and folds_elements(e)) or e.monoid == "logsumexp":
+            return 0
+        narrowest = min((x.dtype.bytes for x in walk(*e.args) if isinstance(x, Load)), default=4)
+        return min(16 // narrowest * 32 * self.s.warps, self.s.sizes(self.s.dims[0])[self.piece[self.s.dims[0]]])
 
     def _key(self, axes) -> tuple:
         return tuple(sorted((self.places[a], self.piece[a]) for a in self.held if a in axes))
@@ -83,13 +108,17 @@ class TileFolds(TileValues):
             taken = tuple(self._masked(scope, v, self._type(e, n), e, n).var for n, v in enumerate(self._arguments(e)))
             if together:
                 taken, _, _ = self._across(scope, Reduce(e.monoid, tuple(together), e.args), taken, dims | together)
-            later = self._narrow(e, 1) and len(e.over) == 1        # lane by lane the coordinate grows
-            scope.lines += words.combine_lines(e.monoid, e.args[0].dtype, carried, carried, taken, later)
+            if self._few(e):
+                taken = (self.assign(scope, words.reduce(e.monoid, e.args[0].dtype, (f"tk.lanes({taken[0]}, {carried[0]})",), 0)),)
+            scope.lines += words.combine_lines(e.monoid, e.args[0].dtype, carried, carried, taken, self._later(e))
         self._first_pieces()
 
     def _sum_of_exponentials(self, scope: Scope, e: Reduce, carried: tuple) -> None:
         """Takes a tile into (maximum, sum of exponentials): its maximum first, so that each element costs one exponential and the carried sum one a tile."""
         element = self._masked(scope, self.emit(e.args[0]), e.dtype, e, 0)
+        if self._few(e):
+            scope.lines.append(f"{', '.join(carried)} = tk.expsum_tile({', '.join(carried)}, {element.var})")
+            return
         (top,), _, _ = self._across(scope, Reduce("max", e.over, e.args[:1]), (element.var,), self._fold_dims(e))
         made = self.assign(scope, f"tk.maximum({carried[0]}, {top})")
         scope.lines.append(f"{carried[1]} = {carried[1]} * tk.expsum_share({carried[0]}, {made}) + tk.expsum_share({element.var}, {made})")
@@ -108,10 +137,10 @@ class TileFolds(TileValues):
         masks = self.mask(folded)
         neutral = words.literal(self._neutral(e, component), d)
         dims = v.dims | frozenset(folded)
-        if masks:
+        ragged = {a for a in folded if self.coords[a, self.piece[a]][1] is not None}
+        if masks and not (ragged <= v.dims and self.filled.get(v.var) == self._neutral(e, component)):
             var = self.assign(scope, f"tl.where({' & '.join(masks)}, {v.var}, {neutral})")
-            got = v.dims | frozenset(a for a in folded if self.coords[a, self.piece[a]][1] is not None)
-            v = Value(var, got, scope, True)
+            v = Value(var, v.dims | ragged, scope, True)
         if v.dims != dims or not v.block and dims:
             v = Value(self.assign(scope, f"tl.broadcast_to({v.var}, {self.shape(dims)})"), dims, scope, True)
         return v
@@ -139,7 +168,7 @@ class TileFolds(TileValues):
         for sizes, carried in parts.items():
             for a, n in zip(folded, sizes):
                 self.piece[a] = self.s.sizes(a).index(n)
-            value, dims_left, block = self._across(scope, e, carried, dims)
+            value, dims_left, block = self._across(scope, e, carried, dims, bool(self._few(e)))
             whole = value if whole is None else self._combined(scope, e, whole, value)
         self.piece.update(saved)
         whole = tuple(self.assign(scope, f"{v}.to(tl.int64)") if self._narrow(e, n) else v for n, v in enumerate(whole))
@@ -150,15 +179,16 @@ class TileFolds(TileValues):
         scope.lines += words.combine_lines(e.monoid, e.args[0].dtype, made, x, y)
         return made
 
-    def _across(self, scope: Scope, e: Reduce, carried: tuple, dims: frozenset):
-        """Lanes of the folded dimensions folded together: (registers, dims left, are they blocks)."""
+    def _across(self, scope: Scope, e: Reduce, carried: tuple, dims: frozenset, lanes: bool = False):
+        """Lanes of the folded dimensions folded together: (registers, dims left, are they blocks). `lanes`: a few lanes carry what is folded."""
         left = frozenset(a for a in dims if a not in e.over)
         if not dims:
             return carried, left, False
         over = [n for n, a in enumerate(self.s.dims) if a in e.over]
         if not over:
             return carried, left, True
-        current = tuple(self.assign(scope, f"tl.broadcast_to({c}, {self.shape(dims)})") for c in carried) if e.monoid in CARRIERS else carried
+        wide = e.monoid in CARRIERS and not lanes
+        current = tuple(self.assign(scope, f"tl.broadcast_to({c}, {self.shape(dims)})") for c in carried) if wide else carried
         flatten = not left
         if flatten and self.rank > 1 and len(current) == 1:      # in any order: the lanes of a thread first
             flat = math.prod(self.s.sizes(a)[self.piece[a]] for a in self.s.dims if a in dims)

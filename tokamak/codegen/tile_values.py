@@ -3,8 +3,8 @@ from __future__ import annotations
 
 import itertools
 
-from ..ir.dtype import BOOL, F32
-from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Random, Reduce, Scalar
+from ..ir.dtype import BOOL, F32, I64
+from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Random, Reduce, Scalar, walk
 from ..ir.index import Axis, Fetch, FloorDiv, Index, Max, Min, Size, as_index, floordiv, substitute
 from ..schedule.body import Body, Memory
 from ..schedule.tiles import TileSchedule
@@ -31,6 +31,8 @@ class TileValues(Lowering):
         self.held: list = []                 # tiled row axes that are held in registers
         self.rereading = False               # are held rows read for a second time?
         self.block: str | None = None        # of a shifted parallel axis: the number of its block
+        self.fills = _fills(self.stores)     # Load -> what idle lanes of it hold
+        self.filled: dict[str, float] = {}   # register -> what its idle lanes hold
         self.lanes: dict[int, str] = {}      # of a shifted axis: piece -> its whole words' lanes
 
     # -- texts -----------------------------------------------------------------------------------------------------------
@@ -291,11 +293,18 @@ class TileValues(Lowering):
             text += f", mask={' & '.join(masks)}"
             if guard is not None:
                 text += f", other={words.literal(e.other.value, e.other.dtype)}"
+            elif e in self.fills:
+                text += f", other={words.plain(self.fills[e])}"
+        if block and self.s.once and e.index[0].axes() >= self.body_.parallel and not values:
+            text += ", eviction_policy='evict_first'"
         axes = e.index[0].axes() | whole
         if self.s.reread and whole & set(self.held):
             text += ", cache_modifier='.ca'" if self.rereading else ""
             axes |= frozenset(self.s.split)
-        return self._put(e, text + ")", axes, values, whole, block)
+        loaded = self._put(e, text + ")", axes, values, whole, block)
+        if masks and guard is None and e in self.fills:
+            self.filled[loaded.var] = self.fills[e]
+        return loaded
 
     def _forget(self) -> None:
         """What this scope knows of held rows is read and computed again where it is needed again: a load that differs from the first is a load."""
@@ -305,6 +314,10 @@ class TileValues(Lowering):
             del self.scope.memo[k]
 
     def _emit_op(self, e: Op) -> Value:
+        if e.name == "eq" and not self.s.wide and any(isinstance(a, Coord) for a in e.args):
+            found = self._emit_place(e, *(e.args if isinstance(e.args[0], Coord) else e.args[::-1]))
+            if found is not None:
+                return found
         values = [self.emit(a) for a in e.args]
         d = e.args[-1].dtype
         texts = tuple(v.var for v in values)
@@ -316,6 +329,17 @@ class TileValues(Lowering):
         if e.name == "div" and d is F32 and values[1].dims < values[0].dims:
             return (self._shared_division if self.fast else self._shared_divisor)(e, *values)
         return self._put(e, words.op(e.name, d, texts, fast=self.fast), (), values)
+
+    def _emit_place(self, e: Op, at: Coord, x: Expr) -> Value | None:
+        """Whether `x`, an i64 that many elements share, is the coordinate `at`: in 32 bits, where an `x` that these do not hold is no coordinate."""
+        text, dims = self.text(at.index, ("coord", at.index))
+        shared = self.emit(x)
+        if dims <= shared.dims or x.dtype is not I64:
+            return None
+        key = ("place", shared.var)
+        short = f"{shared.var}.to(tl.int32)"
+        place = self._known(key) or self._put(key, f"tl.where({short} == {shared.var}, {short}, -2**31)", (), (shared,))
+        return self._put(e, f"({text} == {place.var})", at.free, (shared, place, *self._of(at.index)), dims | shared.dims, True)
 
     def _shared_division(self, e: Op, a: Value, b: Value) -> Value:
         """a / b by a reciprocal that many elements share; divisors whose reciprocal is no number are taken nearer to 1 first, and the quotients back."""
@@ -332,7 +356,10 @@ class TileValues(Lowering):
 
     def _emit_cast(self, e: Cast) -> Value:
         arg = self.emit(e.arg)
-        return self._put(e, words.cast(e.dtype, e.arg.dtype, arg.var), (), (arg,))
+        made = self._put(e, words.cast(e.dtype, e.arg.dtype, arg.var), (), (arg,))
+        if arg.var in self.filled and _widens(e):
+            self.filled[made.var] = self.filled[arg.var]
+        return made
 
     def _emit_random(self, e: Random) -> Value:
         seed, offset = self.emit(e.seed), self.emit(e.offset)
@@ -365,6 +392,23 @@ class TileValues(Lowering):
         self.coords[at] = lane, mask
         numbers = words.uniform_run(seed.var, f"({offset.var} + {_as_i64(text)})", self.s.dims.index(a), self.rank)
         return self._put(e, numbers, e.free, (seed, offset, *self._of(e.index)), dims, True)
+
+
+def _widens(e: Expr) -> bool:
+    """Is `e` a cast that keeps 0 and infinities?"""
+    return isinstance(e, Cast) and e.dtype.is_float and e.arg.dtype.is_float and e.dtype.bytes >= e.arg.dtype.bytes
+
+
+def _fills(stores) -> dict[Load, float]:
+    """For loads of floats that folds take as they are: the element that changes nothing in any of these folds."""
+    wanted: dict[Load, set[float]] = {}
+    for e in walk(*(s.expr for s in stores)):
+        x = e.args[0] if isinstance(e, Reduce) else None
+        while x is not None and _widens(x):
+            x = x.arg
+        if isinstance(x, Load) and x.guard is None and x.dtype.is_float:
+            wanted.setdefault(x, set()).add(float(words.neutral(e.monoid, e.args[0].dtype, 0)))
+    return {x: fill for x, (fill, *others) in wanted.items() if not others}
 
 
 def empty(m: Memory) -> bool:

@@ -5,8 +5,8 @@ from ..ir.dtype import BOOL, F32, DType, compute_type
 from ..ir.ops import CARRIERS, identity
 from .triton_ops import cast, combine, full, literal, op, pointer_type, random, reduce, scan, step, triton_type, uniform_run
 
-__all__ = ["cast", "combine_lines", "full", "literal", "number", "neutral", "op", "pointer_type", "random", "reduce", "scan", "step", "triton_type",
-           "uniform_run", "update", "update_in_order"]
+__all__ = ["cast", "combine_lines", "full", "literal", "number", "neutral", "plain", "op", "pointer_type", "random", "reduce", "scan", "step",
+           "triton_type", "uniform_run", "update", "update_in_order"]
 
 
 def neutral(monoid: str, d: DType, component: int, narrow: bool = False):
@@ -14,6 +14,11 @@ def neutral(monoid: str, d: DType, component: int, narrow: bool = False):
     if monoid in CARRIERS:
         return CARRIERS[monoid][component]
     return (2**31 - 1 if narrow else 2**63 - 1) if component else identity(monoid, d)
+
+
+def plain(value: float) -> str:
+    """Python text of a number that any floating type holds."""
+    return repr(value) if abs(value) != float("inf") else f'float("{value}")'
 
 
 def number(name: str, d: DType) -> str:

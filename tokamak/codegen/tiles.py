@@ -138,7 +138,10 @@ class TileLowering(TileFolds):
             if any(isinstance(x, Reduce) and set(x.over) & set(s.split) for a in e.args for x in walk(a)):
                 raise Unschedulable("a fold across programs of another one")
         local = [st for st in self.stores if not any(isinstance(e, Reduce) and set(e.over) & set(s.split) for e in walk(st.expr))]
-        carried = {e: self._accumulators(self.program, e) for e in crossing.values()}
+        first = Scope(self.program.lines, self.program.open | frozenset(s.split), self.program)
+        if any(map(self._later, crossing.values())):
+            self._decode(first, list(s.split), share, "b")
+        carried = {e: self._accumulators(self.program, e, first) for e in crossing.values()}
         count = self.param("int", ("split",), total)
         var = self.fresh("b")
         loop = For(f"for {var} in {self._range(share, count, s.programs)}", [])
@@ -211,7 +214,10 @@ class TileLowering(TileFolds):
                     for f in walk(e) if isinstance(f, Reduce)), default=0) if self.s.looped else 0
 
     def _pass(self, outer: Scope, looped, folds, stores, crossing, carried) -> None:
-        accumulators = {e: self._accumulators(outer, e) for e in folds}
+        first = Scope(outer.lines, outer.open | set(looped), outer)
+        for a in looped if any(map(self._later, folds)) else ():
+            self._chunk(first, a, "")
+        accumulators = {e: self._accumulators(outer, e, first) for e in folds}
         scope, loops = outer, []
         scans = list({(e.monoid, e.args): e for r in [*(s.expr for s in stores), *(a for e in (*folds, *crossing) for a in e.args)]
                       for e in walk(r) if isinstance(e, Scan) and e.along in self.s.looped}.values())
@@ -225,12 +231,7 @@ class TileLowering(TileFolds):
             loop = For(f"for {number} in {self._range(0, end, self.s.sizes(a)[0] if tiled else 1)}", [])
             loops.append((scope, loop))
             scope = Scope(loop.lines, scope.open | {a}, scope)
-            if shift:
-                self._whole_words(scope, a, 0, f"{number} + ", True)
-            elif tiled:
-                self._tile_coordinate(scope, a, number, 0, a not in self.s.exact)
-            else:
-                self._scalar_coordinate(scope, a, number)
+            self._chunk(scope, a, number)
         self.scope = scope
         for e in folds:
             self._carry(scope, e, accumulators[e])
@@ -250,6 +251,15 @@ class TileLowering(TileFolds):
                     whole = tuple(replace(v, var=x) for v, x in zip(whole, self._combined(outer, e, tuple(v.var for v in whole), ends[e])))
                 self._remember(outer, e, whole)
             self._first_pieces()
+
+    def _chunk(self, scope: Scope, a: Axis, start: str) -> None:
+        """Coordinates of what a loop over row axis `a` takes at once, from `start` on ('' is its beginning)."""
+        if self.s.shift is not None and a is self.s.shift.axis:
+            self._whole_words(scope, a, 0, f"{start} + " if start else "", True)
+        elif a in self.s.dims:
+            self._tile_coordinate(scope, a, start, 0, a not in self.s.exact)
+        else:
+            self._scalar_coordinate(scope, a, start or "0")
 
     def _ends(self, outer: Scope, looped, folds, stores) -> dict:
         """What a loop over the whole words of shifted rows leaves out: the folds of the elements before and behind them, and their stores."""

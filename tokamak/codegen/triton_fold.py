@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from .triton_base import INTERPRETED, maximum, minimum
-from .triton_math import exp, log1p, normal_of
+from .triton_math import exp, exp2_short, exp_short, log1p, normal_of
 from .triton_math64 import log1p64
 
 
@@ -182,7 +182,7 @@ def _decay(x):
     else:
         x = tl.maximum(x, -104.0, propagate_nan=tl.PropagateNan.ALL)
         p = x * 1.4426950408889634
-        y = tl.exp2(p)
+        y = exp2_short(p)
         return y + y * ((x * 1.44269502162933349609375 - p + x * 1.925963033500011e-08) * 0.6931471805599453)
 
 
@@ -201,11 +201,36 @@ def expsum_step(m, t, x, weight):
 
 
 @triton.jit
+def _power(x):
+    """e^x, off by about |x| + 4 units in the last place; subnormal numbers may count as 0."""
+    if x.dtype == tl.float64:
+        return tl.exp(x)
+    else:
+        return exp_short(x)
+
+
+@triton.jit
 def expsum_share(x, top):
     """e^(x - top) for elements up to `top`, the maximum of many: -inf counts 0, an infinite x = top counts 1. `top` has fewer lanes than x. Off by about
     |x - top| + 4 units in the last place, where it is small against the 1 that the largest element counts."""
     one = tl.where(top == float("-inf"), float("nan"), top)
-    return tl.where(x == one, 1.0, tl.exp(x - tl.where(top == float("-inf"), 0.0, top)))
+    return tl.where(x == one, 1.0, _power(x - tl.where(top == float("-inf"), 0.0, top)))
+
+
+@triton.jit
+def lanes(x, m):
+    """The elements x of a tile, as many in a row as m has lanes: of a row each lane has one."""
+    return tl.reshape(x, [x.numel // m.numel, m.numel])
+
+
+@triton.jit
+def expsum_tile(m, t, x):
+    """The maxima m and the sums t of e^(. - m) of a few lanes with the elements x of a tile, of which every so many are one lane's: its maximum
+    first, so that an element costs one exponential and the lane one more. The sum is infinite where the maximum is. As exact as `expsum_share`."""
+    x = lanes(x, m)
+    top = maximum(m, reduce_max(x, 0))
+    about = tl.where(tl.abs(top) == float("inf"), 0.0, top)
+    return top, t * _power(m - about) + tl.sum(_power(x - tl.expand_dims(about, 0)), 0)
 
 
 @triton.jit

@@ -6,6 +6,7 @@
 """
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from ..ir.expr import Cast, Expr, Load, Reduce, Rewriter, walk
@@ -17,6 +18,8 @@ from .cost import Hints, estimates
 
 LINE = 128              # bytes of memory that are fetched together
 WIDE = 512              # elements that rows counted as one have at most
+WHOLE = 2048            # the same where they are then whole tiles of COLUMNS
+COLUMNS = 64
 LONG = 1 << 16          # rows from which on it is worth a kernel more
 
 
@@ -75,10 +78,13 @@ def _rows_as_one(fold: Reduce, hints: Hints) -> int | None:
             width = found
     if width is None or hints(width[0].extent) * width[1] >= LINE:
         return None
-    rows = 1
-    while rows * 2 * hints(width[0].extent) <= WIDE and hints.divides(rows * 2, a.extent):
+    columns, rows = hints(width[0].extent), 1
+    while rows * 2 * columns <= WIDE and hints.divides(rows * 2, a.extent):
         rows *= 2
-    return rows if rows * hints(width[0].extent) * width[1] >= LINE else None
+    whole = COLUMNS // math.gcd(columns, COLUMNS)
+    if rows < whole and whole * columns <= WHOLE and hints.divides(whole, a.extent):
+        rows = whole
+    return rows if rows * columns * width[1] >= LINE else None
 
 
 def _line(e: Load, a: Axis) -> tuple[Axis, int] | None:

@@ -164,6 +164,19 @@ def shared_extremes(b: Body) -> Body:
     return Body(b.axes, tuple(Store(s.memory, s.address, rewrite(s.expr), s.axes, s.monoid, s.guard) for s in b.stores), b.parallel, b.base)
 
 
+def unfolded(b: Body) -> Body:
+    """`b` with the axes along which nothing is folded any more, and nothing done in order, parallel: simplifying may leave one term of a sum."""
+    if b.base is not None or any(s.monoid is not None for s in b.stores):
+        return b
+    exprs = exprs_of(b)
+    written = {s.memory for s in b.stores}
+    if any(isinstance(e, Scan) or isinstance(e, Load) and e.node in written for e in walk(*exprs)):
+        return b
+    bound = frozenset(a for e in walk(*exprs) if isinstance(e, Reduce) for a in e.over)
+    free = frozenset(a for a in b.axes if a not in b.parallel and a not in bound and all(a in s.axes for s in b.stores))
+    return coalesce(Body(b.axes, b.stores, b.parallel | free)) if free else b
+
+
 # -- merging axes --------------------------------------------------------------------------------------------------------
 def coalesce(b: Body) -> Body:
     """Merges pairs of axes (a, b) wherever every index that uses them walks a in steps of b's whole extent."""

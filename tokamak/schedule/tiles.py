@@ -17,6 +17,7 @@
     registers   the most that a thread may have, so that so many programs as are meant to run at once; 0 leaves it open
     reread      held rows are read anew once what they are folded to is known: from the L1 cache, where registers do not hold them beside column sums
     wide        addresses need 64 bits
+    once        what is read is read once, and next to nothing is written: it may leave the second-level cache before anything else
 
 Which numbers stand here is `choose`'s: every threshold is a named constant with what it was measured on.
 """
@@ -39,7 +40,14 @@ TILE = 4096             # elements of a tile that a program works on at once, at
 POINTWISE = 1024        # elements of a pointwise tile: 8 to a thread, one 16-byte access of a 16-bit type
 HELD = 32768            # elements of a row, over all row axes, that are held in registers
 CHUNK = 4096            # elements of a looped row that are in registers at once
+CHUNK_BYTES = 16384     # bytes of it where rows are only folded, a few lanes carrying what comes of them: f16 sums of rows of 86021 80%, 71 with half
+                        # as many
+PASSING_WARPS = 4       # of a program then: eight 16-byte words a thread under way
+LONG = 16384            # elements of a looped row from which on each has a program to itself, where programs leave one number each: cross entropy
+                        # forward over 32000 and 50257 columns 88 and 90%, 81 and 83 with as many programs as run at once
+ALONE = 16384           # elements that a single program holds: 8192 partial results 3 us, 6 in a loop
 STAGED = 160 << 10      # bytes of shared memory at most that hold rows under way
+FOLDED = 16384          # bytes at least of held rows that one program folds: f16 rows of 1024 88%, 76 a row a program
 COLUMNS = 64            # columns of a tile that folds across rows: 128 bytes of a 16-bit type
 DOWN = 4096             # columns from which on programs that sum them beside what they write take blocks of so many, a row at a time: 95% where tiles of 64
                         # columns reach 60
@@ -68,6 +76,9 @@ REGISTERS = 65536       # of a multiprocessor
 BESIDE = 16             # registers of a thread beside those that hold a row and column sums: with the programs of a multiprocessor thus counted
                         # LayerNorm backward over 768 columns reaches 79% (66 where the last of them began when the first had ended), forward over 4095
                         # 77 (63), RMSNorm 90 (84)
+MANY = 4                # programs for each share from which on none may be too many: it would begin when all others have ended
+LITTLE = 16             # times as much is read as written where that leaves the cache first: sums of 134 MB of f16 71 to 80%, 76 to 79%; but
+                        # LayerNorm forward 93 to 88, bias + GELU 80 to 77
 RESIDENT = 32           # warps a multiprocessor should have in flight
 
 
@@ -97,6 +108,7 @@ class TileSchedule:
     warps: int
     stages: int = 1
     wide: bool = False
+    once: bool = False
     unrolled: frozenset[Axis] = frozenset()
     shift: "Shift | None" = None
     staged: "Axis | None" = None
@@ -125,7 +137,7 @@ class TileSchedule:
         if self.together:
             parts.append(f"together({', '.join(name(a) for a in self.order if a in self.together)})")
         most = (f" registers({self.registers})" if self.registers else "") + (" reread" if self.reread else "")
-        flags = f"{' wide' if self.wide else ''}{' backward' if self.backward else ''}"
+        flags = f"{' wide' if self.wide else ''}{' once' if self.once else ''}{' backward' if self.backward else ''}"
         return " ".join((*parts, f"warps({self.warps}) stages({self.stages}){most}{flags}"))
 
 
@@ -196,6 +208,7 @@ class _Chooser:
         self.whole = any(set(self.rows) & set(e.over) and not set(self.rows) <= set(e.over) for e in folds) \
             or any(isinstance(e, Scan) for e in walk(*exprs_of(b))) or any(set(e.over) & self.crossed and e.free & set(self.rows) for e in folds)
         self.width = max((sum(1 for x in e.args if not isinstance(x, Const)) if e.monoid != "moments" else 3 for e in folds), default=1)
+        self.folds = folds
         self.crossing = crossing = [e for e in folds if set(e.over) & self.crossed]
         self.carries = any(e.free & set(self.rows) for e in crossing)                       # partial results along a row
         self.carries_rows = self.carries or any(set(e.over) & set(self.rows) for e in crossing)
@@ -246,12 +259,14 @@ class _Chooser:
         if shares:
             each = min(each, SPLIT_REGISTERS // self._carried())
         warps = max(1, min(CARRY_WARPS if carries and not plain else MOST_WARPS, power(-(-elements // (32 * each)) if shares else elements // (32 * each))))
+        if self._streams() or self.line in self.looped and self._passing():
+            warps = min(warps, PASSING_WARPS)
         split = tuple(a for a in self.order if a in self.crossed) or self._shared_rows()
         self.resident = self._resident(warps, elements // (32 * warps)) if carries or split and not self.crossed else max(1, RESIDENT // warps)
         reread = plain and self.shift is None and self.resident == 0         # 59 to 68%, from 37 to 62; shifted rows lose, 55 to 49
         self.resident = max(1, self.resident)
         return TileSchedule(self.order, dims, tuple((a, self.pieces[a]) for a in dims), frozenset(self.looped), split,
-                            self._programs(split) if split else 1, exact, warps, 1 if reread else self._stages(), wide=self._wide(), shift=self.shift,
+                            self._programs(split) if split else 1, exact, warps, 1 if reread else self._stages(), wide=self._wide(), once=self._once(), shift=self.shift,
                             registers=min(REGISTERS // (32 * warps * self.resident) // 8 * 8, 255) if full or split and self.resident < RESIDENT // warps else 0,
                             together=self.together, reread=reread)
 
@@ -305,6 +320,15 @@ class _Chooser:
         read = {(e.node, e.index) for e in walk(*(a for f in self.crossing for a in f.args)) if isinstance(e, Load) and e.index[0].axes() & self.crossed}
         return len(read) + sum(3 if e.monoid == "moments" else len(e.args) for e in self.crossing)
 
+    def _once(self) -> bool:
+        """Is more read than the second-level cache holds, each element once, and little written? What others have left there then stays."""
+        count = self.hints.count
+        read = sum(size * count(x.axes()) for x, size in {(e.index[0], e.dtype.bytes) for e in walk(*exprs_of(self.b)) if isinstance(e, Load)})
+        written = sum(s.memory.dtype.bytes * count(s.axes) for s in self.b.stores)
+        looped = [e for e in walk(*exprs_of(self.b)) if isinstance(e, Reduce) and set(e.over) & self.looped]
+        again = any(x in looped for e in looped for x in walk(*e.args))
+        return read > self.target.l2 and written * LITTLE <= read and not again
+
     def _carried_each(self) -> int:
         """Elements of a row to one thread where column sums are carried."""
         widest = max((size for _, address, size in strides_of(self.b) if self.line in address.axes() and address.axes() & self.crossed), default=4)
@@ -349,7 +373,7 @@ class _Chooser:
                 self.pieces[inner] = (*shifted(n, group), 2 * group)
             return
         self.looped.update(self.rows)
-        chunk = CHUNK if self.line in self.rows else TILE // self._columns()
+        chunk = TILE // self._columns() if self.line not in self.rows else CHUNK_BYTES // self._narrowest() if self._passing() else CHUNK
         self.pieces[inner] = (min(chunk, power(self.hints(inner.extent))),)
         self.shift = self._shift(inner) if self.line is inner and not self.carries_rows else None
         if self.shift is not None:
@@ -358,10 +382,29 @@ class _Chooser:
     def _needed_again(self) -> bool:
         """Is a row looked at more than once: by a fold of what another one gives, or by a store along it? Or is it short?"""
         rows = set(self.rows)
+        if not self.b.parallel and self.hints.count(rows) <= ALONE:
+            return True
         if self.hints.count(rows) <= (CHUNK if self.line in rows else 2 * SECTOR) or any(s.axes & rows for s in self.b.stores):
             return True
         return any(isinstance(e, Reduce) and rows & set(e.over) and any(isinstance(x, Reduce) and rows & set(x.over) for a in e.args for x in walk(a))
                    for e in walk(*exprs_of(self.b)))
+
+    def _passing(self) -> bool:
+        """Are contiguous rows only folded, by folds that few lanes carry (`TileFolds._few`)?"""
+        single = all(e.monoid != "logsumexp" and (len(e.args) == 1 or all(isinstance(x, Const) for x in e.args[1:]) and e.monoid == "expsum")
+                     for e in self.folds if self.line in e.over)
+        return single and not self._stored_along() and not any(isinstance(e, Scan) for e in walk(*exprs_of(self.b)))
+
+    def _streams(self) -> bool:
+        """Is all that is read folded across programs, lane by lane?"""
+        return not self.rows and self.line in self.crossed and self._passing()
+
+    def _stored_along(self) -> bool:
+        return any(s.axes & set(self.rows) for s in self.b.stores)
+
+    def _narrowest(self) -> int:
+        """Bytes of an element of the narrowest that is read along the contiguous axis."""
+        return min((size for _, address, size in strides_of(self.b) if self.line in address.axes()), default=4)
 
     def _columns(self) -> int:
         """Columns of a tile that folds across rows: narrow where there are few, so that there are programs for every multiprocessor."""
@@ -411,6 +454,10 @@ class _Chooser:
         have = math.prod(sum(s) for s in self.pieces.values())
         pointwise = not self.rows and not self.crossed
         want = POINTWISE if pointwise else TILE
+        if self.line in self.rows and not self.looped and not self.crossed and not self._stored_along():
+            want = max(TILE, FOLDED // self._narrowest())
+        if self._streams():
+            want = CHUNK_BYTES // self._narrowest()
         parallel = [a for a in self.order if a in self.b.parallel]
         turned = self._turned()
         if self.line in parallel:
@@ -461,7 +508,9 @@ class _Chooser:
         blocks = lambda axes: math.prod(-(-extent(a) // size(a)) for a in axes)
         kept = blocks(a for a in self.order if a in self.b.parallel and a not in split)
         want = self.target.threads * self.resident
-        share = want // kept if self.carries or self.down or want // kept * kept >= FILLED * want else -(-want // kept)
+        if self.crossed and self.hints.count(self.looped) >= LONG and not any(e.free for e in self.crossing):
+            want = max(want, ALONE)
+        share = want // kept if self.carries or self.down or want >= MANY * kept or want // kept * kept >= FILLED * want else -(-want // kept)
         programs = max(1, min(share, blocks(split)))
         if self.shift is None:
             return programs

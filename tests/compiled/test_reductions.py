@@ -1,0 +1,172 @@
+"""Folds of long rows in tiles, in Triton's interpreter: what few lanes carry, what idle lanes hold, infinities, coordinates in 32 bits; and which schedules
+such kernels get."""
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tokamak
+from tokamak.backend import compile_graph
+from tokamak.capture import aot
+from tokamak.codegen.stages import schedule_plan
+from tokamak.codegen.tile_parts import lower_tiles
+from tokamak.codegen.triton import render
+from tokamak.fuse.cost import Hints
+from tokamak.fuse.plan import plan
+from tokamak.ir.parse import parse_graph
+from tokamak.schedule import tiles
+from tokamak.target import Target
+
+pytest.importorskip("triton")
+
+INF, NAN = math.inf, math.nan
+GPU = Target("cpu", 16, 132, l1=1 << 18, l2=50 << 20, kind="gpu", arch=("cuda", 90, 32))
+
+
+def ours(fn):
+    torch._dynamo.reset()
+    return tokamak.compile(fn, target="interpret", strict=True, dynamic=False, cache_dir="")
+
+
+def same(fn, *inputs, tolerance=1e-6):
+    """`fn` compiled for tiles gives what eager gives in float64, NaN and infinities in the same places."""
+    wide = [x.double() if x.is_floating_point() else x for x in inputs]
+    pairs = zip(*(v if isinstance(v, tuple) else (v,) for v in (ours(fn)(*inputs), fn(*wide))), strict=True)
+    for got, want in pairs:
+        torch.testing.assert_close(got.to(want.dtype), want, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("shape,dim", [((3, 9001), 1), ((3, 8192), 1), ((700, 40), 0), ((20000,), 0), ((3, 700, 40), 1), ((5, 40), 1)])
+def test_places_of_extremes_where_all_are_infinite(shape, dim):
+    x = torch.full(shape, -INF)
+    same(lambda x: (x.argmax(dim), (-x).argmin(dim), x.amax(dim)), x)
+    x.view(-1)[-1] = 3
+    same(lambda x: (x.argmax(dim), (-x).argmin(dim)), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("columns", [8191, 20000, 24577])
+def test_idle_lanes_change_nothing(dtype, columns):
+    """Sums, products and extremes of the same elements: no number is neutral in all of them."""
+    x = (-1 - torch.rand(3, columns)).to(dtype)
+    near = lambda x: x.double()
+    same(lambda x: near(x).sum(1), x)
+    same(lambda x: near(x).amax(1), x)
+    same(lambda x: near(x).amin(1), -x)
+    same(lambda x: (near(x).sum(1), near(x).amax(1), (-near(x)).amin(1)), x)
+    same(lambda x: (near(x).mul(-1 / 1.5).prod(1), near(x).sum()), x[:, :4500])
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64, torch.bool])
+def test_whole_numbers(dtype):
+    x = torch.randint(-3, 3, (3, 20001)).to(dtype)
+    same(lambda x: (x.sum(1), x.any(1), x.all(1)), x)
+    same(lambda x: x.any(1), torch.zeros(2, 20001, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(4, 9000), (4, 9001), (30000,)])
+def test_sums_of_exponentials(dtype, shape):
+    x = (torch.randn(shape) * 10 + 100).to(dtype)
+    same(lambda x: torch.logsumexp(x, -1).float(), x, tolerance=1e-2 if dtype is torch.bfloat16 else 1e-6)
+
+
+@pytest.mark.parametrize("columns", [9000, 9001])
+def test_sums_of_exponentials_at_the_edges_of_the_type(columns):
+    x = torch.randn(7, columns)
+    x[0] *= 3e37
+    x[0, 5], x[1], x[2, :-1], x[3] = 3.3e38, -3.3e38, -INF, -INF
+    x[4, 7], x[5, -1] = INF, NAN
+    x[6, :4500] = -1e9
+    same(lambda x: torch.logsumexp(x, -1), x)
+
+
+def test_a_class_is_no_coordinate_of_32_bits():
+    places = torch.tensor([3, 2**32 + 3, -1, -2**31, 2**31, 99, 2**33 - 1])
+    same(lambda t: torch.where(torch.arange(100) == t[:, None], 1.0, 0.0), places)
+    same(lambda t: (t[:, None] == torch.arange(100)).sum(1), places)
+
+
+@pytest.mark.parametrize("classes", [8192, 9001])
+def test_cross_entropy_with_classes_left_out(classes):
+    x, target = 3 * torch.randn(9, classes), torch.randint(0, classes, (9,))
+    target[2] = target[7] = -100
+    a, b = x.clone().requires_grad_(), x.double().requires_grad_()
+    ours(lambda x, t: F.cross_entropy(x, t))(a, target).backward()
+    F.cross_entropy(b, target).backward()
+    torch.testing.assert_close(a.grad.double(), b.grad, rtol=2e-5, atol=1e-8)
+
+
+# -- schedules -------------------------------------------------------------------------------------------------------------
+def scheduled(text: str):
+    """(body, schedule) of the only kernel of a graph, on a large GPU."""
+    made, = schedule_plan(plan(parse_graph(text), GPU), GPU).bodies.values()
+    return made
+
+
+def first_kernel(text: str) -> str:
+    body, schedule = scheduled(text)
+    kernels = lower_tiles(body, schedule, Hints({}), GPU.name, lambda rest: tiles.choose(rest, Hints({}), GPU))
+    return render(kernels[0], "kernel")
+
+
+def total(rows: int, columns: int, dtype: str = "f16") -> str:
+    return f"""graph total {{
+  input %x: {dtype}[{rows}, {columns}]({columns}, 1)
+  %total: f32[{rows}](1) for i1<{columns} = sum[i1](f32(%x[i0, i1]))
+  return %total
+}}"""
+
+
+def test_what_is_read_once_leaves_the_cache_first():
+    """Not what fits the cache, and not what is written as it is read."""
+    assert scheduled(total(8192, 32768))[1].once and "evict_first" in first_kernel(total(8192, 32768))
+    assert not scheduled(total(256, 32768))[1].once and "evict_first" not in first_kernel(total(256, 32768))
+    scaled = """graph scaled {
+  input %x: f16[8192, 32768](32768, 1)
+  %scaled: f16[8192, 32768](32768, 1) = f16(mul(f32(%x[i0, i1]), 2.5:f32))
+  return %scaled
+}"""
+    assert not scheduled(scaled)[1].once and "evict_first" not in first_kernel(scaled)
+
+
+def test_chunks_of_rows_that_are_only_folded_count_bytes():
+    chunks = {d: scheduled(total(8192, 1 << 20, d))[1] for d in ("f16", "f32")}
+    assert [s.pieces[0][1][0] for s in chunks.values()] == [8192, 4096] and [s.warps for s in chunks.values()] == [4, 4]
+
+
+def test_short_rows_share_a_program():
+    """As many as make 16 KB."""
+    sizes = {d: dict(zip(s.dims, (s.sizes(a)[0] for a in s.dims))) for d in ("f16", "f32") for s in [scheduled(total(65536, 512, d))[1]]}
+    assert [next(iter(v.values())) for v in sizes.values()] == [16, 8]
+
+
+def test_idle_lanes_need_no_choice_where_loads_fill_them():
+    ragged = first_kernel(total(8192, 100000))
+    assert "other=0.0" in ragged and "tl.where" not in ragged
+    both = first_kernel("""graph both {
+  input %x: f16[8192, 100000](100000, 1)
+  %total: f32[8192](1) for i1<100000 = sum[i1](f32(%x[i0, i1]))
+  %top: f32[8192](1) for i1<100000 = max[i1](f32(%x[i0, i1]))
+  return %total, %top
+}""")
+    assert "other" not in both and "tl.where" in both
+
+
+def test_rows_that_nothing_folds_any_more_run_in_parallel():
+    """The backward of a loss sums one term a row: simplified, its kernel is pointwise."""
+    seen = {}
+
+    def watched(gm, inputs):
+        def one(graph, inputs, kind):
+            options = tokamak.Options(target="interpret", cache_dir="")
+            return compile_graph(graph, inputs, options, lambda stage, value: seen.setdefault((kind, stage), value), kind)
+        return aot.autograd(gm, inputs, one)
+    torch._dynamo.reset()
+    x, target = torch.randn(9, 8192, requires_grad=True), torch.randint(0, 8192, (9,))
+    torch.compile(lambda x, t: F.cross_entropy(x, t), backend=watched, dynamic=False)(x, target).backward()
+    (body, schedule), = seen["backward", "schedule"].bodies.values()
+    assert body.parallel == frozenset(body.axes) and not schedule.looped
