@@ -90,3 +90,12 @@ def test_explain_shows_a_contraction_with_its_reason():
     torch._dynamo.reset()
     found = tokamak.explain(lambda x, w: torch.relu(x @ w), values(8, 16, dtype=torch.float32), values(16, 4, dtype=torch.float32))
     assert [o.reason for o in found.opaque] == ["contraction 8x16x4 f32: left to the vendor's library (no kernels for it on a CPU)"]
+
+
+@pytest.mark.parametrize("fn", [lambda x: x @ torch.full((8, 4), 2.0), lambda x: torch.linalg.multi_dot([x, torch.ones(8, 4), torch.ones(4)])])
+def test_a_factor_that_is_one_number_all_along(fn):
+    x = values(3, 8, dtype=torch.float32).requires_grad_()
+    torch._dynamo.reset()
+    made = tokamak.compile(fn, strict=True)
+    torch.testing.assert_close(made(x), fn(x))
+    torch.testing.assert_close(torch.autograd.grad(made(x).sum(), x), torch.autograd.grad(fn(x).sum(), x))

@@ -173,8 +173,9 @@ class _Decided(GraphRewrite):
         made = super().opaque(node)
         if node not in self.reasons:
             return made
-        if self.reasons[node] is not None:
-            made = replace(made, reason=f"contraction {size_text(within(made.meaning), self.hints)}: {self.reasons[node]}")
+        reason = self.reasons[node] or (Reason("vendor", "infeasible", "a factor is the same all along the depth") if within(made.meaning) is None else None)
+        if reason is not None:
+            made = replace(made, reason=f"contraction {size_text(within(node.meaning), self.hints)}: {reason}")
             return replace(made, target=self.relu[node][0], meaning=None) if node in self.relu else made
         shape, _, _, device = spec_parts(made.results[0])
         self.meanings[node] = meaning = self._with_fronts(node, made.meaning)
@@ -184,6 +185,8 @@ class _Decided(GraphRewrite):
         """The meaning with what is computed pointwise in front of it in the product, and factors that do not differ along the depth behind it."""
         moved = {self.nodes[n] for n in self.fronts.get(node, ())}
         inside = Rewriter(leaf=lambda e: substituted(e, e.node.axes, e.node.expr) if isinstance(e, Load) and e.node in moved else None)(meaning)
+        if within(inside) is None:
+            return meaning
         fold = within(inside).fold
         behind = scales_behind(fold) if self.fast and moved else fold
         whole = inside if behind is fold else Rewriter(leaf=lambda e: behind if e is fold else None)(inside)
