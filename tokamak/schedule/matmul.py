@@ -110,7 +110,7 @@ def _schedule(b: Body, c: Contraction, sizes: dict[Axis, int], hints: Hints, tar
     exact = frozenset(a for a in pieces if a.extent.constant is not None and a.extent.constant % each(a) == 0)
     each_once = tuple((a, (n,)) for a, n in pieces.items())
     return MatmulSchedule(order, (first, second), each_once, frozenset((depth,)), (), programs, exact, warps, stages, wide(b, hints, target),
-                          frozenset(c.digits), depth=depth, group=group, inner=inner, resident=resident)
+                          unrolled=frozenset(c.digits), depth=depth, group=group, inner=inner, resident=resident)
 
 
 def _stages(sizes: dict[Axis, int], first: Axis, second: Axis, depth: Axis, products: int, shared: int, read: int = 2) -> int:
