@@ -64,7 +64,6 @@ class Group:
     def _nodes(self) -> tuple:
         return tuple(m.node for m in self.members)
 
-
     @cached_property
     def reads(self) -> dict:
         """Every node that the members load -> do its elements differ along any axis?"""

@@ -16,11 +16,11 @@ from ..ir.rewrite import GraphRewrite
 from ..ir.text import spec_parts
 from .contraction import DIGIT, LITTLE, NARROW, Contraction, contraction, halves, multiplied, product_type, size_text
 from .cost import Hints, estimates
-from .gpu import runs_along
 from .inline import inline, substituted
 from .reason import Reason
 from .price import Site, unprofitable
 from .scales import scales_behind
+from .sizes import runs_along
 
 
 def within(meaning: Expr) -> Contraction | None:

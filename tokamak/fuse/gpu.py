@@ -4,11 +4,11 @@ from __future__ import annotations
 from ..ir.dtype import BOOL, DType
 from ..ir.expr import Load, Reduce, Scan, walk
 from ..ir.graph import Compute, Scatter
-from ..ir.index import Axis, as_index
 from .axes import Group
 from .cost import BLOCK, Hints, contiguous_axis, parallelism
 from .legal import Roles, inner_reads
 from .reason import Reason
+from .sizes import runs_along
 
 HELD = 32768            # elements of a row that one program holds in registers
 STAGED = 128 << 10      # bytes of a row that one program holds in registers in the width it has in memory: see `schedule.tile_stages`
@@ -98,14 +98,6 @@ def reread(node: Compute, part: Reduce, hints: Hints, target) -> bool:
 def _long_run(e, over, hints: Hints) -> bool:
     """Does `e` load elements side by side along one of `over`, many of them?"""
     return isinstance(e, Load) and any(hints.least(a.extent) >= RUN and runs_along(e, a) for a in over)
-
-
-def runs_along(e: Load, a: Axis) -> bool:
-    """Are neighbours along axis `a` neighbours in memory?"""
-    step = as_index(0)
-    for i, s in zip(e.index, e.node.strides):
-        step = step + i.coefficient(a) * s
-    return step == 1
 
 
 def infeasible(group: Group, r: Roles, hints: Hints) -> Reason | None:

@@ -7,8 +7,8 @@ from ..ir.expr import loads
 from ..ir.graph import Compute, Graph, Opaque, Result, is_pointwise, reads
 from .contraction import LITTLE, SIDE, Contraction
 from .cost import Hints, node_bytes
-from .gpu import runs_along
 from .reason import Reason
+from .sizes import runs_along
 
 
 @dataclass(frozen=True)

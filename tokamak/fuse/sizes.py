@@ -129,12 +129,13 @@ def _roles(graph: Graph) -> tuple[set[str], set[str], set[str]]:
             axes = e.over if isinstance(e, Reduce) else (e.along,) if isinstance(e, Scan) else ()
             for a in axes:
                 folded |= _names(a.extent)
-                if isinstance(e, Scan) or any(_runs_along(x, a) for x in walk(*e.args) if isinstance(x, Load) and x.node in large):
+                if isinstance(e, Scan) or any(runs_along(x, a) for x in walk(*e.args) if isinstance(x, Load) and x.node in large):
                     rows |= _names(a.extent)
     return rows, folded, inner
 
 
-def _runs_along(e: Load, a: Axis) -> bool:
+def runs_along(e: Load, a: Axis) -> bool:
+    """Are neighbours along axis `a` neighbours in memory?"""
     step = as_index(0)
     for i, s in zip(e.index, e.node.strides):
         step = step + i.coefficient(a) * s

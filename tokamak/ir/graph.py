@@ -1,7 +1,7 @@
 """Graphs: the values of a program and how they come about.
 
     Graph ::= Node in order; outputs; writes
-    Node  ::= Input | Compute(shape, strides, dtype, expr) | Scatter(base, index, value, monoid | last) | Opaque(aten op, args)
+    Node  ::= Input | Compute(shape, strides, dtype, expr) | Scatter(base, index, value, monoid | last) | Opaque(aten op, args, meaning?)
             | Result(opaque, i)
     write ::= Input receives Node, after every read of the old value
 

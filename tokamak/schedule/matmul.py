@@ -109,7 +109,7 @@ def _schedule(b: Body, c: Contraction, sizes: dict[Axis, int], hints: Hints, tar
     each = lambda a: pieces[a] * (programs if a is depth else 1)
     exact = frozenset(a for a in pieces if a.extent.constant is not None and a.extent.constant % each(a) == 0)
     each_once = tuple((a, (n,)) for a, n in pieces.items())
-    return MatmulSchedule(order, (first, second), each_once, frozenset((depth,)), (), programs, exact, warps, stages, wide(b, hints, target),
+    return MatmulSchedule(order, (first, second), each_once, frozenset((depth,)), (), programs, exact, warps, stages, wide=wide(b, hints, target),
                           unrolled=frozenset(c.digits), depth=depth, group=group, inner=inner, resident=resident)
 
 

@@ -24,9 +24,10 @@ Which numbers stand here is `choose`'s: every threshold is a named constant with
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 from ..fuse.cost import Hints
+from ..fuse.gpu import HELD
 from ..fuse.sizes import sizes_of
 from ..ir.expr import Const, Load, Reduce, Scan, walk
 from ..ir.index import Axis, Fetch, Index, Size, as_index, bounds, floordiv
@@ -38,7 +39,6 @@ from .tile_stages import power
 
 TILE = 4096             # elements of a tile that a program works on at once, at least where the sizes allow
 POINTWISE = 1024        # elements of a pointwise tile: 8 to a thread, one 16-byte access of a 16-bit type
-HELD = 32768            # elements of a row, over all row axes, that are held in registers
 CHUNK = 4096            # elements of a looped row that are in registers at once
 CHUNK_BYTES = 16384     # bytes of it where rows are only folded, a few lanes carrying what comes of them: f16 sums of rows of 86021 80%, 71 with half
                         # as many
@@ -108,6 +108,7 @@ class TileSchedule:
     exact: frozenset[Axis]
     warps: int
     stages: int = 1
+    _: KW_ONLY
     wide: bool = False
     once: bool = False
     unrolled: frozenset[Axis] = frozenset()
@@ -252,7 +253,7 @@ class _Chooser:
         self.carries = self.carries and not self.together
         carries = self.carries or self.down
         each = self._carried_each() if carries else ROW_THREAD if self.rows or self.crossed else PER_THREAD
-        plain = self.carries and not self.looped and dims == (self.line,) == tuple(self.rows)          # one contiguous row at a time
+        one = self.carries and not self.looped and dims == (self.line,) == tuple(self.rows)          # one contiguous row at a time
         shares = self.crossed and not self.rows
         staged = self._staged_columns()
         full = shares and self._carried() > 2 and not staged        # left open, a third of the programs would not run at once
@@ -260,13 +261,13 @@ class _Chooser:
             each = max(each // self.width, 8)
         if shares:
             each = min(each, SPLIT_REGISTERS // self._carried())
-        warps = max(1, min(CARRY_WARPS if carries and not plain else MOST_WARPS, power(-(-elements // (32 * each)) if shares else elements // (32 * each))))
+        warps = max(1, min(CARRY_WARPS if carries and not one else MOST_WARPS, power(-(-elements // (32 * each)) if shares else elements // (32 * each))))
         if self._streams() or self.line in self.looped and self._passing():
             warps = min(warps, PASSING_WARPS)
         split = tuple(a for a in self.order if a in self.crossed) or self._shared_rows()
         counted = carries or split and not self.crossed and warps > 1       # one-warp LayerNorm and RMSNorm over 1023: 83 and 88%, 65 and 78 when counted
         self.resident = self._resident(warps, elements // (32 * warps)) if counted else max(1, RESIDENT // warps)
-        reread = plain and self.shift is None and self.resident == 0         # 59 to 68%, from 37 to 62; shifted rows lose, 55 to 49
+        reread = one and self.shift is None and self.resident == 0         # 59 to 68%, from 37 to 62; shifted rows lose, 55 to 49
         self.resident = max(1, self.resident)
         return TileSchedule(self.order, dims, tuple((a, self.pieces[a]) for a in dims), frozenset(self.looped), split,
                             self._programs(split) if split else 1, exact, warps, 1 if reread else CARRY_STAGES if staged else self._stages(),
