@@ -16,7 +16,7 @@ from ..fuse.roles import best_roles, plainest_roles
 from ..schedule.body import Body, Memory, body, coalesce, shared_extremes, unfolded
 from ..schedule import matmul, tiles
 from ..schedule.schedule import Schedule, choose
-from ..schedule.tiles import TileSchedule
+from ..schedule.tile_schedule import TileSchedule
 from . import triton, tuned
 from ..runtime.gpu_build import GpuUnit
 from .c import render

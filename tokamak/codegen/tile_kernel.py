@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from ..ir.dtype import DType
 from ..ir.index import Index, as_index
 from ..schedule.body import Body
-from ..schedule.tiles import TileSchedule
+from ..schedule.tile_schedule import TileSchedule
 from .kernel import Param
 
 

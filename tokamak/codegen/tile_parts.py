@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from ..schedule.body import Body
-from ..schedule.tiles import TileSchedule
+from ..schedule.tile_schedule import TileSchedule
 from .tile_kernel import TileKernel
 from .tile_stages import StagedLowering
 from .tiles import TileLowering, base_body, combining, rounded

@@ -12,7 +12,7 @@ from ..ir.dtype import BOOL, F32, F64, I32, I64, DType
 from ..ir.expr import Expr, Load, Random, Reduce, walk
 from ..ir.index import Axis, Fetch, Index, as_index
 from ..schedule.body import Store
-from ..schedule.tiles import power
+from ..schedule.tile_stages import power
 from . import tile_words as words
 from .scope import Unschedulable, all_atoms
 from .tile_kernel import Scope, Value

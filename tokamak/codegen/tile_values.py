@@ -7,7 +7,7 @@ from ..ir.dtype import BOOL, F32, I64
 from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Random, Reduce, Scalar, walk
 from ..ir.index import Axis, Fetch, FloorDiv, Index, Max, Min, Size, as_index, floordiv, substitute
 from ..schedule.body import Body, Memory
-from ..schedule.tiles import TileSchedule
+from ..schedule.tile_schedule import TileSchedule
 from . import tile_words as words
 from .lower import Lowering
 from .scope import Named, all_atoms

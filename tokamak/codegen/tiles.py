@@ -13,7 +13,7 @@ from ..fuse.gpu import atomic
 from ..ir.expr import Const, Expr, Load, Op, Reduce, Rewriter, Scan, walk
 from ..ir.index import Axis, Fetch, Index, as_index
 from ..schedule.body import Body, Memory, Store, coalesce
-from ..schedule.tiles import TileSchedule
+from ..schedule.tile_schedule import TileSchedule
 from . import tile_words as words
 from .scope import Unschedulable, all_atoms
 from .tile_folds import TileFolds

@@ -13,7 +13,7 @@ from ..fuse.sizes import octave
 from ..schedule import tiles
 from ..schedule.body import Body
 from ..schedule.neighbours import changed
-from ..schedule.tiles import TileSchedule
+from ..schedule.tile_schedule import TileSchedule
 from . import triton
 from .scope import Unschedulable
 from .tile_kernel import TileKernel

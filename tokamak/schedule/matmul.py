@@ -20,7 +20,9 @@ from ..fuse.cost import Hints
 from ..ir.expr import Reduce, Scan, loads, walk
 from ..ir.index import Axis
 from .body import Body, Store, exprs_of
-from .tiles import TileSchedule, power, wide
+from .tile_schedule import TileSchedule
+from .tile_stages import power
+from .tiles import wide
 
 TURNED = 64             # rows up to which a result is turned: below, the machine's products would be made of idle rows
 SHARED = 200 << 10      # bytes of shared memory that a program may fill with steps under way

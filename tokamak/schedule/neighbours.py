@@ -21,7 +21,9 @@ from ..fuse.cost import Hints
 from ..ir.expr import Load, walk
 from ..ir.index import Axis
 from .body import Body, exprs_of
-from .tiles import STAGED, TileSchedule, cover, power, shifted
+from .tile_schedule import TileSchedule, cover, shifted
+from .tile_stages import power
+from .tiles import STAGED
 
 MOST_WARPS = 32
 MOST_STAGES = 4

@@ -24,7 +24,7 @@ from ..runtime.gpu_build import GpuBuild
 from ..runtime.program import RESIDENT, Launch
 from ..schedule.body import Store, exprs_of
 from ..schedule.schedule import Schedule
-from ..schedule.tiles import TileSchedule
+from ..schedule.tile_schedule import TileSchedule
 from .names import kernel_names, module, operations
 from .record import GraphRecord
 from .sources import Source, source_of, sources_of

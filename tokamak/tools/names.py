@@ -8,7 +8,7 @@ from ..fuse.plan import Plan
 from ..ir.expr import Reduce, Scan, walk
 from ..ir.graph import Graph, Origin, Scatter
 from ..schedule.body import Body, exprs_of
-from ..schedule.tiles import TileSchedule
+from ..schedule.tile_schedule import TileSchedule
 from .aten import AtenCall
 from .dynamo import user_name
 from .record import GraphRecord

@@ -22,7 +22,7 @@ from ..runtime import gpu
 from ..runtime.program import Alloc, Launch, Let, Program, TensorSpec, assemble
 from ..schedule import tiles
 from ..schedule.body import Body, exprs_of, indices_of
-from ..schedule.tiles import TileSchedule
+from ..schedule.tile_schedule import TileSchedule
 from ..target import Target
 
 NORM = {torch.float16: 4e-3, torch.bfloat16: 2e-2, torch.float32: 2e-5, torch.float64: 1e-12}          # of a difference, against the norm

@@ -20,7 +20,7 @@ from ..fuse.cost import estimates
 from ..options import current
 from ..runtime import tuned as kept
 from ..schedule.neighbours import neighbours
-from ..schedule.tiles import TileSchedule
+from ..schedule.tile_schedule import TileSchedule
 from .explain import differentiate
 from .kernels import launched
 from .record import GraphRecord, Recorder, recording
