@@ -14,6 +14,7 @@ import itertools
 from dataclasses import replace
 
 from ..fuse.contraction import contraction, product_type, small
+from ..fuse.scales import unpacking
 from ..ir.dtype import F32, DType
 from ..ir.expr import Const, Expr, Load, Random, Reduce, Rewriter, walk
 from ..ir.index import Axis, as_index, floordiv, minimum
@@ -59,21 +60,23 @@ class MatmulLowering(TileLowering):
         self.s, self.coords = self.views[view]
 
     def _key(self, axes) -> tuple:
-        """Values along tiled axes are laid out differently in each view."""
-        return (self.view,) if any(a in axes for a, _ in self.schedule.pieces) else ()
+        """Values along tiled axes are laid out differently in each view, and a depth that is held has several pieces."""
+        depth = self.schedule.depth
+        piece = (self.piece[depth],) if depth in axes and len(self.schedule.sizes(depth)) > 1 else ()
+        return (self.view, *piece) if any(a in axes for a, _ in self.schedule.pieces) else ()
 
     def _put_everywhere(self, scope: Scope, a: Axis, base: str) -> None:
-        """The coordinate of a tiled axis in every view that has it, from `base` (text, '' is 0) on."""
-        shown = self.view
+        """The coordinate of a tiled axis in every view that has it, from `base` (text, '' is 0) on; of all that is held the pieces begin at 0."""
+        shown, sizes = self.view, self.schedule.sizes(a)
         for view, (s, _) in self.views.items():
-            if a in s.dims:
+            for piece in range(len(sizes)) if a in s.dims else ():
                 self._show(view)
-                self._tile_coordinate(scope, a, base, 0, a not in s.exact)
+                self._tile_coordinate(scope, a, str(sum(sizes[:piece])) if piece else base, piece, a not in s.exact and piece == len(sizes) - 1)
         self._show(shown)
 
     def _single(self, a: Axis) -> bool:
         """Is one block of a tiled axis all of it, whatever the sizes are?"""
-        return a.extent.constant is not None and a.extent.constant <= self.schedule.sizes(a)[0]
+        return a.extent.constant is not None and a.extent.constant <= sum(self.schedule.sizes(a))
 
     # -- where a program stands ------------------------------------------------------------------------------------------------
     def _place_program(self) -> tuple[Scope, object, str | None]:
@@ -158,7 +161,18 @@ class MatmulLowering(TileLowering):
             scope = Scope(loop.lines, tile.open, tile)
             self._put_everywhere(scope, s.depth, step)
         scope.open = scope.open | {s.depth}
-        digits, simplify = sorted(s.unrolled, key=s.order.index), Simplifier()
+        for piece in range(len(s.sizes(s.depth))):
+            self.piece[s.depth] = piece
+            self._step(scope, found, carried)
+            self._show("left")
+            self._store_all(scope, hidden_stores(self.body_))
+        tile.lines += loops
+        return carried
+
+    def _step(self, scope: Scope, found: list, carried: dict[Reduce, str]) -> None:
+        """The products of one piece of the depth, once for each coordinate of the axes that are written out."""
+        s, simplify = self.schedule, Simplifier()
+        digits = sorted(s.unrolled, key=s.order.index)
         for at in itertools.product(*(range(a.extent.constant) for a in digits)):
             here = Rewriter({a: as_index(n) for a, n in zip(digits, at)})
             for c in found:
@@ -166,10 +180,6 @@ class MatmulLowering(TileLowering):
                 sides = tuple(simplify.root(here(e)) for e in sides) if digits else sides
                 texts = [self._tile_of(scope, view, e, product_type(c)) for view, e in zip(("left", "right"), sides)]
                 scope.lines.append(f"{carried[c.fold]} = tk.dot({', '.join(texts)}, {carried[c.fold]})")
-        self._show("left")
-        self._store_all(scope, hidden_stores(self.body_))
-        tile.lines += loops
-        return carried
 
     def _depth_of(self, share: str | None) -> tuple[str, str]:
         """Where this program's part of the depth begins and ends."""
@@ -190,16 +200,29 @@ class MatmulLowering(TileLowering):
         depth = self.schedule.inner if view.startswith("inner") else self.schedule.depth
         if any(isinstance(x, Random) for x in walk(e)):
             raise Unschedulable("random numbers in front of a contraction")
-        whole, zero = small(e), "0.0" if small(e) is None else "0"
-        e = e.arg
-        value = self._loaded(e, depth, zero) if isinstance(e, Load) and e.guard is None else self._cut(self.emit(e), depth, zero)
-        if whole is not None:           # without the way through f32, which takes the machine longer than the product
-            value = self._put(None, f"tk.small_to_half({value.var}, {words.triton_type(wanted)})", (), (value,))
+        whole = small(e)
+        value = self._plain_tile(e.arg, depth) if whole is None else self._whole_tile(whole, depth, words.triton_type(wanted))
         var = value.var
         if value.dims != frozenset(self.s.dims):
             var = self._put(None, f"tl.broadcast_to({var}, {self.shape(self.s.dims)})", (), (value,)).var
         self._show(shown)
         return var
+
+    def _plain_tile(self, e: Expr, depth: Axis, zero: str = "0.0") -> Value:
+        return self._loaded(e, depth, zero) if isinstance(e, Load) and e.guard is None else self._cut(self.emit(e), depth, zero)
+
+    def _whole_tile(self, e: Expr, depth: Axis, wanted: str) -> Value:
+        """Integers of few bits in the type that is multiplied, without the way through f32, which takes the machine longer than the product. Where the
+        depth is over they may be anything: the other factor is 0 there."""
+        bits = unpacking(e)
+        if bits is None or bits.load.guard is not None:
+            value = self._plain_tile(e, depth, "0")
+            return self._put(None, f"tk.small_to_half({value.var}, {wanted})", (), (value,))
+        value = self._plain_tile(bits.load, depth, "0")
+        return self._put(None, f"tk.unpacked({value.var}, {bits.shift}, {bits.mask}, {bits.flip}, {bits.minus}, {wanted})", (), (value,))
+
+    def _first_pieces(self) -> None:
+        """No axis has pieces that are gone through here, but a depth that is held."""
 
     def _loaded(self, e: Load, depth: Axis, zero: str = "0.0") -> Value:
         """A plain read whose idle lanes are 0, which needs no register on its way to the product."""

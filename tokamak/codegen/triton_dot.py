@@ -1,10 +1,10 @@
-"""Products of matrices of two 16-bit types; front: `triton_lib`."""
+"""Products of matrices of two 16-bit types, and integers of few bits on their way into one; front: `triton_lib`."""
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from .triton_base import INTERPRETED, from_bf16, to_bf16
+from .triton_base import INTERPRETED, for_nvidia, from_bf16, to_bf16
 
 
 @triton.jit
@@ -22,10 +22,65 @@ def dot(a, b, c):
 @triton.jit
 def small_to_half(x, to: tl.constexpr):
     """An integer of 8 bits in the 16-bit type `to`, which holds each of them exactly."""
-    if INTERPRETED:
-        if to == tl.bfloat16:
-            return to_bf16(x.to(tl.float32))
-        else:
-            return x.to(to)
+    if x.dtype.is_int_signed():
+        return unpacked(x, 0, 255, 128, 0, to)
     else:
-        return x.to(to)
+        return unpacked(x, 0, 255, 0, 0, to)
+
+
+@triton.jit
+def unpacked(x, shift: tl.constexpr, mask: tl.constexpr, flip: tl.constexpr, minus: tl.constexpr, to: tl.constexpr):
+    """The integers (((x >> shift) & mask) ^ flip) - flip - minus in the 16-bit type `to`; x of 8 bits, whose sign is a bit like any other. On NVIDIA's
+    GPUs four at a time: a byte is the low half of a float whose step is 1, so that nothing goes through the slow conversions of integers."""
+    if INTERPRETED:
+        number = ((((x.to(tl.int32) & 255) >> shift) & mask) ^ flip) - flip - minus
+        if to == tl.bfloat16:
+            return to_bf16(number.to(tl.float32))
+        else:
+            return number.to(to)
+    elif for_nvidia():
+        if to == tl.bfloat16:
+            return tl.inline_asm_elementwise(_unpacking(shift, mask, flip, minus, True), "=r,=r,r", [x], dtype=tl.bfloat16, is_pure=True, pack=4)
+        else:
+            return tl.inline_asm_elementwise(_unpacking(shift, mask, flip, minus, False), "=r,=r,r", [x], dtype=tl.float16, is_pure=True, pack=4)
+    else:
+        return ((((x.to(tl.int32) & 255) >> shift) & mask ^ flip) - flip - minus).to(to)
+
+
+@triton.constexpr_function
+def _unpacking(shift, mask, flip, minus, bf16):
+    """Assembly of `unpacked` for four bytes in $2, to two pairs in $0 and $1."""
+    top = mask & (255 >> shift)
+    signed = flip == 128 and top == 255
+    lines = [".reg .b32 u, t0, t1, a0, a1, b0, b1, one, less, c, d;", f"shr.u32 u, $2, {shift};" if shift else "mov.b32 u, $2;"]
+    lines += [f"and.b32 u, u, {_four(top)};"] if top != 255 else []
+    lines += [f"xor.b32 u, u, {_four(flip)};"] if flip and not (signed and bf16) else []
+    exponent = "0x43434343" if bf16 else "0x64646464"           # of 128 in bf16 and of 1024 in f16
+    lines += [f"prmt.b32 t0, u, {exponent}, 0x4140;", f"prmt.b32 t1, u, {exponent}, 0x4342;"]
+    kind, least = ("bf16x2", 128) if bf16 else ("f16x2", 1024)
+    lines += [f"mov.b32 one, {_pair(1, bf16)};", f"mov.b32 c, {_pair(-(least + flip + minus), bf16)};"]
+    if not bf16 or top < 128:
+        lines += [f"fma.rn.{kind} ${n}, t{n}, one, c;" for n in (0, 1)]
+    else:           # the step is 2 from 256 on: seven bits of a byte, and the eighth by itself
+        lines += [f"and.b32 a{n}, t{n}, 0xFF7FFF7F;" for n in (0, 1)] + [f"and.b32 b{n}, t{n}, 0xFF80FF80;" for n in (0, 1)]
+        if signed:
+            lines += [f"mov.b32 less, {_pair(-1, bf16)};", f"mov.b32 c, {_pair(-minus, bf16)};"]
+            lines += [f"fma.rn.{kind} ${n}, b{n}, less, a{n};" for n in (0, 1)] + [f"fma.rn.{kind} ${n}, ${n}, one, c;" for n in (0, 1) if minus]
+        else:
+            lines += [f"mov.b32 d, {_pair(-128, bf16)};"]
+            lines += [f"fma.rn.{kind} a{n}, a{n}, one, c;" for n in (0, 1)] + [f"fma.rn.{kind} b{n}, b{n}, one, d;" for n in (0, 1)]
+            lines += [f"fma.rn.{kind} ${n}, a{n}, one, b{n};" for n in (0, 1)]
+    return "{ " + " ".join(lines) + " }"
+
+
+@triton.constexpr_function
+def _four(byte):
+    return f"0x{byte * 0x01010101:08X}"
+
+
+@triton.constexpr_function
+def _pair(number, bf16):
+    """Two of a number that the 16-bit type holds exactly."""
+    import struct
+    half = struct.unpack("<I", struct.pack("<f", number))[0] >> 16 if bf16 else struct.unpack("<H", struct.pack("<e", number))[0]
+    return f"0x{half * 0x00010001:08X}"

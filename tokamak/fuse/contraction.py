@@ -10,6 +10,7 @@ from ..ir.index import Axis
 from .axes import Group, fold_of
 from .cost import Hints
 from .legal import Roles
+from .scales import unpacking
 
 NARROW = 128            # widest of two layers that are made back to back
 LITTLE = 32             # rows up to which a kernel reads its weights as fast as memory gives them
@@ -54,8 +55,9 @@ def halves(e: Expr) -> DType | None:
 
 
 def small(e: Expr) -> Expr | None:
-    """The integers of 8 bits that a factor is, which every 16-bit type holds exactly; or None."""
-    return e.arg if isinstance(e, Cast) and e.dtype is F32 and e.arg.dtype.is_int and e.arg.dtype.bytes == 1 else None
+    """The integers of 8 bits, or unpacked from such, that a factor is, which every 16-bit type holds exactly; or None."""
+    whole = e.arg if isinstance(e, Cast) and e.dtype is F32 and e.arg.dtype.is_int else None
+    return whole if whole is not None and (whole.dtype.bytes == 1 or whole.dtype.bytes == 2 and unpacking(whole) is not None) else None
 
 
 def product_type(c: Contraction) -> DType | None:

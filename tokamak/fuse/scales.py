@@ -1,8 +1,11 @@
-"""Factors of a contraction that do not differ along its depth: sum(k, (a[n, k] * s[n]) * b) is s[n] * sum(k, a * b)."""
+"""Factors of a contraction that do not differ along its depth: sum(k, (a[n, k] * s[n]) * b) is s[n] * sum(k, a * b). And what integers of few bits are
+made of."""
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ..ir.dtype import F32, I8, I16, DType
-from ..ir.expr import Cast, Const, Expr, Op, Reduce
+from ..ir.expr import Cast, Const, Expr, Load, Op, Reduce
 
 EXACT = {"bf16": 256, "f16": 2048}         # up to here a 16-bit type holds every integer
 
@@ -85,3 +88,53 @@ def _bounds(e: Expr) -> tuple[int, int]:
         (a, b), (c, d) = map(_bounds, e.args[1:])
         return min(a, c), max(b, d)
     return whole
+
+
+@dataclass(frozen=True)
+class Bits:
+    """The integers (((byte >> shift) & mask) ^ flip) - flip - minus, where `load` reads the byte and its sign is a bit like any other."""
+    load: Load
+    shift: int = 0
+    mask: int = 255
+    flip: int = 0
+    minus: int = 0
+
+    def bounds(self) -> tuple[int, int]:
+        """The least and the greatest of them."""
+        found = [((b >> self.shift & self.mask) ^ self.flip) - self.flip - self.minus for b in range(256)]
+        return min(found), max(found)
+
+
+STEP_LOST = 256         # magnitude up to which bf16 holds every integer
+
+
+def unpacking(e: Expr) -> Bits | None:
+    """`e` as bits of a byte that is read, where it is that and bf16 holds all that such bits can be; or None."""
+    if isinstance(e, Load) and e.dtype.is_int and e.dtype.bytes == 1:
+        return Bits(e, flip=128 if e.dtype.kind == "i" else 0)
+    found = unpacking(e.arg) if isinstance(e, Cast) and e.dtype.is_int else _step_of(e) if isinstance(e, Op) and len(e.args) == 2 else None
+    if found is None or not _holds(e.dtype, *found.bounds()) or not 0 <= found.flip + found.minus + STEP_LOST // 2 <= STEP_LOST:
+        return None
+    return found
+
+
+def _step_of(e: Op) -> Bits | None:
+    """Bits with one more operation, by a number."""
+    a, b = e.args if isinstance(e.args[1], Const) else e.args[::-1]
+    x = unpacking(a) if isinstance(b, Const) else None
+    if x is None or isinstance(e.args[0], Const) and e.name not in ("and", "add"):
+        return None
+    n, whole = b.value, x.minus == 0 and x.mask == 255 >> x.shift
+    if e.name == "and" and whole and 0 <= n <= x.mask:
+        return Bits(x.load, x.shift, n)
+    if e.name == "shr" and x.minus == 0 and 0 <= n < 8 and x.flip in (0, 128 >> x.shift if whole else 0):
+        return Bits(x.load, x.shift + n, x.mask >> n, x.flip >> n) if x.shift + n < 8 else None
+    if e.name in ("sub", "add"):
+        return Bits(x.load, x.shift, x.mask, x.flip, x.minus + (n if e.name == "sub" else -n))
+    return None
+
+
+def _holds(d: DType, low: int, high: int) -> bool:
+    """Does an integer type hold all numbers between two?"""
+    bits = 8 * d.bytes - (d.kind == "i")
+    return (-(1 << bits) if d.kind == "i" else 0) <= low and high < 1 << bits
