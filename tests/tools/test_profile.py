@@ -15,8 +15,9 @@ from tokamak.tools.limits import Row, bound, kind_of
 from tokamak.tools.machine import Peaks
 from tokamak.tools.profile import METRICS, by_position, condition, profile
 from tokamak.tools.record import recording
-from tokamak.tools.spans import Span, spans_of
-from tokamak.tools.watch import Step, Traced, Watcher, peak_bytes
+from tokamak.tools.spans import Mark, Span, marks_of, spans_of
+from tokamak.tools.traced import Slice, Traced, memory_use, peak_bytes, thinned
+from tokamak.tools.watch import Step, Watcher
 
 from .programs import Block, branch, chain, line_of, softmax
 
@@ -97,8 +98,41 @@ def test_memory_at_the_peak():
     x = torch.randn(n)
     p = profiled(lambda x: ((x + 1).exp() * 2).sin(), x)
     assert p.compiled.peak == pytest.approx(4 * n, rel=0.15) and p.eager.peak == pytest.approx(8 * n, rel=0.01)
+    assert p.predicted == 4 * n and p.held[-1].graph.startswith("inference_") and p.metrics["predicted_bytes"] == p.predicted
     step = Step([(lambda: torch.ones(n).add(1).sum(), (), {})])
     assert peak_bytes(step, "cpu") == pytest.approx(8 * n, rel=0.01)
+    curve = memory_use(step, "cpu").curve
+    assert curve[0] == (0.0, 0) and max(b for _, b in curve) == pytest.approx(8 * n, rel=0.01) and [t for t, _ in curve] == sorted(t for t, _ in curve)
+
+
+def test_memory_that_a_training_step_holds():
+    layers = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()) for _ in range(3)))
+    p = profiled(layers, torch.randn(512, 64))
+    assert p.predicted == pytest.approx(p.compiled.peak, rel=0.15)
+
+
+def test_a_long_curve_keeps_its_peaks():
+    curve = [(i * 1e-6, (i * 7919) % 10007) for i in range(50_000)]
+    kept = thinned(curve, 200)
+    assert len(kept) <= 400 and max(b for _, b in kept) == max(b for _, b in curve) and kept[-1] == curve[-1] and list(kept) == sorted(kept)
+
+
+def test_the_users_lines():
+    p = profiled(Block(), torch.randn(64, 16))
+    line, = p.lines
+    assert line.source.line == line_of(Block.forward, "self.fc") and line.count == 7
+    assert line.seconds == pytest.approx(sum(r.seconds for r in p.rows)) and "your lines" in str(p) and f"programs.py:{line.source.line}" in str(p)
+
+
+def test_the_timeline_is_one_of_the_steps():
+    p = profiled(Block(), torch.randn(64, 16))
+    for side, lane in ((p.eager, "operator"), (p.compiled, "kernel")):
+        phases = [s for s in side.timeline if s.lane == "phase"]
+        inner = [s for s in side.timeline if s.lane == lane]
+        assert [s.name for s in phases] == ["forward", "backward"] and inner and len(phases) + len(inner) == len(side.timeline)
+        end = phases[-1].start + phases[-1].seconds
+        assert all(0 <= s.start <= end and s.seconds > 0 for s in inner) and side.middle[0] <= side.step <= side.middle[1]
+    assert {(s.graph, s.position) for s in p.compiled.timeline if s.lane == "kernel"} == {at for r in p.rows for at in r.positions}
 
 
 def test_tiles_in_the_interpreter():
@@ -113,7 +147,7 @@ def test_it_prints_and_is_json():
     for words in (f"bound by {p.bound}", "some CPU", "bytes read and written", "fewest possible", "by wasted time", "addmm.default (torch)", "programs.py:42"):
         assert words in text, words
     data = json.loads(p.to_json())
-    assert data["metrics"].keys() == set(METRICS) and data["rows"][0]["fraction"] == p.rows[0].fraction and data["peaks"]["device"] == "some CPU"
+    assert data["format"] == profiling.FORMAT and data["metrics"].keys() == set(METRICS) and data["rows"][0]["fraction"] == p.rows[0].fraction and data["peaks"]["device"] == "some CPU"
 
 
 # -- the rule ----------------------------------------------------------------------------------------------------------------
@@ -169,6 +203,21 @@ def test_spans_stand_under_the_range_that_started_them():
     assert by_position(seen, []) == {("f", 1): pytest.approx(4.5e-9), ("f", 2): pytest.approx(15e-9)}
 
 
+def test_a_timeline_of_what_the_profiler_saw():
+    cpu, gpu = DeviceType.CPU, DeviceType.CUDA
+    events = []
+    for n, start in enumerate((0, 1000)):
+        events += [event(f"phase:forward#{n}", cpu, start, 400, 20 + n), event("tokamak:f:1", cpu, start + 100, 50, 30 + n),
+                   event("cuLaunchKernel", cpu, start + 120, 5, 40 + n, linked=1), event("k1", gpu, start + 500, 9, 40 + n, linked=1),
+                   event("aten::ones", cpu, start + 300, 5, 50 + n), event("fill", gpu, start + 520, 3, 60 + n, linked=50 + n)]
+    seen = Traced(spans_of(events, "phase:"), spans_of(events, "tokamak:"), 2, marks_of(events, ("phase:", "tokamak:")))
+    assert seen.phases() == {"forward": pytest.approx(12e-9)} and marks_of(events, ("phase:",))[1] == Mark("phase:forward#1", 1000, 400)
+    assert seen.timeline(1) == (
+        Slice("phase", "forward", 0.0, pytest.approx(400e-9)), Slice("host", "starts f:1", pytest.approx(100e-9), pytest.approx(50e-9), "f", 1),
+        Slice("kernel", "k1", pytest.approx(500e-9), pytest.approx(9e-9), "f", 1), Slice("kernel", "fill", pytest.approx(520e-9), pytest.approx(3e-9)))
+    assert seen.timeline(7) == ()
+
+
 def test_overlapping_spans_are_busy_once():
     assert Traced([Span("a", 0, 10), Span("b", 5, 10), Span("c", 30, 1)], [], 1).busy == pytest.approx(16e-9)
 
@@ -187,7 +236,7 @@ def test_a_watched_program_computes_the_same_and_tells_of_every_kernel(target):
         watcher.mode = "ranges"
         assert torch.equal(f(*args), wanted[0])
     assert torch.equal(again, wanted[0]) and torch.equal(wanted[0], wanted[1])
-    assert len(watcher.events) == 3 and len({position for _, position, _ in watcher.events}) == 3 and all(t > 0 for *_, t in watcher.events)
+    assert len(watcher.events) == 3 and len({position for _, position, *_ in watcher.events}) == 3 and all(t > 0 for *_, t in watcher.events)
     torch.testing.assert_close(again, linear(chain(*args)) * 2)
 
 
@@ -205,8 +254,10 @@ if {fails}:
 
 def test_the_command(tmp_path, capsys):
     script, out = tmp_path / "script.py", tmp_path / "out.json"
+    html, trace = tmp_path / "report.html", tmp_path / "trace.json"
     script.write_text(SCRIPT.format(fails=False))
-    assert main(["profile", "--seconds", "0", "--json", str(out), "--fail-if", "kernels>60", str(script)]) == 0
+    assert main(["profile", "--seconds", "0", "--json", str(out), "--html", str(html), "--trace", str(trace), "--fail-if", "kernels>60", str(script)]) == 0
+    assert html.read_text().startswith("<!doctype html>") and json.loads(trace.read_text())["traceEvents"]
     text = capsys.readouterr().out
     assert "bound by" in text and "captured again" in text and "mark_dynamic" in text and "script.py:4" in text
     data = json.loads(out.read_text())

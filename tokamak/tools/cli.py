@@ -3,12 +3,13 @@
     tokamak explain [--target TARGET] [--json] SCRIPT [ARGUMENT ...]
     tokamak compile [--target TARGET] [--until STAGE] [--exact] SCRIPT [ARGUMENT ...]
     tokamak verify [--target TARGET] [--json] [--extract KERNEL] [--output FILE] SCRIPT [ARGUMENT ...]
-    tokamak profile [--json FILE] [--fail-if CONDITIONS] [--seconds SECONDS] SCRIPT [ARGUMENT ...]
+    tokamak profile [--html FILE] [--trace FILE] [--json FILE] [--fail-if CONDITIONS] [--seconds SECONDS] SCRIPT [ARGUMENT ...]
+    tokamak diff [--json] [--fail-if CONDITIONS] BEFORE.json AFTER.json
     tokamak optimize [--json FILE] [--allow RUNGS] [--seconds SECONDS] SCRIPT [ARGUMENT ...]
     tokamak tune SCRIPT [ARGUMENT ...]
     tokamak doctor [--json] [--measure]
 
-All but the last run the script as `python SCRIPT ARGUMENT ...` would and record what it compiles with tokamak. What the script prints goes to
+All with a script run it as `python SCRIPT ARGUMENT ...` would and record what it compiles with tokamak. What the script prints goes to
 standard error, the answer to standard output. Exit status: 0; 1 when the script failed or compiled nothing, a kernel is wrong, a condition of --fail-if holds,
 nothing can be tuned or the doctor misses something; 2 for a wrong command line.
 """
@@ -27,6 +28,7 @@ from rich.console import Console
 from .. import __version__
 from ..errors import TokamakError
 from ..options import STAGES
+from .diff import condition as growth, diff, load
 from .doctor import examine
 from .explain import explanation
 from .optimize import CONSENT, optimize_called
@@ -50,8 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(arguments: Sequence[str] | None) -> int:
     parser = _parser()
     given = parser.parse_args(arguments)
-    if given.command == "doctor":
-        return doctor(given)
+    if given.command in WITHOUT_SCRIPT:
+        return WITHOUT_SCRIPT[given.command](given)
     if not os.path.isfile(given.script):
         parser.exit(2, f"tokamak: there is no file '{given.script}'\n")
     chosen = {name: value for name in ("until", "target") if (value := getattr(given, name, None))}
@@ -93,9 +95,17 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--output", metavar="FILE", default="", help="the name of that file (KERNEL.py)")
     profile = commands.add_parser("profile", help="where the time goes: the graphs that the script called, in eager and compiled, side by side")
     profile.add_argument("--json", metavar="FILE", default="", help="write everything that was measured into FILE, as JSON")
+    profile.add_argument("--html", metavar="FILE", default="", help="write the report into FILE: one page that opens without a network")
+    profile.add_argument("--trace", metavar="FILE", default="", help="write the timelines into FILE, for Perfetto, chrome://tracing or TensorBoard")
     profile.add_argument("--fail-if", metavar="CONDITIONS", default="",
                          help=f"exit with 1 when one holds: \"kernels>60, step_ms>2\"; of {', '.join(METRICS)}")
     profile.add_argument("--seconds", type=float, default=SECONDS, help="of steps to measure, for each side")
+    diff = commands.add_parser("diff", help="what changed from one profile to another: kernels by what they compute, bytes, totals")
+    diff.add_argument("--json", action="store_true", help="all of it, as JSON")
+    diff.add_argument("--fail-if", metavar="CONDITIONS", default="",
+                      help=f"exit with 1 when one holds: \"step_ms>5%%, kernels>0\" (grew by more than that); of {', '.join(METRICS)}")
+    diff.add_argument("before", metavar="BEFORE.json", help="what `tokamak profile --json` wrote")
+    diff.add_argument("after", metavar="AFTER.json")
     optimize = commands.add_parser("optimize", help="the ladder: what each step towards speed brings, costs in memory and does to the numbers")
     optimize.add_argument("--json", metavar="FILE", default="", help="write it into FILE, as JSON")
     optimize.add_argument("--allow", metavar="RUNGS", default="", help=f"rungs that change numbers and may be tried, of {','.join(CONSENT)}")
@@ -117,6 +127,20 @@ def doctor(given: argparse.Namespace) -> int:
     found = examine(given.measure)
     print(found.to_json(indent=2) if given.json else found, end="\n" if given.json else "")
     return found.status
+
+
+def difference(given: argparse.Namespace) -> int:
+    for text in filter(str.strip, given.fail_if.split(",")):
+        growth(text)
+    found = diff(load(given.before), load(given.after), (given.before, given.after))
+    show(found, given.json)
+    failed = found.failures(given.fail_if)
+    for text in failed:
+        print(f"tokamak: {text}", file=sys.stderr)
+    return int(bool(failed))
+
+
+WITHOUT_SCRIPT: dict[str, Callable[[argparse.Namespace], int]] = {"doctor": doctor, "diff": difference}
 
 
 def run_script(path: str, arguments: list[str]) -> tuple[int, dict]:
@@ -190,9 +214,12 @@ def answer_verify(recorder: Recorder, given: argparse.Namespace) -> int:
 
 
 def answer_profile(recorder: Recorder, given: argparse.Namespace) -> int:
-    found = profile_called(recorder, given.seconds)
+    found = profile_called(recorder, given.seconds, given.script)
     show(found, False)
     keep(found, given.json)
+    for path, write in ((given.html, found.html), (given.trace, found.trace)):
+        if path:
+            write(path)
     failed = found.failures(given.fail_if)
     for text in failed:
         print(f"tokamak: {text}", file=sys.stderr)

@@ -23,7 +23,7 @@ from .sources import Source, source_of
 @dataclass(frozen=True)
 class Edge:
     """A value that one kernel (or call of torch) writes and another reads. `code`: a key of `fuse.reason.CODES`; `kind`: illegal, infeasible,
-    unprofitable or not attempted; `reason` in words; `bytes`: the value's."""
+    unprofitable or not attempted; `reason` in words; `bytes`: the value's; `graph`: which."""
     producer: str
     consumer: str
     code: str
@@ -32,6 +32,7 @@ class Edge:
     bytes: int
     made: Source | None
     used: Source | None
+    graph: str = ""
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,10 @@ class Explanation:
         from .report import report
         return report(self)
 
+    def _repr_html_(self) -> str:
+        from .notebook import explanation_html
+        return explanation_html(self)
+
 
 def explanation(recorder: Recorder) -> Explanation:
     """What `recorder` has seen."""
@@ -115,7 +120,7 @@ def edges(record: GraphRecord) -> Iterator[Edge]:
         if d.reason is not None:
             ends = (d.producer, d.consumer)
             (producer, made), (consumer, used) = ((_end(record, graph, n), source_of(graph.origin(n))) for n in ends)
-            yield Edge(producer, consumer, d.reason.code, d.reason.kind, str(d.reason), d.bytes, made, used)
+            yield Edge(producer, consumer, d.reason.code, d.reason.kind, str(d.reason), d.bytes, made, used, record.name)
 
 
 def _end(record: GraphRecord, graph, node) -> str:

@@ -28,8 +28,9 @@ from . import limits
 from .machine import peaks
 from .profile import SECONDS, by_position, device_of, give_back
 from .record import recording
+from .traced import peak_bytes, traced
 from .verify import as_array, distance, draws, FURTHER, results, ROUNDINGS, twin
-from .watch import Looked, Step, Watcher, interleaved, peak_bytes, traced
+from .watch import Looked, Step, Watcher, interleaved
 
 PAYS = 0.97             # of the step before that a rung's may take
 SHARE = 0.03            # of the step that a rung has to be able to make faster

@@ -7,38 +7,45 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import datetime
 import json
 import operator
 import os
+import platform
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
-from .. import backend as compiler
+from .. import __version__, backend as compiler
 from ..errors import OptionError
 from ..runtime.program import Launch
-from . import limits
+from . import footprint, limits
 from .advice import for_break, for_recompile
 from .explain import Edge, Explanation, explanation
 from .kernels import least_bytes, plan_of
 from .limits import Row
 from .machine import Peaks, peaks
 from .record import GraphRecord, recording
-from .watch import KERNEL, Looked, Step, Traced, Watcher, interleaved, operator_seconds, peak_bytes, traced
+from .sources import Source
+from .structure import Drawing, Library, drawing
+from .traced import CALLS, MemoryUse, Slice, Traced, memory_use, operators, traced, watched_timeline
+from .watch import KERNEL, Looked, Step, Times, Watcher, interleaved
 
 SECONDS = 1.0           # of steps, for each side
+FORMAT = "tokamak profile 1"        # of the JSON
 
 
 @dataclass(frozen=True)
 class Side:
-    """One way of running the step: seconds of a step, of it the host's and those in which the device works (on a CPU: in which kernels and operators
-    run), of each phase; how many kernels and operators; bytes that these read and write; bytes of memory at the peak, beyond what stood before."""
+    """One way of running the step: seconds of a step (the median; `middle`: between these lies half of the steps), of it the host's and those in
+    which the device works (on a CPU: in which kernels and operators run), of each phase; how many kernels and operators; bytes that these read and
+    write; bytes of memory at the peak, beyond what stood before; one step on a `timeline`, and memory over another one."""
     step: float
     host: float
     busy: float
@@ -46,6 +53,9 @@ class Side:
     kernels: int
     bytes: int
     peak: int
+    middle: tuple[float, float] = (0.0, 0.0)
+    timeline: tuple[Slice, ...] = ()
+    memory: MemoryUse = MemoryUse(0, ())
 
     @property
     def idle(self) -> float:
@@ -69,10 +79,22 @@ class Advice:
 
 
 @dataclass(frozen=True)
+class Line:
+    """A line of the user's program, and the seconds a step (beyond their limits: `wasted`) of the `count` kernels and calls that compute it. One that
+    computes several lines counts whole in each."""
+    source: Source
+    seconds: float
+    wasted: float
+    count: int
+
+
+@dataclass(frozen=True)
 class Profile:
-    """Everything that was measured. `first`: seconds of the first call, compiling included (of a script: that Dynamo and the
-    compiler behind it worked); `stages`: seconds of each stage over all graphs; `cached`:
-    kernels that were there already. `fewest`: bytes that any way of running the graphs moves."""
+    """Everything that was measured of `title`. `first`: seconds of the first call, compiling included (of a script: that Dynamo and the
+    compiler behind it worked); `stages`: seconds of each stage over all graphs; `cached`: kernels that were there already; `took`: seconds of profiling
+    itself. `fewest`: bytes that any way of running the graphs moves; `predicted`: bytes of memory at the peak, and `held` over a step, read off the
+    programs. `drawings`: the graphs, which refer to `sources` (lines, shown by `files`) and `texts`."""
+    title: str
     device: str
     peaks: Peaks
     eager: Side
@@ -90,6 +112,24 @@ class Profile:
     opaque: int
     graphs: int
     notes: tuple[str, ...]
+    predicted: int = 0
+    held: tuple[footprint.Held, ...] = ()
+    drawings: tuple[Drawing, ...] = ()
+    sources: tuple[Source, ...] = ()
+    files: dict[str, dict[int, str]] = field(default_factory=dict)
+    texts: dict[str, dict[str, str]] = field(default_factory=dict)
+    took: float = 0.0
+    about: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """The lines of the user's program by the seconds of what they are computed by, the longest first."""
+        found: dict[int, tuple[float, float, int]] = {}
+        for node in (n for d in self.drawings for n in d.nodes if n.seconds is not None):
+            for s in node.sources:
+                seconds, wasted, count = found.get(s, (0.0, 0.0, 0))
+                found[s] = seconds + node.seconds, wasted + max(0.0, node.seconds - node.limit), count + 1
+        return tuple(Line(self.sources[s], *x) for s, x in sorted(found.items(), key=lambda kv: -kv[1][0]))
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -98,7 +138,7 @@ class Profile:
                 "breaks": sum(a.what == "graph break" for a in self.advice), "recompiles": sum(a.what == "captured again" for a in self.advice),
                 "step_ms": self.compiled.step * 1e3, "eager_ms": self.eager.step * 1e3, "speedup": self.eager.step / self.compiled.step,
                 "busy_ms": self.compiled.busy * 1e3, "host_ms": self.compiled.host * 1e3, "bytes": self.compiled.bytes, "fewest": self.fewest,
-                "peak_bytes": self.compiled.peak, "compile_s": self.first}
+                "peak_bytes": self.compiled.peak, "predicted_bytes": self.predicted, "compile_s": self.first}
 
     def failures(self, conditions: str) -> list[str]:
         """Those of `conditions` ("kernels>60, step_ms>2") that hold, with what was found. Raises OptionError for one that cannot be read."""
@@ -111,8 +151,27 @@ class Profile:
         return found
 
     def to_json(self, indent: int | None = None) -> str:
-        more = {"metrics": self.metrics, "rows": [{**asdict(r), "fraction": r.fraction, "wasted": r.wasted} for r in self.rows]}
-        return json.dumps({**asdict(self), **more}, indent=indent)
+        return json.dumps(self.data(), indent=indent)
+
+    def data(self) -> dict[str, Any]:
+        """Everything as plain values: what `to_json` writes."""
+        more = {"metrics": self.metrics, "rows": [{**asdict(r), "fraction": r.fraction, "wasted": r.wasted} for r in self.rows],
+                "lines": [asdict(x) for x in self.lines]}
+        return {"format": FORMAT, **asdict(self), **more}
+
+    def html(self, path: str | os.PathLike) -> str:
+        """Writes the report, one file that opens without a network, to `path`, and returns that."""
+        from .html import page
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(page(self.data()))
+        return os.fspath(path)
+
+    def trace(self, path: str | os.PathLike) -> str:
+        """Writes the timelines in Chrome's trace format (Perfetto, TensorBoard) to `path`, and returns that."""
+        from .chrome import trace_events
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(trace_events(self.data()), file)
+        return os.fspath(path)
 
     def __str__(self) -> str:
         from .profile_report import text
@@ -122,10 +181,14 @@ class Profile:
         from .profile_report import report
         return report(self)
 
+    def _repr_html_(self) -> str:
+        from .notebook import profile_html
+        return profile_html(self)
+
 
 COMPARE = {">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne}
 METRICS = ("kernels", "opaque", "graphs", "breaks", "recompiles", "step_ms", "eager_ms", "speedup", "busy_ms", "host_ms", "bytes", "fewest",
-           "peak_bytes", "compile_s")
+           "peak_bytes", "predicted_bytes", "compile_s")
 
 
 def condition(text: str) -> tuple[str, Callable, float]:
@@ -143,7 +206,7 @@ def profile(fn: Callable, *inputs, optimizer: torch.optim.Optimizer | None = Non
     requires gradients, and `optimizer.step()`. The model really runs: buffers and random state change; parameters and the optimizer's state are put
     back. Compiled functions of the process are compiled again at their next call."""
     original = getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", None) or fn
-    found = device_of((original, inputs, kwargs))
+    found, began = device_of((original, inputs, kwargs)), time.perf_counter()
     parameters = [p for g in optimizer.param_groups for p in g["params"]] if optimizer is not None else []
     here = peaks(found)
     torch._dynamo.reset()
@@ -158,13 +221,19 @@ def profile(fn: Callable, *inputs, optimizer: torch.optim.Optimizer | None = Non
             first = timed(made)
             timed(made)
         try:
-            return examined(watcher, eager, made, found, here, first, seconds)
+            made = examined(watcher, eager, made, found, here, first, seconds, name_of(original))
+            return replace(made, took=time.perf_counter() - began - first)
         finally:
             torch._dynamo.reset()
 
 
-def profile_called(watcher: Watcher, seconds: float = SECONDS) -> Profile:
+def name_of(fn: Callable) -> str:
+    return type(fn).__name__ if isinstance(fn, torch.nn.Module) else getattr(fn, "__qualname__", type(fn).__name__)
+
+
+def profile_called(watcher: Watcher, seconds: float = SECONDS, title: str = "") -> Profile:
     """The graphs that a program has called, each with the arguments of its last call, as one step. `watcher` kept these."""
+    began = time.perf_counter()
     calls, behind = watcher.calls()
     found = device_of([c[2] for c in calls])
     after = (lambda side: partial(each, [(c[side], c[2]) for c in behind])) if behind else (lambda side: None)
@@ -172,7 +241,7 @@ def profile_called(watcher: Watcher, seconds: float = SECONDS) -> Profile:
     watcher.keep_arguments = False
     for step in (eager, made, made):
         step()
-    return examined(watcher, eager, made, found, peaks(found), watcher.compiling, seconds)
+    return replace(examined(watcher, eager, made, found, peaks(found), watcher.compiling, seconds, title), took=time.perf_counter() - began)
 
 
 def each(calls: Sequence[tuple[Callable, tuple]]) -> None:
@@ -212,30 +281,60 @@ def restored(optimizer: torch.optim.Optimizer | None, parameters: Sequence[torch
 
 
 # -- measuring -------------------------------------------------------------------------------------------------------------
-def examined(watcher: Watcher, eager: Step, made: Step, device: str, here: Peaks, first: float, seconds: float) -> Profile:
+def examined(watcher: Watcher, eager: Step, made: Step, device: str, here: Peaks, first: float, seconds: float, title: str = "") -> Profile:
     """Measures both steps, which have run before, and puts together what is known of them."""
     gpu = device != "cpu"
     looked = Looked("compiled", watcher)
     times = interleaved({"eager": eager, "compiled": made}, device, seconds, looked=None if gpu else looked)
     e, records = explanation(watcher), watcher.graphs
-    notes = [f"{r.name} {r.eager}" for r in records if r.eager]
-    if gpu:
-        seen, plain = traced(made, device, watcher), traced(eager, device)
-        each, busy, count = by_position(seen, records), (plain.busy, seen.busy), (plain.kernels, seen.kernels)
-        phases = plain.phases(), seen.phases()
-    else:
-        each = looked.seconds()
-        busy = min(operator_seconds(eager), times["eager"].step), sum(each.values())
-        count, phases = (e.before.operations, e.after.operations), (times["eager"].phases, times["compiled"].phases)
+    each, sides = (on_gpu if gpu else on_cpu)(eager, made, device, times, looked, records)
     found = limits.rows([r for r in records if any(name == r.name for name, _ in each)], each, here)
-    word, why = limits.bound(found, times["compiled"].step, busy[1])
-    memory = [peak_bytes(step, device, give_back) for step in (eager, made)]
-    sides = [Side(t.step, t.host, b, p, c, moved, m) for t, b, p, c, moved, m in zip(
-        (times["eager"], times["compiled"]), busy, phases, count, (e.before.bytes, e.after.bytes), memory)]
+    word, why = limits.bound(found, times["compiled"].step, sides[1].busy)
+    memory = [memory_use(step, device, give_back) for step in (eager, made)]
+    moved = e.before.bytes, e.after.bytes
+    sides = [replace(s, bytes=b, peak=m.peak, memory=m) for s, b, m in zip(sides, moved, memory)]
+    if not gpu:
+        sides = [replace(s, kernels=n) for s, n in zip(sides, (e.before.operations, e.after.operations))]
     how = [u.how for r in records for u in r.units.values()]
-    fewest = sum(least_bytes(plan_of(r).graph) for r in records if plan_of(r) is not None and not r.eager)
-    return Profile(device, here, *sides, word, why, fewest, first, stages(records), sum(h in ("cache", "process") for h in how), len(how), tuple(found),
-                   costly(e, here), tuple(advice(e)), len(e.opaque), len(records), tuple(notes))
+    library = Library()
+    drawings = tuple(drawing(r, library, each, here) for r in records)
+    held = footprint.predicted(records)
+    return Profile(
+        title, device, here, *sides, word, why, fewest_bytes(records), first, stages(records), sum(h in ("cache", "process") for h in how), len(how),
+        tuple(found), costly(e, here), tuple(advice(e)), len(e.opaque), len(records), tuple(f"{r.name} {r.eager}" for r in records if r.eager),
+        footprint.peak(held), held, drawings, tuple(library.sources), library.files(), library.texts, about=about())
+
+
+def on_cpu(eager: Step, made: Step, device: str, times: Mapping[str, Times], looked: Looked, records) -> tuple[dict, list[Side]]:
+    """((graph, position) -> seconds a step; both sides, without what is counted): kernels by the host's clock, eager's operators by the profiler."""
+    each, calls = looked.seconds(), fitting(times["eager"])
+    busy, plain = operators(eager, calls)
+    ran = min(busy, times["eager"].step), sum(each.values())
+    return each, [Side(t.step, t.host, b, t.phases, 0, 0, 0, t.middle, line) for t, b, line in zip(
+        (times["eager"], times["compiled"]), ran, (plain, watched_timeline(looked, times["compiled"])))]
+
+
+def on_gpu(eager: Step, made: Step, device: str, times: Mapping[str, Times], looked: Looked, records: Sequence[GraphRecord]) -> tuple[dict, list[Side]]:
+    """The same from what torch's profiler sees of the device."""
+    seen, plain = (traced(step, device, watcher, fitting(times[name]))
+                   for step, watcher, name in ((made, looked.watcher, "compiled"), (eager, None, "eager")))
+    return by_position(seen, records), [Side(t.step, t.host, s.busy, s.phases(), s.kernels, 0, 0, t.middle, s.timeline(s.steps // 2))
+                                        for t, s in ((times["eager"], plain), (times["compiled"], seen))]
+
+
+def fitting(t: Times) -> int:
+    """How many steps to make under the profiler: fewer of long ones."""
+    return max(1, min(CALLS, int(1 / max(t.step, 1e-9))))
+
+
+def fewest_bytes(records: Sequence[GraphRecord]) -> int:
+    return sum(least_bytes(plan_of(r).graph) for r in records if plan_of(r) is not None and not r.eager)
+
+
+def about() -> dict[str, str]:
+    """What a reader of a kept profile wants to know of where it was made."""
+    return {"tokamak": __version__, "torch": torch.__version__, "python": platform.python_version(), "system": platform.platform(terse=True),
+            "threads": str(torch.get_num_threads()), "made": datetime.datetime.now().isoformat(" ", "minutes")}
 
 
 def give_back() -> None:

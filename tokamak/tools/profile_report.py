@@ -5,6 +5,7 @@ import io
 import os
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from rich.console import Console, Group
 from rich.table import Table
@@ -17,7 +18,7 @@ from .report import place, plural
 
 WIDTH = 160
 WHAT = 70           # columns for the words on a kernel
-KERNELS, EDGES, OPAQUE = 25, 10, 8            # rows of each table: those that cost most; the JSON has all
+KERNELS, LINES, EDGES, OPAQUE = 25, 8, 10, 8            # rows of each table: those that cost most; the JSON has all
 
 
 def text(p: Profile) -> str:
@@ -28,7 +29,7 @@ def text(p: Profile) -> str:
 
 
 def report(p: Profile) -> Group:
-    return Group(*head(p), sides(p), *compiling(p), *advice(p), *kernel_table(p), *edge_table(p), *opaque_table(p),
+    return Group(*head(p), sides(p), *compiling(p), *advice(p), *kernel_table(p), *line_table(p), *edge_table(p), *opaque_table(p),
                  *(Text(n, "yellow") for n in p.notes))
 
 
@@ -48,23 +49,37 @@ def head(p: Profile) -> Iterator[Text]:
     yield Text(f"peaks, measured {p.peaks.measured}: copy {size_text(p.peaks.bandwidth)}/s, {rates}, shortest kernel {took(p.peaks.launch)}", "dim")
 
 
+@dataclass(frozen=True)
+class Bar:
+    """A quantity of both sides, as text."""
+    name: str
+    eager: str
+    compiled: str
+    note: str = ""
+
+
+def bars(p: Profile) -> Iterator[Bar]:
+    """What both sides are compared by."""
+    gpu = p.device != "cpu"
+
+    def bar(name, value, note=""):
+        return Bar(name, value(p.eager), value(p.compiled), note)
+    yield bar("step", lambda s: took(s.step), "by itself: the device is idle before" if gpu else "")
+    yield bar("device busy" if gpu else "in kernels and operators", lambda s: took(s.busy), "" if gpu else "eager's: by torch's profiler, with what it costs")
+    yield bar("idle, gaps" if gpu else "the rest: host", lambda s: f"{took(s.idle)}  {s.idle / s.step:.0%}")
+    if gpu:
+        yield bar("host", lambda s: took(s.host), "until it is done with a step, device idle before")
+    for phase in dict.fromkeys((*p.eager.phases, *p.compiled.phases)):
+        yield bar(f"  {phase or 'other'}", lambda s: took(s.phases.get(phase, 0.0)), "time on the device" if gpu else "")
+    yield bar("kernels" if gpu else "kernels and calls", lambda s: str(s.kernels), "" if gpu else "eager's: its operators, without views")
+    yield bar("bytes read and written", lambda s: size_text(s.bytes), f"fewest possible {size_text(p.fewest)} (counted)")
+    yield bar("peak memory", lambda s: size_text(s.peak), f"beyond what stands before the step; predicted {size_text(p.predicted)} (estimate)")
+
+
 def sides(p: Profile) -> Table:
     table = Table("", "eager", "compiled", "", box=None, pad_edge=False)
-    gpu = p.device != "cpu"
-    busy = "device busy" if gpu else "in kernels and operators"
-
-    def row(name, value, note=""):
-        table.add_row(name, value(p.eager), value(p.compiled), note)
-    row("step", lambda s: took(s.step), "by itself: the device is idle before" if gpu else "")
-    row(busy, lambda s: took(s.busy), "" if gpu else "eager's: by torch's profiler, with what it costs")
-    row("idle, gaps" if gpu else "the rest: host", lambda s: f"{took(s.idle)}  {s.idle / s.step:.0%}")
-    if gpu:
-        row("host", lambda s: took(s.host), "until it is done with a step, device idle before")
-    for phase in dict.fromkeys((*p.eager.phases, *p.compiled.phases)):
-        row(f"  {phase or 'other'}", lambda s: took(s.phases.get(phase, 0.0)), "time on the device" if gpu else "")
-    row("kernels" if gpu else "kernels and calls", lambda s: str(s.kernels), "" if gpu else "eager's: its operators, without views")
-    table.add_row("bytes read and written", size_text(p.eager.bytes), size_text(p.compiled.bytes), f"fewest possible {size_text(p.fewest)} (counted)")
-    row("peak memory", lambda s: size_text(s.peak), "beyond what stands before the step")
+    for b in bars(p):
+        table.add_row(b.name, b.eager, b.compiled, b.note)
     return table
 
 
@@ -74,6 +89,7 @@ def compiling(p: Profile) -> Iterator[Text]:
     yield Text(f"\nfirst call {took(p.first)}: Dynamo, AOTAutograd and the step itself {took(max(p.first - ours, 0))}; "
                + ", ".join(f"{name} {took(t)}" for name, t in longest if t >= 0.01 * p.first)
                + f"; {plural(p.graphs, 'graph')}, {plural(p.built, 'kernel')} of which {p.cached} were there already")
+    yield Text(f"profiling took {took(p.took)} besides", "dim")
 
 
 def advice(p: Profile) -> Iterator[Text]:
@@ -101,6 +117,16 @@ def kernel_table(p: Profile) -> Iterator:
     yield table
     if len(p.rows) > KERNELS:
         yield Text(f"... and {len(p.rows) - KERNELS} more")
+
+
+def line_table(p: Profile) -> Iterator:
+    if not p.lines:
+        return
+    yield Text("\nyour lines by the time of the kernels that compute them (one of several lines counts whole in each)", "bold")
+    table = Table("time", "wasted", "kernels", "line", "", box=None, pad_edge=False)
+    for x in p.lines[:LINES]:
+        table.add_row(took(x.seconds), took(x.wasted), str(x.count), place(x.source), Text(x.source.code.strip()[:WHAT]))
+    yield table
 
 
 def short(source: str) -> str:

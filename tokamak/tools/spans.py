@@ -27,6 +27,24 @@ class Span:
         return self.start + self.duration
 
 
+@dataclass(frozen=True)
+class Mark:
+    """A range of the host's time, in nanoseconds."""
+    name: str
+    start: int
+    duration: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.duration
+
+
+def marks_of(events, ranges: tuple[str, ...]) -> tuple[Mark, ...]:
+    """The caller's ranges (`record_function`) whose names begin with one of `ranges`, in order."""
+    found = [Mark(e.name(), e.start_ns(), e.duration_ns()) for e in events if e.device_type() == DeviceType.CPU and e.name().startswith(ranges)]
+    return tuple(sorted(found, key=lambda m: m.start))
+
+
 def device_spans(fn: Callable[[], object], calls: int = 1, ranges: str = "") -> list[Span]:
     """What `calls` calls of `fn` ran on the GPU, in order. `ranges`: the beginning of the names of `record_function` ranges to attribute it to; with ''
     only the device is watched, which costs the host least."""

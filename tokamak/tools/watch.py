@@ -12,26 +12,24 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch.profiler import ProfilerActivity, record_function
+from torch.profiler import record_function
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .explain import leaves_of
 from .record import Recorder
-from .spans import Span, spans_of
 
 KERNEL, PHASE = "tokamak:", "phase:"            # how the ranges begin that torch's profiler is given
-CALLS = 5                                       # steps under the profiler
 
 
 class Watcher(Recorder):
-    """`mode`: '' (programs run as ever, but for a look at it), 'time' (`events` gets (graph, position, nanoseconds) of each kernel and call) or 'ranges'
-    (each is a range for torch's profiler). `called`: Dynamo's graphs with what they were compiled to, both under the modes
+    """`mode`: '' (programs run as ever, but for a look at it), 'time' (`events` gets (graph, position, start, duration in nanoseconds) of each kernel
+    and call) or 'ranges' (each is a range for torch's profiler). `called`: Dynamo's graphs with what they were compiled to, both under the modes
     (gradients, autocast) of their last call, that call's arguments, and whether gradients were recorded."""
 
     def __init__(self, keep_arguments: bool = False):
         super().__init__()
         self.mode, self.keep_arguments = "", keep_arguments
-        self.events: list[tuple[str, int, int]] = []
+        self.events: list[tuple[str, int, int, int]] = []
         self.called: dict[int, tuple[Callable, Callable, tuple, bool]] = {}
 
     def watch(self, graph: str) -> Callable:
@@ -46,7 +44,7 @@ class Watcher(Recorder):
                         return function(*args, **kwargs)
                 start = time.perf_counter_ns()
                 out = function(*args, **kwargs)
-                self.events.append((graph, position, time.perf_counter_ns() - start))
+                self.events.append((graph, position, start, time.perf_counter_ns() - start))
                 return out
             return run
         return watched
@@ -130,20 +128,33 @@ class Step:
 
 
 # -- time ------------------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Took:
+    """One step by the host's clock. `start` in nanoseconds; seconds of the `step`, until the `host` was done, and of the host's part of each phase."""
+    start: int
+    step: float
+    host: float
+    phases: dict[str, float]
+
+
 @dataclass
 class Times:
-    """Seconds of a step: medians. `step`: by itself; `host`: until the host is done with it; `phases`: the host's part of each; `least`: the shortest
-    step, which other work on the machine has met least."""
+    """Seconds of a step: medians. `step`: by itself; `host`: until the host is done with it; `phases`: the host's part of each; `least`: the
+    shortest step, which other work on the machine has met least; `middle`: between these lies half of the steps; `typical`: the number of the step
+    nearest to the median, and `took` what it took."""
     step: float
     host: float
     phases: dict[str, float] = field(default_factory=dict)
     least: float = 0.0
+    middle: tuple[float, float] = (0.0, 0.0)
+    typical: int = 0
+    took: Took | None = None
 
 
 def interleaved(steps: dict[str, Step], device: str, seconds: float, least: int = 5, looked: Looked | None = None) -> dict[str, Times]:
     """Times of several ways of making a step, taken in turn, so that other work on the machine meets all of them alike. `looked` at one of them: its
     kernels are timed in the same steps."""
-    taken: dict[str, list[dict[str, float]]] = {name: [] for name in steps}
+    taken: dict[str, list[Took]] = {name: [] for name in steps}
     end = time.perf_counter() + seconds * len(steps)
     while time.perf_counter() < end or min(map(len, taken.values())) < least:
         for name, step in steps.items():
@@ -154,11 +165,11 @@ def interleaved(steps: dict[str, Step], device: str, seconds: float, least: int 
 
 class Looked:
     """Looks at the kernels of the steps called `name`, whose programs tell `watcher`, by the host's clock: what runs on the CPU runs while the host
-    waits for it."""
+    waits for it. `steps`: the events of each step."""
 
     def __init__(self, name: str, watcher: Watcher):
         self.name, self.watcher = name, watcher
-        self.taken: dict[tuple[str, int], list[float]] = {}
+        self.steps: list[list[tuple[str, int, int, int]]] = []
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
@@ -167,18 +178,21 @@ class Looked:
             yield
         finally:
             self.watcher.mode = ""
-        sums: dict[tuple[str, int], int] = {}
-        for graph, position, took in self.watcher.events:
-            sums[graph, position] = sums.get((graph, position), 0) + took
-        for key, took in sums.items():
-            self.taken.setdefault(key, []).append(took * 1e-9)
+        self.steps.append(self.watcher.events)
 
     def seconds(self) -> dict[tuple[str, int], float]:
         """(graph, position) -> seconds a step, medians."""
-        return {key: statistics.median(taken) for key, taken in self.taken.items()}
+        taken: dict[tuple[str, int], list[float]] = {}
+        for events in self.steps:
+            sums: dict[tuple[str, int], int] = {}
+            for graph, position, _, took in events:
+                sums[graph, position] = sums.get((graph, position), 0) + took
+            for key, took in sums.items():
+                taken.setdefault(key, []).append(took * 1e-9)
+        return {key: statistics.median(found) for key, found in taken.items()}
 
 
-def _one(step: Step, device: str) -> dict[str, float]:
+def _one(step: Step, device: str) -> Took:
     """One step by the host's clock, the device idle before it; on a GPU the whole of it between two events there."""
     phases, found = step.phases(), {}
     gpu = torch.device(device).type == "cuda"
@@ -186,110 +200,27 @@ def _one(step: Step, device: str) -> dict[str, float]:
     synchronize(device)
     if gpu:
         events[0].record(torch.cuda.current_stream(device))
-    start = last = time.perf_counter()
+    start = last = time.perf_counter_ns()
     for name, phase in phases.items():
         phase()
-        now = time.perf_counter()
-        found[name], last = now - last, now
-    found["host"] = found["step"] = last - start
+        now = time.perf_counter_ns()
+        found[name], last = (now - last) * 1e-9, now
+    host = whole = (last - start) * 1e-9
     if gpu:
         events[1].record(torch.cuda.current_stream(device))
         synchronize(device)
-        found["step"] = events[0].elapsed_time(events[1]) * 1e-3
-    return found
+        whole = events[0].elapsed_time(events[1]) * 1e-3
+    return Took(start, whole, host, found)
 
 
-def _medians(found: list[dict[str, float]]) -> Times:
-    middle = {name: statistics.median(f[name] for f in found) for name in found[0]}
-    return Times(middle.pop("step"), middle.pop("host"), middle, min(f["step"] for f in found))
+def _medians(found: list[Took]) -> Times:
+    steps = sorted(t.step for t in found)
+    middle, n = statistics.median(steps), len(steps)
+    typical = min(range(n), key=lambda i: abs(found[i].step - middle))
+    phases = {name: statistics.median(t.phases[name] for t in found) for name in found[0].phases}
+    return Times(middle, statistics.median(t.host for t in found), phases, steps[0], (steps[n // 4], steps[(3 * n) // 4]), typical, found[typical])
 
 
 def synchronize(device: str) -> None:
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
-
-
-# -- on a GPU ----------------------------------------------------------------------------------------------------------------
-@dataclass
-class Traced:
-    """What torch's profiler saw of `steps` steps: `by_phase` and `by_kernel` hold the same spans under the ranges that started them."""
-    by_phase: list[Span]
-    by_kernel: list[Span]
-    steps: int
-
-    @property
-    def busy(self) -> float:
-        """Seconds a step in which the device does something."""
-        total, until = 0, 0
-        for s in self.by_phase:
-            total += max(0, s.end - max(s.start, until))
-            until = max(until, s.end)
-        return total * 1e-9 / self.steps
-
-    @property
-    def kernels(self) -> int:
-        return round(len(self.by_phase) / self.steps)
-
-    def phases(self) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for s in self.by_phase:
-            name = s.under.removeprefix(PHASE)
-            found[name] = found.get(name, 0.0) + s.seconds / self.steps
-        return found
-
-
-def traced(step: Step, device: str, watcher: Watcher | None = None, calls: int = CALLS) -> Traced:
-    """Some steps under torch's profiler, on a GPU."""
-    phases = step.phases()
-    synchronize(device)
-    with torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as profiler:
-        if watcher is not None:
-            watcher.mode = "ranges"
-        try:
-            for _ in range(calls):
-                for name, phase in phases.items():
-                    with record_function(PHASE + name):
-                        phase()
-            synchronize(device)
-        finally:
-            if watcher is not None:
-                watcher.mode = ""
-    events = list(profiler.profiler.kineto_results.events())
-    return Traced(spans_of(events, PHASE), spans_of(events, KERNEL), calls)
-
-
-def operator_seconds(step: Step, calls: int = CALLS) -> float:
-    """Seconds a step that torch's operators take on the CPU, with what the profiler costs them: those that no other one calls."""
-    with torch.profiler.profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
-        for _ in range(calls):
-            step()
-    spans = sorted((e.start_thread_id(), e.start_ns(), e.start_ns() + e.duration_ns()) for e in profiler.profiler.kineto_results.events()
-                   if e.name().startswith("aten::"))
-    total, thread, until = 0, None, 0
-    for which, start, end in spans:
-        if which != thread:
-            thread, until = which, 0
-        total += end - start if start >= until else 0
-        until = max(until, end)
-    return total * 1e-9 / calls
-
-
-# -- memory ------------------------------------------------------------------------------------------------------------------
-def peak_bytes(step: Step, device: str, before: Callable[[], object] = lambda: None) -> int:
-    """Bytes that a step holds at most, beyond what stood before it. `before`: gives back what is only kept for the next step."""
-    step.roots = []
-    before()
-    if torch.device(device).type == "cuda":
-        synchronize(device)
-        base = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        step()
-        synchronize(device)
-        return torch.cuda.max_memory_allocated(device) - base
-    with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
-        step()
-    held = most = 0
-    for e in sorted((e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"), key=lambda e: e.start_ns()):
-        held += e.nbytes()
-        most = max(most, held)
-    return most

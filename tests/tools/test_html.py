@@ -1,0 +1,199 @@
+"""The report: one file without a network, that shows what was measured, whatever the user's text is; and, where a browser is installed, what a person sees
+of it and does with it."""
+import json
+import re
+import time
+from html.parser import HTMLParser
+
+import pytest
+import torch
+
+import tokamak
+from tokamak.tools import html, profile as profiling
+
+from . import samples
+from .browser import MISSING, Browser, found
+from .programs import Block
+from .test_profile import PEAKS
+
+needs_browser = pytest.mark.skipif(found() is None, reason=MISSING)
+BOARD = ".boards canvas"
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    monkeypatch.setattr(profiling, "peaks", lambda device: PEAKS)
+    with tokamak.scope(strict=True):
+        return tokamak.profile(Block(), torch.randn(64, 16), seconds=0.0)
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------------
+class Elements(HTMLParser):
+    """The elements of a page with their attributes, and the text of its scripts."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.tags, self.scripts, self.inside = [], [], False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag == "script":
+            self.scripts.append("")
+            self.inside = True
+
+    def handle_endtag(self, tag):
+        self.inside = self.inside and tag != "script"
+
+    def handle_data(self, data):
+        if self.inside:
+            self.scripts[-1] += data
+
+
+def test_the_data_is_the_profile(measured):
+    page = Elements(html.page(measured.data()))
+    assert [t for t, _ in page.tags].count("script") == 2
+    assert json.loads(page.scripts[0]) == json.loads(measured.to_json())
+
+
+def test_it_needs_no_other_file(measured, tmp_path):
+    path = measured.html(tmp_path / "report.html")
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    page = Elements(text)
+    assert not [a for _, a in page.tags if {"src", "href", "srcset", "data", "action"} & a.keys()] and not {"link", "iframe", "img", "object"} & {t for t, _ in page.tags}
+    ours = text.replace(page.scripts[0], "")
+    assert set(re.findall(r"\w+://[^\s\"'`)]*", ours)) == {"http://www.w3.org/2000/svg"} and "@import" not in ours and "url(" not in ours      # the name of a language
+    policy = next(a["content"] for t, a in page.tags if t == "meta" and "http-equiv" in a)
+    assert policy.startswith("default-src 'none'") and "http" not in policy
+
+
+def test_any_text_is_text():
+    data = samples.profile(20, samples.NASTY)
+    page = Elements(html.page(data))
+    assert [t for t, _ in page.tags].count("script") == 2 and "img" not in {t for t, _ in page.tags}
+    assert json.loads(page.scripts[0])["sources"] == data["sources"]
+
+
+def test_no_number_that_json_has_not():
+    data = samples.profile(4)
+    data["first"], data["took"] = float("inf"), float("nan")
+    held = json.loads(Elements(html.page(data)).scripts[0])
+    assert held["first"] is None and held["took"] is None
+
+
+def test_nothing_is_made_of_text_but_text():
+    for name in html.SCRIPTS:
+        text = (html.files("tokamak.tools") / "page" / f"{name}.js").read_text()
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|fetch\(|XMLHttp|import\(", text), name
+
+
+# -- in a browser ------------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def shown(tmp_path):
+    """show(data, ...): a browser with the page of `data`."""
+    made = []
+
+    def show(data, **how):
+        path = tmp_path / "report.html"
+        path.write_text(html.page(data), encoding="utf-8")
+        b = Browser(**how)
+        made.append(b)
+        b.seconds = b.open(path)
+        return b
+    yield show
+    for b in made:
+        assert not b.errors and not [r for r in b.requests if not r.startswith(("file:", "about:", "data:"))]
+        b.__exit__()
+
+
+def painted(b: Browser, selector: str) -> int:
+    """How many colours a canvas shows."""
+    return b.run(f"""(() => {{ const c = document.querySelector({selector!r}), d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data, s = new Set();
+        for (let i = 0; i < d.length; i += 4) s.add(d[i] << 24 | d[i + 1] << 16 | d[i + 2] << 8 | d[i + 3]); return s.size; }})()""")
+
+
+@needs_browser
+@pytest.mark.parametrize("how", [{}, {"dark": True}, {"width": 390, "height": 844}], ids=["light", "dark", "phone"])
+def test_it_shows_everything_at_any_size(shown, measured, how):
+    b = shown(measured.data(), **how)
+    ids = b.run("[...document.querySelectorAll('main > section')].map(e => e.id)")
+    assert ids == ["summary", "kernels", "fusion", "limits", "timeline", "lines", "edges", "torch", "compiling", "how"]
+    assert b.run("document.documentElement.scrollWidth <= innerWidth")                    # nothing sticks out
+    for name in ("fusion", "timeline"):
+        b.run(f"document.getElementById('{name}').scrollIntoView()")
+        b.settle()
+        assert painted(b, f"#{name} canvas") > 8
+    assert b.run("document.querySelectorAll('#limits circle').length") == 2 * len([r for r in measured.rows if r.flops])
+    text = b.run("document.body.innerText")
+    for words in ("bound by " + measured.bound, "fewest possible", "predicted", "estimate", "measured", "counted", "some CPU", "programs.py:42"):
+        assert words in text, words
+
+
+@needs_browser
+def test_a_kernel_shows_its_lines_its_ir_and_its_code(shown, measured):
+    b = shown(measured.data())
+    n = b.run("[...document.querySelectorAll('#kernels .row .cell:first-child')].findIndex(e => e.innerText.startsWith('per_fused_native_layer_norm'))")
+    b.click_on("#kernels .row", n)
+    panes = b.run("[...document.querySelectorAll('.drawer .pane')].map(e => e.innerText)")
+    assert len(panes) == 3 and "self.fc(self.norm(x)).relu()" in panes[0] and "native_layer_norm.default" in panes[1] and "sum[i2]" in panes[1]
+    assert "parallel(i0)" in panes[2] and "float *p" in panes[2]
+    assert b.run("document.querySelectorAll('#kernels .row.picked').length") == 1 and b.run("document.querySelectorAll('#limits circle.picked').length") == 2
+    assert b.run("document.querySelector('#fusion .tabs .on').innerText").startswith("forward")
+    b.click_on(".drawer header button[aria-label=close]")
+    assert b.run("document.querySelector('.drawer').hidden")
+
+
+@needs_browser
+def test_a_click_into_the_graph_selects_a_kernel_and_the_wheel_zooms(shown):
+    b = shown(samples.profile(60))
+    b.run("document.getElementById('fusion').scrollIntoView({behavior: 'instant'})")
+    b.settle()
+    x, y, w, t = b.run(f"(() => {{ const r = document.querySelectorAll('{BOARD}')[1].getBoundingClientRect(); return [r.x, r.y, r.width, r.height]; }})()")
+    for down in range(20, int(t) - 20, 10):
+        b.click(x + w / 2, y + down)
+        if not b.run("document.querySelector('.drawer').hidden"):
+            break
+    name = b.run("document.querySelector('.drawer .name').innerText")
+    assert name.startswith(("poi_fused", "mm.default"))
+    b.run("document.getElementById('fusion').scrollIntoView({behavior: 'instant'})")
+    b.settle()
+    before = b.run(f"document.querySelectorAll('{BOARD}')[1].toDataURL()")
+    x, y = b.run(f"(() => {{ const r = document.querySelectorAll('{BOARD}')[1].getBoundingClientRect(); return [r.x + 60, r.y + 60]; }})()")
+    b.wheel(x, y, -300)
+    assert b.run(f"document.querySelectorAll('{BOARD}')[1].toDataURL()") != before
+
+
+@needs_browser
+def test_tables_sort_and_filter(shown):
+    data = samples.profile(300)
+    b = shown(data)
+    names = "[...document.querySelectorAll('#kernels .row .two > div:first-child')].map(e => e.innerText)"
+    b.click_on("#kernels .th button", 0)
+    assert b.run(names)[0] == min(r["name"] for r in data["rows"]) + "torch"
+    b.run("(() => { const e = document.querySelector('#kernels .search'); e.value = 'mul_17 backward'; e.dispatchEvent(new Event('input')); })()")
+    assert set(b.run(names)) == {r["name"] for r in data["rows"] if "mul_17" in r["name"] and r["phase"] == "backward"}
+
+
+@needs_browser
+def test_any_text_is_text_in_a_browser(shown):
+    b = shown(samples.profile(20, samples.NASTY))
+    for n in range(3):
+        b.click_on("#kernels .row", n)
+    assert b.run("document.title") not in ("broken", "1") and b.run("document.querySelectorAll('img').length") == 0
+    assert "<img src=x" in b.run("document.querySelector('.drawer').innerText")
+
+
+@needs_browser
+def test_many_kernels_open_at_once(shown):
+    b = shown(samples.profile(5000))
+    assert b.run("document.querySelectorAll('#kernels .row').length") < 60
+    assert b.run("document.querySelector('#kernels .search + .muted').innerText") == "5,000 rows"
+    b.run("document.getElementById('fusion').scrollIntoView({behavior: 'instant'})")
+    start = time.perf_counter()
+    b.settle()
+    assert painted(b, BOARD) > 8 and time.perf_counter() - start < 60
+    b.click_on("#kernels .row", 3)
+    assert not b.run("document.querySelector('.drawer').hidden")
