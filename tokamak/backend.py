@@ -37,11 +37,12 @@ from .options import Options, current
 from .runtime import gpu, gpu_build, memory, tuned
 from .runtime.build import ROUND_EACH, Build, Unit, build
 from .runtime.classes import Classes
-from .runtime.program import assemble
+from .runtime.graphed import Graphed
+from .runtime.program import Program, assemble
 from .target import Target, target
 from .trace import Stopped, Trace, frame_of, tracer
 
-_MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+_MODES = {None: {}, "default": {}, "reduce-overhead": {"cudagraphs": True}, "max-autotune": {"cudagraphs": True}, "max-autotune-no-cudagraphs": {}}
 _MOVES_ONLY = frozenset({torch.ops.aten.sort.default, torch.ops.aten.sort.stable, torch.ops.aten.topk.default, torch.ops.aten.clone.default,
                          torch.ops.aten.empty.memory_format, torch.ops.aten.index.Tensor, torch.ops.aten.nonzero.default})
 _POOL = memory.Pool()
@@ -50,10 +51,10 @@ _serial = itertools.count()
 
 def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None,
             **changes) -> Callable:
-    """Compiles one Dynamo graph. `options` and further keywords are fields of `Options`; `mode` is torch.compile's and changes nothing yet."""
+    """Compiles one Dynamo graph. `options` and further keywords are fields of `Options`; `mode` is torch.compile's: options by another name."""
     if mode not in _MODES:
         raise OptionError(f"mode={mode!r}: one of {', '.join(map(str, _MODES))}")
-    chosen = current().change({**(options or {}), **changes})
+    chosen = current().change({**_MODES[mode], **(options or {}), **changes})
     _warm(example_inputs, chosen)
     with _uncollected():
         made = aot.autograd(gm, example_inputs, partial(compile_or_fall_back, options=chosen, frame=frame_of(gm, chosen)))
@@ -181,9 +182,18 @@ def _kernels_and_program(captured: Graph, constants: Mapping, machine: Target, o
     program = trace("program", host_program(check.watched(lowered.plan) if check else lowered.plan, built, constants))
     kernels = (_gpu_kernels if machine.kind == "gpu" else _c_kernels)(built, machine, machine.fast, options, partial(trace, "unit"))
     watch = options.recorder.watch(name) if options.recorder is not None else None
-    call = assemble(program, kernels, _POOL if options.pool else None, synchronous=options.strict, watch=watch, other=other)
+    run = _graphed(trace, options) if options.cudagraphs and not check else assemble
+    call = run(program, kernels, pool=_POOL if options.pool else None, synchronous=options.strict, watch=watch, other=other)
     report = partial(trace, "check") if options.check == "report" else None
     return trace("build", check.checked(call, captured, lowered.plan, constants, report) if check else call)
+
+
+def _graphed(trace: Trace, options: Options) -> Callable[..., Callable]:
+    """As `assemble`, with recordings."""
+    def run(program: Program, kernels: Mapping, **others) -> Callable[[list], list]:
+        looking = options.recorder.looking if options.recorder is not None else None
+        return trace("graphs", Graphed(program, kernels, paused=looking, **others)).call()
+    return run
 
 
 def _c_kernels(built: Mapping, _, contract: bool, options: Options, report: Callable) -> dict[str, Callable]:

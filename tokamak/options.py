@@ -34,6 +34,7 @@ TOPICS = {
     "graph": "the captured graph of each compile, in the text form of the language",
     "fusion": "the groups, and for every edge that ends in two kernels the reason and its bytes",
     "schedule": "the schedule chosen for each kernel",
+    "cudagraphs": "what of each program CUDA graphs hold, what is left out and why",
     "output_code": "the C or Triton of each kernel and the Python function that calls them",
 }
 
@@ -72,6 +73,7 @@ class Options:
     streaming: bool = True                                      # chains of folds become one fold where that saves a pass over memory (GPUs)
     tuned: bool = True                                          # schedules that `tokamak tune` has found for this device are used (GPUs)
     pool: bool = True                                           # large outputs come from blocks that are used again
+    cudagraphs: bool = False                                    # programs on GPUs are recorded and replayed: fewer launches (mode="reduce-overhead")
     until: str | None = None                                    # the last stage to run; the graph then runs eagerly
     recorder: Any = None                                        # a `tools.record.Recorder` that keeps what every stage made
     contractions: Literal["", "vendor", "kernels"] = ""         # products of matrices: by their prices; all by the vendor's library; kernels where possible
@@ -90,7 +92,7 @@ class Options:
                 raise OptionError(f"there is no log topic '{topic}': {', '.join(TOPICS)}{_nearest(topic, TOPICS)}")
         if self.check not in (True, False, "report"):
             raise OptionError(f"check={self.check!r}: True, False or 'report'")
-        for name in ("strict", "streaming", "tuned", "pool", "opaque_only"):
+        for name in ("strict", "streaming", "tuned", "pool", "cudagraphs", "opaque_only"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{name}={getattr(self, name)!r}: True or False")
 

@@ -14,7 +14,7 @@ def logged(capsys):
     def call(topic, fn, *args):
         torch._dynamo.reset()
         torch.manual_seed(0)
-        tokamak.compile(fn, logs=topic, strict=True)(*args)
+        tokamak.compile(fn, logs=topic, strict=True, cudagraphs=topic == "cudagraphs")(*args)
         return capsys.readouterr().err
     return call
 

@@ -93,7 +93,8 @@ class _Translation:
         lets = [Let(k, text) for k, text in graph.sizes.items() if k != text]
         constants = {self.names[n]: t for n, t in self.constants.items()}
         dtypes = {i.name: TORCH_DTYPES[i.dtype] for i in graph.inputs if isinstance(i, Input) and i.dtype in TORCH_DTYPES}
-        return Program(graph.name, inputs, (*lets, *with_drops(tuple(steps), set(inputs))), tuple(self.errors), constants, dtypes, condition(graph))
+        devices = {i.name: i.device for i in graph.inputs if isinstance(i, Input)}
+        return Program(graph.name, inputs, (*lets, *with_drops(tuple(steps), set(inputs))), tuple(self.errors), constants, dtypes, condition(graph), devices)
 
     def _name_nodes(self, taken: set[str]) -> None:
         self.taken = taken

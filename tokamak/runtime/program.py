@@ -134,7 +134,7 @@ Step = Let | Alloc | Launch | Call | Drop | Copy | Return
 class Program:
     """`inputs`: argument names in calling order; `errors`: what a kernel's result n + 1 raises: (exception class, message);
     `constants`: tensors that the steps name and that are no inputs; `dtypes`: the traced types of inputs, checked where a kernel reads them.
-    `condition`: text over inputs that are numbers: the sizes that the program is for; "" are all."""
+    `condition`: text over inputs that are numbers: the sizes that the program is for; "" are all. `devices`: where the inputs are that are tensors."""
     name: str
     inputs: tuple[str, ...]
     steps: tuple[Step, ...]
@@ -142,6 +142,7 @@ class Program:
     constants: dict[str, Any] = field(default_factory=dict)
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
     condition: str = ""
+    devices: dict[str, str] = field(default_factory=dict)
 
 
 # -- from steps to a function --------------------------------------------------------------------------------------------
@@ -166,11 +167,21 @@ def assemble(program: Program, kernels: dict[str, Callable[[bytes, int], int] | 
             fn.__code__ = _Printer(program, kernels, pool, printer.namespace, synchronous, watch).function(learned).__code__
         printer.namespace.update(tk_first=_first_result(learned), tk_input=_first_input(learned), tk_settle=settle)
     fn._boxed_call = True
+    fn.pending = _pending(printer)
     if unseen is not None:
         weakref.finalize(fn, unseen)
     if pool is not None:        # what a model that is gone has left idle goes back to the system
         weakref.finalize(fn, pool.trim).atexit = False
     return fn
+
+
+def _pending(printer: _Printer) -> Callable[[], None] | None:
+    """What raises the errors that kernels on GPUs have left so far; None where they leave none."""
+    names = [d for d in printer.errors if d != "cpu"]
+    lines = [f"    if tk_words_{_id(d)} != tk_zeros_{_id(d)}: tk_look()" for d in names]
+    made: dict = {}
+    exec("\n".join(["def tk_pending():", *lines]) if lines else "tk_pending = None", printer.namespace, made)
+    return made["tk_pending"]
 
 
 def source(program: Program) -> str:

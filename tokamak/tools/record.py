@@ -94,6 +94,10 @@ class Recorder:
         """What `runtime.program.assemble` is given as `watch` for the program of `graph`."""
         return None
 
+    def looking(self) -> bool:
+        """Is every kernel and call to be made one by one, so that `watch` sees it?"""
+        return False
+
     def finish(self, metrics: list) -> None:
         """Takes in what Dynamo says of its captures when they are over."""
         self.breaks += graph_breaks(metrics, {f.id: f for f in self.frames})

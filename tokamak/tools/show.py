@@ -84,7 +84,8 @@ def _build_text(record: GraphRecord) -> str:
 
 
 # topic of TOKAMAK_LOGS -> its text
-TOPICS: dict[str, Callable[[GraphRecord], str]] = {"graph": graph_text, "fusion": fusion_text, "schedule": schedule_text, "output_code": code_text}
+TOPICS: dict[str, Callable[[GraphRecord], str]] = {"graph": graph_text, "fusion": fusion_text, "schedule": schedule_text, "output_code": code_text,
+                                                     "cudagraphs": lambda r: str(r.values["graphs"].coverage)}
 
 # stage -> the text of what it made
 STAGE_TEXTS: dict[str, Callable[[GraphRecord], str]] = {

@@ -49,6 +49,9 @@ class Watcher(Recorder):
             return run
         return watched
 
+    def looking(self) -> bool:
+        return bool(self.mode)
+
     def calls(self) -> tuple[list[tuple], list[tuple]]:
         """What was called, in two parts: what gradients run through; and what comes behind these, as an optimizer's step does. Where no gradients were
         recorded, all is in the first."""

@@ -1,0 +1,138 @@
+"""Recording on NVIDIA's GPUs: CUDA graphs, captured by torch, so that random numbers go on from replay to replay as they do from call to call.
+
+Memory of a recording has two homes. What lives beyond the recording (its results) is allocated between `keep` and `share`, in a pool of the recording's
+own; all else in one pool for all recordings of the device, whose blocks are free again when a capture ends. A block of that second pool is only ever
+written and read within one replay, so it does not matter in which order recordings are replayed, as long as it is one after the other.
+"""
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import torch
+
+from .graphs import Boxed
+from .graphs import copied as copy_of
+
+_C = torch._C
+
+
+class CudaRecorder:
+    """The recorder of device `index`."""
+
+    def __init__(self, index: int):
+        self.index, self.lock, self.owned = index, threading.RLock(), {}
+        self.shared = torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream(index)
+        self.own: tuple | None = None               # the pool of the recording that is being made
+        self.entered: list[tuple] = []              # the pools that allocations were sent to, each as often
+        self.last: int | None = None                # the stream of the last replay
+
+    def busy(self) -> bool:
+        return _C._cuda_isCurrentStreamCapturing()
+
+    def wait(self) -> None:
+        torch.cuda.synchronize(self.index)
+
+    def finish(self) -> None:
+        """Waits for the current stream."""
+        torch.cuda.current_stream(self.index).synchronize()
+
+    # -- recording
+    def record(self, fn: Boxed, args: list) -> tuple[Callable[[], None], list[torch.Tensor]]:
+        torch.cuda.synchronize(self.index)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(self.index), torch.cuda.stream(self.stream), _own_workspaces():
+            torch.cuda.current_blas_handle()        # a thread's first is not made while capturing
+            with self._capturing(graph):
+                results = self._apart(fn(args))
+        return self._replaying(graph), results
+
+    @contextmanager
+    def _capturing(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+        own, self.entered = torch.cuda.graph_pool_handle(), []
+        graph.capture_begin(pool=own, capture_error_mode="thread_local")
+        self.own = own
+        try:
+            self.share()
+            yield
+            self._ended(graph)
+        except BaseException:
+            with suppress(RuntimeError):            # the capture is spoiled: why, the first error says
+                self._ended(graph)
+            raise
+        finally:
+            for pool in self.entered:
+                if pool == own:                     # the shared pool stays, whatever becomes of its recordings
+                    _C._cuda_releasePool(self.index, pool)
+
+    def _ended(self, graph: torch.cuda.CUDAGraph) -> None:
+        if self.own is not None:
+            self.keep()                             # where the capture began
+            self.own = None
+            graph.capture_end()
+
+    def keep(self) -> None:
+        """What is allocated from now on lives as long as the recording."""
+        if self.own is not None and self.entered[-1:] == [self.shared]:
+            self._send(self.shared, self.own)
+
+    def share(self) -> None:
+        """What is allocated from now on is gone when the call ends."""
+        if self.own is not None and self.entered[-1:] != [self.shared]:
+            self._send(self.own, self.shared)
+
+    def _send(self, before: tuple, pool: tuple) -> None:
+        _C._cuda_endAllocateToPool(self.index, before)
+        _C._cuda_beginAllocateCurrentThreadToPool(self.index, pool)
+        self.entered.append(pool)
+
+    def _apart(self, results: list) -> list:
+        """`results`, those copied that are not in the recording's own memory (an operator's view of another value)."""
+        self.keep()
+        held = [(s["address"], s["address"] + s["total_size"]) for s in _C._cuda_memorySnapshot(self.own)["segments"]]
+        inside = lambda t: not t.nbytes or any(low <= t.data_ptr() < high for low, high in held)
+        return [t if inside(t) else copy_of(t) for t in results]
+
+    def _replaying(self, graph: torch.cuda.CUDAGraph) -> Callable[[], None]:
+        start, stream_of, index = super(torch.cuda.CUDAGraph, graph).replay, _C._cuda_getCurrentRawStream, self.index
+
+        def replay() -> None:
+            stream = stream_of(index)
+            if stream != self.last:
+                self._behind(stream)
+            start()
+        return replay
+
+    def _behind(self, stream: int) -> None:
+        """The current stream waits for what was replayed on the last one: recordings share memory."""
+        if self.last is not None:
+            event = torch.cuda.Event()
+            event.record(torch.cuda.ExternalStream(self.last, self.index))
+            event.wait(torch.cuda.current_stream(self.index))
+        self.last = stream
+
+
+@contextmanager
+def _own_workspaces() -> Iterator[None]:
+    """The vendor's libraries take their workspaces anew within, from the recording's memory, and let go of them."""
+    _C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        _C._cuda_clearCublasWorkspaces()
+
+
+_recorders: dict[int, CudaRecorder] = {}
+_lock = threading.Lock()
+
+
+def recorder(device: str) -> CudaRecorder:
+    """The one of `device` ("cuda:0")."""
+    index = torch.device(device).index or 0
+    with _lock:
+        if index not in _recorders:
+            with torch.cuda.device(index):
+                _recorders[index] = CudaRecorder(index)
+        return _recorders[index]

@@ -1,0 +1,318 @@
+"""Recorded programs: which calls are recorded, into what memory, and when a recording may be replayed. What records is a `Recorder`: on NVIDIA's GPUs
+CUDA graphs (`runtime/cuda_graphs.py`), in tests a stand-in.
+
+A recording reads and writes fixed addresses. So it holds what it makes for good and gives the caller new tensors over that memory; it is replayed when none
+of those of its last replay is alive, which the storages' use counts tell, as for blocks of `memory.Pool`. Only what dies within a call shares memory with
+other recordings: they are replayed one after the other, on one stream or behind an event. When all recordings of a call's sizes are busy, there are three ways:
+
+    another      a further recording with memory of its own: a result that is held while the next is made (two forwards before a backward)
+    copied out   recorded anew, the results that were held now copied to fresh memory by each call: a loss that outlives its step must not cost a
+                 second set of all that is saved for backward
+    plain        the program runs as if nothing was recorded
+
+An input is read in place as long as calls bring it at few addresses (parameters; what another recording made), each with a recording of its own; one that comes
+from ever new addresses has a buffer that calls copy it to, and from, if the program writes it.
+"""
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+Boxed = Callable[[list], list]
+WARM = 2                    # calls of a size before it is recorded: they build, load, choose algorithms, and show which addresses stay
+SIZES = 16                  # combinations of numbers (sizes) that a piece has recordings for
+KEPT = 8                    # recordings for one of them: addresses and generations
+GENERATIONS = 3             # of them with the same addresses
+MADE = 32                   # recordings that were made for one of them before every input is copied
+SMALL, FEW, MORE = 1 << 20, 2, 4        # addresses that an input is taken at before it is copied: FEW below SMALL bytes, MORE from there on
+CHEAP = 64 << 20            # bytes of results up to which a further generation is made without asking what holds the others
+USED = 8                    # replays that make a recording worth its while
+
+_use_count = torch._C._storage_Use_Count
+_pointers_equal = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
+
+
+class Recorder(Protocol):
+    """What records on one device. Calls of it are made under its `lock`."""
+    lock: Any
+    owned: dict[int, int]           # address of memory that recordings hold -> how many do
+
+    def keep(self) -> None:
+        """While it records: what is allocated from now on lives as long as the recording, and no other recording writes it."""
+
+    def share(self) -> None:
+        """While it records: what is allocated from now on is gone when the call ends."""
+
+    def busy(self) -> bool:
+        """Is something being recorded on the current stream, by whomever?"""
+
+    def record(self, fn: Boxed, args: list) -> tuple[Callable[[], None], list[torch.Tensor]]:
+        """(what runs `fn(args)` again at the same addresses, its results there). It need not have run. Raises what recording raises."""
+
+    def wait(self) -> None:
+        """Nothing that was replayed runs any more."""
+
+    def finish(self) -> None:
+        """The same of the current stream."""
+
+
+@dataclass
+class Counts:
+    """What the calls of one piece came to. `copied`: bytes that replays copied to and from buffers, and out of recordings; `seconds`: recording."""
+    plain: int = 0
+    replays: int = 0
+    recordings: int = 0
+    dropped: int = 0
+    copied: int = 0
+    seconds: float = 0.0
+
+
+class Recording:
+    """One recording: `replay` runs it; `addresses` are those of the inputs at `fixed`; `results` (emptied): what it makes, where
+    it makes it; `held`: the positions of those that are copied out."""
+
+    def __init__(self, replay: Callable[[], None], results: list[torch.Tensor], fixed: list[int], addresses: list[int], held: frozenset[int]):
+        self.replay, self.fixed, self.addresses, self.held = replay, fixed, addresses, held
+        with torch.inference_mode(False), torch.no_grad():
+            self.templates = [_over(t) for t in results]
+        results.clear()             # from here on the counts are those of memory that nobody else holds
+        self.out = [(i, t) for i, t in enumerate(self.templates) if i in held]
+        self.direct = [i for i in range(len(self.templates)) if i not in held]
+        self.storages = [self.templates[i].untyped_storage() for i in self.direct]
+        self.cdatas = [s._cdata for s in self.storages]
+        self.nbytes = sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self.templates}.values())
+        self.replays = 0
+        self.uses, self.refs = self._counts()
+
+    def _counts(self) -> tuple[list[int], list[int]]:
+        return [_use_count(c) for c in self.cdatas], [sys.getrefcount(s) for s in self.storages]
+
+    def idle(self) -> bool:
+        """Nobody holds what the last replay gave."""
+        return [_use_count(c) for c in self.cdatas] == self.uses and [sys.getrefcount(s) for s in self.storages] == self.refs
+
+    def alive(self) -> set[int]:
+        """The positions of results that somebody holds."""
+        uses, refs = self._counts()
+        return {i for i, a, b, c, d in zip(self.direct, uses, self.uses, refs, self.refs) if a != b or c != d}
+
+    def fits(self, args: list) -> bool:
+        if _pointers_equal is not None:
+            return _pointers_equal(args, self.addresses, self.fixed)
+        return [args[i].data_ptr() for i in self.fixed] == self.addresses
+
+    def take(self) -> list[torch.Tensor]:
+        """The results of a replay that was just started, as the caller's."""
+        found = [t.data for t in self.templates]
+        for i, t in self.out:
+            found[i] = _like(t)
+        return found
+
+
+@dataclass
+class Entry:
+    """What is known of the calls with the same numbers. `seen`: for each tensor the addresses that it came at; `buffers`: position -> where it is copied to;
+    `held`: positions of results that are copied out."""
+    seen: list[list[int]]
+    calls: int = 0
+    made: int = 0
+    recordings: list[Recording] = field(default_factory=list)          # the one that was replayed last is first
+    buffers: dict[int, torch.Tensor] = field(default_factory=dict)
+    held: frozenset[int] = frozenset()
+
+
+class Recorded:
+    """A boxed function that replays recordings of `fn`, whose first `tensors` arguments are tensors and the others numbers; it may write those at `written`.
+    `capture()`: the function to record, where it is another than `fn`; its `pending()` raises what kernels of earlier calls have left. `failed(error)` is
+    called once, when recording raises: from then on `fn` runs. `paused()`: is `fn` to run all the same? `synchronous`: a replay is waited for."""
+
+    def __init__(self, fn: Boxed, recorder: Recorder, tensors: int, written: frozenset[int] = frozenset(), capture: Callable[[], Boxed] | None = None,
+                 failed: Callable[[Exception], None] = lambda error: None, paused: Callable[[], bool] | None = None, synchronous: bool = False):
+        self.fn, self.recorder, self.tensors, self.written = fn, recorder, tensors, written
+        self.capture, self.failed, self.paused, self.synchronous = capture or (lambda: fn), failed, paused, synchronous
+        self.pending: Callable[[], None] | None = None
+        self.entries: dict[tuple, Entry] = {}
+        self.counts, self.broken, self.patience = Counts(), "", WARM
+        self.last: tuple | None = None
+
+    def __call__(self, args: list) -> list:
+        if self.pending is not None:
+            self.pending()
+        if self.broken or self.recorder.busy() or self.paused is not None and self.paused():
+            return self._plain(args)
+        with self.recorder.lock:
+            key = tuple(args[self.tensors:])
+            entry = self.entries.get(key)
+            if entry is not None:
+                if key != self.last:
+                    self.entries[key] = self.entries.pop(key)          # the last is the one that was used last
+                    self.last = key
+                for n, r in enumerate(entry.recordings):
+                    if r.fits(args) and r.idle():
+                        if n:
+                            entry.recordings.insert(0, entry.recordings.pop(n))
+                        return self._replay(entry, r, args)
+            found = self._recorded(key, entry, args)
+            if found is not None:
+                return self._replay(*found, args)
+        return self._plain(args)
+
+    def _plain(self, args: list) -> list:
+        self.counts.plain += 1
+        return self.fn(args)
+
+    def _replay(self, entry: Entry, r: Recording, args: list) -> list:
+        buffers = entry.buffers
+        for i, b in buffers.items():
+            self._copy(b, args[i])
+        r.replay()
+        r.replays += 1
+        self.counts.replays += 1
+        for i in self.written & buffers.keys():
+            self._copy(args[i], buffers[i])
+        out = r.take()
+        for i, t in r.out:
+            self._copy(out[i], t)
+        if self.synchronous:
+            self.recorder.finish()
+            if self.pending is not None:
+                self.pending()
+        args.clear()
+        return out
+
+    def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        with torch.no_grad():
+            _distinct(target).copy_(_distinct(source))
+        self.counts.copied += target.nbytes
+
+    # -- what to do with a call that no recording serves ---------------------------------------------------------------------
+    def _recorded(self, key: tuple, entry: Entry | None, args: list) -> tuple[Entry, Recording] | None:
+        """A recording made for this call; None: it runs plainly."""
+        if entry is None:
+            entry = self._entered(key)
+        entry.calls += 1
+        for i in range(self.tensors):
+            address = args[i].data_ptr()
+            if address not in entry.seen[i] and address not in self.recorder.owned and len(entry.seen[i]) <= MORE:
+                entry.seen[i].append(address)
+        if entry.calls <= self.patience:
+            return None
+        fitting = [r for r in entry.recordings if r.fits(args)]
+        if fitting:
+            self._hold(entry, fitting)
+        else:
+            self._settle(entry, args)
+        while len(entry.recordings) >= KEPT:
+            self._drop(entry.recordings.pop())
+        return self._made(entry, args)
+
+    def _entered(self, key: tuple) -> Entry:
+        if len(self.entries) >= SIZES:
+            oldest = self.entries.pop(next(iter(self.entries)))
+            if sum(r.replays for r in oldest.recordings) < USED * len(oldest.recordings):
+                self.patience = min(2 * self.patience, 1 << 10)         # sizes that come and go: recording them does not pay
+            for r in oldest.recordings:
+                self._drop(r)
+        self.last = key
+        return self.entries.setdefault(key, Entry([[] for _ in range(self.tensors)]))
+
+    def _hold(self, entry: Entry, busy: list[Recording]) -> None:
+        """All recordings that fit are busy: shall there be another, or is what is held to be copied out?"""
+        alive = set().union(*(r.alive() for r in busy))
+        size = sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in (busy[0].templates[i] for i in alive)}.values())
+        if len(busy) < GENERATIONS and (busy[0].nbytes <= CHEAP or 8 * size > busy[0].nbytes):
+            return
+        entry.held |= alive
+        for r in busy:
+            entry.recordings.remove(r)
+            self._drop(r)
+
+    def _settle(self, entry: Entry, args: list) -> None:
+        """Which inputs are read where they are: a change starts the entry's recordings anew."""
+        def moves(i: int) -> bool:
+            if entry.made > MADE:
+                return any(args[i].data_ptr() != r.addresses[r.fixed.index(i)] for r in entry.recordings[:1])
+            known = entry.seen[i]
+            limit = (FEW if args[i].nbytes < SMALL else MORE) if entry.recordings or entry.made else 1
+            return len(known) > limit and args[i].data_ptr() not in self.recorder.owned
+        moving = [i for i in range(self.tensors) if i not in entry.buffers and moves(i)]
+        for i in moving:
+            with torch.inference_mode(False), torch.no_grad():
+                entry.buffers[i] = copied(args[i])
+        if moving:
+            for r in entry.recordings:
+                self._drop(r)
+            entry.recordings.clear()
+
+    def _made(self, entry: Entry, args: list) -> tuple[Entry, Recording] | None:
+        fixed = [i for i in range(self.tensors) if i not in entry.buffers]
+        addresses = [args[i].data_ptr() for i in fixed]
+        given = [entry.buffers.get(i, a) for i, a in enumerate(args)]
+        inputs = {t.untyped_storage().data_ptr() for t in given[:self.tensors]} - {0}
+        fn, start = self.capture(), time.perf_counter()
+        self.pending = getattr(fn, "pending", None)
+
+        def apart(boxed: list) -> list:
+            return [copied(t) if t.untyped_storage().data_ptr() in inputs else t for t in fn(boxed)]
+        try:
+            replay, results = self.recorder.record(apart, given)
+        except Exception as error:
+            self.broken = f"{type(error).__name__}: {error}"
+            self.clear()
+            self.failed(error)
+            return None
+        finally:
+            self.counts.seconds += time.perf_counter() - start
+        made = Recording(replay, results, fixed, addresses, entry.held)
+        entry.recordings.insert(0, made)
+        entry.made += 1
+        self.counts.recordings += 1
+        for t in made.templates:
+            at = t.untyped_storage().data_ptr()
+            self.recorder.owned[at] = self.recorder.owned.get(at, 0) + 1
+        return entry, made
+
+    def _drop(self, r: Recording) -> None:
+        self.counts.dropped += 1
+        self.recorder.wait()
+        for t in r.templates:
+            at = t.untyped_storage().data_ptr()
+            self.recorder.owned[at] -= 1
+            if not self.recorder.owned[at]:
+                del self.recorder.owned[at]
+
+    def clear(self) -> None:
+        """Drops all recordings."""
+        for entry in self.entries.values():
+            for r in entry.recordings:
+                self._drop(r)
+        self.entries.clear()
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------------
+def _over(t: torch.Tensor) -> torch.Tensor:
+    """A tensor over t's memory that is no view and no inference tensor."""
+    return torch.empty(0, dtype=t.dtype, device=t.device).set_(t.untyped_storage(), t.storage_offset(), t.shape, t.stride())
+
+
+def _like(t: torch.Tensor) -> torch.Tensor:
+    """Fresh memory with t's shape and strides."""
+    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
+
+
+def _distinct(t: torch.Tensor) -> torch.Tensor:
+    """`t` with one element in the place of all that a stride of 0 repeats."""
+    return t[tuple(slice(0, 1) if s == 0 else slice(None) for s in t.stride())] if 0 in t.stride() else t
+
+
+def copied(t: torch.Tensor) -> torch.Tensor:
+    """A copy of `t` with its strides."""
+    out = _like(t)
+    _distinct(out).copy_(_distinct(t))
+    return out
