@@ -96,8 +96,7 @@ class MatmulLowering(TileLowering):
         if s.resident:
             count, programs = self.param("int", ("tiles",), tiles), self.param("int", ("programs",), minimum(tiles, as_index(s.resident)))
             step = self.fresh("b")
-            stages = f", num_stages={s.stages}" if self._single(s.depth) else ""
-            loop = For(f"for {step} in tl.range({number}, {count}, {programs}{stages})", [])
+            loop = For(self._over_tiles(step, number, count, programs), [])
             self.after = [loop]                 # stands behind what is loaded once
             tile, grid, number = Scope(loop.lines, program.open, program), minimum(tiles, as_index(s.resident)), step
         elif s.programs > 1:
@@ -107,6 +106,11 @@ class MatmulLowering(TileLowering):
         self._decode_tile(tile, moving, number)
         tile.open = program.open | frozenset(parallel)
         return tile, grid, share
+
+    def _over_tiles(self, step: str, first: str, count: str, programs: str) -> str:
+        """The head of the loop over the tiles that a program makes."""
+        stages = f", num_stages={self.schedule.stages}" if self._single(self.schedule.depth) else ""
+        return f"for {step} in tl.range({first}, {count}, {programs}{stages})"
 
     def _decode_tile(self, tile: Scope, moving: list[Axis], number: str) -> None:
         """Coordinates of the axes that differ from tile to tile: the accumulator's vary fastest."""
@@ -164,8 +168,9 @@ class MatmulLowering(TileLowering):
         for piece in range(len(s.sizes(s.depth))):
             self.piece[s.depth] = piece
             self._step(scope, found, carried)
-            self._show("left")
-            self._store_all(scope, hidden_stores(self.body_))
+            if hidden := hidden_stores(self.body_):
+                self._show("left")
+                self._store_all(scope, hidden)
         tile.lines += loops
         return carried
 

@@ -14,7 +14,7 @@ from ..fuse.plan import Plan
 from ..fuse.reason import Decision, Reason
 from ..fuse.roles import best_roles, plainest_roles
 from ..schedule.body import Body, Memory, body, coalesce, shared_extremes, unfolded
-from ..schedule import matmul, tiles
+from ..schedule import matmul, persistent, tiles
 from ..schedule.schedule import Schedule, choose
 from ..schedule.tile_schedule import TileSchedule
 from . import triton, tuned
@@ -24,6 +24,7 @@ from .host import Built, BuiltTiles, Part
 from .kernel import Kernel
 from .lower import lower
 from .matmul import lower_matmul
+from .persistent import lower_persistent
 from .scope import Unschedulable
 from .tile_kernel import TileKernel
 from .tile_parts import lower_tiles
@@ -67,7 +68,7 @@ def _schedule(g: Group, plan: Plan, target, hints: Hints, memories: dict, table:
     b = coalesce(body(g, plan.stores[g], plan.roles[g].parallel, memories))
     if target.kind == "gpu":
         b = shared_extremes(b)
-        product = matmul.choose(b, hints, target)
+        product = persistent.choose(b, hints, target) or matmul.choose(b, hints, target)
         if product:
             return b, product
         s, plain = tuned.choose(b, hints, target, table), unfolded(b)
@@ -76,6 +77,8 @@ def _schedule(g: Group, plan: Plan, target, hints: Hints, memories: dict, table:
 
 
 def _lower(b: Body, s: Schedule | TileSchedule, hints: Hints, target, table: Table = _NONE) -> Kernel | tuple[TileKernel, ...]:
+    if isinstance(s, persistent.PersistentSchedule):
+        return lower_persistent(b, s, hints, target.name, target.fast)
     if target.kind == "gpu":
         lowered = lower_matmul if isinstance(s, matmul.MatmulSchedule) else lower_tiles
         return lowered(b, s, hints, target.name, lambda again: tuned.choose(again, hints, target, table), target.fast)
@@ -162,6 +165,9 @@ def parts(kernels: tuple[TileKernel, ...]) -> tuple[Part, ...]:
 
 def _part(k: TileKernel) -> Part:
     text, s = triton.render(k, _PLACEHOLDER), k.schedule
+    otherwise = triton.render(k.otherwise, _PLACEHOLDER) if k.otherwise is not None else ""
     signature, divisible = triton.signature(k), triton.divisible(k)
-    key = "k" + hashlib.sha256(repr((text, signature, sorted(divisible), s.warps, s.stages, s.sharers, s.registers)).encode()).hexdigest()[:16]
-    return Part(k, GpuUnit(key, text.replace(_PLACEHOLDER, key), signature, divisible, s.warps, s.stages, registers=s.registers, cluster=s.sharers))
+    fields = (text, signature, sorted(divisible), s.warps, s.stages, s.sharers, s.registers, *((otherwise,) if otherwise else ()))
+    key = "k" + hashlib.sha256(repr(fields).encode()).hexdigest()[:16]
+    return Part(k, GpuUnit(key, text.replace(_PLACEHOLDER, key), signature, divisible, s.warps, s.stages, registers=s.registers, cluster=s.sharers,
+                           otherwise=otherwise.replace(_PLACEHOLDER, key)))

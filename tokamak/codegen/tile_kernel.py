@@ -43,7 +43,7 @@ class Value:
 @dataclass(frozen=True, eq=False)
 class TileKernel:
     """`grid`: programs in all, as an Index. `sources`: register -> the Expr that it holds, for people. `spaces`: workspace nodes that it fills. `aligned`: names of
-    integer parameters that are multiples of 16."""
+    integer parameters that are multiples of 16. `otherwise`: the same kernel, with the same parameters, for calls whose memory is aligned to less."""
     params: tuple[Param, ...]
     lines: tuple
     grid: Index
@@ -53,6 +53,7 @@ class TileKernel:
     sources: dict
     spaces: tuple
     aligned: frozenset[str]
+    otherwise: "TileKernel | None" = None
 
 
 @dataclass(frozen=True, eq=False)

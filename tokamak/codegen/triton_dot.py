@@ -20,6 +20,12 @@ def dot(a, b, c):
 
 
 @triton.jit
+def halves(x):
+    """The left and the right half of the columns of a tile."""
+    return tl.split(tl.permute(tl.reshape(x, [x.shape[0], 2, x.shape[1] // 2]), [0, 2, 1]))
+
+
+@triton.jit
 def small_to_half(x, to: tl.constexpr):
     """An integer of 8 bits in the 16-bit type `to`, which holds each of them exactly."""
     if x.dtype.is_int_signed():

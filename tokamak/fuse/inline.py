@@ -12,6 +12,8 @@ from ..ir.expr import Cast, Const, Expr, Load, Op, Reduce, Rewriter, walk, loads
 from ..ir.graph import Compute, Graph, Input, Opaque, Result, Scatter, View, Write, is_pointwise, topological
 from ..ir.index import Axis
 from ..ir.rewrite import Simplifier
+from .axes import fold_of
+from .contraction import contraction, multiplied
 from .cost import estimates, is_heavy, pinned_nodes, weight
 
 SMALL = 4           # operations below which computing again is cheaper than any memory traffic
@@ -32,6 +34,7 @@ class _Inliner:
         self.simplify = Simplifier()
         self.hints = estimates(graph, target)
         self.pinned = pinned_nodes(graph)
+        self.products = {n for n in graph.nodes if isinstance(n, Compute) and _is_product(n)}
         self.uses: dict = {}
         for n in graph.nodes:
             for e in _loads_of(n):
@@ -100,6 +103,8 @@ class _Inliner:
         uses = self.uses.get(n, ())
         if not uses:
             return True
+        if any(reader in self.products for reader, _ in uses):
+            return False            # tiles are multiplied as they lie in memory
         inner = loads(expr)
         cost = weight(expr)
         size = n.dtype.bytes
@@ -117,6 +122,12 @@ class _Inliner:
             return self.hints.count(reader.axes)
         bound = {a for e in walk(reader.expr) if isinstance(e, Reduce) for a in e.over}
         return self.hints.count((*reader.axes, *bound))
+
+
+def _is_product(n: Compute) -> bool:
+    fold = fold_of(n.expr)
+    found = contraction(fold) if fold is not None else None
+    return found is not None and multiplied(found)
 
 
 def _loads_of(n) -> list[Load]:

@@ -20,7 +20,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import byref, c_char_p, c_int, c_int32, c_int64, c_uint, c_void_p
-from dataclasses import replace
 
 import torch
 
@@ -305,7 +304,7 @@ class Placed:
                 return variant
         unit = self.kernel.binary.unit
         holds = frozenset(i for i in unit.divisible if not arguments[i] & 15)
-        made = Variant(self.kernel.rebuild(replace(unit, divisible=holds)))
+        made = Variant(self.kernel.rebuild(unit.relying(holds)))
         position = next((i for i, v in enumerate(self.variants) if len(v.divisible) < len(holds)), len(self.variants))
         made.record.next = self.variants[position].address if position < len(self.variants) else None
         self.variants.insert(position, made)

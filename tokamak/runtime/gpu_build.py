@@ -18,7 +18,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from ..errors import BuildError, CompilerMissing
@@ -34,7 +34,7 @@ ABI = 1                                  # of what is kept on disk
 class GpuUnit:
     """Triton text that defines the jitted function `name`, whose parameters have the Triton types `signature`, in order; there are no constexprs.
     `divisible`: positions of parameters that are multiples of 16 (pointers: 16-byte aligned, integers: value % 16 == 0); where a call breaks that, a
-    variant of the kernel is built that does not rely on it. `cooperative`: all programs of the grid are resident at once (they wait for each other).
+    variant of the kernel is built that does not rely on it, of the text `otherwise` where there is one. `cooperative`: all programs of the grid are resident at once (they wait for each other).
     `cluster`: so many neighbours of the grid, which it is a multiple of, run side by side and see each other's shared memory.
     `contract`: a product may be added to something without being rounded first. `registers`: the most that a thread may have; 0 leaves it open.
     `name` stands for the text and all other fields."""
@@ -48,6 +48,11 @@ class GpuUnit:
     contract: bool = True
     registers: int = 0
     cluster: int = 1
+    otherwise: str = ""
+
+    def relying(self, divisible: frozenset[int]) -> GpuUnit:
+        """The unit for calls in which only these of its parameters are multiples of 16."""
+        return replace(self, divisible=divisible, text=self.otherwise or self.text, otherwise="")
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,9 @@ class Interpreted:
         """As a `gpu.Placed`'s; always 0."""
         floats = (t == "fp64" for t in self.unit.signature)
         words = struct.unpack("=4q" + "".join("d" if f else "q" for f in floats), packed)
-        self.run(words[1:HEAD], words[HEAD:])
+        aligned = frozenset(i for i in self.unit.divisible if words[HEAD + i] % 16 == 0)
+        kernel = self if aligned == self.unit.divisible or not self.unit.otherwise else interpreted(self.unit.relying(aligned))
+        kernel.run(words[1:HEAD], words[HEAD:])
         return 0
 
     def __call__(self, packed: bytes, stream: int) -> None:

@@ -1,0 +1,116 @@
+"""Contractions of many rows and columns by programs that stay, in Triton's interpreter: what descriptors can and cannot read, parts of tiles, batches,
+several products, what stands behind them, memory that is not aligned; against float64. And their kernels compiled for a GPU that is not there."""
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tokamak.codegen.stages import parts
+from tokamak.runtime import gpu_build
+from tokamak.schedule.persistent import PersistentSchedule
+
+from .test_contractions import TOLERANCE, check, error, run, schedules, values, wide
+
+pytest.importorskip("triton")
+
+
+def kernels(record) -> list:
+    return [part.kernel for built in record.values["render"].values() for part in built.parts]
+
+
+def persistent(fn, *inputs, **options):
+    """The one kernel of `fn`, by programs that stay, which gives what float64 gives."""
+    got, (record, *_) = run(fn, *inputs, **options)
+    assert error(got, fn(*map(wide, inputs))) <= TOLERANCE[got.dtype]
+    made, = kernels(record)
+    assert isinstance(made.schedule, PersistentSchedule)
+    return made
+
+
+def text(kernel) -> str:
+    return "\n".join(map(str, [*kernel.lines, *(getattr(x, "lines", ()) for x in kernel.lines)]))
+
+
+@pytest.mark.parametrize("rows, inner, columns", [(70, 136, 152), (129, 64, 136), (65, 8, 72), (200, 72, 264)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_extents(rows, inner, columns, dtype):
+    inputs = [values(*s, dtype=dtype) for s in ((rows, inner), (columns, inner), (columns,))]
+    made = persistent(lambda x, w, b: F.gelu(F.linear(x, w, b)), *inputs)
+    assert text(made).count("make_tensor_descriptor") == 3 and made.otherwise is not None
+
+
+def test_tiles_in_parts():
+    inputs = [values(*s) for s in ((390, 72), (72, 520), (520,), (390, 520))]
+    made = persistent(lambda x, w, b, r: F.silu(x @ w + b) * r[:, :1] + r, *inputs)
+    assert made.schedule.parts == 2 and made.schedule.flat
+
+
+OPERANDS = {
+    "left transposed": (lambda x, w: x.t() @ w, (72, 80), (72, 96), 3),
+    "both transposed": (lambda x, w: x.t() @ w.t(), (72, 80), (96, 72), 3),
+    "windows": (lambda x, w: x[:, 8:80] @ w[:, 16:112], (80, 96), (72, 128), 3),
+    "a window that begins anywhere": (lambda x, w: x[:, 3:75] @ w, (80, 96), (72, 80), 2),
+    "a step between columns": (lambda x, w: x @ w[:, ::2], (80, 72), (72, 160), 2),
+    "columns that are no whole words": (lambda x, w: x @ w, (80, 72), (72, 99), 1),
+    "a transposed result": (lambda x, w: (x @ w).t().contiguous(), (80, 72), (72, 96), 3),
+    "batches": (lambda x, w: torch.bmm(x, w), (3, 80, 40), (3, 40, 72), 3),
+    "broadcast batches": (lambda x, w: torch.matmul(x, w), (2, 1, 80, 40), (3, 40, 72), 3),
+    "heads": (lambda x, w: torch.einsum("bihd,bjhd->bhij", x, w), (2, 72, 3, 16), (2, 80, 3, 16), 3),
+    "a factor that a kernel in front computes": (lambda x, w: torch.relu(x) @ w, (80, 72), (72, 96), 3),
+}
+
+
+@pytest.mark.parametrize("name", OPERANDS)
+def test_operands(name):
+    fn, left, right, boxes = OPERANDS[name]
+    got, (record,) = run(fn, *(inputs := (values(*left), values(*right))))
+    assert error(got, fn(*map(wide, inputs))) <= TOLERANCE[torch.bfloat16]
+    found = [k for k in kernels(record) if isinstance(k.schedule, PersistentSchedule)]
+    assert len(found) == 1 and text(found[0]).count("make_tensor_descriptor") == boxes
+
+
+BEHIND = {
+    "a gate of two products": lambda x, g, u, r: F.silu(x @ g) * (x @ u),
+    "three products": lambda x, g, u, r: (x @ g) * (x @ u) + x @ (g + u),
+    "a mask": lambda x, g, u, r: torch.where(r > 0, x @ g, 0.0),
+    "scales of rows and columns": lambda x, g, u, r: (x @ g) * r[:, :1] * r[0],
+    "two results": lambda x, g, u, r: torch.stack([torch.relu(x @ g), r]).sum(0),
+    "a wider result": lambda x, g, u, r: (x @ g).float() * 3,
+    "alpha and beta": lambda x, g, u, r: torch.addmm(r, x, g, beta=0.5, alpha=2),
+}
+
+
+@pytest.mark.parametrize("name", BEHIND)
+def test_what_stands_behind(name):
+    fn = BEHIND[name]
+    inputs = [values(*s) for s in ((136, 72), (72, 136), (72, 136), (136, 136))]
+    got, (record,) = run(fn, *inputs)
+    assert error(got, fn(*map(wide, inputs))) <= 1.5e-2
+    assert any(isinstance(s, PersistentSchedule) for s in schedules(record))
+
+
+def test_memory_that_is_not_aligned():
+    """The same kernel by addresses serves calls whose memory the copy engine cannot read."""
+    flat = values(80 * 72 + 1)
+    w = values(72, 80)
+    got, (record,) = run(lambda x, w: F.relu(x @ w), flat[1:].view(80, 72), w)
+    assert error(got, F.relu(wide(flat[1:].view(80, 72)) @ wide(w))) <= TOLERANCE[torch.bfloat16]
+    made, = kernels(record)
+    assert "make_tensor_descriptor" in text(made) and "make_tensor_descriptor" not in text(made.otherwise)
+
+
+def test_sizes_that_change():
+    torch._dynamo.reset()
+    fn = lambda x, w: F.relu(x @ w)
+    got, _ = run(fn, x := values(80, 72), w := values(72, 96), dynamic=True)
+    assert error(got, fn(wide(x), wide(w))) <= TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.parametrize("arch", [("cuda", 90, 32), ("cuda", 80, 32), ("hip", "gfx942", 64)], ids=str)
+def test_they_compile(arch):
+    """For sm_90 with descriptors; by addresses for the others."""
+    made = persistent(lambda x, w, b: F.gelu(x @ w + b), values(136, 72), values(72, 136), values(136))
+    unit = parts((made if arch[1] == 90 else made.otherwise,))[0].unit
+    built = gpu_build.build([unit], arch)[unit.name]
+    assert ("cp.async.bulk.tensor" in built.listing) == (arch[1] == 90) and built.shared <= 227 << 10

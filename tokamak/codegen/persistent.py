@@ -1,0 +1,145 @@
+"""(Body, PersistentSchedule) -> TileKernel: products of tiles by programs that stay, whose factors come through descriptors.
+
+A descriptor says once, before the loops, where a tensor lies (`schedule.persistent.Box`); a read or a write of a tile then names only where the tile begins.
+What lies outside is 0 when it is read, and left when it is written, so that there are no masks. The result's tile is finished in parts: `out 0`, `out 1`
+are views like any other, each of a range of the tile's columns.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..ir.dtype import DType
+from ..ir.expr import Expr, Reduce
+from ..ir.index import Axis
+from ..schedule.body import Body, Store
+from ..schedule.matmul import folds_of
+from ..schedule.persistent import Box, PersistentSchedule, factor_box, store_box
+from .matmul import MatmulLowering
+from .tile_kernel import Scope, TileKernel, Value
+from .tiles import rounded
+
+
+class PersistentLowering(MatmulLowering):
+    """The kernel of a body of contractions, see above."""
+
+    def kernel(self) -> TileKernel:
+        s = self.schedule = self.s
+        first, second = s.dims
+        self.held, self.view, self.after, self.begins, self.descriptors = [], "out 0", [], {}, {}
+        self.piece.update({a: 0 for a, _ in s.pieces})
+        width = s.sizes(second)[0] // s.parts
+        narrow = replace(s, pieces=tuple((a, (width,)) if a is second else (a, n) for a, n in s.pieces))
+        self.outs = {f"out {n}": n * width for n in range(s.parts)}
+        factors = {"left": replace(s, dims=(first, s.depth)), "right": replace(s, dims=(s.depth, second))}
+        self.views = {name: (v, {}) for name, v in (*((o, narrow) for o in self.outs), *((n, v) for n, v in factors.items() if self._addressed(n, v)))}
+        self.tile, grid, _ = self._place_program()
+        for out, accumulators in zip(self.outs, self._cut_up(self._products(None))):
+            self._show(out)
+            for fold, name in accumulators.items():
+                self._remember(self.tile, fold, (Value(name, frozenset(s.dims), self.tile, True),))
+            self._store_all(self.tile, self.stores)
+        aligned = frozenset(p.name for p in self.params if p.kind == "int" and self.hints.divides(16, p.source))
+        return TileKernel(tuple(self.params), (*self.program.lines, *self.after), grid, s, self.body_, tuple(self.errors), self.sources, (), aligned)
+
+    def _addressed(self, view: str, v: PersistentSchedule) -> bool:
+        """Is any factor of this view computed, or read by address?"""
+        return any(self._factor_box(e, v.dims) is None for c in folds_of(self.body_) for e in (c.left, c.right)
+                   if (v.dims[view == "right"] in e.free))
+
+    def _factor_box(self, e: Expr, dims) -> Box | None:
+        return factor_box(e, dims, self.hints) if self.schedule.boxes else None
+
+    # -- places ----------------------------------------------------------------------------------------------------------------
+    def _put_everywhere(self, scope: Scope, a: Axis, base: str) -> None:
+        """As for any contraction; the parts of a tile begin one behind the other."""
+        shown, self.begins[a] = self.view, base
+        for view, (s, _) in self.views.items():
+            if a in s.dims:
+                self._show(view)
+                start = self.outs.get(view, 0) if a is self.schedule.dims[1] else 0
+                self._tile_coordinate(scope, a, " + ".join(filter(None, (base, str(start) if start else ""))), 0, a not in s.exact)
+        self._show(shown)
+
+    def _over_tiles(self, step: str, first: str, count: str, programs: str) -> str:
+        return f"for {step} in tl.range({first}, {count}, {programs}{', flatten=True' if self.schedule.flat else ''})"
+
+    def _range(self, low, high, step) -> str:
+        return f"range({low}, {high}, {step})"
+
+    def _cut_up(self, accumulators: dict[Reduce, str]) -> list[dict[Reduce, str]]:
+        """The accumulators' columns, part by part."""
+        made = [accumulators]
+        while len(made) < self.schedule.parts:
+            halves = [{fold: (self.fresh("a"), self.fresh("a")) for fold in part} for part in made]
+            for part, names in zip(made, halves):
+                self.tile.lines += [f"{', '.join(names[fold])} = tk.halves({name})" for fold, name in part.items()]
+            made = [{fold: pair[n] for fold, pair in names.items()} for names in halves for n in (0, 1)]
+        return made
+
+    # -- descriptors -----------------------------------------------------------------------------------------------------------
+    def _descriptor(self, b: Box, block: tuple[int, ...]) -> str:
+        """The register of a descriptor of `b` for tiles of `block` elements."""
+        found = self.descriptors.get((b, block))
+        if found is None:
+            extents = [self._number(self.extent(a)) for a in b.axes]
+            key = ("address", b.memory.node)
+            strides = [self.text(x, (*key, n))[0] for n, x in enumerate(b.strides)]
+            start = self.memory(b.memory) + (f" + {self.text(b.offset, key)[0]}" if b.offset != 0 else "")
+            text = f"tl.make_tensor_descriptor({start}, [{', '.join(extents)}], [{', '.join(strides)}], {list(block)})"
+            found = self.descriptors[b, block] = self.assign(self.program, text, "d")
+        return found
+
+    def _corner(self, b: Box, second: int = 0) -> str:
+        """Where the tile begins in `b`; `second`: elements further along the accumulator's second axis."""
+        def at(a: Axis) -> str:
+            if a not in self.begins:
+                return self.coordinate(a)[0]
+            parts = [self.begins[a], str(second) if second and a is self.schedule.dims[1] else ""]
+            return " + ".join(filter(None, parts)) or "0"
+        narrow = (lambda t: f"({t}).to(tl.int32)" if not t.isdigit() else t) if self.schedule.wide else lambda t: t
+        return ", ".join(narrow(at(a)) for a in b.axes)
+
+    def _block(self, b: Box, s: PersistentSchedule) -> tuple[int, ...]:
+        sizes = dict(s.pieces)
+        return tuple(sizes[a][0] if a in s.dims else 1 for a in b.axes)
+
+    def _tile_of(self, scope: Scope, view: str, e: Expr, wanted: DType) -> str:
+        """As for any contraction; what the engine can copy comes through a descriptor."""
+        first, second = self.schedule.dims
+        dims = (first, self.schedule.depth) if view == "left" else (self.schedule.depth, second)
+        b = self._factor_box(e, dims)
+        if b is None:
+            return super()._tile_of(scope, view, e, wanted)
+        self.scope, key = scope, ("box", e)
+        found = scope.memo.get(key)
+        if found is None:
+            block = self._block(b, replace(self.schedule, dims=dims))
+            text = f"{self._descriptor(b, block)}.load([{self._corner(b)}])"
+            text += f".reshape({list(block[-2:])})" if len(block) > 2 else ""
+            found = scope.memo[key] = self.assign(scope, f"{text}.T" if b.axes[-2:] != dims else text)
+        return found
+
+    def _store(self, scope: Scope, s: Store, address: str, dims, value: Value, guard, pieces) -> None:
+        b = store_box(s, self.schedule.dims, self.hints) if self.schedule.boxes and guard is None else None
+        if b is None:
+            super()._store(scope, s, address, dims, value, guard, pieces)
+            return
+        block, text = self._block(b, self.s), value.var
+        if value.dims != frozenset(self.s.dims):
+            text = f"tl.broadcast_to({text}, {self.shape(self.s.dims)})"
+        text = f"tl.trans({text})" if b.axes[-2:] != self.s.dims else text
+        text = f"tl.reshape({text}, {list(block)})" if len(block) > 2 else text
+        scope.lines.append(f"{self._descriptor(b, block)}.store([{self._corner(b, self.outs[self.view])}], {text})")
+
+
+def lower_persistent(body: Body, schedule: PersistentSchedule, hints, device: str, fast: bool = False) -> tuple[TileKernel, ...]:
+    """The kernel of `body`; its `otherwise` is the same one by addresses, for calls whose memory the engine cannot copy."""
+    fast = fast and rounded(body)
+    plain = PersistentLowering(body, replace(schedule, boxes=False, flat=False), hints, device, fast=fast)
+    addressed = plain.kernel()
+    if not schedule.boxes or addressed.errors:
+        return (addressed,)
+    made = PersistentLowering(body, schedule, hints, device, fast=fast)
+    made.params, made.keys = list(plain.params), dict(plain.keys)
+    kernel = made.kernel()
+    return (replace(kernel, otherwise=replace(addressed, params=kernel.params, aligned=kernel.aligned)),)
