@@ -187,6 +187,23 @@ def _linear_bias_gelu_res(d, rows, inner=4096, out=4096):
                   (stream(d, rows, inner), matrix(d, out, inner), bias(d, out), stream(d, rows, out)), flops=2 * rows * inner * out)
 
 
+def _behind(name: str, behind, beside: int = 0, gate: bool = False):
+    """Enters `linear_NAME`: `behind` takes the product and the bias; `beside`: 1 adds a tensor of the result's shape, `gate` a second product."""
+    def build(d, rows, inner, out):
+        specs = (stream(d, rows, inner), matrix(d, out, inner), *((matrix(d, out, inner),) if gate else (bias(d, out),)),
+                 *(stream(d, rows, out) for _ in range(beside)))
+        return Recipe(lambda x, w, b, *r: behind(F.linear(x, w), F.linear(x, b) if gate else b, *r), specs, flops=2 * rows * inner * out * (1 + gate))
+    family(f"linear_{name}", "gemm")(build)
+
+
+_behind("bias", lambda y, b: y + b)
+_behind("bias_gelu", lambda y, b: F.gelu(y + b))
+_behind("bias_gelu_tanh", lambda y, b: F.gelu(y + b, approximate="tanh"))
+_behind("silu_gate", lambda y, u: F.silu(y) * u, gate=True)
+_behind("res", lambda y, b, r: y + b + r, beside=1)
+_behind("scale", lambda y, b: y * b)
+
+
 def _mlp(activation):
     def build(d, rows, width, hidden):
         return Recipe(lambda x, w1, b1, w2, b2: F.linear(activation(F.linear(x, w1, b1)), w2, b2),

@@ -1,6 +1,7 @@
 """Grids of sizes: rows x columns in powers of two, one less and one more, and the hidden sizes of known models.
 
-By default a grid holds what is large enough to be bound by memory and small enough to be quick: between 2^20 and 2^27 elements.
+Grid "gemm": products of rows x depth x columns with what stands behind them. By default any other grid holds what is large enough to be bound by memory
+and small enough to be quick: between 2^20 and 2^27 elements.
 """
 from __future__ import annotations
 
@@ -9,6 +10,9 @@ from dataclasses import dataclass
 from .gpu_case import DTYPES
 
 HIDDEN = {"BERT-Large": (1024, 4096), "GPT-2": (768, 1024, 1280, 1600), "GPT-3": (2048, 2560, 4096, 5120, 12288), "Megatron-1T": (25600,)}
+
+
+WIDTHS = (1024, 4096, 11008, 14336)         # depth and columns of the products of grid "gemm"
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ GRIDS = {
     "layernorm_bwd": Grid(("layernorm_bwd",), rows=(4, 20), columns=(5, 18)),
     "softmax": Grid(("softmax",), rows=(4, 20), columns=(5, 18)),
     "rmsnorm": Grid(("rmsnorm", "rmsnorm_bwd"), rows=(4, 20), columns=(5, 18)),
+    "gemm": Grid(("linear_bias", "linear_bias_relu", "linear_bias_gelu", "linear_silu_gate", "linear_res", "linear_scale"), rows=(0, 13)),
     "hidden": Grid(("layernorm", "layernorm_bwd", "rmsnorm", "rmsnorm_bwd")),
 }
 
@@ -38,6 +43,8 @@ def names(grid: str, dtypes=("bf16",), near=(0,), rows: tuple[int, int] | None =
         raise ValueError(f"grids: {', '.join(GRIDS)}; dtypes: {', '.join(DTYPES)}")
     g = GRIDS[grid]
     low, high = elements or g.elements
+    if grid == "gemm":
+        return [f"{f}_{d}_{r}x{k}x{n}" for d in dtypes for k in WIDTHS for n in WIDTHS for r in _powers(rows or _exponents(g.rows)) for f in g.families]
     if grid == "hidden":
         sizes = [(r, c) for c in sorted({c for cs in HIDDEN.values() for c in cs}) for r in _powers(rows or (1 << 11, 1 << 15))]
     else:

@@ -21,7 +21,7 @@ DRIVER = r"""
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-typedef struct { void *function; unsigned shape[7]; void *stream; int64_t arguments[8]; int32_t small; int together; void *context; } launch;
+typedef struct { void *function; unsigned shape[7]; void *stream; int64_t arguments[16]; int32_t small; int together; void *context; } launch;
 launch launches[64];
 int launched, loaded, answer, count = 3, mode = 0, relaxed_at_load, shared_asked, any_cluster;
 char images[64][16];
@@ -65,6 +65,14 @@ int cuLaunchKernelEx(const configuration *h, void *f, void **p, void **extra) {
     if (extra || h->count != 1 || h->attributes->id != 4 || h->attributes->size[1] != 1 || h->attributes->size[2] != 1) return 999;
     return take(f, h->grid[0], h->grid[1], h->grid[2], h->block[0], h->block[1], h->block[2], h->shared, h->stream, p, -(int)h->attributes->size[0]);
 }
+int cuTensorMapEncodeTiled(void *map, int type, unsigned rank, void *at, const uint64_t *extents, const uint64_t *steps, const uint32_t *block,
+                           const uint32_t *ones, int interleave, int swizzle, int promotion, int fill) {
+    if (interleave || promotion != 2 || fill || ones[0] != 1 || ones[rank - 1] != 1 || (intptr_t)map % 64 || (intptr_t)at % 16) return 999;
+    int64_t seen[6] = {type * 100 + rank * 10 + swizzle, (intptr_t)at, extents[0] * 1000 + extents[1], steps[0], block[0] * 1000 + block[1], 0};
+    for (int i = 0; i < 5; i++) seen[5] = seen[5] * 31 + seen[i];
+    memcpy(map, seen + 5, 8); memcpy((char *)map + 8, seen, 40);
+    return 0;
+}
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *n, void *f, int threads, size_t shared) { *n = 2048 / threads; return 0; }
 int cuMemHostAlloc(void **host, size_t size, unsigned flags) { *host = malloc(size); memset(*host, 7, size); return flags == 3 ? 0 : 1; }
 int cuMemHostGetDevicePointer_v2(void **there, void *host, unsigned flags) { *there = host; return 0; }
@@ -73,7 +81,7 @@ int cuThreadExchangeStreamCaptureMode(int *m) { int before = mode; mode = *m; *m
 
 
 class Recorded(ctypes.Structure):
-    _fields_ = [("function", ctypes.c_char_p), ("shape", ctypes.c_uint * 7), ("stream", ctypes.c_void_p), ("arguments", ctypes.c_int64 * 8),
+    _fields_ = [("function", ctypes.c_char_p), ("shape", ctypes.c_uint * 7), ("stream", ctypes.c_void_p), ("arguments", ctypes.c_int64 * 16),
                 ("small", ctypes.c_int32), ("together", ctypes.c_int), ("context", ctypes.c_void_p)]
 
 
@@ -110,7 +118,7 @@ class Fake:
 def binary(unit: GpuUnit, **fields) -> Binary:
     code = b"k" + bytes(48 + i for i in sorted(unit.divisible)) + b"\0 code"
     return Binary(unit, ("cuda", 90, 32), **{"code": code, "entry": "k", "shared": 0, "threads": 32 * unit.warps, "registers": 8, "spilled": 0,
-                                             "scratch": (0, 1), "hidden": 2, "packed": b"", **fields})
+                                             "scratch": (0, 1), "hidden": 2, "maps": (), "packed": b"", **fields})
 
 
 @pytest.fixture
@@ -151,6 +159,38 @@ def test_a_launch_arrives_as_it_was_packed(fake, launch):
         assert seen.arguments[0] == 0x7f0000000010 and seen.small == -3 and list(seen.arguments[3:5]) == [0, 0]
         assert struct.unpack("d", struct.pack("q", seen.arguments[2])) == (2.5,)
     assert len(fake.launches) == 2
+
+
+def test_descriptors_are_made_of_what_a_call_gives(fake, launch):
+    """Two boxes behind three parameters: what describes them in the driver's order, and their extents and strides as parameters."""
+    fake.number("count").value = 3 + 2 * 5
+    unit = GpuUnit("k", "text", ("*fp32", "i32", "fp64"), frozenset({0}), boxes=(("fp32", (128, 64)),) * 2)
+    maps = ((2, 7, 4, 3, (128, 32)),) * 2
+    placed = Kernel(binary(unit, maps=maps), None, launch, lambda: fake.driver).on("cuda:0")
+    packed = struct.pack("=6qd12q", placed.address, 5, 2, 3, 32, -3, 2.5, 4096, 8, 100, 60, 64, 1, 8192, 0, 70, 50, 56, 1)
+    for _ in range(2):
+        if launch(packed, 77):
+            placed(packed, 77)
+    for seen in fake.launches:
+        got, expected = list(seen.arguments[:15]), []
+        for at, rows, columns, step in ((4096 + 32, 100, 60, 256), (8192, 70, 50, 224)):
+            described = 0
+            for word in (723, at, columns * 1000 + rows, step, 32 * 1000 + 128):
+                described = described * 31 + word
+            expected += [described, rows, columns, step // 4, 1]
+        assert got[0] == 32 and seen.small == -3 and got[3:13] == expected and got[13:] == [0, 0]
+    assert len(fake.launches) == 2
+
+
+def test_memory_that_boxes_cannot_describe_gets_the_kernel_without(fake, launch):
+    unit = GpuUnit("k", "text", ("*fp32", "i32", "fp64"), frozenset({0}), boxes=(("fp32", (128, 64)),), otherwise="other")
+    rebuilt = []
+    made = Kernel(binary(unit, maps=((2, 7, 4, 3, (128, 32)),)), lambda u: (rebuilt.append(u), binary(u))[1], launch, lambda: fake.driver).on("cuda:0")
+    packed = struct.pack("=6qd6q", made.address, 5, 2, 3, 36, -3, 2.5, 36, 0, 100, 60, 64, 1)
+    for _ in range(2):
+        if launch(packed, 77):
+            made(packed, 77)
+    assert rebuilt == [GpuUnit("k", "other", ("*fp32", "i32", "fp64"))] and [s.arguments[0] for s in fake.launches] == [36, 36]
 
 
 def test_once_loaded_the_launcher_needs_nobody(fake, launch):

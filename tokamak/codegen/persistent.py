@@ -1,7 +1,7 @@
 """(Body, PersistentSchedule) -> TileKernel: products of tiles by programs that stay, whose factors come through descriptors.
 
-A descriptor says once, before the loops, where a tensor lies (`schedule.persistent.Box`); a read or a write of a tile then names only where the tile begins.
-What lies outside is 0 when it is read, and left when it is written, so that there are no masks. The result's tile is finished in parts: `out 0`, `out 1`
+A descriptor, which the launcher makes of an address, says where a tensor lies (`schedule.persistent.Box`); a read or a write of a tile then names only where
+the tile begins. What lies outside is 0 when it is read, and left when it is written, so that there are no masks. The result's tile is finished in parts: `out 0`, `out 1`
 are views like any other, each of a range of the tile's columns.
 """
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..schedule.body import Body, Store
 from ..schedule.matmul import folds_of
 from ..schedule.persistent import Box, PersistentSchedule, factor_box, store_box
 from .matmul import MatmulLowering
-from .tile_kernel import Scope, TileKernel, Value
+from .tile_kernel import Boxed, Scope, TileKernel, Value
 from .tiles import rounded
 
 
@@ -39,7 +39,8 @@ class PersistentLowering(MatmulLowering):
                 self._remember(self.tile, fold, (Value(name, frozenset(s.dims), self.tile, True),))
             self._store_all(self.tile, self.stores)
         aligned = frozenset(p.name for p in self.params if p.kind == "int" and self.hints.divides(16, p.source))
-        return TileKernel(tuple(self.params), (*self.program.lines, *self.after), grid, s, self.body_, tuple(self.errors), self.sources, (), aligned)
+        return TileKernel(tuple(self.params), (*self.program.lines, *self.after), grid, s, self.body_, tuple(self.errors), self.sources, (), aligned,
+                          tuple(self.descriptors.values()))
 
     def _addressed(self, view: str, v: PersistentSchedule) -> bool:
         """Is any factor of this view computed, or read by address?"""
@@ -81,13 +82,8 @@ class PersistentLowering(MatmulLowering):
         """The register of a descriptor of `b` for tiles of `block` elements."""
         found = self.descriptors.get((b, block))
         if found is None:
-            extents = [self._number(self.extent(a)) for a in b.axes]
-            key = ("address", b.memory.node)
-            strides = [self.text(x, (*key, n))[0] for n, x in enumerate(b.strides)]
-            start = self.memory(b.memory) + (f" + {self.text(b.offset, key)[0]}" if b.offset != 0 else "")
-            text = f"tl.make_tensor_descriptor({start}, [{', '.join(extents)}], [{', '.join(strides)}], {list(block)})"
-            found = self.descriptors[b, block] = self.assign(self.program, text, "d")
-        return found
+            found = self.descriptors[b, block] = Boxed(f"d{len(self.descriptors)}", b.memory, b.offset, tuple(a.extent for a in b.axes), b.strides, block)
+        return found.name
 
     def _corner(self, b: Box, second: int = 0) -> str:
         """Where the tile begins in `b`; `second`: elements further along the accumulator's second axis."""

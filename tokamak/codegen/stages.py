@@ -167,7 +167,8 @@ def _part(k: TileKernel) -> Part:
     text, s = triton.render(k, _PLACEHOLDER), k.schedule
     otherwise = triton.render(k.otherwise, _PLACEHOLDER) if k.otherwise is not None else ""
     signature, divisible = triton.signature(k), triton.divisible(k)
-    fields = (text, signature, sorted(divisible), s.warps, s.stages, s.sharers, s.registers, *((otherwise,) if otherwise else ()))
+    boxes = triton.boxes(k)
+    fields = (text, signature, sorted(divisible), s.warps, s.stages, s.sharers, s.registers, *((otherwise, boxes) if boxes else ()))
     key = "k" + hashlib.sha256(repr(fields).encode()).hexdigest()[:16]
     return Part(k, GpuUnit(key, text.replace(_PLACEHOLDER, key), signature, divisible, s.warps, s.stages, registers=s.registers, cluster=s.sharers,
-                           otherwise=otherwise.replace(_PLACEHOLDER, key)))
+                           otherwise=otherwise.replace(_PLACEHOLDER, key), boxes=boxes))

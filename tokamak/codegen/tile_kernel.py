@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from ..ir.dtype import DType
 from ..ir.index import Index, as_index
-from ..schedule.body import Body
+from ..schedule.body import Body, Memory
 from ..schedule.tile_schedule import TileSchedule
 from .kernel import Param
 
@@ -43,7 +43,8 @@ class Value:
 @dataclass(frozen=True, eq=False)
 class TileKernel:
     """`grid`: programs in all, as an Index. `sources`: register -> the Expr that it holds, for people. `spaces`: workspace nodes that it fills. `aligned`: names of
-    integer parameters that are multiples of 16. `otherwise`: the same kernel, with the same parameters, for calls whose memory is aligned to less."""
+    integer parameters that are multiples of 16. `boxes`: its descriptors, parameters behind the others. `otherwise`: the same kernel, with
+    the same other parameters, for calls whose memory is aligned to less."""
     params: tuple[Param, ...]
     lines: tuple
     grid: Index
@@ -53,7 +54,19 @@ class TileKernel:
     sources: dict
     spaces: tuple
     aligned: frozenset[str]
+    boxes: "tuple[Boxed, ...]" = ()
     otherwise: "TileKernel | None" = None
+
+
+@dataclass(frozen=True, eq=False)
+class Boxed:
+    """A parameter that is a descriptor of tiles of `block` elements of `memory`, from element `offset` on."""
+    name: str
+    memory: Memory
+    offset: Index
+    extents: tuple[Index, ...]
+    strides: tuple[Index, ...]
+    block: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,12 +18,17 @@ def render(k: TileKernel, name: str) -> str:
 
 
 def parameters(k: TileKernel) -> list[str]:
-    return [p.name for p in k.params] + (["err"] if k.errors else [])
+    return [p.name for p in k.params] + (["err"] if k.errors else []) + [b.name for b in k.boxes]
 
 
 def signature(k: TileKernel) -> tuple[str, ...]:
     """The Triton type of each parameter."""
     return tuple(_type(p, k.schedule.wide) for p in k.params) + (("*i32",) if k.errors else ())
+
+
+def boxes(k: TileKernel) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Element type and tile of each descriptor."""
+    return tuple((words.pointer_type(b.memory.dtype)[1:], b.block) for b in k.boxes)
 
 
 def _type(p: Param, wide: bool) -> str:

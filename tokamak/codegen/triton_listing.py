@@ -15,7 +15,7 @@ def listing(kernel: TileKernel, name: str, comments: dict[str, str]) -> str:
     """The function `name`; `comments`: parameter or register -> what it is."""
     said = {"err": "the error word: a number for each check that may fail", **comments}
     lines = [f"def {name}("]
-    lines += [_aligned(f"{INDENT}{p},", f"{said[p]}, {t}" if p in said else t) for p, t in zip(parameters(kernel), signature(kernel), strict=True)]
+    lines += [_aligned(f"{INDENT}{p},", f"{said[p]}, {t}" if p in said else t) for p, t in zip(parameters(kernel), signature(kernel))]
     lines.append("):")
     for line in statements(kernel.lines, 1):
         lines.append(_aligned(line, _said(line, said)))

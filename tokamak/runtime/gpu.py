@@ -2,7 +2,7 @@
 
     Kernel       a built kernel; `on(device)` places it there
     Placed       the kernel on one device: what a program's function holds
-    packed       ::= address of the record; grid x, y, z; the kernel's arguments: 8 bytes each
+    packed       ::= address of the record; grid x, y, z; the kernel's arguments; of each box its address, offset, extents, strides: 8 bytes each
 
 A call is two steps of the program's function: it packs, and `Placed.launch(packed, stream)` does the rest in C: finds the record, looks whether the
 arguments are as aligned as the kernel assumes, and calls the driver. Where there is no C compiler a Python function does the same. It answers 0, or
@@ -38,15 +38,29 @@ _RELAXED = 2
 _LAUNCHER = """#include <stdint.h>
 typedef struct { int id; char padding[4]; unsigned size[3]; char rest[52]; } attribute;
 typedef struct { unsigned grid[3], block[3], shared; void *stream; attribute *attributes; unsigned count; } configuration;
+typedef struct { int32_t rank, type, bytes, swizzle; uint32_t block[5]; } box;
 typedef struct kernel {
     void *function;
     const struct kernel *next;
     int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
     int (*together)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **);
     int (*clustered)(const configuration *, void *, void **, void **);
+    int (*encode)(void *, int, unsigned, void *, const uint64_t *, const uint64_t *, const uint32_t *, const uint32_t *, int, int, int, int);
     const int32_t *divisible;
-    int32_t checks, count, hidden, threads, shared, cooperative, cluster, ready;
+    const box *box;
+    int32_t checks, count, hidden, threads, shared, cooperative, cluster, boxes, ready;
 } kernel;
+
+static int describe(const kernel *k, const box *b, void *map, const int64_t *at) {
+    uint64_t extents[5], steps[5];
+    uint32_t ones[5] = {1, 1, 1, 1, 1}, block[5];
+    for (int d = 0; d < b->rank; d++) {
+        extents[b->rank - 1 - d] = at[2 + d];
+        block[b->rank - 1 - d] = b->block[d];
+        if (d + 1 < b->rank) steps[b->rank - 2 - d] = at[2 + b->rank + d] * b->bytes;
+    }
+    return k->encode(map, b->type, b->rank, (void *)(at[0] + at[1] * b->bytes), extents, steps, block, ones, 0, b->swizzle, 2, 0);
+}
 
 int64_t tk_gpu_launch(const int64_t *words, int64_t stream) {
     const int64_t *arguments = words + 4;
@@ -60,9 +74,20 @@ int64_t tk_gpu_launch(const int64_t *words, int64_t stream) {
         if (!(bits & 15)) break;
     }
     if (!k || !k->ready) return -1;
-    void *none = 0, *parameters[k->count + k->hidden];
-    for (int i = 0; i < k->count; i++) parameters[i] = (void *)(arguments + i);
-    for (int i = 0; i < k->hidden; i++) parameters[k->count + i] = &none;
+    int count = k->count;
+    void *none = 0, *parameters[count + 11 * k->boxes + k->hidden];
+    for (int i = 0; i < count; i++) parameters[i] = (void *)(arguments + i);
+    struct { _Alignas(64) char bytes[128]; } maps[k->boxes ? k->boxes : 1];
+    const int64_t *at = arguments + count;
+    for (int i = 0; i < k->boxes; i++) {
+        const box *b = k->box + i;
+        int failed = describe(k, b, maps + i, at);
+        if (failed) return failed;
+        parameters[count++] = maps + i;
+        for (int d = 2; d < 2 + 2 * b->rank; d++) parameters[count++] = (void *)(at + d);
+        at += 2 + 2 * b->rank;
+    }
+    for (int i = 0; i < k->hidden; i++) parameters[count + i] = &none;
     if (k->cooperative)
         return k->together(k->function, x, y, z, k->threads, 1, 1, k->shared, (void *)stream, parameters);
     if (k->cluster > 1) {
@@ -75,11 +100,17 @@ int64_t tk_gpu_launch(const int64_t *words, int64_t stream) {
 """
 
 
+class Box(ctypes.Structure):
+    """What is known of a descriptor before a call."""
+    _fields_ = [("rank", c_int32), ("type", c_int32), ("bytes", c_int32), ("swizzle", c_int32), ("block", c_uint * 5)]
+
+
 class Record(ctypes.Structure):
     """A kernel on a device as the launcher sees it. `ready`: it may be launched as it stands."""
     _fields_ = [("function", c_void_p), ("next", c_void_p), ("launch", c_void_p), ("together", c_void_p), ("clustered", c_void_p),
-                ("divisible", ctypes.POINTER(c_int32)), ("checks", c_int32), ("count", c_int32), ("hidden", c_int32), ("threads", c_int32),
-                ("shared", c_int32), ("cooperative", c_int32), ("cluster", c_int32), ("ready", c_int32)]
+                ("encode", c_void_p), ("divisible", ctypes.POINTER(c_int32)), ("box", ctypes.POINTER(Box)), ("checks", c_int32), ("count", c_int32),
+                ("hidden", c_int32), ("threads", c_int32), ("shared", c_int32), ("cooperative", c_int32), ("cluster", c_int32), ("boxes", c_int32),
+                ("ready", c_int32)]
 
 
 class Attribute(ctypes.Structure):
@@ -102,6 +133,7 @@ _SIGNATURES = {
     "cuLaunchKernel": (c_void_p, *(c_uint,) * 7, c_void_p, c_void_p, c_void_p),
     "cuLaunchCooperativeKernel": (c_void_p, *(c_uint,) * 7, c_void_p, c_void_p),
     "cuLaunchKernelEx": (c_void_p,) * 4,
+    "cuTensorMapEncodeTiled": (c_void_p, c_int, c_uint, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_int, c_int, c_int),
     "cuOccupancyMaxActiveBlocksPerMultiprocessor": (c_void_p, c_void_p, c_int, ctypes.c_size_t),
     "cuMemHostAlloc": (c_void_p, ctypes.c_size_t, c_uint), "cuMemHostGetDevicePointer_v2": (c_void_p, c_void_p, c_uint),
     "cuThreadExchangeStreamCaptureMode": (c_void_p,),
@@ -211,8 +243,10 @@ class Plan:
 
     def __init__(self, record: Record):
         self.record, self.divisible = record, tuple(HEAD + record.divisible[i] for i in range(record.checks))
-        self.words, self.hidden = c_int64 * record.count, c_int64 * max(record.hidden, 1)
-        self.parameters = ctypes.c_uint64 * (record.count + record.hidden)
+        self.boxes = record.box[:record.boxes]
+        self.all = record.count + sum(2 + 2 * b.rank for b in self.boxes)
+        self.words, self.hidden = c_int64 * self.all, c_int64 * max(record.hidden, 1)
+        self.parameters = ctypes.c_uint64 * (self.all - record.boxes + record.hidden)
         self.prototype, self.last = (_TOGETHER, ()) if record.cooperative else (_LAUNCH, (None,))
         self.size = Attribute(4, 0, (record.cluster, 1, 1))
         self.function = None
@@ -222,12 +256,30 @@ class Plan:
         if self.function is None:
             self.function = self._function()
         record, words, hidden = self.record, self.words.from_buffer_copy(packed, 8 * HEAD), self.hidden(scratch)
-        first, beside = ctypes.addressof(words), ctypes.addressof(hidden)
-        parameters = self.parameters(*range(first, first + 8 * record.count, 8), *range(beside, beside + 8 * record.hidden, 8))
+        first, beside, maps = ctypes.addressof(words), ctypes.addressof(hidden), ctypes.create_string_buffer(128 * record.boxes + 64)
+        described, code = self._described(words, -(-ctypes.addressof(maps) // 64) * 64)
+        if code:
+            return code
+        parameters = self.parameters(*range(first, first + 8 * record.count, 8), *described, *range(beside, beside + 8 * record.hidden, 8))
         if record.cluster > 1:
             how = Configuration((x, y, z), (record.threads, 1, 1), record.shared, stream, ctypes.pointer(self.size), 1)
             return self.function(ctypes.addressof(how), record.function, ctypes.addressof(parameters), None)
         return self.function(record.function, x, y, z, record.threads, 1, 1, record.shared, stream, ctypes.addressof(parameters), *self.last)
+
+    def _described(self, words, maps: int) -> tuple[list[int], int]:
+        """(addresses of the parameters that boxes are, the driver's answer): their descriptors are made at `maps`."""
+        found, at = [], self.record.count
+        for n, b in enumerate(self.boxes):
+            rank = b.rank
+            extents, steps = (words[i] for i in range(at + 1 + rank, at + 1, -1)), (words[i] * b.bytes for i in range(at + 2 * rank, at + 1 + rank, -1))
+            code = _ENCODE(self.record.encode)(maps + 128 * n, b.type, rank, words[at] + words[at + 1] * b.bytes, (ctypes.c_uint64 * 5)(*extents),
+                                               (ctypes.c_uint64 * 5)(*steps), (c_uint * 5)(*b.block[rank - 1::-1]), (c_uint * 5)(*[1] * 5), 0, b.swizzle, 2, 0)
+            if code:
+                return found, code
+            first = ctypes.addressof(words) + 8 * (at + 2)
+            found += [maps + 128 * n, *range(first, first + 16 * rank, 8)]
+            at += 2 + 2 * rank
+        return found, 0
 
     def _function(self):
         """The driver's function that launches it."""
@@ -238,6 +290,7 @@ class Plan:
 _plans: dict[int, Plan] = {}            # by the address of their record
 _LAUNCH = ctypes.CFUNCTYPE(c_int, *_SIGNATURES["cuLaunchKernel"])
 _TOGETHER = ctypes.CFUNCTYPE(c_int, *_SIGNATURES["cuLaunchCooperativeKernel"])
+_ENCODE = ctypes.CFUNCTYPE(c_int, *_SIGNATURES["cuTensorMapEncodeTiled"])
 _CLUSTERED = ctypes.CFUNCTYPE(c_int, *_SIGNATURES["cuLaunchKernelEx"])
 
 
@@ -316,10 +369,16 @@ class Variant:
     """One binary on one device, and its record."""
 
     def __init__(self, binary: Binary):
-        self.binary, self.divisible = binary, tuple(sorted(binary.unit.divisible))
+        count, begins = len(binary.unit.signature), []
+        for rank, *_ in binary.maps:
+            begins.append(count)
+            count += 2 + 2 * rank
+        self.binary, self.divisible = binary, (*sorted(binary.unit.divisible), *begins)
+        self.boxes = (Box * max(len(begins), 1))(*(Box(*facts, (c_uint * 5)(*block)) for *facts, block in binary.maps))
         self.positions = (c_int32 * max(len(self.divisible), 1))(*self.divisible)
         self.record = Record(divisible=self.positions, checks=len(self.divisible), count=len(binary.unit.signature), hidden=binary.hidden,
-                             threads=binary.threads, shared=binary.shared, cooperative=binary.unit.cooperative, cluster=binary.unit.cluster)
+                             threads=binary.threads, shared=binary.shared, cooperative=binary.unit.cooperative, cluster=binary.unit.cluster,
+                             box=self.boxes, boxes=len(begins))
         self.address = ctypes.addressof(self.record)
         self.plan = _plans[self.address] = Plan(self.record)
         weakref.finalize(self, _plans.pop, self.address, None).atexit = False
@@ -336,7 +395,7 @@ class Variant:
         if self.record.cluster > PORTABLE:
             driver.call("cuFuncSetAttribute", function, _ANY_CLUSTER, 1)
         self.record.launch, self.record.together = driver.address("cuLaunchKernel"), driver.address("cuLaunchCooperativeKernel")
-        self.record.clustered = driver.address("cuLaunchKernelEx")
+        self.record.clustered, self.record.encode = driver.address("cuLaunchKernelEx"), driver.address("cuTensorMapEncodeTiled")
         self.record.function = function
         self.record.ready = not self.binary.scratch[0]          # a kernel with a workspace is launched from here every time
 

@@ -27,14 +27,15 @@ from .build import finished, Progress
 from .cache import open_cache
 
 Arch = tuple[str, int | str, int]        # Triton's words for a target: ("cuda", 90, 32), ("hip", "gfx942", 64)
-ABI = 1                                  # of what is kept on disk
+ABI = 2                                  # of what is kept on disk
 
 
 @dataclass(frozen=True)
 class GpuUnit:
     """Triton text that defines the jitted function `name`, whose parameters have the Triton types `signature`, in order; there are no constexprs.
     `divisible`: positions of parameters that are multiples of 16 (pointers: 16-byte aligned, integers: value % 16 == 0); where a call breaks that, a
-    variant of the kernel is built that does not rely on it, of the text `otherwise` where there is one. `cooperative`: all programs of the grid are resident at once (they wait for each other).
+    variant of the kernel is built that does not rely on it, of the text `otherwise`, without boxes, where there is one. `boxes`: (element type, extents of a tile) of the descriptors that stand behind the
+    other parameters; a call gives (address, offset in elements, extents, strides in elements) of each. `cooperative`: all programs of the grid are resident at once (they wait for each other).
     `cluster`: so many neighbours of the grid, which it is a multiple of, run side by side and see each other's shared memory.
     `contract`: a product may be added to something without being rounded first. `registers`: the most that a thread may have; 0 leaves it open.
     `name` stands for the text and all other fields."""
@@ -49,18 +50,19 @@ class GpuUnit:
     registers: int = 0
     cluster: int = 1
     otherwise: str = ""
+    boxes: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def relying(self, divisible: frozenset[int]) -> GpuUnit:
         """The unit for calls in which only these of its parameters are multiples of 16."""
-        return replace(self, divisible=divisible, text=self.otherwise or self.text, otherwise="")
+        return replace(self, divisible=divisible, text=self.otherwise or self.text, otherwise="", boxes=() if self.otherwise else self.boxes)
 
 
 @dataclass(frozen=True)
 class Binary:
     """What was built of `unit` for `arch`. `entry`: the symbol in `code`. `shared`: bytes of shared memory a program. `threads` a program.
     `registers` a thread; `spilled`: bytes of stack a thread. `scratch`: (bytes a program, alignment) of global memory that the kernel wants
-    as a workspace of its own; (0, 1) is none. `hidden`: parameters behind the unit's own: that workspace, and others that are null. `packed`:
-    `listing`, compressed."""
+    as a workspace of its own; (0, 1) is none. `hidden`: parameters behind the unit's own: that workspace, and others that are null. `maps`: of each
+    box (rank, the driver's number of its element type, bytes of one, of its swizzle, extents of what one copy moves). `packed`: `listing`, compressed."""
     unit: GpuUnit
     arch: Arch
     code: bytes = field(repr=False)
@@ -71,6 +73,7 @@ class Binary:
     spilled: int
     scratch: tuple[int, int]
     hidden: int
+    maps: tuple[tuple[int, int, int, int, tuple[int, ...]], ...]
     packed: bytes = field(repr=False)
 
     @property
@@ -172,7 +175,7 @@ def _hidden(unit: GpuUnit, listing: str, entry: str) -> int:
     """How many parameters of its own Triton has put behind the unit's: 2 in version 3.6, which is believed where there is no listing."""
     ptx = re.search(rf"\.entry {re.escape(entry)}\(([^)]*)\)", listing)
     count = ptx[1].count(".param") if ptx is not None else len(re.findall(r"\.value_kind: +(?:global_buffer|by_value)", listing))
-    return count - len(unit.signature) if count else 2
+    return count - len(unit.signature) - sum(1 + 2 * len(block) for _, block in unit.boxes) if count else 2
 
 
 _HERE = threading.Lock()
@@ -224,7 +227,7 @@ def _library() -> str:
 # -- on disk ---------------------------------------------------------------------------------------------------------------
 def _packed(binary: Binary) -> bytes:
     """Lengths of two parts; these: facts as JSON, the packed listing; code."""
-    facts = {name: getattr(binary, name) for name in ("entry", "shared", "threads", "registers", "spilled", "scratch", "hidden")}
+    facts = {name: getattr(binary, name) for name in ("entry", "shared", "threads", "registers", "spilled", "scratch", "hidden", "maps")}
     parts = json.dumps(facts).encode(), binary.packed
     return struct.pack("<2I", *map(len, parts)) + b"".join(parts) + binary.code
 
@@ -235,7 +238,8 @@ def _unpacked(kept: bytes, unit: GpuUnit, arch: Arch) -> Binary | None:
         first, second = struct.unpack_from("<2I", kept)
         facts = json.loads(kept[8:8 + first])
         packed, code = kept[8 + first:8 + first + second], kept[8 + first + second:]
-        return Binary(unit, arch, code, **{**facts, "scratch": tuple(facts["scratch"])}, packed=packed)
+        maps = tuple((*m, tuple(block)) for *m, block in facts["maps"])
+        return Binary(unit, arch, code, **{**facts, "scratch": tuple(facts["scratch"]), "maps": maps}, packed=packed)
     except (struct.error, ValueError, TypeError, KeyError):
         return None
 

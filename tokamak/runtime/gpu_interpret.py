@@ -56,10 +56,13 @@ class Interpreted:
     def launch(self, packed: bytes, stream: int) -> int:
         """As a `gpu.Placed`'s; always 0."""
         floats = (t == "fp64" for t in self.unit.signature)
-        words = struct.unpack("=4q" + "".join("d" if f else "q" for f in floats), packed)
+        boxed = sum(2 + 2 * len(block) for _, block in self.unit.boxes)
+        words = struct.unpack("=4q" + "".join("d" if f else "q" for f in floats) + "q" * boxed, packed)
         aligned = frozenset(i for i in self.unit.divisible if words[HEAD + i] % 16 == 0)
-        kernel = self if aligned == self.unit.divisible or not self.unit.otherwise else interpreted(self.unit.relying(aligned))
-        kernel.run(words[1:HEAD], words[HEAD:])
+        if aligned != self.unit.divisible and self.unit.otherwise:
+            interpreted(self.unit.relying(aligned)).run(words[1:HEAD], words[HEAD:len(words) - boxed])
+        else:
+            self.run(words[1:HEAD], words[HEAD:])
         return 0
 
     def __call__(self, packed: bytes, stream: int) -> None:
@@ -72,7 +75,8 @@ class Interpreted:
             raise InternalError(f"{self.unit.name} waits for other programs, and the interpreter runs one after the other")
         interpreter = self._copies["triton.runtime.interpreter"]
         with _LOCK:
-            arguments = [self._argument(t, w) for t, w in zip(self.unit.signature, words, strict=True)]
+            plain = len(self.unit.signature)
+            arguments = [self._argument(t, w) for t, w in zip(self.unit.signature, words)] + self._boxes(words[plain:])
             function = self._function.rewrite()
             scope = interpreter._patch_lang(function)
             try:
@@ -98,6 +102,18 @@ class Interpreted:
                 cluster.run()
         finally:
             library.update(before)
+
+    def _boxes(self, words) -> list:
+        """The descriptors."""
+        tl, found = self._copies["triton.language"], []
+        semantic = self._copies["triton.runtime.interpreter"].interpreter_semantic
+        for element, block in self.unit.boxes:
+            base, offset, *rest = words[:2 + 2 * len(block)]
+            words = words[2 + 2 * len(block):]
+            pointer = self._argument(f"*{element}", base + offset * tl.str_to_ty(element, None).primitive_bitwidth // 8)
+            extents, strides = [self._argument("i32", w) for w in rest[:len(block)]], [self._argument("i64", w) for w in rest[len(block):-1]]
+            found.append(semantic.make_tensor_descriptor(pointer, extents, [*strides, tl.constexpr(1)], [tl.constexpr(n) for n in block], "zero"))
+        return found
 
     def _argument(self, type: str, word):
         """A scalar of exactly the type that the compiled kernel gets: the low bytes of the word."""

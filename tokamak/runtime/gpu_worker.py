@@ -33,7 +33,8 @@ def compile_job(job: dict, folder: str) -> dict:
     target = importlib.import_module("triton.backends.compiler").GPUTarget(*job["arch"])
     fn = load(job["name"], job["text"])
     attrs = {(i,): [["tt.divisibility", 16]] for i in job["divisible"]}
-    source = compiler.ASTSource(fn, dict(zip(fn.arg_names, job["signature"], strict=True)), constexprs={}, attrs=attrs)
+    types = [*job["signature"], *(f"tensordesc<{element}{list(block)}>" for element, block in job.get("boxes", ()))]
+    source = compiler.ASTSource(fn, dict(zip(fn.arg_names, types, strict=True)), constexprs={}, attrs=attrs)
     options = {"num_warps": job["warps"], "num_stages": job["stages"], "enable_fp_fusion": job["contract"]}
     if job.get("registers") and job["arch"][0] == "cuda":
         options["maxnreg"] = job["registers"]
@@ -90,7 +91,9 @@ def _result(made) -> dict:
     facts = made.metadata
     listing = made.asm.get("ptx") or made.asm.get("amdgcn") or ""
     return {"code": made.kernel, "entry": facts.name, "shared": facts.shared, "threads": facts.num_warps * facts.target.warp_size, "listing": listing,
-            "scratch": (getattr(facts, "global_scratch_size", 0) or 0, getattr(facts, "global_scratch_align", 1) or 1)}
+            "scratch": (getattr(facts, "global_scratch_size", 0) or 0, getattr(facts, "global_scratch_align", 1) or 1),
+            "maps": tuple((len(m["block_size"]), m["elem_type"], m["elem_size"], m["swizzle"], tuple(m["block_size"]))
+                          for m in getattr(facts, "tensordesc_meta", None) or ())}
 
 
 # -- messages ------------------------------------------------------------------------------------------------------------

@@ -122,4 +122,4 @@ def _schedule(b: Body, c: Contraction, sizes: dict[Axis, int], products: int, hi
     parts = 2 if elements >= 128 * 256 and products == 1 else 1
     stages = 3 if elements >= 128 * 256 else 4
     return PersistentSchedule((*others, first, second, depth), (first, second), tuple((a, (n,)) for a, n in sizes.items()), frozenset((depth,)), (), 1, exact,
-                              warps, stages, wide=wide(b, hints, target), depth=depth, group=GROUP, resident=target.threads, parts=parts)
+                              warps, stages, wide=wide(b, hints, target), depth=depth, group=GROUP, resident=target.threads, parts=parts, flat=products == 1)
