@@ -34,6 +34,7 @@ TOPICS = {
     "graph": "the captured graph of each compile, in the text form of the language",
     "fusion": "the groups, and for every edge that ends in two kernels the reason and its bytes",
     "schedule": "the schedule chosen for each kernel",
+    "start": "how the kernels of each graph came to be (compiled, from the cache) and what its stages took",
     "cudagraphs": "what of each program CUDA graphs hold, what is left out and why",
     "output_code": "the C or Triton of each kernel and the Python function that calls them",
 }

@@ -15,8 +15,8 @@ from ever new addresses has a buffer that calls copy it to, and from, if the pro
 """
 from __future__ import annotations
 
+import contextlib
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -34,7 +34,8 @@ SMALL, FEW, MORE = 1 << 20, 2, 4        # addresses that an input is taken at be
 CHEAP = 64 << 20            # bytes of results up to which a further generation is made without asking what holds the others
 USED = 8                    # replays that make a recording worth its while
 
-_use_count = torch._C._storage_Use_Count
+_NOTHING = contextlib.nullcontext()
+_use_count, _references = torch._C._storage_Use_Count, sys.getrefcount
 _pointers_equal = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
 
 
@@ -53,7 +54,8 @@ class Recorder(Protocol):
         """Is something being recorded on the current stream, by whomever?"""
 
     def record(self, fn: Boxed, args: list) -> tuple[Callable[[], None], list[torch.Tensor]]:
-        """(what runs `fn(args)` again at the same addresses, its results there). It need not have run. Raises what recording raises."""
+        """(what runs `fn(args)` again at the same addresses, its results there, in memory that nothing else has). It need not have run. Raises what
+        recording raises."""
 
     def wait(self) -> None:
         """Nothing that was replayed runs any more."""
@@ -74,45 +76,36 @@ class Counts:
 
 
 class Recording:
-    """One recording: `replay` runs it; `addresses` are those of the inputs at `fixed`; `results` (emptied): what it makes, where
-    it makes it; `held`: the positions of those that are copied out."""
+    """One recording: `replay` runs it; `addresses` are those of the inputs at `fixed`, `copies` the positions of the others with the buffers that it reads,
+    `back` those of them that it may write. `results` (emptied): what it makes, where it makes it; `held`: the positions of those that are copied out."""
 
-    def __init__(self, replay: Callable[[], None], results: list[torch.Tensor], fixed: list[int], addresses: list[int], held: frozenset[int]):
-        self.replay, self.fixed, self.addresses, self.held = replay, fixed, addresses, held
+    def __init__(self, replay: Callable[[], None], results: list[torch.Tensor], fixed: list[int], addresses: list[int],
+                 copies: list[tuple[int, torch.Tensor]], written: frozenset[int], held: frozenset[int]):
+        self.replay, self.fixed, self.addresses, self.copies = replay, fixed, addresses, copies
+        self.back, self.held = [(i, b) for i, b in copies if i in written], sorted(held)
         with torch.inference_mode(False), torch.no_grad():
             self.templates = [_over(t) for t in results]
         results.clear()             # from here on the counts are those of memory that nobody else holds
-        self.out = [(i, t) for i, t in enumerate(self.templates) if i in held]
         self.direct = [i for i in range(len(self.templates)) if i not in held]
         self.storages = [self.templates[i].untyped_storage() for i in self.direct]
         self.cdatas = [s._cdata for s in self.storages]
-        self.nbytes = sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self.templates}.values())
+        self.nbytes = _bytes(self.templates)
         self.replays = 0
-        self.uses, self.refs = self._counts()
-
-    def _counts(self) -> tuple[list[int], list[int]]:
-        return [_use_count(c) for c in self.cdatas], [sys.getrefcount(s) for s in self.storages]
+        self.uses, self.refs = list(map(_use_count, self.cdatas)), list(map(_references, self.storages))
 
     def idle(self) -> bool:
         """Nobody holds what the last replay gave."""
-        return [_use_count(c) for c in self.cdatas] == self.uses and [sys.getrefcount(s) for s in self.storages] == self.refs
+        return list(map(_use_count, self.cdatas)) == self.uses and list(map(_references, self.storages)) == self.refs
 
     def alive(self) -> set[int]:
         """The positions of results that somebody holds."""
-        uses, refs = self._counts()
+        uses, refs = map(_use_count, self.cdatas), map(_references, self.storages)
         return {i for i, a, b, c, d in zip(self.direct, uses, self.uses, refs, self.refs) if a != b or c != d}
 
     def fits(self, args: list) -> bool:
         if _pointers_equal is not None:
             return _pointers_equal(args, self.addresses, self.fixed)
         return [args[i].data_ptr() for i in self.fixed] == self.addresses
-
-    def take(self) -> list[torch.Tensor]:
-        """The results of a replay that was just started, as the caller's."""
-        found = [t.data for t in self.templates]
-        for i, t in self.out:
-            found[i] = _like(t)
-        return found
 
 
 @dataclass
@@ -122,7 +115,7 @@ class Entry:
     seen: list[list[int]]
     calls: int = 0
     made: int = 0
-    recordings: list[Recording] = field(default_factory=list)          # the one that was replayed last is first
+    recordings: list[Recording] = field(default_factory=list)          # the one that was replayed last is last
     buffers: dict[int, torch.Tensor] = field(default_factory=dict)
     held: frozenset[int] = frozenset()
 
@@ -147,38 +140,45 @@ class Recorded:
         if self.broken or self.recorder.busy() or self.paused is not None and self.paused():
             return self._plain(args)
         with self.recorder.lock:
-            key = tuple(args[self.tensors:])
-            entry = self.entries.get(key)
-            if entry is not None:
-                if key != self.last:
-                    self.entries[key] = self.entries.pop(key)          # the last is the one that was used last
-                    self.last = key
-                for n, r in enumerate(entry.recordings):
-                    if r.fits(args) and r.idle():
-                        if n:
-                            entry.recordings.insert(0, entry.recordings.pop(n))
-                        return self._replay(entry, r, args)
-            found = self._recorded(key, entry, args)
-            if found is not None:
-                return self._replay(*found, args)
+            r = self._idle(args) or self._recorded(args)
+            if r is not None:
+                return self._replay(r, args)
         return self._plain(args)
 
     def _plain(self, args: list) -> list:
         self.counts.plain += 1
         return self.fn(args)
 
-    def _replay(self, entry: Entry, r: Recording, args: list) -> list:
-        buffers = entry.buffers
-        for i, b in buffers.items():
-            self._copy(b, args[i])
+    def _idle(self, args: list) -> Recording | None:
+        """A recording that may be replayed for `args`: of those the one that was replayed first, whose results are the most likely to be gone."""
+        key = tuple(args[self.tensors:])
+        entry = self.entries.get(key)
+        if entry is None:
+            return None
+        if key != self.last:
+            self.entries[key] = self.entries.pop(key)          # the last is the one that was used last
+            self.last = key
+        found = entry.recordings
+        for n, r in enumerate(found):
+            if r.fits(args) and r.idle():
+                if len(found) > 1:
+                    found.append(found.pop(n))
+                return r
+        return None
+
+    def _replay(self, r: Recording, args: list) -> list:
+        if r.copies:
+            self._copy([b for _, b in r.copies], [args[i] for i, _ in r.copies])
         r.replay()
         r.replays += 1
         self.counts.replays += 1
-        for i in self.written & buffers.keys():
-            self._copy(args[i], buffers[i])
-        out = r.take()
-        for i, t in r.out:
-            self._copy(out[i], t)
+        out = [t.data for t in r.templates]
+        if r.back:
+            self._copy([args[i] for i, _ in r.back], [b for _, b in r.back])
+        for i in r.held:
+            out[i] = _like(r.templates[i])
+        if r.held:
+            self._copy([out[i] for i in r.held], [r.templates[i] for i in r.held])
         if self.synchronous:
             self.recorder.finish()
             if self.pending is not None:
@@ -186,14 +186,19 @@ class Recorded:
         args.clear()
         return out
 
-    def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        with torch.no_grad():
-            _distinct(target).copy_(_distinct(source))
-        self.counts.copied += target.nbytes
+    def _copy(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+        with torch.no_grad() if torch.is_grad_enabled() else _NOTHING:
+            for t, s in zip(targets, sources) if len(targets) == 1 else ():
+                _distinct(t).copy_(_distinct(s))
+            if len(targets) > 1:
+                torch._foreach_copy_([_distinct(t) for t in targets], [_distinct(s) for s in sources])
+        self.counts.copied += sum(t.nbytes for t in targets)
 
     # -- what to do with a call that no recording serves ---------------------------------------------------------------------
-    def _recorded(self, key: tuple, entry: Entry | None, args: list) -> tuple[Entry, Recording] | None:
+    def _recorded(self, args: list) -> Recording | None:
         """A recording made for this call; None: it runs plainly."""
+        key = tuple(args[self.tensors:])
+        entry = self.entries.get(key)
         if entry is None:
             entry = self._entered(key)
         entry.calls += 1
@@ -209,7 +214,7 @@ class Recorded:
         else:
             self._settle(entry, args)
         while len(entry.recordings) >= KEPT:
-            self._drop(entry.recordings.pop())
+            self._drop(entry.recordings.pop(0))
         return self._made(entry, args)
 
     def _entered(self, key: tuple) -> Entry:
@@ -225,7 +230,7 @@ class Recorded:
     def _hold(self, entry: Entry, busy: list[Recording]) -> None:
         """All recordings that fit are busy: shall there be another, or is what is held to be copied out?"""
         alive = set().union(*(r.alive() for r in busy))
-        size = sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in (busy[0].templates[i] for i in alive)}.values())
+        size = _bytes([busy[0].templates[i] for i in alive])
         if len(busy) < GENERATIONS and (busy[0].nbytes <= CHEAP or 8 * size > busy[0].nbytes):
             return
         entry.held |= alive
@@ -237,7 +242,7 @@ class Recorded:
         """Which inputs are read where they are: a change starts the entry's recordings anew."""
         def moves(i: int) -> bool:
             if entry.made > MADE:
-                return any(args[i].data_ptr() != r.addresses[r.fixed.index(i)] for r in entry.recordings[:1])
+                return any(args[i].data_ptr() != r.addresses[r.fixed.index(i)] for r in entry.recordings[-1:])
             known = entry.seen[i]
             limit = (FEW if args[i].nbytes < SMALL else MORE) if entry.recordings or entry.made else 1
             return len(known) > limit and args[i].data_ptr() not in self.recorder.owned
@@ -250,18 +255,14 @@ class Recorded:
                 self._drop(r)
             entry.recordings.clear()
 
-    def _made(self, entry: Entry, args: list) -> tuple[Entry, Recording] | None:
+    def _made(self, entry: Entry, args: list) -> Recording | None:
         fixed = [i for i in range(self.tensors) if i not in entry.buffers]
         addresses = [args[i].data_ptr() for i in fixed]
         given = [entry.buffers.get(i, a) for i, a in enumerate(args)]
-        inputs = {t.untyped_storage().data_ptr() for t in given[:self.tensors]} - {0}
         fn, start = self.capture(), time.perf_counter()
         self.pending = getattr(fn, "pending", None)
-
-        def apart(boxed: list) -> list:
-            return [copied(t) if t.untyped_storage().data_ptr() in inputs else t for t in fn(boxed)]
         try:
-            replay, results = self.recorder.record(apart, given)
+            replay, results = self.recorder.record(fn, given)
         except Exception as error:
             self.broken = f"{type(error).__name__}: {error}"
             self.clear()
@@ -269,14 +270,14 @@ class Recorded:
             return None
         finally:
             self.counts.seconds += time.perf_counter() - start
-        made = Recording(replay, results, fixed, addresses, entry.held)
-        entry.recordings.insert(0, made)
+        made = Recording(replay, results, fixed, addresses, sorted(entry.buffers.items()), self.written, entry.held)
+        entry.recordings.append(made)
         entry.made += 1
         self.counts.recordings += 1
         for t in made.templates:
             at = t.untyped_storage().data_ptr()
             self.recorder.owned[at] = self.recorder.owned.get(at, 0) + 1
-        return entry, made
+        return made
 
     def _drop(self, r: Recording) -> None:
         self.counts.dropped += 1
@@ -296,6 +297,11 @@ class Recorded:
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------------
+def _bytes(tensors: list[torch.Tensor]) -> int:
+    """Of the memory behind `tensors`."""
+    return sum({s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in tensors)}.values())
+
+
 def _over(t: torch.Tensor) -> torch.Tensor:
     """A tensor over t's memory that is no view and no inference tensor."""
     return torch.empty(0, dtype=t.dtype, device=t.device).set_(t.untyped_storage(), t.storage_offset(), t.shape, t.stride())

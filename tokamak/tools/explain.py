@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -17,6 +18,7 @@ from ..ir.graph import Opaque, Result
 from .dynamo import Break, Frame, Recompile
 from .kernels import KernelInfo, Memory, Opaqued, kernels, memory_operations, opaques, plan_of, recomputed_calls
 from .record import GraphRecord, Recorder, recording
+from .show import recorded_text
 from .sources import Source, source_of
 
 
@@ -38,7 +40,8 @@ class Edge:
 @dataclass(frozen=True)
 class GraphInfo:
     """One compiled graph. `kind`: forward, backward or inference; `capture`: the id of its Frame; `eager`: why torch runs it, if it does; `calls`:
-    how many operations eager runs, views aside; `seconds`: stage -> what it took, `build` with that of the compiler of kernels."""
+    how many operations eager runs, views aside; `seconds`: stage -> what it took, `build` with that of the compiler of kernels; `built`: how its kernels
+    came to be ('compiled', 'cache', 'process', 'interpreted') -> how many; `recorded`: what of it CUDA graphs hold, in words, if it was to be recorded."""
     name: str
     kind: str
     capture: str
@@ -50,6 +53,8 @@ class GraphInfo:
     before: Memory
     after: Memory
     seconds: dict[str, float]
+    built: dict[str, int] = field(default_factory=dict)
+    recorded: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,7 @@ class Explanation:
     breaks: tuple[Break, ...]
     recompiles: tuple[Recompile, ...]
     graphs: tuple[GraphInfo, ...]
+    compiling: float = 0.0          # seconds of Dynamo's captures, all that they call within
 
     @property
     def kernels(self) -> tuple[KernelInfo, ...]:
@@ -100,14 +106,15 @@ class Explanation:
 def explanation(recorder: Recorder) -> Explanation:
     """What `recorder` has seen."""
     graphs = tuple(graph_info(r, recorder.graphs) for r in recorder.graphs)
-    return Explanation(tuple(recorder.frames), tuple(recorder.breaks), tuple(recorder.recompiles), graphs)
+    return Explanation(tuple(recorder.frames), tuple(recorder.breaks), tuple(recorder.recompiles), graphs, recorder.compiling)
 
 
 def graph_info(record: GraphRecord, others: Iterable[GraphRecord] = ()) -> GraphInfo:
     again = recomputed_calls(record, others)
     before, after = memory_operations(record, again)
     return GraphInfo(record.name, record.kind, record.frame.id if record.frame else "", record.eager, before.operations, tuple(kernels(record)),
-                     tuple(opaques(record)), tuple(sorted(edges(record), key=lambda e: -e.bytes)), before, after, dict(record.seconds))
+                     tuple(opaques(record)), tuple(sorted(edges(record), key=lambda e: -e.bytes)), before, after, dict(record.seconds),
+                     dict(Counter(u.how for u in record.units.values())), recorded_text(record))
 
 
 def edges(record: GraphRecord) -> Iterator[Edge]:

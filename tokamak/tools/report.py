@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,11 +15,11 @@ from ..fuse.reason import CODES
 from .explain import Explanation, GraphInfo
 from .kernels import KernelInfo
 from .names import count_text, resources_text, size_text, time_text
+from .show import BUILT, built_text
 from .sources import Source
 
 LONGEST = 20         # rows of the tables of edges and opaque calls: the most expensive; the JSON has all
 WIDTH = 140
-BUILT = {"compiled": "compiled", "cache": "from the cache", "process": "known", "interpreted": "interpreted"}
 
 
 def text(e: Explanation) -> str:
@@ -45,6 +46,10 @@ def summary(e: Explanation) -> Iterator[Text]:
     yield Text(f"{plural(calls, 'operation')} became {plural(len(e.kernels), 'kernel')} and {plural(len(e.opaque), 'call')} of torch", "bold")
     moved = f"bytes: {size_text(before.bytes)} -> {size_text(after.bytes)}"
     yield Text(f"tensors read or written: {before.accesses} -> {after.accesses}; {moved}", "bold")
+    stages = sum(s for g in e.graphs for s in g.seconds.values())
+    building = sum(g.seconds.get("build", 0.0) for g in e.graphs)
+    yield Text(f"first call: {time_text(max(e.compiling - stages, 0.0))} to capture it, {time_text(stages - building)} to plan it, {time_text(building)} to have "
+               f"its kernels: {built_text(sum((Counter(g.built) for g in e.graphs), Counter()))}")
 
 
 def place(s: Source | None) -> str:
@@ -69,6 +74,8 @@ def graph(g: GraphInfo) -> Iterator:
     yield Text("    " + "  ".join(f"{stage} {time_text(s)}" for stage, s in g.seconds.items()), "dim")
     if g.eager:
         yield Text(g.eager, "yellow")
+    if g.recorded:
+        yield Text(f"CUDA graphs: {g.recorded}")
     if g.kernels:
         table = Table("kernel", "reads", "writes", "over fewest", "FLOPs", "built", box=None, pad_edge=False)
         for k in g.kernels:

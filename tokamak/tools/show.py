@@ -1,7 +1,9 @@
 """Text of what a stage made, for people: the topics of TOKAMAK_LOGS and the values that `tokamak compile --until STAGE` prints."""
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
 
 from ..codegen.host import BuiltTiles
 from ..fuse.axes import Group
@@ -83,9 +85,33 @@ def _build_text(record: GraphRecord) -> str:
     return "\n".join(lines) or "no kernel"
 
 
+BUILT = {"compiled": "compiled", "cache": "from the cache", "process": "known", "interpreted": "interpreted"}
+
+
+def built_text(built: Mapping[str, int]) -> str:
+    """How many kernels came to be in which way: `built` by the words of `Build.how`."""
+    return ", ".join(f"{n} {BUILT[how]}" for how, n in built.items() if n) or "none"
+
+
+def start_text(record: GraphRecord) -> str:
+    """What a process pays for a graph before its first call, with kernels in the cache or without."""
+    seconds = "  ".join(f"{stage} {time_text(s)}" for stage, s in record.seconds.items())
+    return f"kernels: {built_text(Counter(u.how for u in record.units.values()))}; {time_text(sum(record.seconds.values()))}: {seconds}"
+
+
+def recorded_text(record: GraphRecord) -> str:
+    """What of a program CUDA graphs hold, and what its calls came to so far; "" when it is not recorded."""
+    graphed = record.values.get("graphs")
+    if graphed is None:
+        return ""
+    keys = {x.key: x.name for x in kernels(record)}
+    said = f"{graphed.coverage}; {graphed.coverage.calls()}" if graphed.coverage.pieces else str(graphed.coverage)
+    return re.sub(r"\b\w+\b", lambda m: keys.get(m[0], m[0]), said)
+
+
 # topic of TOKAMAK_LOGS -> its text
 TOPICS: dict[str, Callable[[GraphRecord], str]] = {"graph": graph_text, "fusion": fusion_text, "schedule": schedule_text, "output_code": code_text,
-                                                     "cudagraphs": lambda r: str(r.values["graphs"].coverage)}
+                                                     "cudagraphs": recorded_text, "start": start_text}
 
 # stage -> the text of what it made
 STAGE_TEXTS: dict[str, Callable[[GraphRecord], str]] = {
