@@ -8,6 +8,7 @@ import contextlib
 import gc
 import importlib
 import itertools
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +25,7 @@ from .capture.registry import RELU
 from .capture.sizes import narrow
 from .codegen.host import host_program
 from .codegen.stages import lower_plan, render_plan, schedule_plan
-from .errors import CompilerMissing, OptionError
+from .errors import BuildError, CompilerMissing, OptionError, TokamakError
 from .fuse.contract import contract
 from .fuse.inline import inline
 from .fuse.plan import plan
@@ -52,13 +53,25 @@ _serial = itertools.count()
 def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None,
             **changes) -> Callable:
     """Compiles one Dynamo graph. `options` and further keywords are fields of `Options`; `mode` is torch.compile's: options by another name."""
-    if mode not in _MODES:
-        raise OptionError(f"mode={mode!r}: one of {', '.join(map(str, _MODES))}")
-    chosen = current().change({**_MODES[mode], **(options or {}), **changes})
-    _warm(example_inputs, chosen)
-    with _uncollected():
-        made = aot.autograd(gm, example_inputs, partial(compile_or_fall_back, options=chosen, frame=frame_of(gm, chosen)))
+    try:
+        if mode not in _MODES:
+            raise OptionError(f"mode={mode!r}: one of {', '.join(map(str, _MODES))}")
+        chosen = current().change({**_MODES[mode], **(options or {}), **changes})
+        if any(isinstance(x, torch.Tensor) and x.is_mkldnn for x in example_inputs):        # has no memory to read; AOTAutograd hides that
+            return gm
+        _warm(example_inputs, chosen)
+        with _uncollected():
+            made = aot.autograd(gm, example_inputs, partial(compile_or_fall_back, options=chosen, frame=frame_of(gm, chosen)))
+    except TokamakError as error:
+        raise _shortened(error, sys._getframe()) from None
     return made if chosen.recorder is None else chosen.recorder.function(gm, made)
+
+
+def _shortened(error: TokamakError, frame: Any) -> TokamakError:
+    """`error` of the same class as one that Dynamo lets through, without the frames between the user's call and `frame` or advice on Dynamo's bugs."""
+    same = {"__module__": type(error).__module__, "__str__": lambda _: str(error)}
+    kind = type(type(error).__name__, (type(error), torch._dynamo.exc.ShortenTraceback), same)
+    return kind(*error.args, first_useful_frame=frame)
 
 
 def compile(model=None, *, policy: str = "fast", dynamic: bool | None = None, mode: str | None = None, fullgraph: bool = False, **options):
@@ -93,10 +106,19 @@ def _or_fall_back(work: Callable[[Trace, str], Callable], gm: fx.GraphModule, ki
     except Exception as error:
         if options.strict:
             raise
-        trace("eager", f"runs through torch because of a bug in the compiler: {type(error).__name__}: {error}")
-        warnings.warn(f"tokamak: a graph runs eagerly because of a bug in the compiler; TOKAMAK_STRICT=1 raises it: {type(error).__name__}: {error}",
-                      stacklevel=4)
+        why = _excuse(error)
+        trace("eager", f"runs through torch because {why}")
+        warnings.warn(f"tokamak: a graph runs eagerly because {why}; TOKAMAK_STRICT=1 raises it", stacklevel=4)
     return aot.eager(gm)
+
+
+def _excuse(error: Exception) -> str:
+    """Why a graph was not compiled: the machine did not let it, or there is a bug."""
+    if isinstance(error, MemoryError):
+        return "there was not enough memory to compile it"
+    if isinstance(error, BuildError):
+        return f"its kernels could not be built: {error}"
+    return f"of a bug in the compiler: {type(error).__name__}: {error}"
 
 
 @contextlib.contextmanager
@@ -231,9 +253,15 @@ def unordered(graph: Graph) -> tuple[Opaque, ...]:
 
 
 def _require_plain(inputs: Sequence[Any]) -> None:
-    """Kernels read memory as it is, so a tensor whose values are the negatives of its memory is torch's business."""
-    if any(isinstance(x, torch.Tensor) and x.is_neg() for x in inputs):
-        raise Unsupported("an input with the negative bit")
+    """Kernels read strided memory as it is: a tensor whose values are the negatives of its memory, or one in a library's own layout, is torch's
+    business. So is the ragged size of nested tensors, which is no number."""
+    for x in inputs:
+        if isinstance(x, torch.Tensor) and x.layout is not torch.strided:
+            raise Unsupported(f"an input in the layout {x.layout}")
+        if isinstance(x, torch.Tensor) and x.is_neg():
+            raise Unsupported("an input with the negative bit")
+        if isinstance(x, torch.SymInt) and x.node.is_nested_int():
+            raise Unsupported("the ragged size of a nested tensor")
 
 
 def _device(graph: Graph) -> str:

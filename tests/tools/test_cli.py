@@ -89,3 +89,63 @@ def test_a_users_mistake_is_one_line(run, monkeypatch):
 def test_it_is_a_command():
     done = subprocess.run([sys.executable, "-m", "tokamak", "--version"], capture_output=True, text=True)
     assert done.stdout.startswith("tokamak ") and done.returncode == 0
+
+
+# -- scripts that end in other ways ----------------------------------------------------------------------------------------
+ONE = """
+import os, sys, torch
+f = torch.compile(lambda x: x.exp().sum(-1), backend="tokamak")
+"""
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """alone(script text, argument, ...): the command in a process of its own."""
+    def call(text: str, *arguments: str) -> subprocess.CompletedProcess:
+        path = tmp_path / "script.py"
+        path.write_text(text)
+        return subprocess.run([sys.executable, "-m", "tokamak", *(a.format(path) for a in arguments)], capture_output=True, text=True, timeout=300)
+    return call
+
+
+@pytest.mark.parametrize("command", ["explain", "compile", "verify", "profile", "optimize", "tune"])
+def test_a_script_that_never_calls_what_it_compiled(run, command):
+    status, out, err = run(ONE, command, "{}")
+    assert status == 1 and not out and "compiled nothing with tokamak: no call of a function" in err
+
+
+@pytest.mark.parametrize("command", ["verify", "profile", "optimize"])
+def test_a_script_that_fails_behind_a_call_is_still_shown(run, command):
+    status, out, err = run(ONE + "f(torch.ones(4, 8))\nraise ValueError('oops')", command, *(() if command == "verify" else ("--seconds", "0")), "{}")
+    assert status == 1 and out and "ValueError: oops" in err and "cli.py" not in err
+
+
+def test_a_script_that_is_interrupted_is_shown_until_then(run):
+    status, out, err = run(ONE + "f(torch.ones(4, 8))\nraise KeyboardInterrupt", "explain", "{}")
+    assert status == 130 and "per_fused_exp_sum_0" in out and err.endswith("script.py was interrupted\n")
+
+
+def test_a_script_that_does_not_parse(run):
+    status, out, err = run("def (", "explain", "{}")
+    assert status == 1 and "SyntaxError" in err and "runpy" not in err and "cli.py" not in err
+
+
+def test_a_forked_process_has_no_answer(alone):
+    done = alone(ONE + "f(torch.ones(4, 8))\nchild = os.fork()\nf(torch.ones(4, 8))\nif child: os.waitpid(child, 0)\nelse: print('the child')\n",
+                 "explain", "{}")
+    assert done.returncode == 0 and done.stdout.count("per_fused_exp_sum_0 ") == 1 and "the child" in done.stderr
+
+
+def test_a_script_that_leaves_at_once_says_so(alone):
+    done = alone(ONE + "f(torch.ones(4, 8))\nos._exit(5)", "explain", "{}")
+    assert done.returncode == 5 and not done.stdout and "ended by os._exit(5)" in done.stderr
+
+
+def test_an_answer_that_cannot_be_written(run, tmp_path):
+    status, out, err = run(ONE, "profile", "--json", str(tmp_path / "nowhere" / "x.json"), "{}")
+    assert status == 2 and "no file can be made there" in err and "compiled nothing" not in err
+    text = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nfrom tokamak.tools.cli import main\nsys.exit(main(['explain', {str(tmp_path / 'script.py')!r}]))"
+    (tmp_path / "script.py").write_text(ONE + "f(torch.ones(4, 8))\n")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", text], stdout=full, stderr=subprocess.PIPE, text=True, timeout=300)
+    assert done.returncode == 1 and done.stderr.endswith("the answer cannot be written: [Errno 28] No space left on device\n")

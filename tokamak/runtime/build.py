@@ -15,6 +15,8 @@ import itertools
 import os
 import platform
 import shutil
+import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -37,6 +39,8 @@ _GNU_FLAGS = ("-pipe", "-nostdlib")        # 26 ms a small kernel instead of 43:
 _GNU_LIBS = ("-lgcc",)
 
 TICK = 0.2                 # seconds after which whoever waits for a build hears how far it is
+PATIENCE = 600.0           # seconds that a compiler may take for one shard
+QUICK = 30.0               # seconds in which it has to say its version
 
 Kernel = Callable[[bytes, int], int]
 Progress = Callable[[int, int], object]         # (kernels compiled, kernels to compile)
@@ -87,9 +91,12 @@ def compiler(choice: str = "") -> Compiler:
         if path is None:
             continue
         try:
-            version = subprocess.run([path, *words[1:], "--version"], capture_output=True, text=True, check=True).stdout.strip()
-        except (OSError, subprocess.CalledProcessError):
+            status, version, _ = run_process([path, *words[1:], "--version"], b"", QUICK)
+        except OSError:
             continue
+        if status != 0:
+            continue
+        version = version.strip()
         return Compiler((path, *words[1:]), version, "Free Software Foundation" in version)
     if not choice and importlib.util.find_spec("ziglang") is not None:
         return Compiler((sys.executable, "-m", "ziglang", "cc"), f"ziglang {importlib.metadata.version('ziglang')}")
@@ -161,19 +168,38 @@ def _load_all(missing: dict[str, Unit], cc: Compiler, cache: Cache | None, secon
     `seconds` receives what the compiler took for each that was built."""
     libraries = {k: cache.get(k) for k in missing} if cache else dict.fromkeys(missing)
     shards = _shards({k: missing[k] for k, found in libraries.items() if found is None}, _cores())
-    if shards:
-        with tempfile.TemporaryDirectory(prefix="tokamak-") as folder, ThreadPoolExecutor(min(len(shards), _cores())) as workers:
-            texts = [shard_text([missing[k] for k in shard]) for shard in shards]
-            one = lambda i: _timed(lambda: compile_text(texts[i], cc, Path(folder) / f"{i}.so", missing[shards[i][0]].flags))
-            made = {workers.submit(one, i): shard for i, shard in enumerate(shards)}
-            for done in finished(made, progress, {f: len(shard) for f, shard in made.items()}):
-                library, took = done.result()
-                for k in made[done]:
-                    libraries[k], seconds[k] = library, took
-                    if cache:
-                        cache.put(k, library)
+    for shard, library, took in _compiled([[missing[k] for k in shard] for shard in shards], cc, progress) if shards else ():
+        for k in shards[shard]:
+            libraries[k], seconds[k] = library, took
+            if cache:
+                cache.put(k, library)
     loaded = {library: load(library) for library in dict.fromkeys(libraries.values())}
     return {k: loaded[library] for k, library in libraries.items()}
+
+
+def _compiled(shards: Sequence[Sequence[Unit]], cc: Compiler, progress: Progress | None) -> Iterator[tuple[int, bytes, float]]:
+    """(number of the shard, its library, seconds) as they are done. Whatever ends this early ends the compilers, too."""
+    running: set[subprocess.Popen] = set()
+    with _folder() as folder, ThreadPoolExecutor(min(len(shards), _cores())) as workers:
+        one = lambda i: _timed(lambda: compile_text(shard_text(shards[i]), cc, Path(folder) / f"{i}.so", shards[i][0].flags, running))
+        try:
+            made = {workers.submit(one, i): i for i in range(len(shards))}
+            for done in finished(made, progress, {f: len(shards[i]) for f, i in made.items()}):
+                yield made[done], *done.result()
+        except BaseException as error:
+            workers.shutdown(wait=False, cancel_futures=True)
+            for process in list(running):
+                _end(process)
+            if isinstance(error, RuntimeError) and "new thread" in str(error):
+                raise BuildError(f"the C compiler could not be started: {error}") from None
+            raise
+
+
+def _folder() -> tempfile.TemporaryDirectory:
+    try:
+        return tempfile.TemporaryDirectory(prefix="tokamak-")
+    except OSError as error:
+        raise BuildError(f"there is no folder for temporary files: {error}; TMPDIR names one") from None
 
 
 def finished(work: Iterable[Future], progress: Progress | None = None, kernels: Mapping[Future, int] | None = None) -> Iterator[Future]:
@@ -218,14 +244,76 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def compile_text(text: str, cc: Compiler, output: Path, flags: Sequence[str] = ()) -> bytes:
+def compile_text(text: str, cc: Compiler, output: Path, flags: Sequence[str] = (), running: set[subprocess.Popen] | None = None) -> bytes:
     """The library that `cc` makes of `text`; it passes through the file `output`. Raises BuildError with the command and the compiler's words."""
     command = cc.line(str(output), flags)
-    done = subprocess.run(command, input=text.encode(), capture_output=True)
-    if done.returncode:
-        said = "\n".join(done.stderr.decode(errors="replace").splitlines()[:12])
-        raise BuildError(f"the C compiler failed on a generated kernel (exit {done.returncode})\n  {' '.join(command)}\n{said}")
-    return output.read_bytes()
+    shown = f"\n  {' '.join(command)}\n"
+    try:
+        status, _, said = run_process(command, text.encode(), PATIENCE, running)
+    except OSError as error:
+        raise BuildError(f"the C compiler could not be started: {error}{shown}") from None
+    words = "\n".join(said.splitlines()[:12])
+    if status is None:
+        raise BuildError(f"the C compiler took longer than {PATIENCE:.0f} s for a generated kernel and was stopped{shown}{words}")
+    if status < 0:
+        raise BuildError(f"the C compiler was killed by {signal_name(-status)}{shown}{words}")
+    if status:
+        raise BuildError(f"the C compiler failed on a generated kernel (exit {status}){shown}{words}")
+    try:
+        library = output.read_bytes()
+    except OSError as error:
+        raise BuildError(f"the C compiler ended well and left no library: {error.strerror}{shown}{words}") from None
+    if not whole(library):
+        raise BuildError(f"the C compiler ended well and left a damaged library of {len(library)} bytes (is the disk full?){shown}{words}")
+    return library
+
+
+def run_process(command: Sequence[str], given: bytes, seconds: float, running: set[subprocess.Popen] | None = None) -> tuple[int | None, str, str]:
+    """(exit status, standard output, standard error) of a command with the standard input `given`. After `seconds` it is ended with all that it
+    started, and the status is None. `running` holds it while it runs. Raises OSError when it cannot be started."""
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0)
+    running = set() if running is None else running
+    with process:
+        running.add(process)
+        try:
+            out, said = process.communicate(given, seconds)
+        except BaseException as error:
+            _end(process)
+            if isinstance(error, subprocess.TimeoutExpired):
+                return None, "", ""
+            raise
+        finally:
+            running.discard(process)
+    return process.returncode, out.decode(errors="replace"), said.decode(errors="replace")
+
+
+def _end(process: subprocess.Popen) -> None:
+    """Ends a process and those that it started."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        process.kill()
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def whole(library: bytes) -> bool:
+    """Does an ELF file end no earlier than its headers say? The loader would map a truncated one, and the first touch of what is missing would end
+    the process. Of other formats the loader is the judge."""
+    if sys.platform != "linux" or library[:4] == b"\x7fELF" and library[4:6] != b"\x02\x01":       # not of 64 bits, little endian
+        return True
+    try:
+        segments, sections = struct.unpack_from("<2Q", library, 32)
+        size, count, section_size, section_count = struct.unpack_from("<4H", library, 54)
+        ends = [sum(struct.unpack_from("<Q16xQ", library, segments + i * size + 8)) for i in range(count)]
+    except struct.error:
+        return False
+    return library[:4] == b"\x7fELF" and max(*ends, sections + section_size * section_count, 64) <= len(library)
 
 
 # -- loading -------------------------------------------------------------------------------------------------------------
@@ -233,11 +321,14 @@ _serial = itertools.count()
 
 
 def load(library: bytes) -> ctypes.CDLL:
-    """`library` in this process, told where torch's threads are."""
+    """`library` in this process, told where torch's threads are. Raises BuildError when the system does not let it be executed."""
     try:
         loaded = _load_from_memory(library)
     except (OSError, AttributeError):       # no memfd here, or its content may not be executed
-        loaded = _load_from_file(library)
+        try:
+            loaded = _load_from_file(library)
+        except OSError as error:
+            raise BuildError(f"a kernel was built but cannot be loaded: {error}; TMPDIR names a folder whose files may be executed") from None
     _tell_threads(loaded, *threads.entry_points())
     return loaded
 

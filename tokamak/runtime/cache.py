@@ -12,11 +12,13 @@ import hashlib
 import os
 import secrets
 import stat
+import time
 import warnings
 from pathlib import Path
 
 _MAGIC = b"tokamak1"
 _TRAILER = 32 + len(_MAGIC)
+LEFT_OVER = 3600.0          # seconds after which a file that was being written is taken for one that nobody writes any more
 
 
 class Cache:
@@ -25,6 +27,7 @@ class Cache:
     def __init__(self, directory: str):
         self.directory = Path(directory)
         self.fd = -1
+        self.swept = False
         self.reason: str | None = None
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -41,18 +44,23 @@ class Cache:
         if self.reason is not None:
             return None
         try:
-            fd = os.open(f"{key}.so", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.fd)
+            fd = os.open(f"{key}.so", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self.fd)
+            try:
+                info = os.fstat(fd)
+                if not stat.S_ISREG(info.st_mode):
+                    raise OSError(f"{key}.so is no file")
+                with open(fd, "rb", closefd=False) as file:
+                    content = file.read()
+            finally:
+                os.close(fd)
         except FileNotFoundError:
             return None
         except OSError as error:
             _warn_once(f"a kernel in {self.directory} cannot be read: {error}")
             return None
-        with open(fd, "rb") as file:
-            info = os.fstat(fd)
-            if info.st_uid != os.getuid() or info.st_mode & 0o022:
-                _warn_once(f"kernels in {self.directory} that other users could have written are ignored")
-                return None
-            content = file.read()
+        if info.st_uid != os.getuid() or info.st_mode & 0o022:
+            _warn_once(f"kernels in {self.directory} that other users could have written are ignored")
+            return None
         library = content[:-_TRAILER]
         if content[-_TRAILER:] != _seal(key, library):
             _warn_once(f"corrupt kernels in {self.directory} are ignored and built again")
@@ -63,6 +71,7 @@ class Cache:
         """Keeps `library` under `key`; when it cannot be written, one warning."""
         if self.reason is not None:
             return
+        self._sweep()
         temporary = f".{key[:16]}.{os.getpid()}.{secrets.token_hex(4)}"
         try:
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
@@ -75,6 +84,19 @@ class Cache:
                 raise
         except OSError as error:
             _warn_once(f"kernels are not kept in {self.directory}: {error}")
+
+    def _sweep(self) -> None:
+        """Removes, once, what processes that were killed while they wrote have left."""
+        if self.swept:
+            return
+        self.swept = True
+        try:
+            with os.scandir(self.fd) as entries:
+                for entry in entries:
+                    if entry.name.startswith(".") and time.time() - entry.stat(follow_symlinks=False).st_mtime > LEFT_OVER:
+                        os.unlink(entry.name, dir_fd=self.fd)
+        except OSError:         # another process was faster, or the disk may not be written to, which `put` will say
+            pass
 
 
 def _seal(key: str, library: bytes) -> bytes:

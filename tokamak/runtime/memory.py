@@ -96,11 +96,19 @@ class Pool:
         block = self._find(blocks)
         if block is None:
             self._make_room(size)
-            block = Block(size)
+            block = self._made(size)
         made = block.tensor(layout)
         block.tick = tick
         blocks.append(block)
         return made
+
+    def _made(self, size: int) -> Block:
+        """A new block; where the system has no memory left, after idle ones were given back to it. Raises what torch raises."""
+        try:
+            return Block(size)
+        except RuntimeError:
+            self.trim()
+            return Block(size)
 
     @staticmethod
     def _find(blocks: deque[Block]) -> Block | None:

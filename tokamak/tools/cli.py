@@ -10,8 +10,9 @@
     tokamak doctor [--json] [--measure]
 
 All with a script run it as `python SCRIPT ARGUMENT ...` would and record what it compiles with tokamak. What the script prints goes to
-standard error, the answer to standard output. Exit status: 0; 1 when the script failed or compiled nothing, a kernel is wrong, a condition of --fail-if holds,
-nothing can be tuned or the doctor misses something; 2 for a wrong command line.
+standard error, the answer to standard output; a process that the script forks and that comes to its end has no answer. Exit status: 0; the script's own where
+that is another; 1 when the script failed or compiled nothing, a kernel is wrong, a condition of --fail-if holds, nothing can be tuned, a file cannot be written
+or the doctor misses something; 2 for a wrong command line.
 """
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ import argparse
 import contextlib
 import os
 import runpy
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -26,7 +28,7 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 
 from .. import __version__
-from ..errors import TokamakError
+from ..errors import OptionError, TokamakError
 from ..options import STAGES
 from .diff import condition as growth, diff, load
 from .doctor import examine
@@ -43,10 +45,30 @@ from .watch import Watcher
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
     try:
-        return run(arguments)
+        status = run(arguments)
+        with writing("the answer"):
+            sys.stdout.flush()
+        return status
     except TokamakError as error:        # an option in the environment that cannot be
         print(f"tokamak: {error}", file=sys.stderr)
         return 2
+    except Unwritten as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)        # for what Python still holds when it ends
+        if not isinstance(error.__cause__, BrokenPipeError):        # else whoever read the answer has had enough
+            print(f"tokamak: {error}", file=sys.stderr)
+        return 1
+
+
+class Unwritten(Exception):
+    """The answer, or a file of it, could not be written."""
+
+
+@contextlib.contextmanager
+def writing(what: str):
+    try:
+        yield
+    except OSError as error:
+        raise Unwritten(f"{what} cannot be written: {error}") from error
 
 
 def run(arguments: Sequence[str] | None) -> int:
@@ -63,8 +85,12 @@ def run(arguments: Sequence[str] | None) -> int:
         chosen["tuned"] = False         # neighbours are the heuristic's
     for text in filter(str.strip, getattr(given, "fail_if", "").split(",")):
         condition(text)                 # a wrong one is known before the script runs
+    place(given)
+    here = os.getpid()
     with recording(Watcher(keep_arguments=True) if given.command in ("profile", "optimize") else None, **chosen) as recorder:
         status, values = run_script(given.script, given.arguments)
+    if os.getpid() != here:
+        return status
     if not recorder.graphs and status:
         return status
     if not recorder.graphs:
@@ -77,6 +103,17 @@ def run(arguments: Sequence[str] | None) -> int:
     answer = ANSWERS[given.command](recorder, given)
     values.clear()
     return status or answer
+
+
+def place(given: argparse.Namespace) -> None:
+    """The files that are asked for are known by their whole names, whatever folder the script changes to. OptionError for one that cannot be made."""
+    for name in ("json", "output"):
+        path = getattr(given, name, None)
+        if isinstance(path, str) and path:
+            folder = os.path.dirname(os.path.abspath(path))
+            if os.path.isdir(path) or not os.access(folder, os.W_OK):
+                raise OptionError(f"--{name} {path}: no file can be made there")
+            setattr(given, name, os.path.join(folder, os.path.basename(path)))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -149,12 +186,15 @@ def run_script(path: str, arguments: list[str]) -> tuple[int, dict]:
     saved, sys.argv = (sys.argv, list(sys.path)), [path, *arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
     try:
-        with contextlib.redirect_stdout(sys.stderr):
+        with contextlib.redirect_stdout(sys.stderr), last_words(path):
             return 0, runpy.run_path(path, run_name="__main__")
     except SystemExit as leave:
         if isinstance(leave.code, str):
             print(leave.code, file=sys.stderr)
         return leave.code if isinstance(leave.code, int) else int(leave.code is not None), {}
+    except KeyboardInterrupt:
+        print(f"tokamak: {path} was interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT, {}
     except Exception as error:
         inner = getattr(error, "inner_exception", error)        # torch wraps what a backend raises
         if isinstance(inner, TokamakError):
@@ -167,22 +207,38 @@ def run_script(path: str, arguments: list[str]) -> tuple[int, dict]:
 
 
 def _from(trace, path: str):
-    """A traceback without the frames above the script's own."""
-    step = trace
-    while step is not None and step.tb_frame.f_code.co_filename != path:
-        step = step.tb_next
-    return step or trace
+    """A traceback without the frames above the script's own; None for a script that does not even begin."""
+    while trace is not None and trace.tb_frame.f_code.co_filename != path:
+        trace = trace.tb_next
+    return trace
+
+
+@contextlib.contextmanager
+def last_words(path: str):
+    """Within it a script that ends this process by os._exit, behind which nothing can be shown, says so; those that it has forked end as ever."""
+    leave, here = os._exit, os.getpid()
+
+    def exit(status):
+        if os.getpid() == here:
+            print(f"tokamak: {path} ended by os._exit({status}): there is nobody left to show what it did", file=sys.stderr, flush=True)
+        leave(status)
+    os._exit = exit
+    try:
+        yield
+    finally:
+        os._exit = leave
 
 
 # -- answers -------------------------------------------------------------------------------------------------------------
 def show(found, as_json: bool) -> None:
     """Prints something that has a text, a form for terminals and JSON."""
-    if as_json:
-        print(found.to_json(indent=2))
-    elif sys.stdout.isatty():
-        Console().print(found)
-    else:
-        print(found, end="")
+    with writing("the answer"):
+        if as_json:
+            print(found.to_json(indent=2))
+        elif sys.stdout.isatty():
+            Console().print(found)
+        else:
+            print(found, end="")
 
 
 def answer_tune(recorder: Recorder, given: argparse.Namespace) -> int:
@@ -200,8 +256,9 @@ def answer_explain(recorder: Recorder, given: argparse.Namespace) -> int:
 
 
 def answer_compile(recorder: Recorder, given: argparse.Namespace) -> int:
-    for record in recorder.graphs:
-        print(stage_text(record, given.until, given.exact))
+    with writing("the answer"):
+        for record in recorder.graphs:
+            print(stage_text(record, given.until, given.exact))
     return 0
 
 
@@ -236,7 +293,7 @@ def answer_optimize(recorder: Recorder, given: argparse.Namespace) -> int:
 def keep(found, path: str) -> None:
     """Writes the JSON of something into the file `path`, if there is to be one."""
     if path:
-        with open(path, "w") as file:
+        with writing(path), open(path, "w") as file:
             file.write(found.to_json(indent=1))
 
 
