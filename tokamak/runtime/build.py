@@ -7,6 +7,7 @@ that were built or checked, through a descriptor of its own, so that nothing on 
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import hashlib
 import importlib.metadata
@@ -84,7 +85,8 @@ class Compiler:
 
 @functools.cache
 def compiler(choice: str = "") -> Compiler:
-    """The C compiler: `choice` (a command), else gcc, cc, clang, or zig from the wheel `ziglang`. Raises CompilerMissing."""
+    """The C compiler: `choice` (a command), else gcc, cc, clang, or zig from the wheel `ziglang`. Raises CompilerMissing, or BuildError where no process
+    can be started."""
     for name in (choice,) if choice else ("gcc", "cc", "clang"):
         words = name.split()
         path = shutil.which(words[0])
@@ -92,7 +94,9 @@ def compiler(choice: str = "") -> Compiler:
             continue
         try:
             status, version, _ = run_process([path, *words[1:], "--version"], b"", QUICK)
-        except OSError:
+        except OSError as error:
+            if error.errno in (errno.ENOMEM, errno.EAGAIN):         # it says nothing about this compiler: another is not looked for
+                raise BuildError(f"the C compiler could not be started: {error}") from None
             continue
         if status != 0:
             continue

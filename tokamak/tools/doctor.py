@@ -19,7 +19,7 @@ import torch
 
 from .. import __version__
 from ..backend import compile
-from ..errors import CompilerMissing, TokamakError
+from ..errors import BuildError, CompilerMissing, TokamakError
 from ..options import Options, current
 from ..runtime import threads
 from ..runtime.build import compiler
@@ -97,6 +97,9 @@ def c_compiler(options: Options) -> Iterator[Fact]:
         words, _, advice = str(why).partition("; install one: ")
         mend = "unset TOKAMAK_CC    # then gcc, cc, clang and zig are looked for" if options.cc else advice or "apt install gcc"
         yield Fact("C compiler", words, MISSING, mend.replace("`", ""))
+        return
+    except BuildError as why:
+        yield Fact("C compiler", str(why), MISSING, "ulimit -a    # memory and processes that are allowed")
         return
     yield Fact("C compiler", f"{found.version.splitlines()[0]} ({' '.join(found.command)})")
 
