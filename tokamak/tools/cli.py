@@ -107,7 +107,7 @@ def run(arguments: Sequence[str] | None) -> int:
 
 def place(given: argparse.Namespace) -> None:
     """The files that are asked for are known by their whole names, whatever folder the script changes to. OptionError for one that cannot be made."""
-    for name in ("json", "output"):
+    for name in ("json", "output", "html", "trace"):
         path = getattr(given, name, None)
         if isinstance(path, str) and path:
             folder = os.path.dirname(os.path.abspath(path))
