@@ -6,6 +6,7 @@ a value of the captured graph with one number are the same value (or the same va
 """
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -79,13 +80,14 @@ def register_names(record: GraphRecord, group: Group, kernel: Kernel | TileKerne
     before, lowered = record.values["simplify"], record.values["lower"]
     keys = Keys(before, lowered.plan.graph, partial=partial_results(lowered.kernels[group]))
     names: dict[int, str] = {}
-    for n in before.nodes:
-        if hasattr(n, "dtype"):
-            names.setdefault(keys.nodes[n], described(record, before, n))
+    made = Counter(o[0].name for o in before.origins.values() if o)
+    words = {n: described(record, before, n, made) for n in before.nodes if hasattr(n, "dtype")}
+    for n, text in words.items():
+        names.setdefault(keys.nodes[n], text)
     for n in before.nodes:
         if isinstance(n, Compute):
             for e in walk(n.expr):
-                names.setdefault(keys(e), f"in {described(record, before, n)}")
+                names.setdefault(keys(e), f"in {words[n]}")
     found = {}
     for register, e in kernel.sources.items():
         if isinstance(e, Const):
@@ -97,10 +99,10 @@ def register_names(record: GraphRecord, group: Group, kernel: Kernel | TileKerne
     return found
 
 
-def described(record: GraphRecord, graph: Graph, node) -> str:
-    """A value by its name and line; a fold that is only part of a value says so."""
+def described(record: GraphRecord, graph: Graph, node, made: Mapping[str, int]) -> str:
+    """A value by its name and line; a fold that is only part of a value says so. `made`: how many nodes make the value of a name."""
     at, name = graph.origin(node), record.label(graph, node)
     part = fold(node) if isinstance(node, Compute) else None
-    whole = sum(o[0].name == at.name for n, o in graph.origins.items() if o) < 2
+    whole = made[at.name] < 2
     text = name if part is None or whole else f"{part.monoid} for {name}"
     return f"{text}, line {at.line}" if at.line else text

@@ -19,6 +19,7 @@ from .explain import leaves_of
 from .record import Recorder
 
 KERNEL, PHASE = "tokamak:", "phase:"            # how the ranges begin that torch's profiler is given
+LONG, FEWEST = 2.0, 3                           # seconds beyond those asked for, after which so few steps of each side will do
 
 
 class Watcher(Recorder):
@@ -159,7 +160,7 @@ def interleaved(steps: dict[str, Step], device: str, seconds: float, least: int 
     kernels are timed in the same steps."""
     taken: dict[str, list[Took]] = {name: [] for name in steps}
     end = time.perf_counter() + seconds * len(steps)
-    while time.perf_counter() < end or min(map(len, taken.values())) < least:
+    while (now := time.perf_counter()) < end or min(map(len, taken.values())) < (least if now < end + LONG else FEWEST):
         for name, step in steps.items():
             with looked.step() if looked is not None and looked.name == name else contextlib.nullcontext():
                 taken[name].append(_one(step, device))

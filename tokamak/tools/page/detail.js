@@ -41,10 +41,12 @@ function linesPane(x) {
   const parts = [...files].map(([file, lines]) => {
     const known = Object.entries(DATA.files[file] || {}).map(([n, text]) => [Number(n), text]).filter(([n]) => [...lines].some(l => Math.abs(l - n) <= 3)).sort((a, b) => a[0] - b[0]);
     let last = null;
-    return h("div", {}, h("div", {class: "file", title: file}, file), h("pre", {class: "code"}, known.map(([n, text]) => {
+    const indent = Math.min(...known.filter(([, text]) => text.trim()).map(([, text]) => text.search(/\S/)));
+    const parts = file.split("/"), short = parts.length > 4 ? "…/" + parts.slice(-3).join("/") : file;
+    return h("div", {}, h("div", {class: "file", title: file}, short), h("pre", {class: "code"}, known.map(([n, text]) => {
       const gap = last !== null && n > last + 1 ? h("div", {class: "gap"}, "⋯") : null;
       last = n;
-      return [gap, h("div", {class: lines.has(n) ? "line hot" : "line"}, h("i", {}, n), painted(text, "py") )];
+      return [gap, h("div", {class: lines.has(n) ? "line hot" : "line"}, h("i", {}, n), painted(text.slice(indent), "py"))];
     })));
   });
   return [parts.length ? parts : h("p", {class: "muted"}, "No line of the program is known for it."), h("h5", {}, "Memory"), accesses(x)];

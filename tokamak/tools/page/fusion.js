@@ -77,10 +77,12 @@ function fusionCard() {
     tabs.replaceChildren(...order.map(k => h("button", {role: "tab", class: k === g ? "on" : "", "aria-selected": k === g ? "true" : "false",
       onclick: () => show(k)}, DATA.drawings[k].phase, h("span", {class: "muted"}, ` ${DATA.drawings[k].operations.length} → ${DATA.drawings[k].nodes.length}`))));
   }
+  const boards = h("div", {class: "boards"}, before.root, after.root);
   Selection.watch((x, from) => {
     if (x && x.g !== g) show(x.g);
     if (x) {
-      if (x.g === g) after.reveal(x.n);
+      if (from === "graph") requestAnimationFrame(() => boards.scrollIntoView({block: "start"}));
+      after.reveal(x.n);
       const op = maker.findIndex(m => m.includes(x.n));
       if (op >= 0) before.reveal(op);
     }
@@ -90,7 +92,7 @@ function fusionCard() {
   const key = (style, text) => h("span", {class: "key"}, h("i", {class: style}), text);
   return card("fusion", "What was fused", h("p", {class: "muted"}, "Left, the operations that eager runs; right, what runs now. A colour is a kernel: select one to see its ",
     "operations. Drag to move; click into a graph, then the wheel zooms (or two fingers)."),
-  tabs, h("div", {class: "boards"}, before.root, after.root), h("div", {class: "keys"},
-    key("dash good", "stays in registers now"), key("solid line", "passes through memory"), key("solid warn", "could not be fused: hover for the reason"),
+  tabs, boards, h("div", {class: "keys"},
+    key("dash good", "stays in registers now"), key("solid thin", "passes through memory"), key("solid warn", "could not be fused: hover for the reason"),
     key("box dash", "a call of torch"), key("box heat", "share of the longest kernel's time")));
 }

@@ -54,20 +54,23 @@ class Board {
     const e = this.extent(), w = this.canvas.clientWidth || 600, t = this.canvas.clientHeight || 400, pad = 24;
     let k = Math.min((w - pad) / e.w, (t - pad) / e.h, 1.1);
     let y = t / 2 - (e.y + e.h / 2) * k;
-    if (readable && k < 0.55) {                  // a long graph begins at its top, at a size that can be read
-      k = Math.min(0.8, Math.max(0.55, (w - pad) / e.w));
-      y = pad - e.y * k;
+    let middle = e.x + e.w / 2;
+    if (readable && k < 0.85) {                   // a long graph begins at its top, at a size that can be read
+      k = 0.85;
+      y = pad / 2 - e.y * k;
+      const top = this.boxes.filter(b => b.y * k < t).map(b => b.x + b.w / 2).sort((a, b) => a - b);
+      if (e.w * k > w) middle = top[top.length >> 1];
     }
-    this.view = {k, x: w / 2 - (e.x + e.w / 2) * k, y};
+    this.view = {k, x: w / 2 - middle * k, y};
     this.paint();
   }
   center(i) {
     const b = this.boxes[this.home[i]], w = this.canvas.clientWidth, t = this.canvas.clientHeight;
     const x = (b.x + b.w / 2) * this.view.k + this.view.x, y = (b.y + b.h / 2) * this.view.k + this.view.y;
-    if (x > 60 && x < w - 60 && y > 30 && y < t - 30) return this.paint();
+    if (x > 60 && x < w - 60 && y > 20 && y < t * 0.6) return this.paint();
     if (this.view.k < 0.4) this.view.k = 0.8;
     this.view.x = w / 2 - (b.x + b.w / 2) * this.view.k;
-    this.view.y = t / 2 - (b.y + b.h / 2) * this.view.k;
+    this.view.y = t * 0.3 - (b.y + b.h / 2) * this.view.k;
     this.paint();
   }
   reveal(i) {                                   // opens the modules that hide an item

@@ -1,8 +1,9 @@
 // The page, from top to bottom.
 
 const CARDS = [];
+const SHORT = {kernels: "Kernels", fusion: "Fusion", limits: "Limits", timeline: "Timeline", lines: "Lines", edges: "Not fused", torch: "Torch", compiling: "Compiling", how: "How"};
 function card(id, title, ...children) {
-  CARDS.push([id, title]);
+  CARDS.push([id, SHORT[id] || title]);
   return h("section", {class: "card", id}, h("h2", {}, title), ...children);
 }
 
@@ -15,7 +16,7 @@ function headCard() {
     return h("div", {class: "hero-row"}, h("span", {class: "hero-name"}, name), h("div", {class: "hero-track"},
       h("div", {class: "hero-bar " + (name === "eager" ? "theirs" : "ours"), style: {width: side.step / top * 100 + "%"}},
         all.map(p => h("i", {class: "phase p-" + p, style: {"flex-grow": (side.phases[p] || 0) / known}, title: `${p || "other"}: ${time(side.phases[p] || 0)}${device ? " on the device" : ""}`},
-          h("span", {}, p || "other"))))), h("b", {class: "num"}, time(side.step)), h("span", {class: "muted num small spread", title: "half of the steps lie between these"},
+          (side.phases[p] || 0) / known * side.step / top > 0.13 && h("span", {}, p || "other"))))), h("b", {class: "num"}, time(side.step)), h("span", {class: "muted num small spread", title: "half of the steps lie between these"},
       side.middle[1] ? `${time(side.middle[0])} – ${time(side.middle[1])}` : ""));
   };
   return h("section", {class: "card hero", id: "summary"}, h("div", {class: "verdict"},

@@ -9,6 +9,11 @@ function decades(a, b) {
   for (let d = Math.ceil(Math.log10(a) - 1e-9); d <= Math.log10(b) + 1e-9; d += every) out.push(10 ** d);
   return out;
 }
+function binary(a, b, many = 6) {                 // powers of two between two sizes
+  const out = [], low = Math.ceil(Math.log2(a)), high = Math.floor(Math.log2(b)), every = Math.max(1, Math.ceil((high - low + 1) / many));
+  for (let d = low; d <= high; d += every) out.push(2 ** d);
+  return out;
+}
 function axes(w, t, pad, x, y, nameX, nameY, textX, textY) {
   return [
     ...x.ticks.map(v => svg("g", {}, svg("line", {x1: x(v), x2: x(v), y1: pad.top, y2: t - pad.bottom, class: "grid"}),
@@ -42,7 +47,8 @@ function marks(rows, x, y) {
 
 function roofline() {
   const w = 600, t = 360, rows = timed().filter(r => r.flops > 0 && r.bytes > 0);
-  const rates = Object.entries(DATA.peaks.matmul), peak = most(rates, r => r[1]), band = bandwidth();
+  const used = new Set(rows.map(r => DATA.peaks.matmul[r.dtype] ? r.dtype : "float32"));
+  const rates = Object.entries(DATA.peaks.matmul).filter(([name]) => used.has(name)), peak = most(rates, r => r[1]), band = bandwidth();
   const ai = r => r.flops / r.bytes, speed = r => r.flops / r.seconds;
   const low = Math.min(0.05, ...rows.map(ai)) / 1.5, high = Math.max(peak / band * 8, ...rows.map(ai)) * 1.5;
   const slow = Math.min(band * low, ...rows.map(speed)) / 1.5;
@@ -57,9 +63,10 @@ function roofline() {
     svg("line", {x1: x(low), y1: y(band * low), x2: x(peak / band), y2: y(peak), class: "roof"}),
     svg("text", {x: x(low) + 8, y: y(band * low * 1.0), class: "roofname", transform: `rotate(${slope(x, y, low, band)} ${x(low) + 8} ${y(band * low)}) translate(10 -7)`},
       `copy ${size(band)}/s`), roofs, marks(rows, r => x(ai(r)), r => y(speed(r))));
-  const left = timed().length - rows.length;
+  const left = timed().length - rows.length, above = rows.filter(r => speed(r) > 1.1 * (DATA.peaks.matmul[r.dtype] || DATA.peaks.matmul.float32)).length;
   return figure("Roofline", drawn, `A mark is a kernel or call of torch, its area its time; roofs are what this machine was measured to do. FLOPs and bytes are counted, times measured.` +
-    (left ? ` ${plural(left, "row")} without arithmetic: see the copies.` : ""));
+    (left ? ` ${plural(left, "row")} without arithmetic: see the copies.` : "") +
+    (above ? ` ${above} above the roof of its type: the machine was busy when its peaks were measured, so percentages are too high; tokamak doctor --measure takes them again.` : ""));
 }
 function slope(x, y, low, band) {
   return Math.atan2(y(band * low * 10) - y(band * low), x(low * 10) - x(low)) * 180 / Math.PI;
@@ -69,10 +76,12 @@ function copies() {
   const each = r => r.fewest / r.calls, speed = r => r.fewest / r.seconds;
   const x = scaleLog(Math.min(curve[0][0], ...rows.map(each)) / 1.5, Math.max(curve[curve.length - 1][0], ...rows.map(each)) * 1.5, PAD.left, w - PAD.right);
   const y = scaleLog(Math.min(...curve.map(c => c[1]), ...rows.map(speed)) / 1.5, Math.max(...curve.map(c => c[1]), ...rows.map(speed)) * 1.8, t - PAD.bottom, PAD.top);
-  const bytes = v => size(v), line = curve.map(([n, b]) => `${x(n)},${y(b)}`).join(" ");
-  x.ticks = []; for (let b = 4096; b < curve[curve.length - 1][0] * 2; b *= 32) x.ticks.push(b);
+  const line = curve.map(([n, b]) => `${x(n)},${y(b)}`).join(" ");
+  const [lowX, highX] = [Math.min(curve[0][0], ...rows.map(each)), Math.max(curve[curve.length - 1][0], ...rows.map(each))];
+  x.ticks = binary(lowX, highX * 1.4, 7);
+  y.ticks = binary(Math.min(...curve.map(c => c[1]), ...rows.map(speed)) / 1.5, Math.max(...curve.map(c => c[1]), ...rows.map(speed)) * 1.8, 7);
   return figure("Bytes a second, by bytes moved", svg("svg", {viewBox: `0 0 ${w} ${t}`, class: "plot", role: "img", "aria-label": "copy curve"},
-    axes(w, t, PAD, x, y, "bytes of one call, each memory once", "bytes/s", bytes, v => size(v) + "/s"),
+    axes(w, t, PAD, x, y, "bytes of one call, each memory once", "bytes/s", size, v => size(v) + "/s"),
     svg("polyline", {points: line, class: "roof"}), svg("text", {x: x(curve[Math.floor(curve.length / 2)][0]), y: y(curve[Math.floor(curve.length / 2)][1]) - 9,
       class: "roofname", "text-anchor": "middle"}, "copies of that size"), marks(rows, r => x(each(r)), r => y(speed(r)))),
   "The line is the fastest copy of so many bytes on this machine: what a kernel without arithmetic can reach. Above it, data came from caches that the copy does not find it in.");
@@ -104,7 +113,8 @@ function memoryPlot() {
   if (!lines.length && !held.length) return null;
   const top = Math.max(most(lines, l => most(l[1], p => p[1])), DATA.predicted, DATA.eager.peak, DATA.compiled.peak, 1) * 1.08;
   const x = v => pad.left + v * (w - pad.left - pad.right), y = v => t - pad.bottom - v / top * (t - pad.top - pad.bottom);
-  x.ticks = [0, 0.25, 0.5, 0.75, 1]; y.ticks = [0, 0.25, 0.5, 0.75, 1].map(f => f * top / 1.08);
+  const unit = 2 ** Math.floor(Math.log2(top)) / 4;
+  x.ticks = [0, 0.25, 0.5, 0.75, 1]; y.ticks = []; for (let v = 0; v <= top; v += top / unit > 6 ? 2 * unit : unit) y.ticks.push(v);
   const steps = (points, end) => points.map(([s, b], i) => `${i ? `H${x(s / end)}` : `M${x(s / end)}`}${i ? "" : `,${y(b)}`}V${y(b)}`).join("") + `H${x(1)}`;
   const areas = lines.map(([name, curve, kind]) => {
     const end = Math.max(curve[curve.length - 1][0], 1e-12), d = steps(curve, end);
