@@ -62,4 +62,5 @@ def profile(kernels: int = 60, nasty: str = "") -> dict:
         "predicted": 2 ** 20, "held": [{"graph": "forward_0", "position": n, "bytes": 2 ** 19 + n} for n in range(20)], "drawings": drawings, "sources": sources,
         "files": {s["file"]: {str(x["line"]): x["code"] for x in sources} for s in sources[:1]},
         "texts": {f"k{i}": {"ir": nasty or f"graph g {{\n  %v{i} = add(%a, %b)\n}}", "code": nasty or "// a kernel\nfloat x = 1.0f;", "of": "forward_0: poi_fused_add_mul_0"} for i in range(50)},
-        "took": 3.0, "about": {"torch": "2.13"}, "metrics": {}, "lines": [{"source": sources[i], "seconds": 1e-3 / (i + 1), "wasted": 1e-4, "count": 3} for i in range(20)]}
+        "coverage": [{"graph": "forward_0", "held": 20, "total": 22, "pieces": 2, "left": [["item", nasty or "it waits for the device"]], "calls": "3 replays"}],
+        "others": [{"name": nasty or "Memcpy DtoD", "calls": 3.0, "seconds": 1e-5}], "took": 3.0, "about": {"torch": "2.13"}, "metrics": {}, "lines": [{"source": sources[i], "seconds": 1e-3 / (i + 1), "wasted": 1e-4, "count": 3} for i in range(20)]}

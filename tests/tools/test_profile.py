@@ -1,5 +1,6 @@
 """`tokamak.profile`: what is counted is right, what is measured adds up, kernels are judged by the written rule."""
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -8,12 +9,14 @@ from torch.autograd import DeviceType
 
 import tokamak
 from tokamak.errors import OptionError
+from tokamak.runtime.graphed import Coverage
+from tokamak.runtime.pieces import Left
 from tokamak.tools import profile as profiling
 from tokamak.tools.advice import for_break, for_recompile
 from tokamak.tools.cli import main
 from tokamak.tools.limits import Row, bound, kind_of
 from tokamak.tools.machine import Peaks
-from tokamak.tools.profile import METRICS, by_position, condition, profile
+from tokamak.tools.profile import METRICS, Other, beyond, by_position, condition, profile
 from tokamak.tools.record import recording
 from tokamak.tools.spans import Mark, Span, marks_of, spans_of
 from tokamak.tools.traced import Slice, Traced, memory_use, peak_bytes, thinned
@@ -201,6 +204,7 @@ def test_spans_stand_under_the_range_that_started_them():
     seen = Traced(found, [*found, Span("other", 600, 4, "")], 2)
     assert seen.busy == pytest.approx(42e-9 / 2) and seen.kernels == 2
     assert by_position(seen, []) == {("f", 1): pytest.approx(4.5e-9), ("f", 2): pytest.approx(15e-9)}
+    assert beyond(seen, []) == (Other("other", 0.5, pytest.approx(2e-9)), Other("fill", 0.5, pytest.approx(1.5e-9)))
 
 
 def test_a_timeline_of_what_the_profiler_saw():
@@ -276,3 +280,19 @@ def test_wrong_commands(tmp_path, capsys):
     assert "ValueError: oops" in found.err and "bound by" in found.out
     script.write_text("print(1)")
     assert main(["profile", str(script)]) == 1 and "compiled nothing" in capsys.readouterr().err
+
+
+def test_what_cuda_graphs_hold():
+    p = profiled(softmax, torch.randn(64, 100))
+    assert not p.coverage and "CUDA graphs" not in str(p)                       # there are none on a CPU
+    on_gpu = replace(p, device="cuda:0")
+    assert "CUDA graphs: off" in str(on_gpu) and "reduce-overhead" in str(on_gpu)
+    left = (("item", "it waits for the device"), ("nonzero", "it waits for the device"))
+    text = str(replace(on_gpu, coverage=(profiling.Covered("forward_0", 20, 22, 2, left, "3 replays"),)))
+    assert "forward_0: 20 of 22" in text and "left out: item, nonzero: it waits for the device" in text and "3 replays" in text
+
+
+def test_what_recordings_say_of_a_program():
+    graphed = SimpleNamespace(coverage=Coverage((3, 4), (Left(2, "item", "it waits"),), ()))
+    found, = profiling.covered([SimpleNamespace(name="f", values={"graphs": graphed}), SimpleNamespace(name="g", values={})])
+    assert (found.graph, found.held, found.total, found.pieces, found.left) == ("f", 7, 8, 2, (("item", "it waits"),))

@@ -33,6 +33,7 @@ from .limits import Row
 from .machine import Peaks, peaks
 from .record import GraphRecord, recording
 from .sources import Source
+from .spans import Span
 from .structure import Drawing, Library, drawing
 from .traced import CALLS, MemoryUse, Slice, Traced, memory_use, operators, traced, watched_timeline
 from .watch import KERNEL, Looked, Step, Times, Watcher, interleaved
@@ -79,6 +80,26 @@ class Advice:
 
 
 @dataclass(frozen=True)
+class Covered:
+    """What CUDA graphs hold of a program: `held` of `total` kernels and calls, in `pieces` graphs; `left`: (what, why) of those that run by themselves;
+    `calls`: what the calls so far came to, in words."""
+    graph: str
+    held: int
+    total: int
+    pieces: int
+    left: tuple[tuple[str, str], ...]
+    calls: str
+
+
+@dataclass(frozen=True)
+class Other:
+    """What the device does in a step beyond the kernels and calls of programs (copies into mutated inputs, for one), by its name there."""
+    name: str
+    calls: float
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Line:
     """A line of the user's program, and the seconds a step (beyond their limits: `wasted`) of the `count` kernels and calls that compute it. One that
     computes several lines counts whole in each."""
@@ -93,7 +114,7 @@ class Profile:
     """Everything that was measured of `title`. `first`: seconds of the first call, compiling included (of a script: that Dynamo and the
     compiler behind it worked); `stages`: seconds of each stage over all graphs; `cached`: kernels that were there already; `took`: seconds of profiling
     itself. `fewest`: bytes that any way of running the graphs moves; `predicted`: bytes of memory at the peak, and `held` over a step, read off the
-    programs. `drawings`: the graphs, which refer to `sources` (lines, shown by `files`) and `texts`."""
+    programs. `drawings`: the graphs, which refer to `sources` (lines, shown by `files`) and `texts`. `coverage`: by CUDA graphs, where these are on."""
     title: str
     device: str
     peaks: Peaks
@@ -118,6 +139,8 @@ class Profile:
     sources: tuple[Source, ...] = ()
     files: dict[str, dict[int, str]] = field(default_factory=dict)
     texts: dict[str, dict[str, str]] = field(default_factory=dict)
+    coverage: tuple[Covered, ...] = ()
+    others: tuple[Other, ...] = ()
     took: float = 0.0
     about: dict[str, str] = field(default_factory=dict)
 
@@ -287,7 +310,7 @@ def examined(watcher: Watcher, eager: Step, made: Step, device: str, here: Peaks
     looked = Looked("compiled", watcher)
     times = interleaved({"eager": eager, "compiled": made}, device, seconds, looked=None if gpu else looked)
     e, records = explanation(watcher), watcher.graphs
-    each, sides = (on_gpu if gpu else on_cpu)(eager, made, device, times, looked, records)
+    each, others, sides = (on_gpu if gpu else on_cpu)(eager, made, device, times, looked, records)
     found = limits.rows([r for r in records if any(name == r.name for name, _ in each)], each, here)
     word, why = limits.bound(found, times["compiled"].step, sides[1].busy)
     memory = [memory_use(step, device, give_back) for step in (eager, made)]
@@ -302,29 +325,39 @@ def examined(watcher: Watcher, eager: Step, made: Step, device: str, here: Peaks
     return Profile(
         title, device, here, *sides, word, why, fewest_bytes(records), first, stages(records), sum(h in ("cache", "process") for h in how), len(how),
         tuple(found), costly(e, here), tuple(advice(e)), len(e.opaque), len(records), tuple(f"{r.name} {r.eager}" for r in records if r.eager),
-        footprint.peak(held), held, drawings, tuple(library.sources), library.files(), library.texts, about=about())
+        footprint.peak(held), held, drawings, tuple(library.sources), library.files(), library.texts, tuple(covered(records)),
+        others, about=about())
 
 
-def on_cpu(eager: Step, made: Step, device: str, times: Mapping[str, Times], looked: Looked, records) -> tuple[dict, list[Side]]:
-    """((graph, position) -> seconds a step; both sides, without what is counted): kernels by the host's clock, eager's operators by the profiler."""
+def on_cpu(eager: Step, made: Step, device: str, times: Mapping[str, Times], looked: Looked, records) -> tuple:
+    """((graph, position) -> seconds a step; Others; both sides, without what is counted): kernels by the host's clock, eager's operators by the
+    profiler."""
     each, calls = looked.seconds(), fitting(times["eager"])
     busy, plain = operators(eager, calls)
     ran = min(busy, times["eager"].step), sum(each.values())
-    return each, [Side(t.step, t.host, b, t.phases, 0, 0, 0, t.middle, line) for t, b, line in zip(
+    return each, (), [Side(t.step, t.host, b, t.phases, 0, 0, 0, t.middle, line) for t, b, line in zip(
         (times["eager"], times["compiled"]), ran, (plain, watched_timeline(looked, times["compiled"])))]
 
 
-def on_gpu(eager: Step, made: Step, device: str, times: Mapping[str, Times], looked: Looked, records: Sequence[GraphRecord]) -> tuple[dict, list[Side]]:
+def on_gpu(eager: Step, made: Step, device: str, times: Mapping[str, Times], looked: Looked, records: Sequence[GraphRecord]) -> tuple:
     """The same from what torch's profiler sees of the device."""
     seen, plain = (traced(step, device, watcher, fitting(times[name]))
                    for step, watcher, name in ((made, looked.watcher, "compiled"), (eager, None, "eager")))
-    return by_position(seen, records), [Side(t.step, t.host, s.busy, s.phases(), s.kernels, 0, 0, t.middle, s.timeline(s.steps // 2))
-                                        for t, s in ((times["eager"], plain), (times["compiled"], seen))]
+    return by_position(seen, records), beyond(seen, records), [Side(t.step, t.host, s.busy, s.phases(), s.kernels, 0, 0, t.middle, s.timeline(s.steps // 2))
+                                                               for t, s in ((times["eager"], plain), (times["compiled"], seen))]
 
 
 def fitting(t: Times) -> int:
     """How many steps to make under the profiler: fewer of long ones."""
     return max(1, min(CALLS, int(1 / max(t.step, 1e-9))))
+
+
+def covered(records: Sequence[GraphRecord]) -> Iterator[Covered]:
+    """What of each program is recorded and replayed, where that was asked for."""
+    for r in records:
+        if "graphs" in r.values:
+            c = r.values["graphs"].coverage
+            yield Covered(r.name, c.held, c.total, len(c.pieces), tuple((x.name, x.reason) for x in c.left), c.calls())
 
 
 def fewest_bytes(records: Sequence[GraphRecord]) -> int:
@@ -345,14 +378,29 @@ def give_back() -> None:
 def by_position(seen: Traced, records: Sequence[GraphRecord]) -> dict[tuple[str, int], float]:
     """(graph, position) -> seconds a step of everything that the step of a program started on the GPU. What no range has started is known by the
     kernel's name."""
-    keys = {s.kernel: (r.name, n) for r in records if "program" in r.values for n, s in enumerate(r.values["program"].steps) if isinstance(s, Launch)}
     found: dict[tuple[str, int], float] = {}
-    for s in seen.by_kernel:
-        graph, _, position = s.under.removeprefix(KERNEL).rpartition(":")
-        at = (graph, int(position)) if graph else keys.get(s.name)
+    for s, at in placed(seen, records):
         if at is not None:
             found[at] = found.get(at, 0.0) + s.seconds / seen.steps
     return found
+
+
+def beyond(seen: Traced, records: Sequence[GraphRecord]) -> tuple[Other, ...]:
+    """What no step of a program has started, the longest first."""
+    found: dict[str, list[float]] = {}
+    for s, at in placed(seen, records):
+        if at is None:
+            found.setdefault(s.name, []).append(s.seconds)
+    made = [Other(name, len(each) / seen.steps, sum(each) / seen.steps) for name, each in found.items()]
+    return tuple(sorted(made, key=lambda o: -o.seconds))
+
+
+def placed(seen: Traced, records: Sequence[GraphRecord]) -> Iterator[tuple[Span, tuple[str, int] | None]]:
+    """What ran on the GPU, with the (graph, position) that it belongs to."""
+    keys = {s.kernel: (r.name, n) for r in records if "program" in r.values for n, s in enumerate(r.values["program"].steps) if isinstance(s, Launch)}
+    for s in seen.by_kernel:
+        graph, _, position = s.under.removeprefix(KERNEL).rpartition(":")
+        yield s, (graph, int(position)) if graph else keys.get(s.name)
 
 
 def stages(records: Sequence[GraphRecord]) -> dict[str, float]:

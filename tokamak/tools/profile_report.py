@@ -4,7 +4,7 @@ from __future__ import annotations
 import io
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from rich.console import Console, Group
@@ -89,7 +89,29 @@ def compiling(p: Profile) -> Iterator[Text]:
     yield Text(f"\nfirst call {took(p.first)}: Dynamo, AOTAutograd and the step itself {took(max(p.first - ours, 0))}; "
                + ", ".join(f"{name} {took(t)}" for name, t in longest if t >= 0.01 * p.first)
                + f"; {plural(p.graphs, 'graph')}, {plural(p.built, 'kernel')} of which {p.cached} were there already")
+    yield from coverage(p)
     yield Text(f"profiling took {took(p.took)} besides", "dim")
+
+
+def coverage(p: Profile) -> Iterator[Text]:
+    """What CUDA graphs hold of the programs; on a CPU there are none."""
+    if p.device == "cpu":
+        return
+    if not p.coverage:
+        yield Text("CUDA graphs: off; mode=\"reduce-overhead\" records what programs launch and replays it")
+    for c in p.coverage:
+        yield Text(f"CUDA graphs: {c.graph}: {c.held} of {plural(c.total, 'kernel or call')} in {plural(c.pieces, 'graph')}; {c.calls}")
+        for why, found in by_reason(c.left).items():
+            yield Text(f"    left out: {', '.join(found)}: {why}")
+
+
+def by_reason(left: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """What was left out, by the reason."""
+    found: dict[str, list[str]] = {}
+    for name, why in left:
+        if name not in found.setdefault(why, []):
+            found[why].append(name)
+    return found
 
 
 def advice(p: Profile) -> Iterator[Text]:
@@ -117,6 +139,9 @@ def kernel_table(p: Profile) -> Iterator:
     yield table
     if len(p.rows) > KERNELS:
         yield Text(f"... and {len(p.rows) - KERNELS} more")
+    if p.others:
+        names = "; ".join(f"{took(o.seconds)} {o.name[:WHAT]} x{o.calls:.3g}" for o in p.others[:3])
+        yield Text(f"beyond these, {took(sum(o.seconds for o in p.others))} on the device: {names}" + ("; ..." if len(p.others) > 3 else ""), "dim")
 
 
 def line_table(p: Profile) -> Iterator:

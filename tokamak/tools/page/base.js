@@ -32,14 +32,14 @@ function time(s) {
   return digits(s * 1e6) + " µs";
 }
 function size(b) {
-  for (const unit of ["B", "KiB", "MiB", "GiB"]) {
-    if (Math.abs(b) < 1000 || unit === "GiB") return (unit === "B" ? Math.round(b) : digits(b)) + " " + unit;
+  for (const unit of ["B", "KiB", "MiB", "GiB", "TiB"]) {
+    if (Math.abs(b) < 1000 || unit === "TiB") return (unit === "B" ? Math.round(b) : digits(b)) + " " + unit;
     b /= 1024;
   }
 }
 function count(x) {
-  for (const unit of ["", "k", "M", "G", "T"]) {
-    if (Math.abs(x) < 1000 || unit === "T") return digits(x) + unit;
+  for (const unit of ["", "k", "M", "G", "T", "P"]) {
+    if (Math.abs(x) < 1000 || unit === "P") return digits(x) + unit;
     x /= 1000;
   }
 }

@@ -63,7 +63,8 @@ function kernelsCard() {
   Selection.watch(made.redraw);
   return card("kernels", "Where the time goes", h("p", {class: "muted"}, h("b", {}, `${time(lost)} of ${time(total)}`), " is time beyond what bytes or FLOPs take at this machine's measured peaks. ",
     "A row is a kernel or a call of torch, equal ones of several layers together. ", h("span", {class: "keys inline"}, ["memory", "arithmetic", "latency", "launch"].map(k =>
-      h("span", {class: "key", title: RULES[k]}, h("i", {class: "dot k-" + k}), KINDS[k])))), made.root);
+      h("span", {class: "key", title: RULES[k]}, h("i", {class: "dot k-" + k}), KINDS[k])))), made.root, DATA.others.length ?
+    h("p", {class: "muted small"}, `Beyond these, ${time(sum(DATA.others, o => o.seconds))} on the device: ` + DATA.others.slice(0, 6).map(o => `${time(o.seconds)} ${o.name} ×${digits(o.calls)}`).join("; ")) : null);
 }
 const RULES = {launch: "it takes at most twice the shortest kernel there is", memory: "bytes are the longer limit, and it reaches at least half of it",
   arithmetic: "FLOPs are the longer limit, and it reaches at least half of it", latency: "it reaches half of neither"};
@@ -111,12 +112,19 @@ function opaqueCard() {
     {key: "calls", name: "calls", number: true, width: "64px", value: r => r.calls}, {key: "reason", name: "why no kernel of it", width: "minmax(260px, 4fr)", least: 260, value: r => r.reason, cell: r => h("span", {title: r.reason}, r.reason)}],
   rows: [...by.values()], sort: "seconds", height: 32, shown: Math.min(8, by.size), pick: r => r.node && Selection.set(r.node, "torch"), label: "calls of torch"}).root : null);
 }
+function coverageRows() {
+  if (DATA.device === "cpu") return null;
+  if (!DATA.coverage.length) return h("p", {}, h("b", {}, "CUDA graphs: off. "), h("span", {class: "muted"}, 'mode="reduce-overhead" records what programs launch and replays it.'));
+  return [h("h3", {}, "CUDA graphs"), h("table", {class: "plain"}, DATA.coverage.map(c => h("tr", {}, h("td", {}, c.graph),
+    h("td", {}, h("div", {class: "track wide"}, h("i", {class: "ours", style: {width: (c.total ? c.held / c.total * 100 : 0) + "%"}}))), h("td", {}, h("b", {}, `${c.held} of ${c.total}`), ` in ${plural(c.pieces, "graph")}`),
+    h("td", {class: "muted"}, c.calls, c.left.length ? h("div", {}, "left out: " + [...new Set(c.left.map(([name, why]) => `${name}: ${why}`))].join("; ")) : null))))];
+}
 function compileCard() {
   const stages = Object.entries(DATA.stages), ours = sum(stages, s => s[1]), rest = Math.max(DATA.first - ours, 0);
   const parts = [["Dynamo, AOTAutograd, the step itself", rest], ...stages.sort((a, b) => b[1] - a[1])].filter(p => p[1] > 0), total = sum(parts, p => p[1]) || 1;
   return card("compiling", "Compiling", h("p", {class: "muted"}, `The first call took ${time(DATA.first)}; ${plural(DATA.built, "kernel")}, of which ${DATA.cached} were there already.`),
     h("div", {class: "stack"}, parts.map(([name, s], i) => h("i", {style: {"flex-grow": s / total, background: i ? `hsl(${190 + i * 23} ${colour("sat")} ${colour("lum")})` : colour("eager")}, title: `${name}: ${time(s)}`}))),
-    h("div", {class: "keys"}, parts.map(([name, s], i) => h("span", {class: "key"}, h("i", {class: "dot", style: {background: i ? `hsl(${190 + i * 23} ${colour("sat")} ${colour("lum")})` : colour("eager")}}), `${name} ${time(s)}`))));
+    h("div", {class: "keys"}, parts.map(([name, s], i) => h("span", {class: "key"}, h("i", {class: "dot", style: {background: i ? `hsl(${190 + i * 23} ${colour("sat")} ${colour("lum")})` : colour("eager")}}), `${name} ${time(s)}`))), coverageRows());
 }
 function howCard() {
   const p = DATA.peaks, row = (k, v) => h("tr", {}, h("td", {class: "muted"}, k), h("td", {}, v));

@@ -105,11 +105,23 @@ function tile({title, tag, eager, compiled, text, mark, note}) {
 }
 const TAGS = {measured: "measured in this run, on this machine", counted: "counted from the programs: exact for what they ask memory for", estimate: "an estimate, from what was counted and measured"};
 
+function foretold() {                           // (share of the step, bytes): each program's steps spread over the phase that it ran in
+  const curve = DATA.compiled.memory.curve, end = curve.length ? curve[curve.length - 1][0] : 0, phase = new Map(DATA.drawings.map(d => [d.name, d.phase]));
+  const times = new Map(DATA.compiled.memory.phases.map(p => [p.name, [p.start / end, (p.start + p.seconds) / end]])), runs = new Map();
+  const home = x => phase.get(x.graph) === "inference" ? "forward" : phase.get(x.graph);
+  for (const x of DATA.held) runs.set(home(x), (runs.get(home(x)) || 0) + 1);
+  const seen = new Map();
+  return DATA.held.map((x, i) => {
+    const p = home(x), n = seen.get(p) || 0, [a, b] = end > 0 && times.get(p) || [i / DATA.held.length, (i + 1) / DATA.held.length];
+    seen.set(p, n + 1);
+    return [Math.min(1, end > 0 && times.get(p) ? a + (b - a) * n / runs.get(p) : a), x.bytes];
+  });
+}
 // -- memory over a step ----------------------------------------------------------------------------------------------------------
 function memoryPlot() {
   const w = 1200, t = 240, pad = {left: 70, right: 16, top: 26, bottom: 40};
   const lines = [["eager", DATA.eager.memory.curve, "theirs"], ["compiled", DATA.compiled.memory.curve, "ours"]].filter(l => l[1].length > 1);
-  const held = DATA.held.map((x, i) => [i, x.bytes]);
+  const held = foretold();
   if (!lines.length && !held.length) return null;
   const top = Math.max(most(lines, l => most(l[1], p => p[1])), DATA.predicted, DATA.eager.peak, DATA.compiled.peak, 1) * 1.08;
   const x = v => pad.left + v * (w - pad.left - pad.right), y = v => t - pad.bottom - v / top * (t - pad.top - pad.bottom);
@@ -120,11 +132,11 @@ function memoryPlot() {
     const end = Math.max(curve[curve.length - 1][0], 1e-12), d = steps(curve, end);
     return [svg("path", {d: d + `V${y(0)}H${x(0)}Z`, class: "area " + kind}), svg("path", {d, class: "curve " + kind})];
   });
-  const guess = held.length ? svg("path", {d: steps(held, Math.max(held.length - 1, 1)), class: "curve guess"}) : null;
+  const guess = held.length ? svg("path", {d: steps(held, 1), class: "curve guess"}) : null;
   const legend = [["eager", "theirs", DATA.eager.peak], ["compiled", "ours", DATA.compiled.peak], ["predicted from the programs (estimate)", "guess", DATA.predicted]];
   return h("div", {}, h("div", {class: "keys"}, legend.map(([name, kind, peak]) => h("span", {class: "key"}, h("i", {class: "swatch " + kind}), `${name}: at most ${size(peak)}`))),
     h("div", {class: "hscroll"}, svg("svg", {viewBox: `0 0 ${w} ${t}`, class: "plot wideplot", role: "img", "aria-label": "memory over a step"},
       axes(w, t, pad, x, y, "share of the step", "bytes beyond what stood before the step", v => percent(v), v => size(v)), areas, guess)),
-    h("p", {class: "muted small"}, "Measured by torch's profiler over one step of each side, stretched to the same width. The prediction goes by the program's steps, and is without what ",
+    h("p", {class: "muted small"}, "Measured by torch's profiler over one step of each side, stretched to the same width. The prediction goes by the programs' steps, spread over their phase, and is without what ",
       "torch's calls take for themselves."));
 }
