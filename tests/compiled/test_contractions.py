@@ -198,13 +198,57 @@ def test_scales_along_the_depth_stay_in_front():
     assert error(got, exact(fn, (x, q, s))) <= 1e-2 and not calls(record)
 
 
+def grouped(q, s, size):
+    """Quantised weights times a scale for each `size` of their columns."""
+    n, k = q.shape
+    return (q.reshape(n, k // size, size) * s[:, :, None]).reshape(n, k)
+
+
+def nibbles(p):
+    return torch.stack([p & 15, p >> 4], -1).reshape(p.shape[0], -1)
+
+
+GROUPED = {
+    "int8": lambda x, q, p, s, z: F.linear(x, grouped(q.to(x.dtype), s, 32)),
+    "int4": lambda x, q, p, s, z: F.linear(x, grouped(nibbles(p).to(x.dtype) - 8, s, 32)),
+    "int4 with zero points": lambda x, q, p, s, z: F.linear(x, (grouped_minus(nibbles(p).to(x.dtype), z, 32) * s[:, :, None]).reshape(p.shape[0], -1)),
+    "int8 with a zero point a column": lambda x, q, p, s, z: F.linear(x, (q.to(x.dtype) - z[:, :1]) * s[:, :1]),
+    "repeated scales": lambda x, q, p, s, z: F.linear(x, q.to(x.dtype) * s.repeat_interleave(32, 1)),
+}
+
+
+def grouped_minus(q, z, size):
+    return q.reshape(q.shape[0], -1, size) - z[:, :, None]
+
+
+@pytest.mark.parametrize("name", GROUPED)
+@pytest.mark.parametrize("policy", ["fast", "eager"])
+@pytest.mark.parametrize("rows, groups", [(1, 4), (3, 6), (20, 5)])
+def test_scales_of_groups(name, policy, rows, groups):
+    torch.manual_seed(rows)
+    k = 32 * groups
+    x, q, p = values(rows, k), torch.randint(-128, 128, (40, k), dtype=torch.int8), torch.randint(0, 256, (40, k // 2), dtype=torch.uint8)
+    s, z = torch.rand(40, groups).to(torch.bfloat16), torch.randint(0, 16, (40, groups)).to(torch.bfloat16)
+    got, (record,) = run(GROUPED[name], x, q, p, s, z, policy=policy)
+    assert error(got, exact(GROUPED[name], (x, q, p, s, z))) <= 1e-2 and not calls(record)
+    assert any(isinstance(n, MatmulSchedule) for n in schedules(record)) or rows == 1
+
+
+def test_slices_of_the_depth():
+    """Few columns: several slices of the depth at once, the last step of which may lack some."""
+    for depth in (768, 640 + 256):
+        x, w, b = values(5, depth), values(48, depth), values(48)
+        made, = check(lambda x, w, b: F.relu(F.linear(x, w, b)), x, w, b)
+        assert made.outer is not None and made.early
+
+
 def test_a_depth_that_is_divided_by_much_stays_with_the_vendor():
-    x, q, s = values(4, 64), torch.randint(-128, 128, (40, 64), dtype=torch.int8), torch.rand(40, 4).to(torch.bfloat16)
-    fn = lambda x, q, s: F.linear(x, (q.reshape(40, 4, 16).to(x.dtype) * s[:, :, None]).reshape(40, 64))
+    x, q, s = values(4, 2048), torch.randint(-128, 128, (40, 2048), dtype=torch.int8), torch.rand(40, 2).to(torch.bfloat16)
+    fn = lambda x, q, s: F.linear(x, grouped(q.to(x.dtype), s, 1024))
     got, (record,) = run(fn, x, q, s)
     assert error(got, exact(fn, (x, q, s))) <= 1e-2
     assert [n.reason for n in record.values["contract"].nodes if isinstance(n, Opaque)] == \
-        ["contraction 4x64x40 bf16: left to the vendor's library (its depth is divided)"]
+        ["contraction 4x2048x40 bf16: left to the vendor's library (its depth is divided)"]
 
 
 def test_the_vendor_makes_a_relu_behind_a_bias():

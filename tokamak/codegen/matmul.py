@@ -5,19 +5,24 @@ value is computed in the view that needs it; the accumulators are values of `out
 tile. Where the left factor holds a contraction itself (two linear layers, back to back), that one is made within a step, in views of its own: `inner
 left` (first axis, inner depth) and `inner right` (inner depth, depth).
 
+Where the depth is run through in slices, a step takes several of them at once: then `left`, `right` and the accumulator (`sum`) have the slices as
+their first dimension, each slice is some warps' own, and what they have carried is added up behind the loop. A factor that is the same along a slice
+(the scale of a group of quantised weights) is multiplied to a step's products.
+
 Coordinates that are the same for every tile stand in the program's scope, and so does all that depends on them alone: a program that makes many tiles
 loads it once.
 """
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
-from ..fuse.contraction import contraction, product_type, small
+from ..fuse.contraction import Contraction, contraction, product_type, small
 from ..fuse.scales import unpacking
 from ..ir.dtype import F32, DType
-from ..ir.expr import Const, Expr, Load, Random, Reduce, Rewriter, walk
-from ..ir.index import Axis, as_index, floordiv, minimum
+from ..ir.expr import Cast, Const, Expr, Load, Random, Reduce, Rewriter, walk
+from ..ir.index import Axis, Index, as_index, floordiv, minimum
 from ..ir.rewrite import Simplifier
 from ..schedule.body import Body
 from ..schedule.matmul import MatmulSchedule, folds_of, hidden_stores
@@ -30,17 +35,27 @@ from .tiles import TileLowering, combining, rounded
 
 class MatmulLowering(TileLowering):
     """The kernel of a body of contractions."""
+    flat: Axis | None = None            # depth and the axes that are written out, counted as one
 
     def kernel(self) -> TileKernel:
         s = self.schedule = self.s
         first, second = s.dims
         self.held, self.view, self.after = [], "out", []
-        self.piece.update({a: 0 for a, _ in s.pieces})
-        pairs = {"left": (first, s.depth), "right": (s.depth, second), "out": (first, second)}
+        slices = self._slices()
+        pairs = {"left": (*slices, first, s.depth), "right": (*slices, s.depth, second), "sum": (*slices, first, second), "out": (first, second)}
         if s.inner is not None:
             pairs |= {"inner left": (first, s.inner), "inner right": (s.inner, s.depth)}
-        self.views = {name: (replace(s, dims=pair), {}) for name, pair in pairs.items()}
+        whole = s
+        if s.unrolled:
+            self.flat = Axis(max(a.id for a in s.order) + 400000, s.depth.extent * len(self._digits()))
+            pairs["flat right"] = (*slices, self.flat, second)
+            whole = replace(s, pieces=(*s.pieces, (self.flat, (s.sizes(s.depth)[0] * len(self._digits()),))),
+                            exact=s.exact | ({self.flat} if s.depth in s.exact else set()))
+        self.views = {name: (replace(whole, dims=dims), {}) for name, dims in pairs.items()}
+        self.piece.update({a: 0 for a, _ in whole.pieces})
+        self._show("out")
         self.tile, grid, share = self._place_program()
+        self._early(share)
         accumulators = self._products(share)
         self._show("out")
         for fold, name in accumulators.items():
@@ -63,11 +78,11 @@ class MatmulLowering(TileLowering):
         """Values along tiled axes are laid out differently in each view, and a depth that is held has several pieces."""
         depth = self.schedule.depth
         piece = (self.piece[depth],) if depth in axes and len(self.schedule.sizes(depth)) > 1 else ()
-        return (self.view, *piece) if any(a in axes for a, _ in self.schedule.pieces) else ()
+        return (self.view, *piece) if any(a in axes for a, _ in self.s.pieces) else ()
 
     def _put_everywhere(self, scope: Scope, a: Axis, base: str) -> None:
         """The coordinate of a tiled axis in every view that has it, from `base` (text, '' is 0) on; of all that is held the pieces begin at 0."""
-        shown, sizes = self.view, self.schedule.sizes(a)
+        shown, sizes = self.view, self.s.sizes(a)
         for view, (s, _) in self.views.items():
             for piece in range(len(sizes)) if a in s.dims else ():
                 self._show(view)
@@ -76,7 +91,12 @@ class MatmulLowering(TileLowering):
 
     def _single(self, a: Axis) -> bool:
         """Is one block of a tiled axis all of it, whatever the sizes are?"""
-        return a.extent.constant is not None and a.extent.constant <= sum(self.schedule.sizes(a))
+        return a is not self.schedule.outer and a.extent.constant is not None and a.extent.constant <= sum(self.schedule.sizes(a))
+
+    def _digits(self) -> list[dict[Axis, int]]:
+        """Every choice of coordinates of the axes that are written out, in order."""
+        digits = sorted(self.schedule.unrolled, key=self.schedule.order.index)
+        return [dict(zip(digits, at)) for at in itertools.product(*(range(a.extent.constant) for a in digits))]
 
     # -- where a program stands ------------------------------------------------------------------------------------------------
     def _place_program(self) -> tuple[Scope, object, str | None]:
@@ -84,6 +104,7 @@ class MatmulLowering(TileLowering):
         s, program = self.schedule, self.program
         parallel = [a for a in s.order if a in self.body_.parallel]
         fixed = [a for a in (*s.dims, *filter(None, (s.depth, s.inner))) if self._single(a)]
+        fixed += [self.flat] if s.depth in fixed and self.flat is not None else []
         for a in fixed:
             self._put_everywhere(program, a, "")
         program.open = frozenset(fixed)
@@ -152,48 +173,106 @@ class MatmulLowering(TileLowering):
         return self.assign(scope, f"{several} + {inside} % {there}", "b"), self.assign(scope, f"{inside} // {there}", "b")
 
     # -- products --------------------------------------------------------------------------------------------------------------
+    def _early(self, share: str | None) -> None:
+        """What is read beside the products of few rows is read before them, and is there when they are."""
+        if not self.schedule.early or share is not None:
+            return
+        self._show("out")
+        self.scope, folds = self.tile, {c.fold for c in folds_of(self.body_)}
+        waiting = [st.expr for st in self.stores if st not in hidden_stores(self.body_)]
+        while waiting:
+            e = waiting.pop()
+            if isinstance(e, Load) and e.guard is None and not e.free & (self.schedule.looped | self.schedule.unrolled):
+                self.emit(e)
+            waiting += e.children() if e not in folds else ()
+
     def _products(self, share: str | None) -> dict[Reduce, str]:
         """The loop over the depth: the register that carries each contraction."""
         s, found, tile = self.schedule, folds_of(self.body_), self.tile
-        shape = f"[{', '.join(str(s.sizes(a)[0]) for a in s.dims)}]"
-        carried = {c.fold: self.assign(tile, words.full(shape, 0.0, F32), "a") for c in found}
-        scope, loops = tile, []
-        if not self._single(s.depth):
+        carried = {c.fold: self.assign(tile, self._nothing(), "a") for c in found}
+        scope, loops, walked = tile, [], s.outer or s.depth
+        if not self._single(walked):
             step = self.fresh("r")
-            loop = For(f"for {step} in {self._range(*self._depth_of(share), s.sizes(s.depth)[0])}", [])
+            loop = For(f"for {step} in {self._range(*self._depth_of(share), s.sizes(walked)[0])}", [])
             loops = [loop]
             scope = Scope(loop.lines, tile.open, tile)
-            self._put_everywhere(scope, s.depth, step)
-        scope.open = scope.open | {s.depth}
+            self._open_step(scope, walked, step)
+        scope.open = scope.open | {walked, s.depth} | ({self.flat} if self.flat is not None else set())
         for piece in range(len(s.sizes(s.depth))):
             self.piece[s.depth] = piece
-            self._step(scope, found, carried)
+            for c in found:
+                self._step(scope, c, carried[c.fold])
             if hidden := hidden_stores(self.body_):
                 self._show("left")
                 self._store_all(scope, hidden)
         tile.lines += loops
-        return carried
+        return {fold: self._added_up(name) for fold, name in carried.items()}
 
-    def _step(self, scope: Scope, found: list, carried: dict[Reduce, str]) -> None:
-        """The products of one piece of the depth, once for each coordinate of the axes that are written out."""
-        s, simplify = self.schedule, Simplifier()
-        digits = sorted(s.unrolled, key=s.order.index)
-        for at in itertools.product(*(range(a.extent.constant) for a in digits)):
-            here = Rewriter({a: as_index(n) for a, n in zip(digits, at)})
-            for c in found:
-                sides = (c.left, c.right) if s.dims[0] in c.left.free else (c.right, c.left)
-                sides = tuple(simplify.root(here(e)) for e in sides) if digits else sides
-                texts = [self._tile_of(scope, view, e, product_type(c)) for view, e in zip(("left", "right"), sides)]
-                scope.lines.append(f"{carried[c.fold]} = tk.dot({', '.join(texts)}, {carried[c.fold]})")
+    def _open_step(self, scope: Scope, walked: Axis, step: str) -> None:
+        """Coordinates along the depth within a step."""
+        if walked is self.schedule.outer and self.schedule.sizes(walked)[0] == 1:
+            self._everywhere(scope, walked, step)
+            return
+        self._put_everywhere(scope, walked, step)
+        if walked is self.schedule.depth and self.flat is not None:
+            self._put_everywhere(scope, self.flat, f"{step} * {len(self._digits())}")
+
+    def _added_up(self, name: str) -> str:
+        """The sum of what the slices have carried."""
+        return self.assign(self.tile, f"tl.sum({name}, 0)", "a") if self._slices() else name
+
+    def _slices(self) -> tuple[Axis, ...]:
+        """The axis of slices, where a step takes several."""
+        outer = self.schedule.outer
+        return (outer,) if outer is not None and self.schedule.sizes(outer)[0] > 1 else ()
+
+    def _nothing(self) -> str:
+        """The text of an accumulator before anything is added."""
+        return words.full(f"[{', '.join(str(self.schedule.sizes(a)[0]) for a in (*self._slices(), *self.schedule.dims))}]", 0.0, F32)
+
+    def _step(self, scope: Scope, c: Contraction, carried: str) -> None:
+        """The products of one piece of the depth, which are added to what is carried."""
+        s, digits, simplify = self.schedule, self._digits(), Simplifier()
+        left, right = (c.left, c.right) if s.dims[0] in c.left.free else (c.right, c.left)
+        at = lambda e, d: simplify.root(Rewriter({a: as_index(n) for a, n in d.items()})(e)) if d else e
+        flat = self._flattened(right) if len(digits) > 1 else None
+        lefts = [self._tile_of(scope, "left", at(left, d), product_type(c)) for d in digits]
+        if flat is not None:
+            rights = [self._tile_of(scope, "flat right", flat, product_type(c))]
+            lefts = [f"tk.interleaved({', '.join(lefts)})"]
+        else:
+            rights = [self._tile_of(scope, "right", at(right, d), product_type(c)) for d in digits]
+        total = carried if not c.scales else self._nothing()
+        for x, y in zip(lefts, rights):
+            total = self.assign(scope, f"tk.dot({x}, {y}, {total})", "d") if c.scales else total
+            scope.lines += [] if c.scales else [f"{carried} = tk.dot({x}, {y}, {carried})"]
+        if c.scales:
+            self._show("sum")
+            self.scope = scope
+            factors = [self.emit(e).var for e in c.scales]
+            scope.lines.append(f"{carried} += {' * '.join([total, *factors])}")
+
+    def _flattened(self, e: Expr) -> Expr | None:
+        """`e` over depth and digits as one axis, where they count through memory like one: two digits, the second along each place of the depth."""
+        (digit, *others), depth = sorted(self.schedule.unrolled, key=self.schedule.order.index), self.schedule.depth
+        plain = e.arg if isinstance(e, Cast) else e
+        if others or digit.extent.constant != 2 or not isinstance(plain, Load) or plain.guard is not None:
+            return None
+        i = plain.index[0]
+        if {depth, digit} & {x for a in i.atoms() if not isinstance(a, Axis) for x in Index({(a,): 1}).axes()} or \
+                i.coefficient(depth) is not i.coefficient(digit) * 2 or digit not in i.axes():
+            return None
+        return Rewriter({depth: as_index(0), digit: as_index(self.flat)})(e)
 
     def _depth_of(self, share: str | None) -> tuple[str, str]:
-        """Where this program's part of the depth begins and ends."""
+        """Where this program's part of the depth begins and ends, in coordinates of what the loop walks along."""
         s = self.schedule
-        end = self._number(self.extent(s.depth))
+        walked = s.outer or s.depth
+        end = self._number(self.extent(walked))
         if share is None:
             return "0", end
-        size = s.sizes(s.depth)[0]
-        length = floordiv(s.depth.extent + (s.programs * size - 1), as_index(s.programs * size)) * size
+        size = s.sizes(walked)[0]
+        length = floordiv(walked.extent + (s.programs * size - 1), as_index(s.programs * size)) * size
         part = self.param("int", ("share",), length)
         low = self.assign(self.tile, f"{share} * {part}", "b")
         return low, self.assign(self.tile, f"tl.minimum({low} + {part}, {end})", "b")
@@ -202,7 +281,7 @@ class MatmulLowering(TileLowering):
         """A register with the tile of one factor, in the type that is multiplied, 0 where the depth is over."""
         shown, self.scope = self.view, scope
         self._show(view)
-        depth = self.schedule.inner if view.startswith("inner") else self.schedule.depth
+        depth = frozenset((self.schedule.inner,)) if view.startswith("inner") else frozenset(self.s.dims) - set(self.schedule.dims)
         if any(isinstance(x, Random) for x in walk(e)):
             raise Unschedulable("random numbers in front of a contraction")
         whole = small(e)
@@ -213,11 +292,11 @@ class MatmulLowering(TileLowering):
         self._show(shown)
         return var
 
-    def _plain_tile(self, e: Expr, depth: Axis, zero: str = "0.0") -> Value:
+    def _plain_tile(self, e: Expr, depth: frozenset, zero: str = "0.0") -> Value:
         return self._loaded(e, depth, zero) if isinstance(e, Load) and e.guard is None else self._cut(self.emit(e), depth, zero)
 
-    def _whole_tile(self, e: Expr, depth: Axis, wanted: str) -> Value:
-        """Integers of few bits in the type that is multiplied, without the way through f32, which takes the machine longer than the product. Where the
+    def _whole_tile(self, e: Expr, depth: frozenset, wanted: str) -> Value:
+        """Integers of few bits in the type that is multiplied, without the way through f32, which takes longer than the product. Where the
         depth is over they may be anything: the other factor is 0 there."""
         bits = unpacking(e)
         if bits is None or bits.load.guard is not None:
@@ -229,7 +308,7 @@ class MatmulLowering(TileLowering):
     def _first_pieces(self) -> None:
         """No axis has pieces that are gone through here, but a depth that is held."""
 
-    def _loaded(self, e: Load, depth: Axis, zero: str = "0.0") -> Value:
+    def _loaded(self, e: Load, depth: frozenset, zero: str = "0.0") -> Value:
         """A plain read whose idle lanes are 0, which needs no register on its way to the product."""
         address, dims = self.text(e.index[0], ("address", e.node))
         if not dims:
@@ -241,12 +320,12 @@ class MatmulLowering(TileLowering):
         where = f", mask={' & '.join(masks)}, other={zero}" if masks else ""
         return self._put(e, f"tl.load({self.memory(e.node)} + {address}{where})", e.index[0].axes() | dims, self._of(e.index[0]), dims, True)
 
-    def _cut(self, value: Value, depth: Axis, zero: str = "0.0") -> Value:
+    def _cut(self, value: Value, depth: frozenset, zero: str = "0.0") -> Value:
         """`value`, 0 where the depth is over."""
-        masks = self.mask((depth,))
+        masks = self.mask(depth)
         if not masks:
             return value
-        return self._put(None, f"tl.where({' & '.join(masks)}, {value.var}, {zero})", (depth,), (value,), value.dims | {depth}, True)
+        return self._put(None, f"tl.where({' & '.join(masks)}, {value.var}, {zero})", depth, (value,), value.dims | depth, True)
 
     def _number_text(self, e: Const) -> str | None:
         """Numbers of few bits, which are no sizes, are text: shifts and masks of packed integers."""

@@ -68,9 +68,10 @@ def _schedule(g: Group, plan: Plan, target, hints: Hints, memories: dict, table:
     b = coalesce(body(g, plan.stores[g], plan.roles[g].parallel, memories))
     if target.kind == "gpu":
         b = shared_extremes(b)
-        product = persistent.choose(b, hints, target) or matmul.choose(b, hints, target)
-        if product:
-            return b, product
+        stays = persistent.choose(b, hints, target)
+        product = (b, stays) if stays is not None else matmul.choose(b, hints, target)
+        if product is not None:
+            return product
         s, plain = tuned.choose(b, hints, target, table), unfolded(b)
         return (b, s) if plain is b or s.shift is not None else (plain, tuned.choose(plain, hints, target, table))
     return b, choose(b, hints, target)

@@ -26,6 +26,13 @@ def halves(x):
 
 
 @triton.jit
+def interleaved(a, b):
+    """a and b, element by element in turn along their last axis."""
+    shape: tl.constexpr = a.shape[:-1] + [2 * a.shape[-1]]
+    return tl.join(a, b).reshape(shape)
+
+
+@triton.jit
 def small_to_half(x, to: tl.constexpr):
     """An integer of 8 bits in the 16-bit type `to`, which holds each of them exactly."""
     if x.dtype.is_int_signed():

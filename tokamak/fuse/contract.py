@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import count
 from types import MappingProxyType
 
 from ..ir.dtype import F32, compute_type
@@ -14,7 +15,8 @@ from ..ir.graph import Compute, Graph, Opaque, Result, View, is_pointwise, reads
 from ..ir.index import Axis, FloorDiv, Index, Mod, axis
 from ..ir.rewrite import GraphRewrite
 from ..ir.text import spec_parts
-from .contraction import DIGIT, LITTLE, NARROW, Contraction, contraction, halves, multiplied, product_type, size_text
+from .axes import Group, Member, split_axes
+from .contraction import DIGIT, LITTLE, NARROW, SLICE, Contraction, contraction, factors_of, halves, multiplied, product_type, size_text
 from .cost import Hints, estimates
 from .inline import inline, substituted
 from .reason import Reason
@@ -34,11 +36,11 @@ def contract(graph: Graph, target, choice: str = "", relu: Mapping = MappingProx
     prices, 'vendor' for all of them, 'kernels' for those that can become one. `relu`: target of a call -> of the vendor's own with a ReLU behind."""
     found, hints = contractions(graph), estimates(graph, target)
     reasons = {n: infeasible(c, target) for n, c in found.items()}
-    taken = fronts(graph, hints, unpacked=choice == "kernels")
+    taken = fronts(graph, hints)
     own = target.kind == "gpu" and not target.ordered
     behind = {n: (relu[n.target], node) for n, node in relu_behind(graph).items() if n.target in relu} if own else {}
     if choice != "kernels":
-        possible = {n: c for n, c in found.items() if reasons[n] is None}
+        possible = {n: _as_made(c, taken.get(n, ())) for n, c in found.items() if reasons[n] is None}
         site = Site(graph, possible, taken, back_to_back(graph, possible), frozenset(behind))
         asked = Reason("vendor", "not attempted", "as asked")
         reasons.update(unprofitable(site, hints, target) if choice == "" else dict.fromkeys(possible, asked))
@@ -58,9 +60,27 @@ def infeasible(c: Contraction, target) -> Reason | None:
         return Reason("vendor", "infeasible", "no kernels for it on a CPU")
     if target.ordered:
         return Reason("vendor", "infeasible", "a fixed order of the sum")
-    if not multiplied(c) and not of_one_row(c):
+    if product_type(c) is None or bool(c.rows) == bool(c.columns) and not multiplied(c):
         return Reason("vendor", "infeasible", "only 16-bit floats")
-    return Reason("vendor", "infeasible", "its depth is divided") if long_steps(c.fold, c.depth) else None
+    slices = in_slices(c.fold) if long_steps(c.fold, c.depth) else c
+    if slices is None or not multiplied(c) and not of_one_row(slices):
+        return Reason("vendor", "infeasible", "its depth is divided" if slices is None else "weights that are not contiguous along the depth")
+    return None
+
+
+def _as_made(c: Contraction, moved: tuple[Compute, ...]) -> Contraction:
+    """A contraction with what it takes in, over the axes that its kernel will have."""
+    made = in_slices(_taking_in(c.fold, moved)) if moved or long_steps(c.fold, c.depth) else None
+    return made if made is not None else c
+
+
+def in_slices(fold: Reduce) -> Contraction | None:
+    """A contraction, its depth split where indices divide it, where nothing divides it then and its slices are such that a step holds; or None."""
+    group = split_axes(Group((*sorted(fold.free, key=lambda a: a.id), *fold.over), (Member(None, (), fold),)), count(1 << 20))
+    made = contraction(group.members[0].expr)
+    if made is None or made.outer and (made.depth.extent.constant or SLICE + 1) > SLICE:
+        return None
+    return None if any(long_steps(made.fold, a, 1) for a in made.fold.over if a not in made.digits) else made
 
 
 def of_one_row(c: Contraction) -> bool:
@@ -70,19 +90,23 @@ def of_one_row(c: Contraction) -> bool:
     return (not c.rows) != (not c.columns) and not c.batch and product_type(c) is not None and isinstance(read, Load) and runs_along(read, c.depth)
 
 
-def fronts(graph: Graph, hints: Hints, unpacked: bool = True) -> dict[Opaque, tuple[Compute, ...]]:
+def fronts(graph: Graph, hints: Hints) -> dict[Opaque, tuple[Compute, ...]]:
     """Of each contraction of few rows the factor that the many columns have, where it is computed pointwise and nothing else reads it: a kernel that
-    takes all rows at once computes each of its elements once. `unpacked`: also where several elements are one in memory, for more than one row: tiles
-    of them are slower than a pass in front."""
+    takes all rows at once computes each of its elements once."""
     alone, found = _read_once(graph), {}
     for n, c in contractions(graph).items():
         if min(hints.count(c.rows), hints.count(c.columns)) <= LITTLE:
             side = c.right if hints.count(c.rows) <= hints.count(c.columns) else c.left
             made = [e.node for e in (side.arg,) if isinstance(e, Load) and e.guard is None] if halves(side) is not None else []
-            most = DIGIT if unpacked or not c.rows or not c.columns else 1
-            taken = lambda m: is_pointwise(m) and alone(m) and not long_steps(m.expr, most=most) and not long_steps(side, c.depth)
+            short = lambda m: not long_steps(m.expr) and not long_steps(side, c.depth) or in_slices(_taking_in(c.fold, (m,))) is not None
+            taken = lambda m: is_pointwise(m) and alone(m) and short(m)
             found[n] = tuple(m for m in made if taken(m) and not any(isinstance(e, Random) for e in walk(m.expr)))
     return found
+
+
+def _taking_in(e: Expr, moved) -> Expr:
+    """`e` with what the nodes `moved` are in the place of their loads."""
+    return Rewriter(leaf=lambda x: substituted(x, x.node.axes, x.node.expr) if isinstance(x, Load) and x.node in moved else None)(e)
 
 
 def long_steps(e: Expr, depth: Axis | None = None, most: int = DIGIT) -> bool:
@@ -184,13 +208,13 @@ class _Decided(GraphRewrite):
     def _with_fronts(self, node: Opaque, meaning: Expr) -> Expr:
         """The meaning with what is computed pointwise in front of it in the product, and factors that do not differ along the depth behind it."""
         moved = {self.nodes[n] for n in self.fronts.get(node, ())}
-        inside = Rewriter(leaf=lambda e: substituted(e, e.node.axes, e.node.expr) if isinstance(e, Load) and e.node in moved else None)(meaning)
+        inside = _taking_in(meaning, moved)
         if within(inside) is None:
             return meaning
         fold = within(inside).fold
         behind = scales_behind(fold) if self.fast and moved else fold
         whole = inside if behind is fold else Rewriter(leaf=lambda e: behind if e is fold else None)(inside)
-        factors = within(whole).fold.args[0].args
+        factors = factors_of(within(whole).fold.args[0])
         return Rewriter(leaf=lambda e: Cast(F32, _rounding(e.arg)) if e in factors and halves(e) is not None else None)(whole)
 
     def opaque_result(self, node: Result) -> Result | Compute:

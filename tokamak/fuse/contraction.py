@@ -15,13 +15,14 @@ from .scales import unpacking
 NARROW = 128            # widest of two layers that are made back to back
 LITTLE = 32             # rows up to which a kernel reads its weights as fast as memory gives them
 SIDE = 16               # least extent of a tile that the machine multiplies
+SLICE = 512             # elements at most of a slice of the depth, all of which is in a step
 DIGIT = 8               # largest extent of a summed axis that is written out, coordinate by coordinate
 
 
 @dataclass(frozen=True, eq=False)
 class Contraction:
-    """`fold`: sum over `depth` of left * right, and over `digits`, axes of small constant extents. `rows`: the axes of `left` alone, `columns` of
-    `right` alone, `batch` of both; by their ids."""
+    """`fold`: sum over `depth` of left * right, times `scales` that do not differ along it, over `digits`, axes of small constant extents, and `outer`,
+    axes that are run through around the depth. `rows`: the axes of `left` alone, `columns` of `right` alone, `batch` of both; by their ids."""
     fold: Reduce
     left: Expr
     right: Expr
@@ -30,6 +31,8 @@ class Contraction:
     columns: tuple[Axis, ...]
     depth: Axis
     digits: tuple[Axis, ...] = ()
+    outer: tuple[Axis, ...] = ()
+    scales: tuple[Expr, ...] = ()
 
     def sizes(self, hints: Hints) -> tuple[int, int, int, int]:
         """Extents (batch, rows, columns, depth), as numbers."""
@@ -37,16 +40,29 @@ class Contraction:
 
 
 def contraction(e: Expr) -> Contraction | None:
-    """The contraction that `e` is: a sum of a product of two values that both depend on what is summed over."""
+    """The contraction that `e` is: a sum of a product of two values that both depend on what is summed over last, and of some that do not."""
     if not isinstance(e, Reduce) or e.monoid != "sum" or not isinstance(e.args[0], Op) or e.args[0].name != "mul":
         return None
-    left, right = e.args[0].args
-    depth = max(e.over, key=lambda a: a.extent.constant if a.extent.constant is not None else 1 << 62)
-    digits = tuple(a for a in e.over if a is not depth)
-    if any(a.extent.constant is None or a.extent.constant > DIGIT for a in digits) or any(depth not in x.free for x in (left, right)):
+    factors = factors_of(e.args[0])
+    extent = lambda a: a.extent.constant if a.extent.constant is not None else 1 << 62
+    depth = ([a for a in e.over if extent(a) > DIGIT] or [max(e.over, key=extent)])[-1]
+    sides, scales = [x for x in factors if depth in x.free], tuple(x for x in factors if depth not in x.free)
+    before, scaled = e.over[:e.over.index(depth)], {a for x in scales for a in x.free}
+    outer = [a for a in before if len(before) == 1 or a in scaled or extent(a) > DIGIT]
+    digits = tuple(a for a in e.over if a is not depth and a not in outer)
+    if len(sides) != 2 or len(outer) > 1 or any(extent(a) > DIGIT or a in scaled for a in digits):
         return None
-    pick = lambda axes: tuple(sorted(axes - set(e.over), key=lambda a: a.id))
-    return Contraction(e, left, right, pick(left.free & right.free), pick(left.free - right.free), pick(right.free - left.free), depth, digits)
+    (left, right), over = sides, set(e.over)
+    if any(x.free - over - left.free - right.free for x in scales):
+        return None
+    pick = lambda axes: tuple(sorted(axes - over, key=lambda a: a.id))
+    return Contraction(e, left, right, pick(left.free & right.free), pick(left.free - right.free), pick(right.free - left.free), depth, digits,
+                       tuple(outer), scales)
+
+
+def factors_of(e: Expr) -> list[Expr]:
+    """What is multiplied in a product of products, in order."""
+    return [x for a in e.args for x in factors_of(a)] if isinstance(e, Op) and e.name == "mul" else [e]
 
 
 def halves(e: Expr) -> DType | None:

@@ -87,7 +87,7 @@ def _alone(site: Site, call: Opaque, c: Contraction, hints: Hints, rates: Rates)
     if b > 1 or few > LITTLE or k * many < WEIGHTS:
         return Reason("vendor", "not attempted", f"{micro(vendor)}")
     taken = site.fronts.get(call, ())
-    if not _along_depth(c, taken, m <= n):
+    if not _along_depth(c, m <= n):
         return Reason("vendor", "not attempted", f"{micro(vendor)}; weights that are not contiguous along the depth")
     around = sum((node_bytes(x, hints) + sum(node_bytes(r, hints) for r in reads(x))) / rates.copy + rates.step for x in taken)
     around += rates.step if _pass_behind(site, call) else 0.0
@@ -99,14 +99,10 @@ def _alone(site: Site, call: Opaque, c: Contraction, hints: Hints, rates: Rates)
     return None if ours < LEAST * (vendor + around) else Reason("vendor", "unprofitable", prices)
 
 
-def _along_depth(c: Contraction, taken: tuple[Compute, ...], few_rows: bool) -> bool:
-    """Do the weights, and what they are computed from, lie contiguously along the depth, as all that was measured did?"""
+def _along_depth(c: Contraction, few_rows: bool) -> bool:
+    """Do the weights, or what they are computed from, lie contiguously along the depth, as all that was measured did?"""
     weights = [e for e in loads(c.right if few_rows else c.left) if c.depth in e.free]
-    if not all(runs_along(e, c.depth) for e in weights):
-        return False
-    axes = {(x.node, a) for x in weights for a, i in zip(x.node.axes, x.index) if c.depth in i.axes()} if taken else set()
-    packed = [(e, a) for node, a in axes for e in loads(node.expr) if a in e.free and len(e.free) > 1]
-    return all(runs_along(e, a) or all(e_i.coefficient(a) == 0 for e_i in e.index) for e, a in packed)
+    return all(runs_along(e, c.depth) for e in weights)
 
 
 def _pass_behind(site: Site, call: Opaque) -> bool:

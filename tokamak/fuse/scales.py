@@ -1,40 +1,79 @@
-"""Factors of a contraction that do not differ along its depth: sum(k, (a[n, k] * s[n]) * b) is s[n] * sum(k, a * b). And what integers of few bits are
-made of."""
+"""Factors of a contraction that do not differ along its depth: sum(k, (a[n, k] * s[n]) * b) is s[n] * sum(k, a * b). And what integers of few
+bits are made of."""
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from ..ir.dtype import F32, I8, I16, DType
-from ..ir.expr import Cast, Const, Expr, Load, Op, Reduce
+from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Random, Reduce, Rewriter, walk
+from ..ir.index import Axis, FloorDiv, Index, as_index
 
 EXACT = {"bf16": 256, "f16": 2048}         # up to here a 16-bit type holds every integer
+GROUP = 16              # elements of the depth at least that share a scale, for it to be multiplied to what their products add up to
 
 
 def scales_behind(fold: Reduce) -> Expr:
-    """The contraction `fold` with such factors behind the sum, where what is left of the factor are small integers, which lose nothing in 16 bits:
-    weights that were quantised. `fold` itself where there are none. The rounding of the scaled factor is left out."""
-    product, scales = [], []
+    """The contraction `fold` with such factors behind the sum; or, where they are the same for groups of the depth, behind a group's sum: the depth is
+    an axis of groups and one within them then, and the factor a third one of the product. What is left of the factor are small integers, or what was
+    rounded before it was scaled: weights that were quantised. `fold` itself where there are none. The rounding of the scaled factor is left out."""
+    product, behind, beside = [], [], []
     for e in fold.args[0].args:
         kept, scale = _without_scale(e, frozenset(fold.over))
         product.append(kept)
-        scales += scale
-    if not scales:
+        (beside if any(s.free & set(fold.over) for s in scale) else behind).extend(scale)
+    if not behind and not beside:
         return fold
-    made: Expr = Reduce(fold.monoid, fold.over, (Op("mul", *product),))
-    for s in scales:
+    mapping = _in_groups(fold, beside)
+    if mapping is None:
+        return fold
+    inner: Expr = Op("mul", *product)
+    for s in beside:
+        inner = Op("mul", inner, s)
+    made: Expr = Rewriter(mapping)(Reduce(fold.monoid, fold.over, (inner,)))
+    for s in behind:
         made = Op("mul", made, s)
     return made
 
 
+def _in_groups(fold: Reduce, scales: list[Expr]) -> dict[Axis, Index] | None:
+    """The depth as a number of groups and one within them, for scales that differ from group to group; None where no groups fit."""
+    if not scales:
+        return {}
+    depth, sizes = fold.over[0], {n for s in scales for n in _group_sizes(s, fold.over[0])}
+    if len(fold.over) != 1 or len(sizes) != 1 or depth.extent.constant is None or depth.extent.constant % max(sizes):
+        return None
+    size, free = sizes.pop(), max(a.id for a in (*fold.free, depth)) + 1
+    return {depth: as_index(Axis(free, as_index(depth.extent.constant // size))) * size + as_index(Axis(free + 1, as_index(size)))}
+
+
+def _group_sizes(e: Expr, depth: Axis) -> set[int]:
+    """By what the depth is divided wherever it stands in `e`; with 0 where it stands undivided."""
+    found: set[int] = set()
+    for x in walk(e):
+        for i in x.index if isinstance(x, Load) else (x.index,) if isinstance(x, (Coord, Random)) else ():
+            for a in i.atoms():
+                if a is depth:
+                    found.add(0)
+                elif not isinstance(a, Axis) and depth in Index({(a,): 1}).axes():
+                    plain = isinstance(a, FloorDiv) and a.a is as_index(depth) and a.b.constant is not None
+                    found.add(a.b.constant if plain else 0)
+    return found
+
+
 def _without_scale(e: Expr, over: frozenset) -> tuple[Expr, list[Expr]]:
-    """(factor, what it was multiplied by) where `e` is a product of small integers with something that is the same along `over`."""
+    """(factor, what it was multiplied by) where `e` is a product of small integers, or of a rounded value, with what is the same along `over` or
+    along groups of it."""
     rounded = e.arg if isinstance(e, Cast) and e.dtype is F32 and isinstance(e.arg, Cast) and e.arg.implicit else None
     if rounded is None or not isinstance(rounded.arg, Op) or rounded.arg.name != "mul":
         return e, []
     for kept, scale in (rounded.arg.args, rounded.arg.args[::-1]):
+        if scale.free & over and (len(over) != 1 or min(_group_sizes(scale, *over), default=0) < GROUP):
+            continue
         whole = small_integers(kept, EXACT[rounded.dtype.name])
-        if whole is not None and not scale.free & over:
+        if whole is not None:
             return Cast(F32, Cast(rounded.dtype, Cast(F32, whole))), [scale]
+        if isinstance(kept, Cast) and isinstance(kept.arg, Cast) and kept.arg.dtype is rounded.dtype and kept.free & over:
+            return Cast(F32, Cast(rounded.dtype, kept.arg.arg)), [scale]
     return e, []
 
 

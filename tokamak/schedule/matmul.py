@@ -6,6 +6,8 @@ depth.
     unrolled    further folded axes of small constant extent: a step is repeated for each of their coordinates
     programs    how many programs share the depth of one tile; they leave partial sums, which a second kernel folds
     inner       the depth of a contraction within the left factor, all of which is held; its result's columns are the depth
+    outer       an axis around the depth that is run through instead: all of the depth is one slice, and `pieces` says how many slices a step takes
+    early       what is read beside the products is read before them
     resident    programs that make all tiles between them, one after the other; 0: a program each
     group       tiles along the first axis that are worked on together, so that what they read along the second is in the cache
 
@@ -13,13 +15,14 @@ What is chosen is a ladder over extents; every threshold stands beside what was 
 """
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from ..fuse.contraction import LITTLE, SIDE, Contraction, chained, contraction, multiplied
+from ..fuse.contraction import LITTLE, SIDE, SLICE, Contraction, chained, contraction, multiplied
 from ..fuse.cost import Hints
 from ..ir.expr import Reduce, Scan, loads, walk
-from ..ir.index import Axis
-from .body import Body, Store, exprs_of
+from ..ir.index import Axis, as_index
+from .body import Body, Store, exprs_of, rewritten
 from .tile_schedule import TileSchedule
 from .tile_stages import power
 from .tiles import wide
@@ -31,6 +34,9 @@ GROUP = 8               # tiles along the first axis that share what they read a
 RESIDENT = 4            # programs to a multiprocessor that make narrow layers tile after tile
 STEPS = 8               # steps along the depth that a program should have at least
 FEW_SHARED = 100 << 10  # the same where a result is turned: two programs to a multiprocessor
+SLICES = 4              # that a step takes, a warp each
+PACKED = 256            # elements of a slice of what is unpacked
+UNPACKED = 128          # and of 16-bit weights
 STEP = 512              # bytes of a step along what the many columns read; a quarter where a step is unpacked: more spills
 
 
@@ -41,44 +47,90 @@ class MatmulSchedule(TileSchedule):
     group: int = 8
     inner: Axis | None = None
     resident: int = 0
+    outer: Axis | None = None
+    early: bool = False
 
     def __str__(self) -> str:
         parts = {f"group({self.group})": self.group > 1, f"share(depth / {self.programs})": self.programs > 1,
-                 f"resident({self.resident})": self.resident > 0}
+                 f"resident({self.resident})": self.resident > 0, "early": self.early}
         return " ".join((f"contraction {super().__str__()}", *(text for text, shown in parts.items() if shown)))
 
 
-def choose(b: Body, hints: Hints, target) -> MatmulSchedule | None:
-    """The schedule of a body whose folds are contractions; None for any other."""
+def choose(b: Body, hints: Hints, target) -> tuple[Body, MatmulSchedule] | None:
+    """A body whose folds are contractions, its depth perhaps as slices, and its schedule; None for any other."""
     found = folds_of(b)
     if found is None:
         return None
+    made = _choose(b, found, hints, target)
+    if made is not None and (size := _slices(found, made, target, hints)):
+        b = sliced(b, found[0].depth, size)
+        made = _choose(b, folds_of(b), hints, target)
+    return (b, made) if made is not None else None
+
+
+def _choose(b: Body, found: list[Contraction], hints: Hints, target) -> MatmulSchedule | None:
     c, within = found[0], inner_of(found)
     if len(within) > 1 or within and not chained(c, within[0], hints):
         return None
     rows, columns = (max(axes, key=lambda a: hints(a.extent)) for axes in (c.rows, c.columns))
     if within:
         return _back_to_back(b, c, within[0], rows, columns, hints, target)
+    if c.outer and (c.depth.extent.constant is None or c.depth.extent.constant > SLICE):
+        return None
     few, many = sorted((rows, columns), key=lambda a: hints(a.extent))
     turned = hints(few.extent) <= TURNED
-    sizes = _few_rows(many, few, c, hints) if turned else _tiles(rows, columns, c.depth, hints)
+    sizes = _few_rows(many, few, c, hints) if turned else (_tiles_of_slices if c.outer else _tiles)(rows, columns, c, hints)
     first, second = list(sizes)[:2]
     tiles = 1
     for a in b.parallel:
         tiles *= -(-hints(a.extent) // sizes.get(a, 1))
-    steps = -(-hints(c.depth.extent) // sizes[c.depth])
+    walked = c.outer[0] if c.outer else c.depth
+    steps = -(-hints(walked.extent) // sizes[walked])
     shares = max(1, min(target.threads // tiles, steps // STEPS))
-    return _schedule(b, c, sizes, hints, target, programs=shares, group=1 if turned else GROUP, warps=2 if sizes[first] == SIDE else 4,
-                     stages=_stages(sizes, first, second, c.depth, len(found), FEW_SHARED if turned else SHARED, _width(c, first)))
+    return _schedule(b, c, sizes, hints, target, programs=shares, group=1 if turned else GROUP, warps=_warps(sizes, first, c), early=turned,
+                     stages=_stages(sizes, c, len(found), FEW_SHARED if turned else SHARED, _width(c, first)))
 
 
 def _few_rows(many: Axis, few: Axis, c: Contraction, hints: Hints) -> dict[Axis, int]:
     """Narrow tiles of the many, so that there are programs for all of the machine, in steps of 512 bytes along what is read of them: 16 by 16 by 256
     of bf16 and by 512 of int8 were the best, or near it, of ten shapes at three sizes."""
     rows = max(SIDE, power(hints(few.extent)))
+    if c.outer:
+        whole = max(SIDE, power(c.depth.extent.constant))
+        slices = max(SLICES, STEP // (whole * _places(c)))
+        return {many: SIDE, few: rows, c.depth: whole, c.outer[0]: min(slices, power(hints(c.outer[0].extent)))}
     if rows > LITTLE:
         return {many: _side(many, 64, hints), few: rows, c.depth: _side(c.depth, 128, hints)}
     return {many: SIDE, few: rows, c.depth: _side(c.depth, STEP // _width(c, many) // (4 if c.digits else 1), hints)}
+
+
+def _warps(sizes: dict[Axis, int], first: Axis, c: Contraction) -> int:
+    """Each slice is a warp's own."""
+    return max(2, min(SLICES, sizes[c.outer[0]])) if c.outer else 2 if sizes[first] == SIDE else 4
+
+
+def _slices(found: list[Contraction], s: MatmulSchedule, target, hints: Hints) -> int:
+    """Elements of a slice where the depth is better run through in several at once, 0 where not: what is unpacked keeps few warps busy, and so do
+    few tiles. 16 rows, 4096 to 4096: int8 9.4 us, 10.3 in one; int4 8.1, 10.3; bf16, 4096 to 1024: 7.0, 8.2, but to 4096 14.3, 14.1."""
+    c, (first, second) = found[0], s.dims
+    if c.outer or s.inner is not None or not s.early or s.sizes(second)[0] > LITTLE or c.depth.extent.constant is None or len(found) > 1:
+        return 0
+    packed, tiles = _width(c, first) == 1, -(-hints(first.extent) // s.sizes(first)[0])
+    most = PACKED // _places(c) if packed else UNPACKED if tiles < target.threads else 0
+    return next((n for n in (most, most // 2) if n >= SIDE and c.depth.extent.constant % n == 0 and c.depth.extent.constant >= 4 * n), 0)
+
+
+def _places(c: Contraction) -> int:
+    """Elements of the depth for each coordinate along it."""
+    return math.prod(a.extent.constant for a in c.digits)
+
+
+def sliced(b: Body, depth: Axis, size: int) -> Body:
+    """`b` with an axis, whose extent `size` divides, as slices of so many elements."""
+    first = max(a.id for a in b.axes) + 500000
+    outer, inner = Axis(first, as_index(depth.extent.constant // size)), Axis(first + 1, as_index(size))
+    axes = [x for a in b.axes for x in ((outer, inner) if a is depth else (a,))]
+    return rewritten(b, {depth: as_index(outer) * size + as_index(inner)}, axes, b.parallel)
 
 
 def _width(c: Contraction, a: Axis) -> int:
@@ -87,8 +139,13 @@ def _width(c: Contraction, a: Axis) -> int:
     return min((e.dtype.bytes for e in loads(side) if a in e.free and c.depth in e.free), default=2)
 
 
-def _tiles(rows: Axis, columns: Axis, depth: Axis, hints: Hints) -> dict[Axis, int]:
-    return {rows: _side(rows, 128, hints), columns: _side(columns, 128, hints), depth: _side(depth, 64, hints)}
+def _tiles(rows: Axis, columns: Axis, c: Contraction, hints: Hints) -> dict[Axis, int]:
+    return {rows: _side(rows, 128, hints), columns: _side(columns, 128, hints), c.depth: _side(c.depth, 64, hints)}
+
+
+def _tiles_of_slices(rows: Axis, columns: Axis, c: Contraction, hints: Hints) -> dict[Axis, int]:
+    """A slice a step."""
+    return {rows: _side(rows, 128, hints), columns: _side(columns, 64, hints), c.depth: max(SIDE, power(c.depth.extent.constant)), c.outer[0]: 1}
 
 
 def _side(a: Axis, most: int, hints: Hints) -> int:
@@ -103,23 +160,26 @@ def _back_to_back(b: Body, c: Contraction, inner: Contraction, rows: Axis, colum
 
 
 def _schedule(b: Body, c: Contraction, sizes: dict[Axis, int], hints: Hints, target, stages: int, inner: Axis | None = None, programs: int = 1,
-              group: int = 1, resident: int = 0, warps: int = 4) -> MatmulSchedule:
-    first, second, depth = sizes
+              group: int = 1, resident: int = 0, warps: int = 4, early: bool = False) -> MatmulSchedule:
+    first, second, depth, *outer = sizes
+    walked = outer[0] if outer else depth
     others = tuple(sorted(b.parallel - {first, second}, key=b.axes.index))
-    order = (*others, first, second, depth, *c.digits, *((inner,) if inner is not None else ()))
+    order = (*others, first, second, *outer, depth, *c.digits, *((inner,) if inner is not None else ()))
     pieces = {**sizes, **({inner: max(SIDE, power(inner.extent.constant))} if inner is not None else {})}
-    each = lambda a: pieces[a] * (programs if a is depth else 1)
+    each = lambda a: pieces[a] * (programs if a is walked else 1)
     exact = frozenset(a for a in pieces if a.extent.constant is not None and a.extent.constant % each(a) == 0)
     each_once = tuple((a, (n,)) for a, n in pieces.items())
-    return MatmulSchedule(order, (first, second), each_once, frozenset((depth,)), (), programs, exact, warps, stages, wide=wide(b, hints, target),
-                          unrolled=frozenset(c.digits), depth=depth, group=group, inner=inner, resident=resident)
+    return MatmulSchedule(order, (first, second), each_once, frozenset((walked,)), (), programs, exact, warps, stages, wide=wide(b, hints, target),
+                          unrolled=frozenset(c.digits), depth=depth, group=group, inner=inner, resident=resident,
+                          outer=outer[0] if outer else None, early=early)
 
 
-def _stages(sizes: dict[Axis, int], first: Axis, second: Axis, depth: Axis, products: int, shared: int, read: int = 2) -> int:
-    """Steps along the depth that are under way at once: as many as shared memory holds, of a few. `read`: bytes of an element along the first
-    axis."""
-    step = (sizes[first] * read + sizes[second] * 2) * sizes[depth] * products
-    return max(1, min(MOST_STAGES, shared // step))
+def _stages(sizes: dict[Axis, int], c: Contraction, products: int, shared: int, read: int = 2) -> int:
+    """Steps along the depth that are under way at once, and the one that is worked on: as many as shared memory holds, of a few. `read`: bytes of an
+    element along the first axis."""
+    first, second, *along = sizes.values()
+    step = (first * read + second * 2 * _places(c)) * math.prod(along) * products
+    return max(1, min(MOST_STAGES, shared // step + (shared == FEW_SHARED)))
 
 
 def folds_of(b: Body) -> list[Contraction] | None:
