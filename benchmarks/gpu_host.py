@@ -1,6 +1,6 @@
-"""Host time a call on a GPU: eager, AOTAutograd alone (`floor`), Inductor and tokamak.
+"""Host time a call on a GPU: eager, AOTAutograd alone (`floor`), Inductor and tokamak, each as it is and with CUDA graphs (`+graphs`).
 
-    python -m benchmarks.gpu_host [--programs NAME ...] [--sides eager,floor,inductor,tokamak] [--calls N] [--profile]
+    python -m benchmarks.gpu_host [--programs NAME ...] [--sides eager,floor,inductor,tokamak,inductor+graphs,tokamak+graphs] [--calls N] [--profile]
 
 Microseconds of the host, the least of several runs of calls in a row, too few to fill the device's queue. `chain` is many kernels one after the other that
 no compiler joins: its line says microseconds a kernel, from a long and a short one. --profile: where tokamak's calls spend theirs.
@@ -21,8 +21,9 @@ import torch.nn.functional as F
 from .gpu_measure import span
 from .gpu_sides import cold, compiled
 
-SIDES = ("eager", "floor", "inductor", "tokamak")
+SIDES = ("eager", "floor", "inductor", "tokamak", "inductor+graphs", "tokamak+graphs")
 RUNS = 5
+WARM = 6                        # calls until what records has recorded
 CHAIN = 8, 40                   # links of the short and the long chain
 
 
@@ -80,13 +81,25 @@ def step(fn: Callable, program: Program, inputs: list[torch.Tensor]) -> None:
             fn(*inputs)
 
 
+def under(side: str, fn: Callable) -> Callable:
+    """`fn` compiled; with CUDA graphs under `+graphs`."""
+    name, _, graphs = side.partition("+")
+    if name == "floor":
+        return torch.compile(fn, dynamic=False, backend="aot_eager")
+    if graphs and name == "inductor":
+        return torch.compile(fn, dynamic=False, mode="reduce-overhead")
+    return compiled(name, fn, **({"cudagraphs": True} if graphs else {}))
+
+
 def host_time(program: Program, side: str, device: str, calls: int) -> tuple[float, Callable]:
     """(seconds of the host a call, what makes one). The device is waited for between runs only."""
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     with cold():
         inputs = program.inputs(device)
-        fn = torch.compile(program.fn, dynamic=False, backend="aot_eager") if side == "floor" else compiled(side, program.fn)
+        fn = under(side, program.fn)
         call = lambda: step(fn, program, inputs)
+        for _ in range(WARM):
+            call()
         times = []
         for n in (min(calls, 20), *[calls] * RUNS):
             wait()
@@ -150,7 +163,7 @@ def main(argv=None) -> int:
                 continue
             took, call = host_time(PROGRAMS[name], side, args.device, args.calls)
             print(f"{name:12} {side:10} {took * 1e6:8.2f} us a call", flush=True)
-            if args.profile and side == "tokamak":
+            if args.profile and side.startswith("tokamak"):
                 profile(call, args.calls)
     return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 import gc
 import random
 import threading
+import warnings
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 import tokamak
 from tests.runtime.replaying import StandIn
 from tokamak.runtime import graphed, graphs
+from tokamak.runtime.cuda_graphs import CudaRecorder as RECORDER
 from tokamak.tools.record import Recorder
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available() or torch.version.hip is not None, reason="needs an NVIDIA GPU")
@@ -264,8 +266,10 @@ def test_several_sizes_have_their_own_recordings_and_old_ones_go(device, monkeyp
 @torch.library.custom_op("tokamak_test::largest", mutates_args=())
 def largest(x: torch.Tensor) -> torch.Tensor:
     """x without what is greater than its largest element, which the host is told."""
-    if any(getattr(r, "recording", False) for r in STAND_INS):
-        raise RuntimeError("not while recording")
+    for r in STAND_INS:
+        r.told = WAITS[0]
+        if r.recording:
+            raise RuntimeError("not while recording")
     return x.clamp(max=x.max().item())
 
 
@@ -275,19 +279,28 @@ def _(x):
 
 
 STAND_INS: list = []
+WAITS = [True]
 
 
-def test_what_a_capture_refuses_splits_the_program(device, monkeypatch):
+@pytest.mark.parametrize("told", [True, False])
+def test_what_waits_for_the_device_or_is_refused_splits_the_program(device, told, monkeypatch):
+    """The first call shows which calls of torch wait; what does so without torch's knowledge, a capture refuses."""
     if device == "cpu":
         monkeypatch.setattr("tests.compiled.test_graphs.STAND_INS", [graphed.RECORDERS["cpu"]("cpu")])
+        monkeypatch.setattr("tests.compiled.test_graphs.WAITS", [told])
+    elif not told:
+        monkeypatch.setattr(RECORDER, "waited", lambda self, call: (call(), False))
     made, plain, recorder = graphed_and_plain(lambda x, w: torch.softmax(largest(torch.tanh(x @ w) @ w) @ w, -1) @ w)
-    with torch.no_grad(), pytest.warns(UserWarning, match="not recorded") as told:
+    with torch.no_grad(), warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
         for _ in range(10):
             x, w = torch.randn(8, 8, device=device), torch.randn(8, 8, device=device)
             assert torch.equal(made(x, w), plain(x, w))
     cover, = coverages(recorder)
-    assert len(told) == 1 and len(cover.pieces) == 2 and [x.name for x in cover.left] == ["tokamak_test.largest.default"], cover
-    assert "capture refused it" in str(cover) and f"{cover.held} of {cover.total}" in str(cover) and replays(recorder)
+    assert sum("is not recorded" in str(w.message) for w in warned) == (not told)
+    assert len(cover.pieces) == 2 and [x.name for x in cover.left] == ["tokamak_test.largest.default"], cover
+    assert ("it waits for the device" if told else "capture refused it") in str(cover) and f"{cover.held} of {cover.total}" in str(cover) and replays(recorder)
+    assert not torch.equal(torch.rand(8, device=device), torch.rand(8, device=device))
 
 
 def test_numbers_in_the_hosts_memory_split_a_program_on_a_gpu():

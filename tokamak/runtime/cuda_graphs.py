@@ -7,13 +7,14 @@ written and read within one replay, so it does not matter in which order recordi
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import torch
 
 from .graphs import Boxed
-from .graphs import copied as copy_of
 
 _C = torch._C
 
@@ -35,6 +36,20 @@ class CudaRecorder:
     def wait(self) -> None:
         torch.cuda.synchronize(self.index)
 
+    def waited(self, call: Callable[[], Any]) -> tuple[Any, bool]:
+        before = _C._cuda_get_sync_debug_mode()
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                out = call()
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+        for w in told:
+            if "synchronizing CUDA operation" not in str(w.message) and "Synchronization debug mode" not in str(w.message):
+                warnings.warn_explicit(w.message, w.category, w.filename, w.lineno)
+        return out, any("called a synchronizing CUDA operation" in str(w.message) for w in told)
+
     def finish(self) -> None:
         """Waits for the current stream."""
         torch.cuda.current_stream(self.index).synchronize()
@@ -46,7 +61,7 @@ class CudaRecorder:
         with torch.cuda.device(self.index), torch.cuda.stream(self.stream), _own_workspaces():
             torch.cuda.current_blas_handle()        # a thread's first is not made while capturing
             with self._capturing(graph):
-                results = self._apart(fn(args))
+                results = fn(args)
         return self._replaying(graph), results
 
     @contextmanager
@@ -68,10 +83,26 @@ class CudaRecorder:
                     _C._cuda_releasePool(self.index, pool)
 
     def _ended(self, graph: torch.cuda.CUDAGraph) -> None:
-        if self.own is not None:
-            self.keep()                             # where the capture began
-            self.own = None
+        own = self.own
+        if own is None:
+            return
+        self.keep()                                 # where the capture began
+        self.own = None
+        try:
             graph.capture_end()
+        except RuntimeError:                        # torch leaves what it began
+            with suppress(RuntimeError):
+                _C._cuda_endAllocateToPool(self.index, own)
+            with suppress(RuntimeError):
+                self._again()
+            raise
+
+    def _again(self) -> None:
+        """A capture that goes well: behind one that did not, torch's generator still takes itself for captured."""
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(capture_error_mode="thread_local")
+        torch.zeros(1, device=f"cuda:{self.index}")
+        graph.capture_end()
 
     def keep(self) -> None:
         """What is allocated from now on lives as long as the recording."""
@@ -87,13 +118,6 @@ class CudaRecorder:
         _C._cuda_endAllocateToPool(self.index, before)
         _C._cuda_beginAllocateCurrentThreadToPool(self.index, pool)
         self.entered.append(pool)
-
-    def _apart(self, results: list) -> list:
-        """`results`, those copied that are not in the recording's own memory (an operator's view of another value)."""
-        self.keep()
-        held = [(s["address"], s["address"] + s["total_size"]) for s in _C._cuda_memorySnapshot(self.own)["segments"]]
-        inside = lambda t: not t.nbytes or any(low <= t.data_ptr() < high for low, high in held)
-        return [t if inside(t) else copy_of(t) for t in results]
 
     def _replaying(self, graph: torch.cuda.CUDAGraph) -> Callable[[], None]:
         start, stream_of, index = super(torch.cuda.CUDAGraph, graph).replay, _C._cuda_getCurrentRawStream, self.index

@@ -15,7 +15,7 @@ import torch
 
 from .graphs import Boxed, Counts, Recorded, Recorder
 from .pieces import Left, Piece, Split, joined, marked, split
-from .program import Program, Watch, assemble
+from .program import Call, Program, Watch, assemble
 
 TRIES = 8
 
@@ -70,6 +70,7 @@ class Graphed:
         self.assemble = partial(assemble, kernels=kernels, pool=pool)
         self.other = other
         self.refused: dict[int, str] = {}
+        self.failures, self.warned = 0, False
         self.lock = threading.Lock()
         self.recorded: tuple[Recorded, ...] = ()
         self._cut()
@@ -89,7 +90,10 @@ class Graphed:
         return run
 
     def _cut(self) -> None:
-        self.cut = split(self.program, frozenset(self.recorders) if len(self.refused) < TRIES else frozenset(), self.refused)
+        for r in self.recorded:
+            with r.recorder.lock:
+                r.clear()
+        self.cut = split(self.program, frozenset(self.recorders) if self.failures < TRIES else frozenset(), self.refused)
         made = {piece: self._recorded(piece) for piece in self.cut.pieces}
         self.recorded = tuple(made.values())
         outer, origins = joined(self.cut, made) if made else (self.program, tuple(range(len(self.program.steps))))
@@ -112,20 +116,39 @@ class Graphed:
                 return run
             return self.assemble(as_recorded.program, watch=noting)
         written = frozenset(names.index(n) for n in piece.written)
-        return Recorded(inner, recorder, len(piece.tensors), written, capture, lambda error: self._failed(piece, at[0], error), self.paused, self.synchronous)
+        return Recorded(inner, recorder, len(piece.tensors), written, capture, self._probing(piece, recorder),
+                        lambda error: self._failed(piece, at[0], error), self.paused, self.synchronous)
+
+    def _probing(self, piece: Piece, recorder: Recorder) -> Boxed:
+        """The piece's first call, in which each call of torch is asked whether it waits for the device."""
+        found: list[int] = []
+
+        def looked(position: int, function: Callable) -> Callable:
+            def run(*args, **kwargs):
+                out, waited = recorder.waited(lambda: function(*args, **kwargs))
+                found.extend([piece.origins[position]] if waited else [])
+                return out
+            return run if isinstance(piece.program.steps[position], Call) else function
+
+        def probe(args: list) -> list:
+            out = self.assemble(piece.program, synchronous=self.synchronous, watch=looked)(args)
+            if found:
+                with recorder.lock, self.lock:
+                    self.refused.update((p, "it waits for the device") for p in found)
+                    self._cut()
+            return out
+        return probe
 
     def _failed(self, piece: Piece, position: int, error: Exception) -> None:
         """The step at `position` was not taken: the program is cut anew, for the calls to come."""
         with self.lock:
-            first = not self.refused
             words = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            if not self.warned:
+                self.warned = True
+                warnings.warn(f"tokamak: a part of {self.program.name} is not recorded and runs as without CUDA graphs: {words}", stacklevel=2)
+            self.failures += 1
             for p in (position,) if position >= 0 else piece.positions:
                 self.refused[p] = f"a capture refused it: {words}"
-            if first:
-                warnings.warn(f"tokamak: a part of {self.program.name} is not recorded and runs as without CUDA graphs: {words}", stacklevel=2)
-            for r in self.recorded:
-                with r.recorder.lock:
-                    r.clear()
             self._cut()
 
     def _watching(self, origins: tuple[int, ...]) -> Watch | None:

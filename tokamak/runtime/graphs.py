@@ -57,6 +57,9 @@ class Recorder(Protocol):
         """(what runs `fn(args)` again at the same addresses, its results there, in memory that nothing else has). It need not have run. Raises what
         recording raises."""
 
+    def waited(self, call: Callable[[], Any]) -> tuple[Any, bool]:
+        """(what `call()` gives, did the host wait for the device in it)."""
+
     def wait(self) -> None:
         """Nothing that was replayed runs any more."""
 
@@ -76,7 +79,7 @@ class Counts:
 
 
 class Recording:
-    """One recording: `replay` runs it; `addresses` are those of the inputs at `fixed`, `copies` the positions of the others with the buffers that it reads,
+    """One recording: `replay` runs it; `addresses` are those of the inputs, 0 for those that are not `fixed`; `copies` the positions of the others with the buffers that it reads,
     `back` those of them that it may write. `results` (emptied): what it makes, where it makes it; `held`: the positions of those that are copied out."""
 
     def __init__(self, replay: Callable[[], None], results: list[torch.Tensor], fixed: list[int], addresses: list[int],
@@ -105,7 +108,7 @@ class Recording:
     def fits(self, args: list) -> bool:
         if _pointers_equal is not None:
             return _pointers_equal(args, self.addresses, self.fixed)
-        return [args[i].data_ptr() for i in self.fixed] == self.addresses
+        return all([args[i].data_ptr() == self.addresses[i] for i in self.fixed])
 
 
 @dataclass
@@ -122,12 +125,13 @@ class Entry:
 
 class Recorded:
     """A boxed function that replays recordings of `fn`, whose first `tensors` arguments are tensors and the others numbers; it may write those at `written`.
-    `capture()`: the function to record, where it is another than `fn`; its `pending()` raises what kernels of earlier calls have left. `failed(error)` is
+    `probe(args)`: the first call in the place of `fn`, where it is to be looked at. `capture()`: the function to record, where it is another than `fn`; its `pending()` raises what kernels of earlier calls have left. `failed(error)` is
     called once, when recording raises: from then on `fn` runs. `paused()`: is `fn` to run all the same? `synchronous`: a replay is waited for."""
 
     def __init__(self, fn: Boxed, recorder: Recorder, tensors: int, written: frozenset[int] = frozenset(), capture: Callable[[], Boxed] | None = None,
-                 failed: Callable[[Exception], None] = lambda error: None, paused: Callable[[], bool] | None = None, synchronous: bool = False):
+                 probe: Boxed | None = None, failed: Callable[[Exception], None] = lambda error: None, paused: Callable[[], bool] | None = None, synchronous: bool = False):
         self.fn, self.recorder, self.tensors, self.written = fn, recorder, tensors, written
+        self.probe = probe
         self.capture, self.failed, self.paused, self.synchronous = capture or (lambda: fn), failed, paused, synchronous
         self.pending: Callable[[], None] | None = None
         self.entries: dict[tuple, Entry] = {}
@@ -147,7 +151,8 @@ class Recorded:
 
     def _plain(self, args: list) -> list:
         self.counts.plain += 1
-        return self.fn(args)
+        fn, self.probe = self.probe or self.fn, None
+        return fn(args)
 
     def _idle(self, args: list) -> Recording | None:
         """A recording that may be replayed for `args`: of those the one that was replayed first, whose results are the most likely to be gone."""
@@ -242,7 +247,7 @@ class Recorded:
         """Which inputs are read where they are: a change starts the entry's recordings anew."""
         def moves(i: int) -> bool:
             if entry.made > MADE:
-                return any(args[i].data_ptr() != r.addresses[r.fixed.index(i)] for r in entry.recordings[-1:])
+                return any(args[i].data_ptr() != r.addresses[i] for r in entry.recordings[-1:])
             known = entry.seen[i]
             limit = (FEW if args[i].nbytes < SMALL else MORE) if entry.recordings or entry.made else 1
             return len(known) > limit and args[i].data_ptr() not in self.recorder.owned
@@ -257,7 +262,7 @@ class Recorded:
 
     def _made(self, entry: Entry, args: list) -> Recording | None:
         fixed = [i for i in range(self.tensors) if i not in entry.buffers]
-        addresses = [args[i].data_ptr() for i in fixed]
+        addresses = [0 if i in entry.buffers else args[i].data_ptr() for i in range(self.tensors)]
         given = [entry.buffers.get(i, a) for i, a in enumerate(args)]
         fn, start = self.capture(), time.perf_counter()
         self.pending = getattr(fn, "pending", None)

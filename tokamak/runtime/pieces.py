@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from .graphs import copied
 from .program import _WAITING, Alloc, Call, Copy, Drop, Host, Launch, Let, Program, Ref, Return, Step, TensorSpec
 
 LEAST = 2               # kernels and calls: one alone is launched in less time than a graph that holds it
@@ -228,13 +229,28 @@ def _hoisted(numbered: list[tuple[int, Step]]) -> list[tuple[int, Step]]:
 
 
 def marked(piece: Piece, keep: Callable[[], None], share: Callable[[], None]) -> Piece:
-    """`piece` as it is recorded: `keep` is called before what makes a result, `share` behind it."""
+    """`piece` as it is recorded: `keep` is called before what makes a result, `share` behind it. No result is a view of another value."""
     results = {r.name for r in piece.program.steps[-1].items}
     steps: list[tuple[int, Step]] = []
     for origin, step in zip(piece.origins, piece.program.steps):
-        kept = any(n in results for n, _ in made(step))
-        steps += [(-1, Call(keep, (), {}, (), False)), (origin, step), (-1, Call(share, (), {}, (), False))] if kept else [(origin, step)]
+        if any(n in results for n, _ in made(step)):
+            step = replace(step, target=_Apart(step.target)) if isinstance(step, Call) else step
+            steps += [(-1, Call(keep, (), {}, (), False)), (origin, step), (-1, Call(share, (), {}, (), False))]
+        else:
+            steps.append((origin, step))
     return replace(piece, program=replace(piece.program, steps=tuple(s for _, s in steps)), origins=tuple(p for p, _ in steps))
+
+
+@dataclass(frozen=True)
+class _Apart:
+    """`target`, whose results have memory of their own: those that are views of its arguments are copied."""
+    target: Callable
+
+    def __call__(self, *args, **kwargs):
+        given = {t.untyped_storage().data_ptr() for t in _leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        out = self.target(*args, **kwargs)
+        apart = lambda t: copied(t) if isinstance(t, torch.Tensor) and t.untyped_storage().data_ptr() in given else t
+        return type(out)(map(apart, out)) if type(out) in (tuple, list) else apart(out)
 
 
 # -- what steps name -----------------------------------------------------------------------------------------------------
