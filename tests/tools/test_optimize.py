@@ -1,6 +1,9 @@
 """`tokamak.optimize`: rungs that pay are kept, those that cannot help or spoil numbers are not, and each says why."""
+import importlib.util
 import json
 import math
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,22 +14,14 @@ from tests.test_check import broken
 from tokamak.errors import OptionError
 from tokamak.tools import optimize as climbing
 from tokamak.tools.cli import main
-from tokamak.tools.machine import Peaks
+from tokamak.tools.limits import Row
 from tokamak.tools.optimize import Staircase, optimize
+from tokamak.tools.quantize import WeightOnly, apart, weight_bytes, weight_only
+from tokamak.tools.verify import verify
 from tokamak.tools.watch import Times
 
+from .measured import PEAKS, quick  # noqa: F401 (a fixture for all tests here)
 from .programs import Dropped, softmax
-
-PEAKS = Peaks("some CPU", ((8192, 1e-6), (1 << 20, 1e-4)), {"float32": 1e11}, 1e-6, "2026-01-01")
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    monkeypatch.setattr(climbing, "peaks", lambda device: PEAKS)
-    with tokamak.scope(strict=True):
-        yield
 
 
 @pytest.fixture
@@ -61,10 +56,10 @@ def test_a_rung_that_pays_is_kept(clock):
     before = torch.get_float32_matmul_precision()
     model = nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 32))
     found, rungs = climbed(model, torch.randn(64, 32))
-    assert list(rungs) == ["eager", "fuse", "tf32"] and found.best is rungs["fuse"] and found.code == rungs["fuse"].code
+    assert list(rungs) == ["eager", "fuse", "tf32", "launches"] and found.best is rungs["fuse"] and found.code == rungs["fuse"].code
     assert rungs["fuse"].step == 1.0 and "2.00 times" in rungs["fuse"].why and rungs["fuse"].error < 1e-6 and rungs["fuse"].peak > 0
     assert not rungs["tf32"].kept and rungs["tf32"].step is None and "no tensor cores" in rungs["tf32"].why
-    assert "contractions are" in found.stopped and "not allowed: bf16" in found.stopped and torch.get_float32_matmul_precision() == before
+    assert "called" in rungs["launches"].why and "of the fused step is contractions at" in found.stopped and "kernels spend" in found.stopped and "not allowed: bf16" in found.stopped and torch.get_float32_matmul_precision() == before
 
 
 def test_a_rung_that_does_not_pay_is_not(clock):
@@ -85,7 +80,7 @@ def test_what_changes_numbers_is_tried_with_consent_and_on_top_of_what_was_kept(
 def test_fusion_is_tried_again_on_top_of_what_made_the_rest_faster(clock):
     clock(4.0, 3.99, 2.0, 1.0)
     found, rungs = climbed(nn.Linear(32, 32), torch.randn(64, 32), allow=("bf16",))
-    assert list(rungs) == ["eager", "fuse", "tf32", "bf16", "fuse again"] and found.best is rungs["fuse again"] and not rungs["fuse"].kept
+    assert list(rungs) == ["eager", "fuse", "tf32", "launches", "bf16", "fuse again"] and found.best is rungs["fuse again"] and not rungs["fuse"].kept
     assert found.code == 'fn = torch.compile(fn, backend="tokamak")\nfn = torch.autocast("cpu", torch.bfloat16)(fn)'
 
 
@@ -121,7 +116,7 @@ def test_random_numbers_of_our_own_are_not_compared(clock):
 
 def test_measured_without_a_fake_clock_it_prints_and_is_json():
     found = optimize(softmax, torch.randn(64, 100), seconds=0.0)
-    assert "eager" in str(found) and "from float64" in str(found) and all(r.step > 0 for r in found.rungs if r.name != "tf32")
+    assert "eager" in str(found) and "from float64" in str(found) and all(r.step > 0 for r in found.rungs if r.name not in ("tf32", "launches"))
     assert json.loads(found.to_json())["code"] == found.code
 
 
@@ -145,3 +140,101 @@ def test_scripts_that_step_an_optimizer_under_autocast(tmp_path, capsys, command
     script.write_text(SCRIPT)
     assert main([command, "--seconds", "0", "--json", str(out), str(script)]) == 0
     assert words in capsys.readouterr().out and json.loads(out.read_text())
+
+
+# -- weights of few bits -----------------------------------------------------------------------------------------------------
+def mlp():
+    return nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 32))
+
+
+@pytest.mark.parametrize("bits, most", [(8, 1e-2), (4, 0.15)])
+def test_weights_of_few_bits(bits, most):
+    model, x = mlp(), torch.randn(16, 64)
+    want, before = model(x), weight_bytes(model)
+    small = weight_only(apart(model), bits)
+    assert 1e-4 < float((small(x) - want).norm() / want.norm()) < most
+    assert before * bits / 32 < weight_bytes(small) < before * bits / 32 + 2000 and torch.equal(model(x), want)
+    assert torch.equal(small[0].bias, model[0].bias) and "bits=" in repr(small)
+    found = verify(small, x)
+    assert found.right, str(found)
+
+
+def test_what_four_bits_hold_is_exact():
+    linear = nn.Linear(8, 3, bias=False)
+    with torch.no_grad():
+        linear.weight.copy_(torch.stack([torch.arange(-7.0, 8, 2), torch.zeros(8), torch.tensor([7.0, -7, 1, 0, 3, -3, 5, 2])]))
+    torch.testing.assert_close(weight_only(apart(linear), 4)(torch.eye(8)).T, linear.weight)
+    with pytest.raises(ValueError, match="8 or 4"):
+        weight_only(linear, 3)
+    assert type(weight_only(nn.Linear(7, 3), 4)) is nn.Linear and type(weight_only(nn.Linear(7, 3), 8)) is WeightOnly
+
+
+@pytest.fixture
+def torchao(monkeypatch):
+    """torchao(function or None): it is installed and quantises by that, or it is not installed."""
+    def set(quantize_):
+        real = importlib.util.find_spec
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: (quantize_ and object()) if name == "torchao" else real(name, *rest))
+        module = SimpleNamespace(quantize_=quantize_, Int8WeightOnlyConfig=lambda: 8, Int4WeightOnlyConfig=lambda: 4)
+        monkeypatch.setitem(sys.modules, "torchao.quantization", module)
+    return set
+
+
+def test_weights_are_tried_with_consent_in_inference_alone(clock, torchao):
+    torchao(None)
+    clock(4.0, 2.0, 1.0, 0.5)
+    model, x = mlp(), torch.randn(16, 64)
+    with torch.no_grad():
+        found, rungs = climbed(model, x, allow=("int8", "int4"))
+    assert found.best is rungs["int4"] and rungs["int8"].error < 1e-2 < rungs["int4"].error < 0.3
+    assert "weights 36.5 KiB -> 10 KiB" in rungs["int8"].why and "torchao is not installed (pip install torchao)" in rungs["int8"].why
+    names = {"torch": torch, "fn": apart(model)}
+    exec(found.code, names)
+    assert found.code.count("torch.compile") == found.code.count("weight_only(fn") == 1
+    torch.testing.assert_close(names["fn"](x), model(x), rtol=0.3, atol=0.3)
+    clock(4.0, 2.0)
+    assert "not trained" in climbed(model, x, allow=("int8",))[1]["int8"].why
+    clock(4.0, 2.0)
+    assert "this is a function" in climbed(softmax, x, allow=("int8",))[1]["int8"].why
+    clock(4.0, 2.0)
+    with torch.no_grad():
+        assert "no linear layer" in climbed(nn.LayerNorm(64), x, allow=("int8",))[1]["int8"].why
+
+
+def test_torchao_quantises_where_it_can(clock, torchao):
+    def quantize_(model, config):
+        if config == 4:
+            raise ImportError("Requires another package\nand more")
+        weight_only(model, config)
+    torchao(quantize_)
+    clock(4.0, 2.0, 1.0, 0.5)
+    with torch.no_grad():
+        found, rungs = climbed(mlp(), torch.randn(16, 64), allow=("int8", "int4"))
+    assert "by torchao" in rungs["int8"].why and "quantize_(fn, Int8WeightOnlyConfig())" in rungs["int8"].code
+    assert "in plain PyTorch, since torchao cannot: Requires another package" in rungs["int4"].why and "weight_only(fn, 4)" in found.code
+
+
+# -- fewer launches ------------------------------------------------------------------------------------------------------------
+def test_launches_are_cut_where_the_device_waits_for_them():
+    climb = climbing._Climb(softmax, (torch.randn(4, 4),), {}, {}, 0.0)
+    climb.device, climb.busy, climb.fused = "cuda:0", 0.5, 1.0
+    assert "not kept" in climb.useless("launches")
+    climb.changes = {"compiled": True}
+    assert climb.useless("launches") == ""
+    climb.busy = 0.98
+    assert climb.useless("launches") == "the device works in 98% of the fused step"
+
+
+def test_what_compiles_stands_once_behind_what_changes_weights():
+    def rung(name, code):
+        return climbing.Rung(name, 1.0, 0, 0.0, True, "", code)
+    found = Staircase("cuda", tuple(rung(n, n) for n in ("eager", "fuse", "tf32", "launches", "bf16", "int8", "int4")), "")
+    assert found.code.split() == ["int4", "launches", "eager", "tf32", "bf16"]
+
+
+def test_it_says_when_nothing_is_left_to_gain():
+    climb = climbing._Climb(softmax, (torch.randn(4, 4),), {}, {}, 0.0)
+    row = Row("mm.default", "inference", "", "", 1, 0.97, 0, 0, 1, 0.96, "memory", opaque="a call")
+    climb.rows, climb.busy, climb.fused = [row], 0.99, 1.0
+    assert climb.stopped(tuple(climbing.CONSENT)) == ("97% of the fused step is contractions at 99% of their limit; 1% of it is no work of a kernel; kernels spend 1% of it "
+                                                       "beyond their limits; nothing that keeps the numbers can gain more than that")

@@ -15,25 +15,14 @@ from tokamak.tools import profile as profiling
 from tokamak.tools.advice import for_break, for_recompile
 from tokamak.tools.cli import main
 from tokamak.tools.limits import Row, bound, kind_of
-from tokamak.tools.machine import Peaks
 from tokamak.tools.profile import METRICS, Other, beyond, by_position, condition, profile
 from tokamak.tools.record import recording
 from tokamak.tools.spans import Mark, Span, marks_of, spans_of
 from tokamak.tools.traced import Slice, Traced, memory_use, peak_bytes, thinned
 from tokamak.tools.watch import Step, Watcher
 
+from .measured import PEAKS, quick  # noqa: F401 (a fixture for all tests here)
 from .programs import Block, branch, chain, line_of, softmax
-
-PEAKS = Peaks("some CPU", ((8192, 1e-6), (1 << 20, 1e-4)), {"float32": 1e11}, 1e-6, "2026-01-01")
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    monkeypatch.setattr(profiling, "peaks", lambda device: PEAKS)
-    with tokamak.scope(strict=True):
-        yield
 
 
 def profiled(fn, *args, **kwargs):

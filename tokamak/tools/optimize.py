@@ -3,9 +3,12 @@
     eager        the function as it is
     fuse         torch.compile with this backend
     tf32         float32 contractions on tensor cores (NVIDIA's GPUs): torch's own switch
-    bf16, fp16   autocast. They change numbers, so they are tried only where `allow` names them
+    launches     mode="reduce-overhead": the program is recorded once and replayed (GPUs)
+    bf16, fp16   autocast
+    int8, int4   weights of linear layers in few bits, for inference (`quantize.py`)
 
-A rung is left out, with the reason, where it could not help: where what it makes faster is not SHARE of the step. It is kept where the step takes at
+The last four change numbers, so they are tried only where `allow` names them. A rung is left out, with the reason, where it could not help: where what it
+makes faster is not SHARE of the step, as measured. It is kept where the step takes at
 most PAYS of what it took, and, for `fuse`, where its results are no further from float64 than a few times those of the way before. Fusion that did not
 pay is tried again on top of what did.
 """
@@ -15,7 +18,7 @@ import contextlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -27,8 +30,10 @@ from ..errors import OptionError
 from . import limits
 from .machine import peaks
 from .profile import SECONDS, by_position, device_of, give_back
-from .record import recording
+from .record import Recorder, recording
 from .traced import peak_bytes, traced
+from .names import size_text
+from .quantize import apart, quantizer, weight_bytes
 from .verify import as_array, distance, draws, FURTHER, results, ROUNDINGS, twin
 from .watch import Looked, Step, Watcher, interleaved
 
@@ -36,13 +41,16 @@ PAYS = 0.97             # of the step before that a rung's may take
 SHARE = 0.03            # of the step that a rung has to be able to make faster
 FLOOR = 1e-4            # of the largest result's norm: what is smaller is measured against that
 AGAIN = "fuse again"    # on top of rungs that made the rest faster
+COMPILES = ("fuse", AGAIN, "launches")      # rungs that call torch.compile, each in place of those before
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "matmul", "linear")
-CONSENT = {"bf16": torch.bfloat16, "fp16": torch.float16}
+CASTS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+WEIGHTS = ("int8", "int4")
+CONSENT = (*CASTS, *WEIGHTS)
 
 
 @dataclass(frozen=True)
 class Rung:
-    """`step`: seconds, the shortest of many, taken in turn with those of the rung below; `peak`: bytes beyond what stood before;
+    """`step`: seconds, the shortest of all that were taken, in turn with those of the rung below; `peak`: bytes beyond what stood before;
     `error`: of the worst result, relative by norm, from float64 (None: it does not run in it, or random numbers forbid to compare). `kept`: it is part of the best way found; `why`; `code`: the line that makes it so."""
     name: str
     step: float | None
@@ -66,7 +74,11 @@ class Staircase:
 
     @property
     def code(self) -> str:
-        return "\n".join(r.code for r in sorted(self.rungs, key=lambda r: not r.name.startswith("fuse")) if r.kept and r.code)
+        """Weights are changed before anything is compiled; what compiles stands once; the rest in the order in which it was tried."""
+        kept = {r.name: r.code for r in self.rungs if r.kept and r.code}
+        compiled = [kept.pop(name) for name in COMPILES if name in kept]
+        weights = [kept.pop(name) for name in WEIGHTS if name in kept]
+        return "\n".join((*weights[-1:], *compiled[-1:], *kept.values()))
 
     def to_json(self, indent: int | None = None) -> str:
         return json.dumps({**asdict(self), "code": self.code}, indent=indent)
@@ -81,14 +93,18 @@ class Staircase:
 
 
 class Way:
-    """A way of running the function: compiled or not, `precision` of float32 contractions, autocast to `cast`."""
+    """A way of running the function: compiled or not, its launches recorded or not, `precision` of float32 contractions, autocast to `cast`, `weights` changed
+    by a function of the module."""
 
-    def __init__(self, compiled: bool = False, precision: str = "", cast: torch.dtype | None = None):
-        self.compiled, self.precision, self.cast = compiled, precision, cast
+    def __init__(self, compiled: bool = False, precision: str = "", cast: torch.dtype | None = None, launches: bool = False,
+                 weights: Callable | None = None):
+        self.compiled, self.precision, self.cast, self.launches, self.weights = compiled, precision, cast, launches, weights
 
     def function(self, fn: Callable, device: str, options: Mapping[str, Any]) -> Callable:
         """`fn` run this way. What holds for all of a step stands in `around`."""
-        made = torch.compile(fn, backend=partial(backend, options=dict(options))) if self.compiled else fn
+        fn = fn if self.weights is None else self.weights(apart(fn))
+        chosen = {**options, "cudagraphs": True} if self.launches else dict(options)
+        made = torch.compile(fn, backend=partial(backend, options=chosen)) if self.compiled else fn
         if self.cast is None:
             return made
 
@@ -126,7 +142,7 @@ class Within(Step):
 def optimize(fn: Callable, *inputs, allow: Sequence[str] = (), options: Mapping[str, Any] | None = None, seconds: float = SECONDS,
              **kwargs) -> Staircase:
     """Climbs the ladder with `fn` (a module or function) on `inputs`, forward, and backward where a result requires gradients. `allow`: rungs that
-    change numbers and may be tried, of bf16 and fp16. The model really runs: buffers and random state change."""
+    change numbers and may be tried, of bf16, fp16, int8 and int4. The model really runs: buffers and random state change."""
     for name in allow:
         if name not in CONSENT:
             raise OptionError(f"allow={name!r}: one of {', '.join(CONSENT)}")
@@ -157,8 +173,11 @@ def rungs(device: str, allow: Sequence[str]):
     kind = torch.device(device).type
     yield "fuse", {"compiled": True}, 'fn = torch.compile(fn, backend="tokamak")'
     yield "tf32", {"precision": "high"}, 'torch.set_float32_matmul_precision("high")'
-    for name in allow:
-        yield name, {"cast": CONSENT[name]}, f'fn = torch.autocast("{kind}", {CONSENT[name]})(fn)'
+    yield "launches", {"launches": True}, 'fn = torch.compile(fn, backend="tokamak", mode="reduce-overhead")'
+    for name in (n for n in CASTS if n in allow):
+        yield name, {"cast": CASTS[name]}, f'fn = torch.autocast("{kind}", {CASTS[name]})(fn)'
+    for name in (n for n in WEIGHTS if n in allow):
+        yield name, {}, ""
 
 
 class _Climb:
@@ -207,20 +226,30 @@ class _Climb:
         if reason:
             self.found.append(Rung(name, None, None, None, False, f"left out: {reason}", code))
             return
-        way, watcher = Way(**{**self.changes, **changes}), Watcher()
+        note = ""
+        if name in WEIGHTS:
+            made_by = quantizer(name, self.fn)
+            changes, code, note = {"weights": made_by.make}, made_by.code, f", {self.saved(made_by.make)}, {made_by.note}"
+        way, watcher = Way(**{**self.changes, **changes}), Recorder() if name == "launches" else Watcher()     # what is watched is not recorded
         with recording(watcher):
             made, wide = self.step_of(way), self.error(way)
         self.random = self.random or draws(watcher)
         times = interleaved({"before": self.kept, "now": made}, self.device, self.seconds)
+        self.found = [replace(r, step=min(r.step, times["before"].least)) if r is self.below else r for r in self.found]
         took, error = times["now"].least, None if self.random else wide
         faster, wrong = times["before"].least / took, self.wrong(name, error)
         kept = not wrong and faster * PAYS >= 1
-        why = wrong or f"{faster:.2f} times as fast as the rung below" + ("" if kept else ": not worth it")
+        why = wrong or f"{faster:.2f} times as fast as the rung below" + ("" if kept else ": not worth it") + note
         self.found.append(Rung(name, took, peak_bytes(made, self.device, give_back), error, kept, why, code))
         if name == "fuse":
             self.look(watcher, made, times["now"].step)
         if kept:
             self.kept, self.changes, self.time, self.kept_error = made, {**self.changes, **changes}, took, wide
+
+    @property
+    def below(self) -> Rung:
+        """The rung that the way kept so far ends with."""
+        return [r for r in self.found if r.kept][-1]
 
     def wrong(self, name: str, error: float | None) -> str:
         """Why numbers forbid a rung, or ''."""
@@ -251,6 +280,10 @@ class _Climb:
 
     def useless(self, name: str) -> str:
         """Why a rung could not help, or ''."""
+        if name == "launches":
+            return self.no_launches()
+        if name in WEIGHTS:
+            return self.no_weights()
         if name != "tf32":
             return ""
         if self.device == "cpu":
@@ -260,12 +293,33 @@ class _Climb:
         share = sum(r.seconds for r in self.products("float32")) / self.fused
         return f"float32 contractions are {share:.0%} of the step" if share < SHARE else ""
 
+    def no_launches(self) -> str:
+        if self.device == "cpu":
+            return "on a CPU nothing is launched: kernels are called"
+        if "compiled" not in self.changes:
+            return "what was fused was not kept"
+        idle = max(0.0, 1 - self.busy / self.fused)
+        return f"the device works in {1 - idle:.0%} of the fused step" if idle < SHARE else ""
+
+    def no_weights(self) -> str:
+        if not isinstance(self.fn, torch.nn.Module):
+            return "this is a function: weights are changed in a module, tokamak.optimize(model, ...)"
+        if torch.is_grad_enabled() and any(p.requires_grad for p in self.fn.parameters()):
+            return "weights of few bits are not trained; under torch.no_grad() inference is measured"
+        layers = [m for m in self.fn.modules() if type(m) is torch.nn.Linear]
+        return "" if layers else "there is no linear layer"
+
+    def saved(self, make: Callable) -> str:
+        return f"weights {size_text(weight_bytes(self.fn))} -> {size_text(weight_bytes(make(apart(self.fn))))}"
+
     def stopped(self, allow: Sequence[str]) -> str:
         """What is left, and why no further rung of these would help."""
         products = self.products()
         taken, limit = sum(r.seconds for r in products), sum(min(r.limit, r.seconds) for r in products)
-        idle = max(0.0, 1 - self.busy / self.fused)
-        most = f"contractions are {taken / self.fused:.0%} of the fused step, at {limit / taken:.0%} of their limit" if taken else "there are no contractions"
-        said = [most, f"{idle:.0%} of the fused step is no work of a kernel"]
+        idle, wasted = max(0.0, 1 - self.busy / self.fused), sum(r.wasted for r in self.rows)
+        most = f"{taken / self.fused:.0%} of the fused step is contractions at {limit / taken:.0%} of their limit" if taken else "there are no contractions"
+        said = [most, f"{idle:.0%} of it is no work of a kernel", f"kernels spend {wasted / self.fused:.0%} of it beyond their limits"]
+        if idle + wasted / self.fused < SHARE:
+            said.append("nothing that keeps the numbers can gain more than that")
         others = [name for name in CONSENT if name not in allow and (name != "fp16" or self.device != "cpu")]
         return "; ".join(said) + (f". Rungs that change numbers were not allowed: {', '.join(others)} (allow=)" if others else "")
