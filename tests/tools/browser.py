@@ -1,4 +1,4 @@
-"""A headless Chromium, spoken to through its debugging pipe: what a person would see and do with a page, without anything to install beside the browser."""
+"""A headless Chromium, spoken to through its debugging pipe: what a person would see of a page and do with it. Nothing but the browser is needed."""
 from __future__ import annotations
 
 import base64

@@ -1,9 +1,12 @@
-"""The report: one file without a network, that shows what was measured, whatever the user's text is; and, where a browser is installed, what a person sees
-of it and does with it."""
+"""The report: one file without a network, that shows what was measured, whatever the user's text is; and, where a browser is installed, what a person
+sees of it and does with it."""
+import fnmatch
 import json
 import re
 import time
+import tomllib
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 import torch
@@ -63,11 +66,21 @@ def test_it_needs_no_other_file(measured, tmp_path):
     with open(path, encoding="utf-8") as file:
         text = file.read()
     page = Elements(text)
-    assert not [a for _, a in page.tags if {"src", "href", "srcset", "data", "action"} & a.keys()] and not {"link", "iframe", "img", "object"} & {t for t, _ in page.tags}
+    assert not [a for _, a in page.tags if {"src", "href", "srcset", "data", "action"} & a.keys()]
+    assert not {"link", "iframe", "img", "object"} & {t for t, _ in page.tags}
     ours = text.replace(page.scripts[0], "")
-    assert set(re.findall(r"\w+://[^\s\"'`)]*", ours)) == {"http://www.w3.org/2000/svg"} and "@import" not in ours and "url(" not in ours      # the name of a language
+    assert set(re.findall(r"\w+://[^\s\"'`)]*", ours)) == {"http://www.w3.org/2000/svg"}           # the name of a language
+    assert "@import" not in ours and "url(" not in ours
     policy = next(a["content"] for t, a in page.tags if t == "meta" and "http-equiv" in a)
     assert policy.startswith("default-src 'none'") and "http" not in policy
+
+
+def test_its_parts_are_in_the_package():
+    root = Path(__file__).parent.parent.parent
+    patterns = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["tokamak.tools"]
+    parts = {f.relative_to(root / "tokamak/tools").as_posix() for f in (root / "tokamak/tools/page").iterdir()}
+    assert {f"page/{name}.js" for name in html.SCRIPTS} | {"page/report.html", "page/report.css"} == parts
+    assert all(any(fnmatch.fnmatch(f, p) for p in patterns) for f in parts)
 
 
 def test_any_text_is_text():
@@ -135,12 +148,14 @@ def test_it_shows_everything_at_any_size(shown, measured, how):
 @needs_browser
 def test_a_kernel_shows_its_lines_its_ir_and_its_code(shown, measured):
     b = shown(measured.data())
-    n = b.run("[...document.querySelectorAll('#kernels .row .cell:first-child')].findIndex(e => e.innerText.startsWith('per_fused_native_layer_norm'))")
+    names = "[...document.querySelectorAll('#kernels .row .cell:first-child')].map(e => e.innerText)"
+    n = next(n for n, name in enumerate(b.run(names)) if name.startswith("per_fused_native_layer_norm"))
     b.click_on("#kernels .row", n)
     panes = b.run("[...document.querySelectorAll('.drawer .pane')].map(e => e.innerText)")
     assert len(panes) == 3 and "self.fc(self.norm(x)).relu()" in panes[0] and "native_layer_norm.default" in panes[1] and "sum[i2]" in panes[1]
     assert "parallel(i0)" in panes[2] and "float *p" in panes[2]
-    assert b.run("document.querySelectorAll('#kernels .row.picked').length") == 1 and b.run("document.querySelectorAll('#limits circle.picked').length") == 2
+    assert b.run("document.querySelectorAll('#kernels .row.picked').length") == 1
+    assert b.run("document.querySelectorAll('#limits circle.picked').length") == 2
     assert b.run("document.querySelector('#fusion .tabs .on').innerText").startswith("forward")
     b.click_on(".drawer header button[aria-label=close]")
     assert b.run("document.querySelector('.drawer').hidden")
@@ -151,7 +166,8 @@ def test_a_click_into_the_graph_selects_a_kernel_and_the_wheel_zooms(shown):
     b = shown(samples.profile(60))
     b.run("document.getElementById('fusion').scrollIntoView({behavior: 'instant'})")
     b.settle()
-    x, y, w, t = b.run(f"(() => {{ const r = document.querySelectorAll('{BOARD}')[1].getBoundingClientRect(); return [r.x, r.y, r.width, r.height]; }})()")
+    place = f"(() => {{ const r = document.querySelectorAll('{BOARD}')[1].getBoundingClientRect(); return [r.x, r.y, r.width, r.height]; }})()"
+    x, y, w, t = b.run(place)
     for down in range(20, int(t) - 20, 10):
         b.click(x + w / 2, y + down)
         if not b.run("document.querySelector('.drawer').hidden"):
@@ -161,8 +177,8 @@ def test_a_click_into_the_graph_selects_a_kernel_and_the_wheel_zooms(shown):
     b.run("document.getElementById('fusion').scrollIntoView({behavior: 'instant'})")
     b.settle()
     before = b.run(f"document.querySelectorAll('{BOARD}')[1].toDataURL()")
-    x, y = b.run(f"(() => {{ const r = document.querySelectorAll('{BOARD}')[1].getBoundingClientRect(); return [r.x + 60, r.y + 60]; }})()")
-    b.wheel(x, y, -300)
+    x, y, *_ = b.run(place)
+    b.wheel(x + 60, y + 60, -300)
     assert b.run(f"document.querySelectorAll('{BOARD}')[1].toDataURL()") != before
 
 

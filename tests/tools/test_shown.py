@@ -28,7 +28,7 @@ def measured(monkeypatch):
 def test_every_slice_has_what_is_known_of_its_kernel(measured, tmp_path):
     with open(measured.trace(tmp_path / "trace.json")) as file:
         events = json.load(file)["traceEvents"]
-    ours = [e for e in events if e["ph"] == "X" and e["cat"] == "kernel"]
+    ours = [e for e in events if e["ph"] == "X" and e["cat"] == "tokamak"]
     assert len(ours) == 4 + 3
     norm = next(e for e in ours if e["name"].startswith("per_fused_native_layer_norm"))["args"]
     row = next(r for r in measured.rows if r.name == norm["kernel"])
@@ -90,3 +90,9 @@ def test_structure_is_without_names():
     assert structure(text) == structure(other) and structure(text) != structure(text.replace("64", "65")) and structure(text) != structure(text, 1)
     two = other.replace("mul(%u[i1], %u[i1])", "mul(%u[i1], %w[i1])")
     assert structure(two) != structure(other)
+
+
+def test_a_verification_in_a_notebook():
+    torch._dynamo.reset()
+    text = tokamak.verify(Block(), torch.randn(8, 16))._repr_html_()
+    assert "per_fused_native_layer_norm_0" in text and "<pre" in text and not Elements(text).scripts

@@ -10,7 +10,8 @@ from typing import Any
 
 SIDES = ("eager", "compiled")
 LANES = {"phase": "phases", "host": "host", "operator": "operators", "kernel": "kernels and calls of torch"}
-CATEGORIES = {"phase": "user_annotation", "host": "cpu_op", "operator": "cpu_op", "kernel": "kernel"}      # what TensorBoard's profiler knows
+# "kernel" would let TensorBoard's profiler add both sides up to one GPU
+CATEGORIES = {"phase": "user_annotation", "host": "cpu_op", "operator": "cpu_op", "kernel": "tokamak"}
 MEMORY = "bytes beyond what stood before (measured in another step)"
 
 

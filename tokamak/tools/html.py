@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-SCRIPTS = ("base", "table", "layout", "graph", "fusion", "plots", "timeline", "detail", "main")
+SCRIPTS = ("base", "table", "layout", "graph", "fusion", "plots", "timeline", "detail", "head", "cards", "main")
 
 
 def page(data: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from .report import place, plural
 ROWS = 15           # of a table: those that cost most
 WIDTH = 140
 LEFT = "text-align:left;padding:2px 14px 2px 0;vertical-align:top"
-RIGHT = "text-align:right;padding:2px 14px 2px 0;vertical-align:top;font-variant-numeric:tabular-nums"
+RIGHT = "text-align:right;padding:2px 14px 2px 0;vertical-align:top;white-space:nowrap;font-variant-numeric:tabular-nums"
 
 
 def terminal_html(found) -> str:
@@ -38,7 +38,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence
 def section(title: str, body: str, more: int = 0) -> str:
     """Something that opens by a click."""
     rest = f"<div>... and {more:,} more</div>" if more > 0 else ""
-    return f"<details><summary>{html.escape(title)}</summary>{body}{rest}</details>"
+    return f'<details style="margin-top:.5em"><summary style="cursor:pointer"><b>{html.escape(title)}</b></summary>{body}{rest}</details>'
 
 
 def profile_html(p: Profile) -> str:

@@ -331,11 +331,11 @@ def examined(watcher: Watcher, eager: Step, made: Step, device: str, here: Peaks
 
 def on_cpu(eager: Step, made: Step, device: str, times: Mapping[str, Times], looked: Looked, records) -> tuple:
     """((graph, position) -> seconds a step; Others; both sides, without what is counted): kernels by the host's clock, eager's operators by the
-    profiler."""
+    profiler; phases are those of the step nearest to the median, so that they add up."""
     each, calls = looked.seconds(), fitting(times["eager"])
     busy, plain = operators(eager, calls)
     ran = min(busy, times["eager"].step), sum(each.values())
-    return each, (), [Side(t.step, t.host, b, t.phases, 0, 0, 0, t.middle, line) for t, b, line in zip(
+    return each, (), [Side(t.step, t.host, b, t.took.phases, 0, 0, 0, t.middle, line) for t, b, line in zip(
         (times["eager"], times["compiled"]), ran, (plain, watched_timeline(looked, times["compiled"])))]
 
 

@@ -112,6 +112,10 @@ class Verification:
         from .verify_report import report
         return report(self)
 
+    def _repr_html_(self) -> str:
+        from .notebook import terminal_html
+        return terminal_html(self)
+
 
 def verify(fn: Callable, *inputs, options: Mapping[str, Any] | None = None, **kwargs) -> Verification:
     """Runs copies of `fn` (a module or function) in eager, in float64 and compiled with `options`, backward too where a result requires gradients,

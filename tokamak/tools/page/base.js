@@ -54,19 +54,25 @@ function memorySeconds(bytes) {
   const copy = DATA.peaks.copy;
   if (bytes <= copy[0][0]) return bytes ? copy[0][1] : 0;
   for (let i = 1; i < copy.length; i++) {
-    const [a, s] = copy[i - 1], [b, t] = copy[i];
+    const [a, s] = copy[i - 1],
+      [b, t] = copy[i];
     if (bytes <= b) return s * (t / s) ** (Math.log(bytes / a) / Math.log(b / a));
   }
   const [n, s] = copy[copy.length - 1];
-  return bytes * s / n;
+  return (bytes * s) / n;
 }
-const bandwidth = () => { const [n, s] = DATA.peaks.copy[DATA.peaks.copy.length - 1]; return n / s; };
+const bandwidth = () => {
+  const [n, s] = DATA.peaks.copy[DATA.peaks.copy.length - 1];
+  return n / s;
+};
 
 // -- what refers to what --------------------------------------------------------------------------------------------------
-const NODES = new Map();                       // "graph:position" -> {g, n, node, drawing}
-DATA.drawings.forEach((drawing, g) => drawing.nodes.forEach((node, n) => NODES.set(drawing.name + ":" + node.position, {g, n, node, drawing})));
+const NODES = new Map(); // "graph:position" -> {g, n, node, drawing}
+DATA.drawings.forEach((drawing, g) =>
+  drawing.nodes.forEach((node, n) => NODES.set(drawing.name + ":" + node.position, {g, n, node, drawing})),
+);
 const at = (g, n) => NODES.get(DATA.drawings[g].name + ":" + DATA.drawings[g].nodes[n].position);
-const EQUAL = new Map();                       // structure and phase -> nodes
+const EQUAL = new Map(); // structure and phase -> nodes
 for (const x of NODES.values()) {
   const key = x.drawing.phase + x.node.structure;
   if (!EQUAL.has(key)) EQUAL.set(key, []);
@@ -74,44 +80,67 @@ for (const x of NODES.values()) {
 }
 const equals = x => EQUAL.get(x.drawing.phase + x.node.structure);
 const STEP = DATA.compiled.step;
-const KINDS = {memory: "bound by memory", arithmetic: "bound by arithmetic", latency: "bound by latency", launch: "as short as starting it", "": "not timed"};
-const fraction = node => node.seconds ? Math.min(1, node.limit / node.seconds) : null;
-const wasted = node => node.seconds ? Math.max(0, node.seconds - node.limit) : 0;
-function sourceText(i) { const s = DATA.sources[i]; return s ? base(s.file) + ":" + s.line : ""; }
+const KINDS = {
+  memory: "bound by memory",
+  arithmetic: "bound by arithmetic",
+  latency: "bound by latency",
+  launch: "as short as starting it",
+  "": "not timed",
+};
+const fraction = node => (node.seconds ? Math.min(1, node.limit / node.seconds) : null);
+const wasted = node => (node.seconds ? Math.max(0, node.seconds - node.limit) : 0);
+function sourceText(i) {
+  const s = DATA.sources[i];
+  return s ? base(s.file) + ":" + s.line : "";
+}
 function shortName(node) {
   if (node.reason) return node.name.replace(/\.default$/, "");
-  return node.name.replace(/^(\w+?)_fused_/, "$1 ").replace(/_(\d+)$/, "").replaceAll("_", " ");
+  return node.name
+    .replace(/^(\w+?)_fused_/, "$1 ")
+    .replace(/_(\d+)$/, "")
+    .replaceAll("_", " ");
 }
 
 // -- one selection for the whole page ---------------------------------------------------------------------------------------
 const Selection = {
-  now: null, listeners: [],
+  now: null,
+  listeners: [],
   set(x, from) {
     if (x === this.now) return;
     this.now = x;
     for (const f of this.listeners) f(x, from);
   },
-  watch(f) { this.listeners.push(f); },
+  watch(f) {
+    this.listeners.push(f);
+  },
 };
 
 // -- a note that follows the pointer ----------------------------------------------------------------------------------------
 const Tip = {
   box: null,
   show(event, ...lines) {
-    if (!this.box) document.body.append(this.box = h("div", {class: "tip", role: "tooltip"}));
+    if (!this.box) document.body.append((this.box = h("div", {class: "tip", role: "tooltip"})));
     this.box.replaceChildren(...lines.filter(Boolean).map((l, i) => h("div", {class: i ? "" : "strong"}, l)));
     this.box.style.display = "block";
-    const w = this.box.offsetWidth, t = this.box.offsetHeight;
+    const w = this.box.offsetWidth,
+      t = this.box.offsetHeight;
     this.box.style.left = Math.max(4, Math.min(event.clientX + 14, innerWidth - w - 8)) + "px";
     this.box.style.top = (event.clientY + t + 24 > innerHeight ? event.clientY - t - 10 : event.clientY + 14) + "px";
   },
-  hide() { if (this.box) this.box.style.display = "none"; },
+  hide() {
+    if (this.box) this.box.style.display = "none";
+  },
 };
 function nodeTip(event, x) {
   const n = x.node;
-  Tip.show(event, n.name, [x.drawing.phase, n.module].filter(Boolean).join(" · "),
+  Tip.show(
+    event,
+    n.name,
+    [x.drawing.phase, n.module].filter(Boolean).join(" · "),
     n.seconds === null ? "not timed" : `${time(n.seconds)}, ${percent(fraction(n))} of its limit (${KINDS[n.kind]})`,
-    `${size(n.bytes)}, ${count(n.flops)} FLOPs`, n.reason);
+    `${size(n.bytes)}, ${count(n.flops)} FLOPs`,
+    n.reason,
+  );
 }
 
 // -- colours and themes ------------------------------------------------------------------------------------------------------
@@ -125,4 +154,4 @@ function setTheme(name) {
   for (const f of repaints) f();
 }
 const HUES = 12;
-const groupColour = i => `hsl(${(i * 360 / HUES * 5 + 200) % 360} ${colour("sat")} ${colour("lum")})`;
+const groupColour = i => `hsl(${(((i * 360) / HUES) * 5 + 200) % 360} ${colour("sat")} ${colour("lum")})`;
