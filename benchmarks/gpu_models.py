@@ -1,17 +1,24 @@
 """Whole models on a GPU under eager, Inductor and tokamak: right, cold first call, step time, peak memory, kernels and opaque calls.
 
-    python -m benchmarks.gpu_models [--models NAME ...] [--modes infer,train] [--sides floor,eager,inductor,tokamak] [--json FILE] [--redo SIDES]
-                                    [--budget SECONDS] [--no-record]
+    python -m benchmarks.gpu_models [--models NAME ...] [--modes infer,train] [--sides floor,eager,inductor,tokamak] [--parts first,step,right,plan]
+                                    [--json FILE] [--redo SIDES] [--budget SECONDS] [--jobs N] [--kept FOLDER]
 
 Random weights, float32 parameters under bfloat16 autocast, TF32 on; training is forward, loss, backward and a fused AdamW step. `floor`: the first
 call under `aot_eager`, what capturing alone costs any compiler. Right: loss and every gradient (inference: the output) as near to float64 as eager's
-own, give or take a few roundings; models that drop out at random are compared with dropout off, at two layers. A process a model and mode.
+own, give or take a few roundings; models that drop out at random are compared with dropout off, at two layers.
+
+Parts: `first` (cold, after an unrelated compile of the same side), `step` (times and peak memory), `right` and `plan` (tokamak); each is done once
+and kept in the JSON file. A process a side of a model and mode; `--jobs` of them compile at once, but what is timed, first calls included, has the
+machine to itself. `--kept`: a folder in which the compilers keep what they build for all parts but `first`; part `build` fills it.
 """
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -21,6 +28,8 @@ from .gpu_run import Results, spoken
 from .gpu_zoo import MODELS
 
 SIDES = ("floor", "eager", "inductor", "tokamak")
+PARTS = {"build": "built", "step": "wall", "first": "first", "right": "right", "plan": "planned"}         # part -> a figure that it gives
+WANTED = {"floor": ("first",), "eager": ("step",), "inductor": ("build", "step", "first"), "tokamak": tuple(PARTS)}
 START, END = "<!-- gpu models: begin -->", "<!-- gpu models: end -->"
 COMMAND = (sys.executable, "-m", "benchmarks.gpu_models_worker")
 
@@ -31,17 +40,16 @@ def line(name: str, mode: str, row: dict[str, dict]) -> str:
     out = [f"{name} {mode}"]
     for side in (s for s in SIDES if s in row):
         r = row[side]
-        if "first" not in r:
-            out.append(f"  {side:9} FAILED {r.get('failed', '')[:200]} {r.get('at', '')}")
-            continue
-        text = f"  {side:9} first {r['first']:6.1f} s"
-        if "device" in r:
+        text = f"  {side:9}"
+        if "first" in r:
+            text += f" first {r['first']:6.1f} s"
+        if "wall" in r:
             text += f"  step {r['wall'] * 1e3:7.2f} ms  device {r['device'] * 1e3:7.2f} ms  peak {r['peak'] / 1e6:6.0f} MB  {r['kernels']:5} kernels"
         if "right" in r:
             text += f"  error {r['error']:.2f}" + ("" if r["right"] else f" WRONG {r['wrong'][0]}")
         if "planned" in r:
             text += f"  planned {r['planned']}, {sum(r['opaque'].values())} opaque"
-        out.append(text)
+        out.append(text + "".join(f"  {part} FAILED {what['failed'][:200]} {what.get('at', '')}" for part, what in r.get("failures", {}).items()))
     return "\n".join(out)
 
 
@@ -72,13 +80,15 @@ def arguments(argv=None) -> argparse.Namespace:
     p.add_argument("--modes", type=several, default=("infer", "train"))
     p.add_argument("--sides", type=several, default=SIDES)
     p.add_argument("--redo", type=several, default=())
+    p.add_argument("--parts", type=several, default=("step", "first", "right", "plan"))
     p.add_argument("--json", default="")
+    p.add_argument("--kept", default="", help="folder of what is compiled for all parts but `first`")
+    p.add_argument("--jobs", type=int, default=1, help="processes at once")
     p.add_argument("--calls", type=int, default=6, help="timed steps by each of two methods")
-    p.add_argument("--budget", type=float, help="start no model after these seconds")
+    p.add_argument("--budget", type=float, help="start no process after these seconds")
     p.add_argument("--patience", type=float, default=300, help="seconds after which a side without an answer counts as failed")
     p.add_argument("--write", action="store_true", help="put the table of what --json has into BENCHMARKS.md")
     p.add_argument("--report", action="store_true", help="measure nothing; needs no GPU")
-    p.add_argument("--no-record", action="store_true", help="do not count tokamak's planned kernels and opaque calls")
     return p.parse_args(argv)
 
 
@@ -91,34 +101,56 @@ def main(argv=None) -> int:
     return 0 if done else 2
 
 
+def missing(args: argparse.Namespace, results: Results) -> list[tuple[str, str, str, list[str]]]:
+    """(model, mode, side, parts) of what there is no figure for; what failed is tried again."""
+    todo = []
+    for name, mode in ((n, m) for n in args.models for m in args.modes if m in MODELS[n].modes):
+        row = results.rows.get(f"{name} {mode}", {})
+        for side in (s for s in SIDES if s in args.sides):
+            parts = [p for p in PARTS if p in args.parts and p in WANTED[side] and (side in args.redo or PARTS[p] not in row.get(side, {}))]
+            todo += [(name, mode, side, parts)] if parts else []
+    return todo
+
+
 def measure(args: argparse.Namespace, results: Results) -> bool:
-    """Measures what is missing, a model and mode at a time. True when nothing is left."""
+    """Measures what is missing, a process a model, mode and side, `jobs` at once. True when nothing is left."""
     if not torch.cuda.is_available():
         sys.exit("no CUDA device: nothing can be measured here")
     results.runs.append(machine())
-    start = time.monotonic()
-    for name, mode in ((n, m) for n in args.models for m in args.modes if m in MODELS[n].modes):
-        key = f"{name} {mode}"
-        left = [s for s in SIDES if s in args.sides and (s in args.redo or s not in results.rows.get(key, {}))]
-        if args.budget is not None and left and time.monotonic() - start > args.budget:
-            print("stopped at the budget")
-            return False
-        _one(results, key, name, mode, left, args)
-        print(line(name, mode, results.rows.get(key, {})), flush=True)
-    return True
+    start, entering = time.monotonic(), threading.Lock()
+    with tempfile.NamedTemporaryFile() as lock, ThreadPoolExecutor(args.jobs) as pool:
+        def one(job: tuple[str, str, str, list[str]]) -> bool:
+            if args.budget is not None and time.monotonic() - start > args.budget:
+                return False
+            _one(results, *job, args, lock.name, entering)
+            return True
+        done = list(pool.map(one, missing(args, results)))
+    return all(done)
 
 
-def _one(results: Results, key: str, name: str, mode: str, todo: list[str], args: argparse.Namespace) -> None:
-    """Measures the sides in a process; if it ends early, that costs the side it was at, and another does the rest."""
+def _one(results: Results, name: str, mode: str, side: str, todo: list[str], args: argparse.Namespace, lock: str, entering: threading.Lock) -> None:
+    """Measures parts of a side in a process; if it ends early, that costs the part it was at, and another does the rest."""
+    key = f"{name} {mode}"
     while todo:
-        job = {"name": name, "mode": mode, "sides": todo, "device": "cuda", "calls": args.calls, "record": not args.no_record}
+        job = {"name": name, "mode": mode, "side": side, "parts": todo, "device": "cuda", "calls": args.calls, "kept": args.kept, "lock": lock}
         for message in spoken(COMMAND, job, args.patience):
             if "end" in message:
                 continue
-            side = message.get("side", todo[0])
-            results.rows.setdefault(key, {})[side] = message.get("result") or {"failed": message["failed"], "words": message["words"]}
-            results.save()
-            todo = [s for s in todo if s != side]
+            with entering:
+                todo = todo[1:]
+                enter(results.rows.setdefault(key, {}).setdefault(side, {}), message)
+                results.save()
+                print(line(key, "", {side: results.rows[key][side]}), flush=True)
+
+
+def enter(row: dict, message: dict) -> None:
+    """Puts what a process said of a part into the side's figures; one that ended early says no more than why."""
+    part, result = message.get("part", "process"), message.get("result", message)
+    if "failed" in result:
+        row.setdefault("failures", {})[part] = {k: result[k] for k in ("failed", "at", "words") if k in result}
+    else:
+        row.get("failures", {}).pop(part, None)
+        row.update(result)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,15 @@
-"""The process that measures a model in a mode: told on standard input, it says on a pipe, a line of JSON each, what came out for every side."""
+"""The process that measures a side of a model in a mode: told on standard input, it says on a pipe, a line of JSON each, what came out for every part."""
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
 import sys
 import time
+import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
@@ -13,14 +17,47 @@ from torch import nn
 from tests.models.steps import Outcome, compare
 
 from .gpu_measure import Timer
-from .gpu_sides import cold, compiled
+from .gpu_sides import compiled
 from .gpu_worker import failure, free
 from .gpu_zoo import MODELS, Model
 
 UNIT = 2.0 ** -8                # relative rounding of bfloat16
 
 
-# -- one side of one model -----------------------------------------------------------------------------------------------------
+# -- what is known before, and who else uses the machine ------------------------------------------------------------------------
+@contextlib.contextmanager
+def caches(folder: str) -> Iterator[dict]:
+    """Yields tokamak's options. `folder`: where all compilers keep what they make; '': nothing that was compiled before is known, nothing is kept. A graph
+    that falls back to eager raises."""
+    import torch._dynamo.config as dynamo
+    import torch._functorch.config as functorch
+    import torch._inductor.config as inductor
+    from torch._inductor.utils import fresh_cache
+    torch._dynamo.reset()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(dynamo.patch(automatic_dynamic_local_pgo=False, automatic_dynamic_remote_pgo=False))
+        if folder:
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(folder, "inductor")
+        else:
+            stack.enter_context(inductor.patch(force_disable_caches=True, fx_graph_cache=False))
+            stack.enter_context(functorch.patch(enable_autograd_cache=False))
+            stack.enter_context(fresh_cache())
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("error", message="tokamak: ")
+        yield {"cache_dir": os.path.join(folder, "tokamak") if folder else ""}
+    torch._dynamo.reset()
+
+
+@contextlib.contextmanager
+def machine_of(lock: str, alone: bool) -> Iterator[None]:
+    """Within it no other process that knows `lock` times anything, or (`alone`) does anything at all. '': there are no others."""
+    with open(lock or os.devnull, "a") as file:
+        if lock:
+            fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield
+
+
+# -- one side of one model ---------------------------------------------------------------------------------------------------
 class Session:
     """A model with its inputs on a device, and what one step of a mode is."""
 
@@ -59,6 +96,7 @@ class Session:
 
 
 def _under(side: str, fn: Callable, **options) -> Callable:
+    """`options` are tokamak's, and nothing to the others."""
     return torch.compile(fn, dynamic=False, backend="aot_eager") if side == "floor" else compiled(side, fn, **options)
 
 
@@ -74,58 +112,55 @@ def exact(spec: Model, mode: str, device: str, layers: int | None) -> Outcome:
     return session.outcome(out.detach())
 
 
-def check(spec: Model, mode: str, side: str, device: str, true: Outcome, layers: int | None, first: Outcome | None = None) -> dict:
-    """`error`: as a part of what is allowed; `wrong`: what is beyond it. `first`: what the timed session's first step gave, if that can be used."""
-    def outcome(side: str) -> Outcome:
-        with cold():
-            session = Session(spec, mode, side, device, False, layers)
-            return session.outcome(session.backward())
-    report = compare(first or outcome(side), outcome("eager"), true, UNIT)
+def check(spec: Model, mode: str, device: str, first: Callable[[str, int | None], Outcome]) -> dict:
+    """`error`: as a part of what is allowed; `wrong`: what is beyond it. `first(side, layers)`: what a side's first step leaves, without dropout.
+    Models that drop out at random are compared without, at two layers."""
+    layers = 2 if spec.drops(mode) else None
+    report = compare(first("tokamak", layers), first("eager", layers), exact(spec, mode, device, layers), UNIT)
     return {"error": report.worst, "wrong": report.wrong[:5], "right": not report.wrong}
 
 
-def measure(spec: Model, mode: str, side: str, device: str, true: Outcome | None, calls: int) -> dict:
-    """Figures of one side: seconds; `peak` is all memory at its highest during later steps."""
-    layers = 2 if spec.drops(mode) else None
-    with cold():
-        session = Session(spec, mode, side, device)
+def first_call(spec: Model, mode: str, side: str, device: str) -> dict:
+    """Seconds of the first call; a training step's has its backward pass."""
+    with caches("") as options:
+        _under(side, nn.Linear(8, 8).to(device), **options)(torch.randn(8, 8, device=device))     # imports, processes
+        torch._dynamo.reset()
+        session = Session(spec, mode, side, device, **options)
         _wait(device)
         start = time.perf_counter()
-        out = session.backward()
+        session.backward()
         _wait(device)
-        made = {"first": time.perf_counter() - start}
-        if side == "floor":
-            return made
-        first = None if spec.drops(mode) or side == "eager" else session.outcome(out)
-        del out
-        made |= _steps(session, device, calls)
-    del session
+        return {"first": time.perf_counter() - start}
+
+
+def warm(session: Session) -> Session:
+    """The session behind its first steps, with what they left free again."""
+    for _ in range(3):
+        session.step()
     free()
-    return made | (check(spec, mode, side, device, true, layers, first) if true is not None else {})
+    return session
 
 
-def _steps(session: Session, device: str, calls: int) -> dict:
-    """Peak memory and times of steps after the first, and the kernels that take most of them."""
-    session.step()
-    session.step()
+def times(session: Session, device: str, calls: int) -> dict:
+    """Peak memory (all of it, at its highest during a step) and times of steps, seconds, and the kernels that take most of them."""
     if device != "cuda":
-        return {}
+        session.step()
+        return {"peak": 0, "device": 0.0, "wall": 0.0, "kernels": 0, "names": []}
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     session.step()
     torch.cuda.synchronize()
     peak = torch.cuda.max_memory_allocated()
-    times = Timer(calls, 2)(session.step)
-    return {"peak": peak, "device": times.device, "wall": times.wall, "kernels": times.kernels, "names": [[n[:120], t] for n, t in times.names[:12]]}
+    found = Timer(calls, 2)(session.step)
+    return {"peak": peak, "device": found.device, "wall": found.wall, "kernels": found.kernels, "names": [[n[:120], t] for n, t in found.names[:60]]}
 
 
-def recorded(spec: Model, mode: str, device: str) -> dict:
-    """Kernels and opaque calls that tokamak plans, from a compile of its own, so that recording delays nothing that is timed."""
+def planned(spec: Model, mode: str, device: str, options: dict) -> dict:
+    """Kernels and opaque calls that tokamak plans, and what each kernel is, from a compile of its own, so that recording delays nothing that is timed."""
     from tokamak.tools.kernels import kernels, opaques
     from tokamak.tools.record import Recorder
     recorder = Recorder()
-    with cold():
-        Session(spec, mode, "tokamak", device, recorder=recorder).backward()
+    Session(spec, mode, "tokamak", device, recorder=recorder, **options).backward()
     graphs = [g for g in recorder.graphs if not g.eager]
     calls = Counter(o.op for g in graphs for o in opaques(g))
     return {"planned": sum(len(kernels(g)) for g in graphs), "opaque": dict(calls.most_common()),
@@ -137,31 +172,42 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-# -- a model in its process ----------------------------------------------------------------------------------------------------
-def serve(name: str, mode: str, sides, device: str, calls: int, record: bool, say: Callable[[dict], None]) -> None:
-    """Says {'side', 'result'} for each side of a model; a side that raises is a result, too."""
+# -- a side in its process -----------------------------------------------------------------------------------------------------
+def serve(name: str, mode: str, side: str, parts, device: str, calls: int, kept: str, lock: str, say: Callable[[dict], None]) -> None:
+    """Says {'part', 'result'} for each part; one that raises is a result, too. `kept`, `lock`: see `caches` and `machine_of`."""
     torch.set_float32_matmul_precision("high")
-    spec = MODELS[name]
-    true = exact(spec, mode, device, 2 if spec.drops(mode) else None) if set(sides) - {"floor"} else None
-    free()
-    _under("inductor" if "inductor" in sides else "floor", nn.Linear(8, 8).to(device))(torch.randn(8, 8, device=device))
-    for side in sides:
+    for part in parts:
         try:
-            result = measure(spec, mode, side, device, true, calls)
-            if side == "tokamak" and record:
-                result |= _or_failed(lambda: recorded(spec, mode, device))
+            result = _part(MODELS[name], mode, side, part, device, calls, kept, lock)
         except Exception as error:
             result = failure(error)
-        say({"side": side, "result": result})
+        say({"part": part, "result": result})
         free()
     say({"end": True})
 
 
-def _or_failed(fn: Callable[[], dict]) -> dict:
-    try:
-        return fn()
-    except Exception as error:
-        return {"record": failure(error)["failed"]}
+def _part(spec: Model, mode: str, side: str, part: str, device: str, calls: int, kept: str, lock: str) -> dict:
+    """Figures of one part."""
+    if part == "first":
+        with machine_of(lock, True):
+            return first_call(spec, mode, side, device)
+    with caches(kept) as options:
+        if part == "plan":
+            with machine_of(lock, False):
+                return planned(spec, mode, device, options)
+        if part == "right":
+            def first(side: str, layers: int | None) -> Outcome:
+                session = Session(spec, mode, side, device, False, layers, **options)
+                return session.outcome(session.backward())
+            with machine_of(lock, False):
+                return check(spec, mode, device, first)
+        with machine_of(lock, False):
+            start = time.perf_counter()
+            session = warm(Session(spec, mode, side, device, **options))
+            if part == "build":
+                return {"built": time.perf_counter() - start}
+        with machine_of(lock, True):
+            return times(session, device, calls)
 
 
 if __name__ == "__main__":

@@ -254,22 +254,35 @@ def _net(share: float):
 
 
 @pytest.mark.parametrize("mode, drops", [("infer", False), ("train", False), ("train", True)])
-def test_a_model_is_measured(monkeypatch, mode, drops):
+def test_a_model_is_measured(monkeypatch, tmp_path, mode, drops):
     monkeypatch.setitem(gpu_models.MODELS, "net", gpu_models_worker.Model(_net(drops / 2), (4, 3, 8, 8), 10, channels_last=True, dropout=drops))
-    said: list = []
-    gpu_models_worker.serve("net", mode, ("floor", "eager", "tokamak"), "cpu", 1, True, said.append)
-    row = {m["side"]: m["result"] for m in said[:-1]}
-    assert said[-1] == {"end": True} and list(row) == ["floor", "eager", "tokamak"]
-    assert row["floor"]["first"] > 0 and row["tokamak"]["right"] and row["eager"]["right"], row
+    row = {}
+    for side, parts in gpu_models.WANTED.items():
+        said: list = []
+        if side != "inductor":
+            gpu_models_worker.serve("net", mode, side, parts, "cpu", 1, str(tmp_path), str(tmp_path / "lock"), said.append)
+            assert said.pop() == {"end": True} and [m["part"] for m in said] == list(parts)
+        for message in said:
+            gpu_models.enter(row.setdefault(side, {}), message)
+    assert all(gpu_models.PARTS[p] in r and "failures" not in r for side, r in row.items() for p in gpu_models.WANTED[side]), row
+    assert row["floor"]["first"] > 0 and row["tokamak"]["right"], row
     assert row["tokamak"]["planned"] > 0 and row["tokamak"]["opaque"]["convolution.default"] >= 1
-    assert "tokamak" in gpu_models.line("net", mode, row)
+    assert "tokamak" in gpu_models.line("net", mode, row) and list((tmp_path / "tokamak").iterdir())
 
 
-def test_a_wrong_model_is_found(monkeypatch):
+def test_what_is_missing_of_the_models():
+    args = gpu_models.arguments(["--models", "llama_1b_1x1", "vit_b16_64", "--modes", "infer"])
+    results = gpu_run.Results("", [], {"llama_1b_1x1 infer": {"eager": {"wall": 1.0}, "floor": {"failures": {"first": {}}}, "tokamak": {"first": 1.0}}})
+    left = gpu_models.missing(args, results)
+    assert [j[2:] for j in left if j[0] == "llama_1b_1x1"] == [("floor", ["first"]), ("inductor", ["step", "first"]), ("tokamak", ["step", "right", "plan"])]
+    assert len(left) == 7
+
+
+def test_a_wrong_model_is_found():
     spec = gpu_models_worker.Model(_net(0.0), (4, 3, 8, 8), 10)
     true = gpu_models_worker.exact(spec, "train", "cpu", None)
     grads = {n: g * (1.1 if n == "5.bias" else 1) for n, g in true.grads.items()}
-    found = gpu_models_worker.check(spec, "train", "eager", "cpu", true, None, replace(true, grads=grads))
+    found = gpu_models_worker.check(spec, "train", "cpu", lambda side, layers: replace(true, grads=grads) if side == "tokamak" else true)
     assert not found["right"] and "5.bias" in found["wrong"][0]
 
 
@@ -312,7 +325,7 @@ def test_the_tables_are_written_between_their_marks(tmp_path, monkeypatch):
 def test_the_table_of_models():
     side = {"first": 3.0, "wall": 0.01, "device": 0.009, "peak": 2e9, "kernels": 70, "error": 0.5, "right": True}
     mine = {**side, "opaque": {"mm": 2, "bmm": 1}}
-    rows = {"net infer": {"floor": {"first": 1.0}, "eager": side, "inductor": {"failed": "RuntimeError: no"}, "tokamak": mine},
+    rows = {"net infer": {"floor": {"first": 1.0}, "eager": side, "inductor": {"failures": {"step": {"failed": "RuntimeError: no"}}}, "tokamak": mine},
             "net train": {"tokamak": {**side, "right": False}}}
     lines = gpu_models.table([RUN], rows).splitlines()
     assert len({x.count("|") for x in lines[2:]}) == 1 and lines[4].endswith(" 3 |") and "WRONG: tokamak" in lines[5]
