@@ -152,8 +152,9 @@ def back_to_back(graph: Graph, found: dict[Opaque, Contraction]) -> dict[Opaque,
 def relu_behind(graph: Graph) -> dict[Opaque, Compute]:
     """Contractions (vector, left, right) of one result that nothing reads but a ReLU of its shape, by that."""
     alone, found = _read_once(graph), {}
+    readers = {r: n for n in graph.nodes for r in reads(n)}
     for r in (r for r in graph.nodes if isinstance(r, Result) and r.opaque.meaning is not None and alone(r)):
-        reader = next(n for n in graph.nodes if r in reads(n))
+        reader = readers[r]
         call, whole = r.opaque, Load(r, tuple(axis(i, s) for i, s in enumerate(r.shape)))
         plain = len(call.args) == 3 and not call.kwargs and len(call.args[0].shape) == 1
         if plain and is_pointwise(reader) and reader.shape == r.shape and reader.strides == r.strides and reader.dtype is r.dtype and \

@@ -21,6 +21,8 @@ class Hints:
     def __init__(self, hints: dict[str, int], classes: dict[str, SizeClass] | None = None):
         self.hints, self.classes = hints, classes or {}
         self.sizes = {**hints, **{name: c.like for name, c in self.classes.items()}}
+        self.bytes: dict = {}               # node -> its bytes: the planner asks again and again
+        self.contiguous: dict = {}          # Group -> its contiguous axis
 
     def __call__(self, i: Index) -> int:
         return value(i, self.sizes)
@@ -72,7 +74,10 @@ def estimates(graph, target) -> Hints:
 
 def node_bytes(node, hints: Hints) -> int:
     """Bytes of a tensor node."""
-    return hints.extents(node.shape) * node.dtype.bytes
+    found = hints.bytes.get(node)
+    if found is None:
+        found = hints.bytes[node] = hints.extents(node.shape) * node.dtype.bytes
+    return found
 
 
 def pinned_nodes(graph: Graph) -> set:
@@ -103,6 +108,12 @@ def reads_of(m: Member) -> tuple[Load, ...]:
 
 def contiguous_axis(group: Group, hints: Hints) -> Axis | None:
     """The axis along which most bytes lie contiguously: the one to vectorise over."""
+    if group not in hints.contiguous:
+        hints.contiguous[group] = _contiguous_axis(group, hints)
+    return hints.contiguous[group]
+
+
+def _contiguous_axis(group: Group, hints: Hints) -> Axis | None:
     score: dict[Axis, int] = {}
     narrow = {}
     for m in group.members:
