@@ -53,9 +53,11 @@ class Member:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Nodes that share one kernel, in topological order, over common atomic axes."""
+    """Nodes that share one kernel, in topological order, over common atomic axes. `kind`: the group that this one copies, node for node over the same
+    axes (see `alike`)."""
     axes: tuple[Axis, ...]
     members: tuple[Member, ...]
+    kind: "Group | None" = None
 
     def nodes(self) -> tuple:
         return self._nodes

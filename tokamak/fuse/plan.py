@@ -11,6 +11,7 @@ from itertools import count
 from ..ir.expr import Reduce, Scan, walk
 from ..ir.graph import Compute, Graph, Input, Opaque, Result, Scatter, is_pointwise, reads
 from . import gpu
+from .alike import Part, Planned, parts
 from .axes import Group, Unifier, fold_of, singleton
 from .cost import GRAIN, contiguous_axis, estimates, node_bytes, parallelism, pinned_nodes, row_bytes, weight
 from .legal import Roles
@@ -40,18 +41,19 @@ ROUNDS = 3          # plans at most: each moves values into readers for which co
 
 def plan(graph: Graph, target) -> Plan:
     """Groups for every Compute and Scatter of `graph` (already simplified and inlined)."""
-    made = _Planner(graph, target).run()
+    known: dict = {}            # what a part says -> how it was planned
+    made = _Planner(graph, target, known).run()
     for _ in range(ROUNDS - 1):
         moves = recomputed(made, estimates(graph, target))
         if not moves:
             break
-        made = _Planner(inline(made.graph, target, moves), target).run()
+        made = _Planner(inline(made.graph, target, moves), target, known).run()
     return made
 
 
 class _Planner:
-    def __init__(self, graph: Graph, target):
-        self.graph, self.target = graph, target
+    def __init__(self, graph: Graph, target, known: dict):
+        self.graph, self.target, self.known = graph, target, known
         self.hints = estimates(graph, target)
         self.fresh = count(1000)
         self.pinned = pinned_nodes(graph)
@@ -65,18 +67,40 @@ class _Planner:
         self.roles: dict = {}
         self.span: dict = {}              # Group -> (first, last) position of its nodes
         self.refused: dict = {}           # (node, node) -> Reason
+        self.part: dict = {}              # node -> its Part
 
     def run(self) -> Plan:
-        for n in self.graph.nodes:
-            if isinstance(n, (Compute, Scatter)):
-                g = singleton(n, self.fresh)
-                self._place(g, best_roles(g, self.hints, self.target))
-                asked: dict = {}          # (Group, Group) -> why they are not one: many partners of a node share a group
-                for partner in self._partners(n):
-                    self._try(n, partner, asked)
-            elif isinstance(n, Opaque):
-                self.group[n] = n
+        self.group.update((n, n) for n in self.graph.nodes if isinstance(n, Opaque))
+        found = parts(self.graph, self.sources, self.readers, self.pinned)
+        self.part.update((n, p) for p in found for n in p.nodes)
+        for p in found:
+            if p.says not in self.known or not self._copied(self.known[p.says].copied(p)):
+                self._plan(p)
         return self._finish()
+
+    def _plan(self, part: Part) -> None:
+        """Groups for the nodes of `part`."""
+        for n in part.nodes:
+            g = singleton(n, self.fresh)
+            self._place(g, best_roles(g, self.hints, self.target))
+            asked: dict = {}          # (Group, Group) -> why they are not one: many partners of a node share a group
+            for partner in self._partners(n):
+                self._try(n, partner, asked)
+        if part.says is not None:
+            groups = tuple((g, self.roles[g]) for g in dict.fromkeys(self.group[n] for n in part.nodes))
+            self.known[part.says] = Planned(part, groups, tuple((*pair, why) for pair, why in self.refused.items() if self.part.get(pair[1]) is part))
+
+    def _copied(self, made: Planned) -> bool:
+        """Takes over groups that were made for a part that says the same. False, and nothing changed, where that would be a circle through other
+        parts' groups."""
+        for g, r in made.groups:
+            self._place(g, r)
+        if any(self._between(g, g) for g, _ in made.groups if len(g.members) > 1):
+            for n in made.part.nodes:
+                del self.group[n]
+            return False
+        self.refused.update(((a, b), why) for a, b, why in made.refused)
+        return True
 
     def _place(self, g: Group, r: Roles | None) -> None:
         for m in g.members:
@@ -98,6 +122,7 @@ class _Planner:
             for s in self.readers.get(p, ()):
                 if s is not n and s in self.group and isinstance(s, (Compute, Scatter)):
                     found[s] = max(found.get(s, 0), size)
+        found = {p: size for p, size in found.items() if self.part[p] is self.part[n]}
         return sorted(found, key=lambda p: -found[p])[:12]
 
     def _try(self, n, partner, asked: dict) -> None:
@@ -343,5 +368,7 @@ class _Planner:
                     yield Decision(p, n, None, size)
                 elif isinstance(source, Opaque) or isinstance(mine, Opaque):
                     yield Decision(p, n, Reason("opaque", "illegal"), size)
+                elif self.part[p] is not self.part[n]:
+                    yield Decision(p, n, Reason("cycle", "illegal"), size)
                 else:
                     yield Decision(p, n, self.refused.get((p, n)) or Reason("no_saving", "not attempted"), size)

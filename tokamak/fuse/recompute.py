@@ -17,7 +17,8 @@ LARGEST_DOMAIN = 1.01   # readers that use an element more than once compute it 
 
 
 def recomputed(plan, hints: Hints) -> frozenset:
-    """Pairs (producer, reader) for which computing again moves fewer bytes."""
+    """Pairs (producer, reader) for which computing again moves fewer bytes. What a moved value is computed from stays stored: each sum of a chain (a
+    residual stream) read in the place of the one before would make the last kernel read every term."""
     graph = plan.graph
     pinned = pinned_nodes(graph)
     owner = {n: g for g in plan.steps if isinstance(g, Group) for n in g.nodes()}
@@ -27,13 +28,16 @@ def recomputed(plan, hints: Hints) -> frozenset:
         for m in g.members if isinstance(g, Group) else ():
             for e in _loads(m.node):
                 readers.setdefault(e.node, []).append((m.node, e))
-    found = set()
+    found, moved, kept = set(), set(), set()
     for p, g in owner.items():
-        if p in pinned or p not in stored or not is_pointwise(p):
+        if p in pinned or p in kept or p not in stored or not is_pointwise(p):
             continue
+        operands = {e.node for e in _loads(p)}
         outside = [(n, e) for n, e in readers.get(p, ()) if owner[n] is not g]
-        if outside and _cheaper(p, outside, owner, stored, hints):
+        if outside and not operands & moved and _cheaper(p, outside, owner, stored, hints):
             found.update((p, n) for n, _ in outside)
+            moved.add(p)
+            kept |= operands
     return frozenset(found)
 
 
