@@ -2,18 +2,20 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from types import MappingProxyType
 
 from ..errors import InternalError
+from ..fuse.alike import correspondence, renaming
 from ..fuse.axes import Group, singleton
 from ..fuse.cost import Hints, estimates
 from ..fuse.legal import Roles
 from ..fuse.plan import Plan
 from ..fuse.reason import Decision, Reason
 from ..fuse.roles import best_roles, plainest_roles
-from ..schedule.body import Body, Memory, body, coalesce, shared_extremes, unfolded
+from ..ir.expr import Expr
+from ..schedule.body import Body, Memory, body, coalesce, renamed, shared_extremes, unfolded
 from ..schedule import matmul, persistent, tiles
 from ..schedule.schedule import Schedule, choose
 from ..schedule.tile_schedule import TileSchedule
@@ -35,9 +37,10 @@ _NONE: Table = MappingProxyType({})
 
 @dataclass(frozen=True, eq=False)
 class Scheduled:
-    """A plan with the Body and Schedule of each group."""
+    """A plan with the Body and Schedule of each group. `copies`: group -> (the first of its kind, what its body has in the place of which memory of that)."""
     plan: Plan
     bodies: dict[Group, tuple[Body, Schedule | TileSchedule]]
+    copies: dict[Group, tuple[Group, dict]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,15 +56,42 @@ def schedule_plan(plan: Plan, target, table: Table = _NONE) -> Scheduled:
     hints, memories = estimates(plan.graph, target), {}
     for node, into in plan.inplace.items():
         memories[node] = memories[into] = Memory(into, into.dtype)
-    bodies, before, last = {}, None, None
+    bodies, copies, kinds, before, last = {}, {}, {}, None, None
+    shared = frozenset(memories)
     for g in plan.steps:
-        made = _schedule(g, plan, target, hints, memories, table) if isinstance(g, Group) else None
+        made = None
+        if isinstance(g, Group):
+            kind = g.kind or g, tuple(n in plan.stores[g] for n in g.nodes())
+            first, b, s = kinds.get(kind, (None, None, None))
+            if first is not None and not shared.intersection((*g.reads, *g.nodes())):
+                copies[g] = first, _memories(correspondence(first, g), memories)
+                made = renamed(b, renaming(copies[g][1]), copies[g][1]), s
+            else:
+                made = _schedule(g, plan, target, hints, memories, table)
+                if not shared.intersection((*g.reads, *g.nodes())):
+                    kinds[kind] = g, *made
         if made is not None:
             bodies[g] = made if target.kind != "gpu" else (made[0], tiles.after(made, before, hints))
             if getattr(bodies[g][1], "backward", False):
                 bodies[last] = before[0], replace(before[1], once=False)
         before, last = made, g
-    return Scheduled(plan, bodies)
+    return Scheduled(plan, bodies, copies)
+
+
+def _memories(names: dict, memories: dict) -> dict:
+    """`names` (see `correspondence`) with the nodes' memories in their place, which are made where there are none."""
+    def memory(x):
+        if isinstance(x, Expr):
+            return x
+        return memories.setdefault(x, None) or memories.update({x: Memory(x, x.dtype)}) or memories[x]
+    return {memory(x): memory(y) for x, y in names.items()}
+
+
+def _copied(kernels: tuple[TileKernel, ...], names: dict) -> tuple[TileKernel, ...]:
+    """`kernels` of a group for another of its kind."""
+    rename = renaming(names)
+    return tuple(replace(k, params=tuple(replace(p, source=names.get(p.source, p.source)) if p.kind in ("memory", "value") else p for p in k.params),
+                         body=renamed(k.body, rename, names), sources={v: rename(e) for v, e in k.sources.items()}) for k in kernels)
 
 
 def _schedule(g: Group, plan: Plan, target, hints: Hints, memories: dict, table: Table = _NONE) -> tuple[Body, Schedule]:
@@ -89,9 +119,13 @@ def _lower(b: Body, s: Schedule | TileSchedule, hints: Hints, target, table: Tab
 def lower_plan(scheduled: Scheduled, target, table: Table = _NONE) -> Lowered:
     """A kernel for every group."""
     plan, bodies, kernels = scheduled.plan, dict(scheduled.bodies), {}
+    alike = lambda g, first: isinstance(kernels.get(first), tuple) and bodies[g][1] == bodies[first][1]
     hints = estimates(plan.graph, target)
     for g in scheduled.plan.steps:
         if not isinstance(g, Group):
+            continue
+        if g in scheduled.copies and alike(g, scheduled.copies[g][0]):
+            kernels[g] = _copied(kernels[scheduled.copies[g][0]], scheduled.copies[g][1])
             continue
         try:
             if len(g.members) > 1 and target.kind == "gpu" and matmul.left_over(*bodies[g]):

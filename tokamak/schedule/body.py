@@ -138,6 +138,13 @@ def rewritten(b: Body, mapping: dict[Axis, Index], axes, parallel) -> Body:
     return Body(tuple(axes), tuple(store(s) for s in b.stores), frozenset(parallel), store(b.base) if b.base is not None else None)
 
 
+def renamed(b: Body, rename: Rewriter, names: dict) -> Body:
+    """`b` with other memories in the place of those that `names` has; `rename` does the same to expressions."""
+    def store(s: Store) -> Store:
+        return Store(names.get(s.memory, s.memory), s.address, rename(s.expr), s.axes, s.monoid, rename(s.guard) if s.guard is not None else None, s.bounds)
+    return Body(b.axes, tuple(store(s) for s in b.stores), b.parallel, store(b.base) if b.base is not None else None)
+
+
 def _forward_scans(b: Body) -> Body:
     """Turns the axes of reverse scans around, so that every scan runs forward."""
     scans = [e for e in walk(*exprs_of(b)) if isinstance(e, Scan)]
