@@ -103,6 +103,8 @@ def _long_run(e, over, hints: Hints) -> bool:
 def infeasible(group: Group, r: Roles, hints: Hints) -> Reason | None:
     """Why no program can run `group` in parallel over `r.parallel`, or None."""
     rows = frozenset(a for m in group.members for a in m.free | m.bound) - r.parallel
+    if rows and not any(rows <= m.free | m.bound for m in group.members):         # each would be done again for every step along the others' axes
+        return Reason("no_common_axes", "infeasible", "no value has all axes that a program runs through")
     carried = sum(hints.count(m.free - r.parallel) for m in r.accumulating)
     if carried > (CARRIED if len(rows) == 1 else CARRIED // 2):
         return Reason("accumulators", "infeasible", f"{carried} partial results a program")
