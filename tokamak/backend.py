@@ -28,6 +28,7 @@ from .codegen.stages import lower_plan, render_plan, schedule_plan
 from .errors import BuildError, CompilerMissing, OptionError, TokamakError
 from .fuse.contract import contract
 from .fuse.inline import inline
+from .fuse.pad import padded
 from .fuse.plan import plan
 from .fuse.sizes import classified, condition
 from .fuse.stream import stream
@@ -197,7 +198,7 @@ def _kernels_and_program(captured: Graph, constants: Mapping, machine: Target, o
                          name: str) -> Callable[[list], Any]:
     """The stages behind `simplify`, for sizes of the graph's classes: the boxed function."""
     graph = trace("stream", stream(graph, machine) if options.streaming else graph)
-    graph = trace("inline", widened(inline(graph, machine), machine))
+    graph = trace("inline", widened(inline(padded(graph, machine), machine), machine))
     graph = trace("contract", contract(graph, machine, options.contractions, RELU))
     planned = trace("fuse", plan(graph, machine))
     found = tuned.table(options.cache_dir, machine.model) if options.tuned and machine.model and not machine.ordered else {}

@@ -1,0 +1,91 @@
+"""Products of 16-bit matrices made larger for the vendor's kernels: the same values, rows at whole words, and only where that pays."""
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tokamak
+from tokamak.fuse import pad
+from tokamak.tools.record import Recorder
+
+BF16 = torch.bfloat16
+
+
+def values(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(BF16)
+
+
+def products(recorder: Recorder) -> list:
+    """(extents of the factors and the result, reason) of each call of a product in the final graphs."""
+    calls = [s for g in recorder.graphs for s in g.values["lower"].plan.steps if str(getattr(s, "target", "")) in ("aten.mm.default", "aten.addmm.default")]
+    return [([tuple(x.constant for x in v.shape) for v in c.args if hasattr(v, "node")], c.reason) for c in calls]
+
+
+def run(fn, *args, grad=False):
+    """(what `fn` gives compiled, its products); with `grad` the gradients of a weighted sum too."""
+    def outcome(f):
+        given = [a.clone().requires_grad_(grad) for a in args]
+        out = f(*given)
+        return [out.detach(), *(torch.autograd.grad((out.float() * weights).sum(), given) if grad else ())]
+    torch._dynamo.reset()
+    recorder = Recorder()
+    with torch.no_grad():
+        weights = torch.linspace(-1, 1, fn(*args).numel()).view(fn(*args).shape)
+    got, want = outcome(tokamak.compile(fn, target="interpret", strict=True, recorder=recorder, cache_dir="", contractions="vendor")), outcome(fn)
+    for g, w in zip(got, want, strict=True):
+        assert g.stride() == w.stride() and g.dtype is w.dtype
+        torch.testing.assert_close(g, w, rtol=3e-2, atol=3e-2)
+    return products(recorder)
+
+
+@pytest.fixture
+def always(monkeypatch):
+    monkeypatch.setattr(pad, "WORTH", -1.0)
+
+
+CASES = {
+    "columns": (lambda x, w: x @ w, (values(16, 32), values(32, 13))),
+    "transposed": (lambda x, w: F.linear(x, w), (values(16, 32), values(13, 32))),
+    "bias": (F.linear, (values(16, 32), values(13, 32), values(13))),
+    "batched": (lambda x, w: F.linear(x, w) * 2, (values(2, 8, 32), values(13, 32))),
+    "depth": (lambda x, w: x @ w, (values(16, 13), values(13, 24))),
+    "all": (lambda x, w: x @ w, (values(11, 13), values(13, 21))),
+    "left_transposed": (lambda x, w: x.t() @ w, (values(13, 11), values(13, 21))),
+    "two": (lambda x, w, v: F.linear(x, w) @ v, (values(16, 32), values(13, 32), values(13, 9))),
+    "computed": (lambda x, w: F.linear(torch.tanh(x), torch.sigmoid(w)).softmax(-1), (values(16, 32), values(13, 32))),
+}
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_the_same_values(always, name, grad):
+    fn, args = CASES[name]
+    found = run(fn, *args, grad=grad)
+    assert found and all("so that rows begin at whole words" in why for _, why in found)
+    assert all(s[-1] % 8 == 0 for shapes, _ in found for s in shapes if len(s) == 1)
+
+
+def test_what_the_larger_extents_are(always):
+    (shapes, why), = run(*[CASES["transposed"][0], *CASES["transposed"][1]])
+    assert shapes == [(16, 32), (32, 16)] and "16 x 32 x 13 made 16 x 32 x 16" in why
+
+
+def test_views_that_are_no_whole_matrix_stay(always):
+    assert run(lambda x, w: x[:, 1:].contiguous() @ w[1:], values(16, 33), values(33, 13))[0][0] == [(16, 32), (32, 13)]
+
+
+def test_it_has_to_pay():
+    assert run(lambda x, w: x @ w, values(16, 32), values(32, 13))[0][0] == [(16, 32), (32, 13)]
+    rates = pad.RATES["cuda", 90]
+
+    def larger(m, k, n):
+        from tokamak.ir.graph import Input, Opaque, View
+        from tokamak.ir.index import as_index, row_major
+        from tokamak.ir.dtype import BF16 as half
+        nodes = [Input(c, tuple(map(as_index, s)), row_major(tuple(map(as_index, s))), half) for c, s in (("x", (m, k)), ("w", (k, n)))]
+        call = Opaque(torch.ops.aten.mm.default, tuple(View(i, i.shape, i.strides, as_index(0)) for i in nodes), {}, (None,), True, "", tuple(nodes))
+        return pad._larger(call, rates)
+    assert larger(4096, 1024, 50257).after == (4096, 1024, 50264)
+    assert larger(4096, 50257, 1024).after == (4096, 50264, 1024)
+    assert larger(4096, 1024, 50264) is None and larger(1, 1024, 50257) is None and larger(64, 64, 65) is None
