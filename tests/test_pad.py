@@ -85,7 +85,7 @@ def test_it_has_to_pay():
         from tokamak.ir.dtype import BF16 as half
         nodes = [Input(c, tuple(map(as_index, s)), row_major(tuple(map(as_index, s))), half) for c, s in (("x", (m, k)), ("w", (k, n)))]
         call = Opaque(torch.ops.aten.mm.default, tuple(View(i, i.shape, i.strides, as_index(0)) for i in nodes), {}, (None,), True, "", tuple(nodes))
-        return pad._larger(call, rates)
+        return pad._larger(call, (None, (0, 1)), rates)
     assert larger(4096, 1024, 50257).after == (4096, 1024, 50264)
     assert larger(4096, 50257, 1024).after == (4096, 50264, 1024)
     assert larger(4096, 1024, 50264) is None and larger(1, 1024, 50257) is None and larger(64, 64, 65) is None

@@ -8,10 +8,11 @@ import torch
 
 from ..ir.expr import Expr, Op, Reduce
 from ..ir.index import Axis, Index, as_index, axis
-from .registry import RELU, means
+from .registry import MATRICES, RELU, means
 from .tensor import Tensor, broadcast_shapes, cast, compute, constant
 
 aten = torch.ops.aten
+MATRICES.update({aten.mm.default: (None, (0, 1)), aten.addmm.default: (0, (1, 2))})
 RELU[aten.addmm.default] = aten._addmm_activation.default
 
 

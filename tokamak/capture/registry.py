@@ -18,6 +18,7 @@ TABLE: dict[object, Callable] = {}
 MEANINGS: dict[object, Callable] = {}        # overload that torch runs -> what it computes: `fn(b, *args, **kwargs)` gives a Tensor, or None for a variant
 
 RELU: dict[object, object] = {}             # overload of three arguments (added vector, left, right) -> the library's own with a ReLU behind
+MATRICES: dict[object, tuple] = {}           # overload that multiplies two matrices -> positions of a vector that is added (or None), and of the two
 
 
 def register(*overloads):

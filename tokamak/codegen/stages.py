@@ -90,8 +90,13 @@ def _memories(names: dict, memories: dict) -> dict:
 def _copied(kernels: tuple[TileKernel, ...], names: dict) -> tuple[TileKernel, ...]:
     """`kernels` of a group for another of its kind."""
     rename = renaming(names)
-    return tuple(replace(k, params=tuple(replace(p, source=names.get(p.source, p.source)) if p.kind in ("memory", "value") else p for p in k.params),
-                         body=renamed(k.body, rename, names), sources={v: rename(e) for v, e in k.sources.items()}) for k in kernels)
+
+    def copied(k: TileKernel) -> TileKernel:
+        params = tuple(replace(p, source=names.get(p.source, p.source)) if p.kind in ("memory", "value") else p for p in k.params)
+        return replace(k, params=params, body=renamed(k.body, rename, names), sources={v: rename(e) for v, e in k.sources.items()},
+                       boxes=tuple(replace(b, memory=names.get(b.memory, b.memory)) for b in k.boxes),
+                       otherwise=copied(k.otherwise) if k.otherwise is not None else None)
+    return tuple(map(copied, kernels))
 
 
 def _schedule(g: Group, plan: Plan, target, hints: Hints, memories: dict, table: Table = _NONE) -> tuple[Body, Schedule]:

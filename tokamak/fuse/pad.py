@@ -7,9 +7,8 @@ once; what is in memory already is copied, which is little beside the product.
 """
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-
-import torch
 
 from ..ir.dtype import I64
 from ..ir.expr import Const, Coord, Load, Op
@@ -35,15 +34,15 @@ class _Larger:
     after: tuple[int, int, int]
 
 
-def padded(graph: Graph, target) -> Graph:
-    """`graph` with such products made larger where that pays, on GPUs that were measured."""
+def padded(graph: Graph, target, products: Mapping) -> Graph:
+    """`graph` with such products made larger where that pays, on GPUs that were measured. `products`: target of a call -> the positions of a vector that is
+    added (or None) and of its two matrices."""
     rates = RATES.get(tuple(target.arch[:2])) if target.kind == "gpu" and not target.ordered else None
-    found = {n: made for n in graph.nodes if isinstance(n, Opaque) and (made := _larger(n, rates)) is not None} if rates is not None else {}
+    found = {n: made for n in graph.nodes if isinstance(n, Opaque) and (made := _larger(n, products.get(n.target), rates)) is not None} if rates is not None else {}
     return _Padded(graph, found).result() if found else graph
 
 
-def _larger(call: Opaque, rates: Rates) -> _Larger | None:
-    positions = {torch.ops.aten.mm.default: (None, (0, 1)), torch.ops.aten.addmm.default: (0, (1, 2))}.get(call.target)
+def _larger(call: Opaque, positions: tuple | None, rates: Rates) -> _Larger | None:
     if positions is None or call.kwargs:
         return None
     added, (a, b) = positions
