@@ -139,3 +139,64 @@ def test_statistics_overwritten_without_a_look():
         total.copy_(x.sum(0) + 1)
         return x * 2
     steps_of(fn, torch.randn(300, 40), torch.randn(40))
+
+
+# -- scatters: rows of a cache -------------------------------------------------------------------------------------------------
+AT, ROWS = torch.tensor([3, 1]), (torch.randn(2, 8), torch.randn(2, 8))
+
+
+def test_a_row_of_a_cache_is_all_that_is_written():
+    def fn(cache, x, at):
+        cache.index_copy_(0, at, torch.tanh(x))
+        return cache @ x.t(), cache.sum(1)
+    steps = steps_of(fn, torch.randn(16, 8), torch.randn(2, 8), AT)
+    assert count(steps, Copy) == 0 and count(steps, Alloc) == 1
+
+
+def test_a_cache_with_axes_of_one():
+    def fn(cache, x, at, q):
+        cache.index_copy_(2, at, x * 2)
+        return torch.nn.functional.scaled_dot_product_attention(q, cache, cache)
+    steps = steps_of(fn, torch.randn(1, 2, 16, 8), torch.randn(1, 2, 1, 8), torch.tensor([5]), torch.randn(1, 2, 1, 8))
+    assert count(steps, Copy) == 0 and count(steps, Alloc) == 0
+
+
+def test_sums_into_an_input():
+    def fn(total, x, at):
+        total.index_add_(0, at, x.exp())
+        return total * 2
+    assert count(steps_of(fn, torch.randn(16, 8), torch.randn(4, 8), torch.tensor([3, 1, 3, 3])), Copy) == 0
+
+
+@pytest.mark.parametrize("fn", [
+    lambda cache, x, at: cache.index_copy_(0, at, cache[4:6] * 2).sum(),                            # the update reads the cache
+    lambda cache, x, at: cache.index_copy_(0, at.clamp(max=1) + (cache[0, :2] > 9).long(), x).sum(),        # where it goes does
+    lambda cache, x, at: (cache.clone(), cache.index_copy_(0, at, x))[0].cumsum(0) + 1,             # the old value is read later
+    lambda cache, x, at: cache.index_copy_(0, at, x)[:2].clone(),
+    lambda cache, x, at: (cache.index_copy_(0, at, x) + 0).t().contiguous(),
+    lambda cache, x, at: cache.index_copy_(0, at, x).index_copy_(0, at + 1, x).sum(0),              # two of them
+    lambda cache, x, at: cache.index_copy_(0, at, x).mul_(2).sum(0),
+    lambda cache, x, at: torch.view_as_complex(cache.index_copy_(0, at, x).view(16, 4, 2)).real.sum(0),
+    lambda cache, x, at: cache.scatter_reduce_(0, at[:, None].expand(2, 8), x, "amax").sum(0),
+    lambda cache, x, at: torch.ops.aten.alias(cache.index_copy_(0, at, x)).sort(0)[0],
+])
+def test_what_else_is_made_of_a_written_cache(fn):
+    steps_of(fn, torch.randn(16, 8), torch.randn(2, 8), AT)
+
+
+def test_a_slice_of_a_cache_is_returned():
+    def fn(cache, x, at):
+        cache.index_copy_(0, at, x)
+        return cache[2:4], cache
+    compiled, cache, x = tokamak.compile(fn, strict=True), torch.randn(16, 8), torch.randn(2, 8)
+    for _ in range(2):
+        part, whole = compiled(cache, x, AT)
+        assert whole is cache and part.data_ptr() == cache[2:4].data_ptr() and torch.equal(cache[AT], x)
+
+
+def test_an_index_out_of_range_raises():
+    compiled = tokamak.compile(lambda cache, x, at: cache.index_copy_(0, at, x).sum(), strict=True)
+    cache, x = torch.zeros(16, 8), torch.ones(2, 8)
+    compiled(cache, x, AT)
+    with pytest.raises(IndexError):
+        compiled(cache, x, torch.tensor([3, 16]))

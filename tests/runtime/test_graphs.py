@@ -130,6 +130,13 @@ def test_numbers_choose_the_recording_and_old_ones_go(monkeypatch):
     assert set(r.entries) == {(3,), (5,)} and r.counts.dropped == 1
 
 
+def test_zeros_of_two_signs_are_two_numbers():
+    r, x = recorded(lambda x, n: [x * n]), torch.ones(4)
+    for n in (0.0, -0.0) * 6:
+        assert torch.equal(torch.signbit(r([x, n])[0]), torch.signbit(x * n))
+    assert r.counts.recordings == 2
+
+
 def test_sizes_that_come_and_go_are_recorded_ever_later(monkeypatch):
     monkeypatch.setattr(graphs, "SIZES", 1)
     r, x = recorded(lambda x, n: [x * n]), torch.ones(4)

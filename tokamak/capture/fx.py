@@ -313,7 +313,8 @@ class Capture:
         into = spot.node
         value = source.expand(into.shape).cast(into.dtype) if source.shape != into.shape or source.dtype is not into.dtype else source
         view = strided(value)
-        if view is None or view.node is into or view.strides != into.strides or isinstance(view.node, Input):
+        same = view is not None and all(x is y or e == 1 for x, y, e in zip(view.strides, into.strides, into.shape))
+        if not same or view.node is into or isinstance(view.node, Input):
             view = strided(self.b.realize(value, into.strides, tag=-1 - len(self.writes)))
             self._note(view.node, node)
         self.writes.append(Write(into, view))

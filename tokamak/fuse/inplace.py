@@ -6,14 +6,22 @@ An input receives `n` (a Write). The kernel of n's group may store n straight in
     statistics of what the fold gives); only values with n's axes, and no fold, are made of the input, read at n's own coordinates before n is stored
     nobody outside the group reads n, no later step reads the input, and n is no result of the program and written nowhere else;
     no opaque call is handed the input: what it returns may be a view of it
+
+A scatter into the input (a row of a cache) then stores its updates alone. Its result is what later steps read, so they may: kernels, and those calls of torch
+that are known to return memory of their own.
 """
 from __future__ import annotations
 
 from collections import Counter
 
-from ..ir.expr import Load, walk
-from ..ir.graph import Compute, Graph, Input, View, Write, reads
+from ..ir.expr import Expr, Load, walk
+from ..ir.graph import Compute, Graph, Input, Scatter, View, Write, reads
+from ..ir.index import Fetch
 from .axes import Group, Member, fold_of
+
+# calls of torch whose results have memory of their own, whatever they are given
+FRESH = {"mm", "bmm", "addmm", "baddbmm", "convolution", "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+         "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_fused_attention_overrideable"}
 
 
 def written_in_place(graph: Graph, steps: tuple, stores: dict) -> dict[Compute, Input]:
@@ -34,9 +42,33 @@ def written_in_place(graph: Graph, steps: tuple, stores: dict) -> dict[Compute, 
             continue
         if n in results or w.target in handed or sources[n] > 1 or targets[w.target] > 1:
             continue
+        if isinstance(n, Scatter):
+            if last_read.get(w.target, at) <= at and _updates(steps[at], n, w.target) and all(map(_fresh, (s for s in steps[at + 1:] if n in reads_of(s)))):
+                found[n] = w.target
+            continue
         if max(last_read.get(w.target, at), last_read.get(n, at)) <= at and _in_step(steps[at], stores[steps[at]], n, w.target):
             found[n] = w.target
     return found
+
+
+def reads_of(step) -> set:
+    """What a step reads."""
+    return {r for n in (step.nodes() if isinstance(step, Group) else (step,)) for r in reads(n)}
+
+
+def _fresh(step) -> bool:
+    """Is nothing that `step` makes a view of what it reads?"""
+    return isinstance(step, Group) or str(getattr(step.target, "_schema", "")).split("(")[0].split(".")[0].removeprefix("aten::") in FRESH
+
+
+def _updates(group: Group, node: Scatter, target: Input) -> bool:
+    """Does the kernel of `group` read `target` as the base of `node` alone? (Maxima and minima look at how the base was stored.)"""
+    own = (node.value, *node.index, *((node.guard,) if node.guard is not None else ()))
+    others = [m for m in group.members if m.node is not node]
+    if node.base is not target or node.monoid in ("max", "min") or any(target in reads(m.node) or not isinstance(m.node, Compute) for m in others):
+        return False
+    loads = walk(*(e for e in own if isinstance(e, Expr)), *(x.expr for i in node.index for x in i.atoms() if isinstance(x, Fetch)))
+    return not any(isinstance(e, Load) and e.node is target for e in loads)
 
 
 def _same_memory(w: Write) -> bool:

@@ -149,6 +149,11 @@ class Recorded:
                 return self._replay(r, args)
         return self._plain(args)
 
+    def _key(self, args: list) -> tuple:
+        """The numbers of a call; 0.0 and -0.0 are two."""
+        numbers = args[self.tensors:]
+        return tuple([repr(n) if type(n) is float else n for n in numbers]) if numbers else ()
+
     def _plain(self, args: list) -> list:
         self.counts.plain += 1
         fn, self.probe = self.probe or self.fn, None
@@ -156,7 +161,7 @@ class Recorded:
 
     def _idle(self, args: list) -> Recording | None:
         """A recording that may be replayed for `args`: of those the one that was replayed first, whose results are the most likely to be gone."""
-        key = tuple(args[self.tensors:])
+        key = self._key(args)
         entry = self.entries.get(key)
         if entry is None:
             return None
@@ -202,7 +207,7 @@ class Recorded:
     # -- what to do with a call that no recording serves ---------------------------------------------------------------------
     def _recorded(self, args: list) -> Recording | None:
         """A recording made for this call; None: it runs plainly."""
-        key = tuple(args[self.tensors:])
+        key = self._key(args)
         entry = self.entries.get(key)
         if entry is None:
             entry = self._entered(key)

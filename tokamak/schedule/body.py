@@ -86,7 +86,7 @@ def body(group: Group, stored: tuple, parallel: frozenset, memories: dict) -> Bo
             expr = Cast(expr.dtype, expr.arg)
         made[m.node] = (m, expr)
         if isinstance(m.node, Scatter):
-            base = _scatter_base(m, memory)
+            base = None if memory(m.node).node is m.node.base else _scatter_base(m, memory)        # in place: what is there already
             out.append(Store(memory(m.node), flat(tuple(rewrite.index(i) for i in m.index), m.node.strides), expr, m.free, m.node.monoid,
                              rewrite(m.guard) if m.guard is not None else None))
         elif keep:
