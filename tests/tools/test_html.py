@@ -203,6 +203,16 @@ def test_any_text_is_text_in_a_browser(shown):
 
 
 @needs_browser
+@pytest.mark.parametrize("fn, x", [(lambda x: x + 1, torch.empty(0, 4)), (lambda x: x, torch.ones(2)), (lambda x: x.view(2, 8).t(), torch.ones(16)),
+                                   (lambda x: (x * 2).abs(), torch.ones(4, dtype=torch.complex64))], ids=["empty", "nothing", "views", "complex"])
+def test_programs_with_little_to_show(shown, monkeypatch, fn, x):
+    torch._dynamo.reset()
+    monkeypatch.setattr(profiling, "peaks", lambda device: PEAKS)
+    b = shown(tokamak.profile(fn, x, seconds=0.0).data())
+    assert b.run("document.querySelector('#summary .big').innerText").endswith("×") and "NaN" not in b.run("document.body.innerText")
+
+
+@needs_browser
 def test_many_kernels_open_at_once(shown):
     b = shown(samples.profile(5000))
     assert b.run("document.querySelectorAll('#kernels .row').length") < 60

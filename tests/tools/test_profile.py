@@ -55,6 +55,13 @@ def test_equal_kernels_of_several_layers_are_one_row():
     assert linear.calls == 3 and linear.flops == 3 * 2 * 64 * 16 * 16 and linear.module.endswith(".*.fc") and len(linear.positions) == 3
 
 
+def test_attention_has_its_operations():
+    q, k, v = (torch.randn(2, 4, 32, 16, requires_grad=True) for _ in range(3))
+    p = profiled(torch.nn.functional.scaled_dot_product_attention, q, k, v)
+    product = 2 * 2 * 4 * 32 * 32 * 16                 # two in forward, five in backward
+    assert {r.phase: r.flops for r in p.rows if "attention" in r.name} == {"forward": 2 * product, "backward": 5 * product}
+
+
 def test_the_optimizer_is_a_phase_and_changes_nothing_for_good():
     model = Block()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)

@@ -30,6 +30,10 @@ from .machine import Peaks
 from .record import GraphRecord
 
 SHORTEST, REACHED, IDLE = 2.0, 0.5, 0.25
+ATEN = torch.ops.aten
+# operator without a formula of torch's -> one that has it, with the same arguments
+COUNTED_AS = {ATEN._scaled_dot_product_flash_attention_for_cpu: ATEN._scaled_dot_product_flash_attention,
+              ATEN._scaled_dot_product_flash_attention_for_cpu_backward: ATEN._scaled_dot_product_flash_attention_backward}
 
 
 @dataclass(frozen=True)
@@ -149,7 +153,8 @@ def phase_of(record: GraphRecord) -> str:
 def arithmetic(record: GraphRecord, name: str) -> tuple[int, str]:
     """(floating-point operations of the aten call `name`, by torch's own formulas; the type they are made in): 0 for what has no formula."""
     node = next((n for n in record.values["aten"].graph.nodes if n.name == name), None)
-    formula = flop_registry.get(getattr(getattr(node, "target", None), "overloadpacket", None))
+    operator = getattr(getattr(node, "target", None), "overloadpacket", None)
+    formula = flop_registry.get(COUNTED_AS.get(operator, operator))
     if formula is None:
         return 0, "float32"
     value = lambda n: n.meta.get("val")

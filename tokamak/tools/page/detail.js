@@ -222,16 +222,25 @@ function code(text, language) {
   );
 }
 // a language as (comment)|(string)|(word)|(number)
-const language = (comment, text, words) => new RegExp(`(${comment}.*$)|(${text})|\\b(${words.replaceAll(" ", "|")})\\b|\\b(\\d[\\w.]*)\\b`, "g");
+const language = (comment, text, words) =>
+  new RegExp(`(${comment}.*$)|(${text})|\\b(${words.replaceAll(" ", "|")})\\b|\\b(\\d[\\w.]*)\\b`, "g");
 const QUOTED = String.raw`"(?:[^"\\]|\\.)*"`;
 const WORDS = {
-  c: language("//", QUOTED, "for if else while return const static void float double int long unsigned char struct int64_t uint8_t restrict inline"),
+  c: language(
+    "//",
+    QUOTED,
+    "for if else while return const static void float double int long unsigned char struct int64_t uint8_t restrict inline",
+  ),
   py: language(
     "#",
     QUOTED + String.raw`|'(?:[^'\\]|\\.)*'`,
     "def for in if else elif while return import from as class with not and or is None True False lambda yield self",
   ),
-  ir: language("#", QUOTED, "graph input constant number size hint for return write call result scatter f32 f64 bf16 f16 i64 i32 i8 u8 bool"),
+  ir: language(
+    "#",
+    QUOTED,
+    "graph input constant number size hint for return write call result scatter f32 f64 bf16 f16 i64 i32 i8 u8 bool",
+  ),
 };
 function painted(line, language) {
   const out = [],

@@ -112,12 +112,13 @@ function howCard() {
 }
 function page() {
   const app = document.getElementById("app");
+  const figures = [roofline(), copies()].filter(Boolean);
   const body = [
     headCard(),
     tiles(),
     kernelsCard(),
     fusionCard(),
-    DATA.rows.length ? card("limits", "Against the machine's limits", h("div", {class: "figures"}, roofline(), copies())) : null,
+    figures.length ? card("limits", "Against the machine's limits", h("div", {class: "figures"}, figures)) : null,
     timelineCard(),
     linesCard(),
     edgesCard(),

@@ -94,6 +94,7 @@ function roofline() {
   const w = 600,
     t = 360,
     rows = timed().filter(r => r.flops > 0 && r.bytes > 0);
+  if (!rows.length) return null;
   const used = new Set(rows.map(r => (DATA.peaks.matmul[r.dtype] ? r.dtype : "float32")));
   const rates = Object.entries(DATA.peaks.matmul).filter(([name]) => used.has(name)),
     peak = most(rates, r => r[1]),
@@ -168,6 +169,7 @@ function copies() {
     t = 360,
     rows = timed().filter(r => r.fewest > 0),
     curve = DATA.peaks.copy.map(([n, s]) => [n, n / s]);
+  if (!rows.length) return null;
   const each = r => r.fewest / r.calls,
     speed = r => r.fewest / r.seconds;
   const x = scaleLog(
