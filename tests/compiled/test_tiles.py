@@ -9,8 +9,10 @@ import tokamak
 from tests.compiled.harness import agree
 from tokamak.codegen import stages
 from tokamak.codegen.scope import Unschedulable
+from tokamak.fuse import widen
 from tokamak.fuse.plan import plan
 from tokamak.ir.parse import parse_graph
+from tokamak.ir.rewrite import replaced
 from tokamak.schedule import tiles
 from tokamak.target import Target
 from tokamak.tools.record import Recorder
@@ -253,6 +255,31 @@ def test_sums_over_looped_rows_count_each_row_once():
 def test_sums_of_narrow_columns(columns):
     x = torch.randn(1 << 16, columns)
     check(lambda x: (x.double().sum(0), x.amax(0)), x)
+
+
+@pytest.mark.parametrize("rows, columns, dtype", [(128, 65, torch.float16), (64, 131, torch.float32), (96, 130, torch.bfloat16), (70, 65, torch.float16)])
+def test_sums_of_columns_whose_rows_begin_anywhere(monkeypatch, rows, columns, dtype):
+    monkeypatch.setattr(widen, "LEAST", 0)
+    monkeypatch.setattr(widen, "PARTS", 4.0)
+    x = values(rows, columns, dtype=dtype)
+    check(lambda x: (x.float() * 2).sum(0), x, tolerance=1e-4)
+    check(lambda x: x.amax(0), x)
+
+
+@pytest.mark.parametrize("rows, columns, type, others, parts", [(65536, 1025, "f16", "", 16), (65536, 1028, "f16", "", 4), (65536, 1024, "f16", "", 0),
+                                                              (777, 1025, "f16", "", 0), (64, 1025, "f32", "", 0), (65536, 1025, "f32", ", %rows", 0)])
+def test_rows_count_as_one_where_they_begin_anywhere(rows, columns, type, others, parts):
+    """Where so many begin alike, their sums are few beside them, and nothing else reads them."""
+    graph = parse_graph(f"""graph columns {{
+      input %x: {type}[{rows}, {columns}]({columns}, 1)
+      %total: f32[{columns}](1) for i1<{rows} = sum[i1]({"%x[i1, i0]" if type == "f32" else "f32(%x[i1, i0])"})
+      %rows: f32[{rows}](1) for i1<{columns} = sum[i1]({"%x[i0, i1]" if type == "f32" else "f32(%x[i0, i1])"})
+      return %total{others}
+    }}""")
+    if not others:
+        graph = replaced(graph, lambda n: None)          # without the sums along rows, which nobody asks for
+    made = widen.widened(graph, Target("cpu", 16, 132, kind="gpu"))
+    assert [n.shape[0].constant for n in made.nodes if len(n.shape) == 2 and n not in graph.nodes] == ([parts] if parts else [])
 
 
 def test_random_numbers_are_those_of_the_other_target():

@@ -4,6 +4,7 @@ from __future__ import annotations
 from ..ir.dtype import BOOL, DType
 from ..ir.expr import Load, Reduce, Scan, walk
 from ..ir.graph import Compute, Scatter
+from ..ir.index import as_index
 from .axes import Group
 from .cost import BLOCK, Hints, contiguous_axis, parallelism
 from .legal import Roles, inner_reads
@@ -46,9 +47,11 @@ def busy(group: Group, r: Roles, v, hints: Hints, target) -> bool:
 
 
 def sharers(row: int, target) -> int:
-    """How many programs hold a row of so many bytes in stages; 0 where none can."""
+    """How many programs hold a row of so many bytes in stages; 0 where none can. What lies beside whole 16-byte words, of rows that begin anywhere, does not
+    count."""
     if target.ordered or target.arch[:1] != ("cuda",):
         return 0
+    row -= row % 16
     if row <= STAGED:
         return 1
     count = 1 << (-(-row // SHARE) - 1).bit_length()
@@ -151,12 +154,28 @@ def _walked(group: Group, r: Roles, v) -> bool:
     return v in r.parallel and any(m.bound & down for m in r.local) and any(down & m.free and not m.bound for m in r.local)
 
 
+def _cuts_lines(group: Group, r: Roles, v, hints: Hints) -> bool:
+    """Would a fold, within the same program, over rows of `v` that lie one behind the other make accesses short, which are 16-byte words along both?"""
+    for m in r.local:
+        for e in m.loads:
+            offset = as_index(0)
+            for i, s in zip(e.index, e.node.strides):
+                offset = offset + i * s
+            behind = [a for a in offset.axes() - r.parallel if offset.coefficient(a) is as_index(v.extent)]
+            if offset.coefficient(v) == 1 and behind and not hints.divides(max(16 // e.dtype.bytes, 1), v.extent):
+                if any(a in m.free and hints.divides(max(16 // e.dtype.bytes, 1), a.extent * v.extent) for a in behind):
+                    return True
+    return False
+
+
 def unprofitable(a: Group, b: Group, joined: Group, r: Roles, before: tuple[Roles, Roles], hints: Hints, target) -> Reason | None:
     """Why `a` and `b`, whose own roles are `before`, are better two kernels; None when one is."""
     reason = infeasible(joined, r, hints)
     if reason is not None:
         return reason
     v = contiguous_axis(joined, hints)
+    if v in r.parallel and _cuts_lines(joined, r, v, hints):
+        return Reason("no_saving", "unprofitable", "rows that begin anywhere would be read one by one, not several as one")
     if not busy(joined, r, v, hints, target) and all(busy(g, x, v, hints, target) for g, x in zip((a, b), before)):
         return Reason("no_parallelism", "unprofitable", f"{hints.count(r.parallel)} rows")
     return None

@@ -72,6 +72,7 @@ def stages(b: Body, rows: list[Axis], line: Axis, hints: Hints, target) -> Stage
     n = {a: hints.exactly(a.extent) for a in rows}
     read = held_types(b, frozenset(rows))
     whole = math.prod(n.values()) * max(sum(d.bytes for d in read), 1)
+    whole -= whole % 16
     sharers = gpu.sharers(whole, target) if whole > (FROM if any(d.is_half for d in read) else FROM_WIDE) else 0
     warps = WARPS if whole <= WIDE * sharers else 2 * WARPS
     others = sorted((a for a in rows if a is not line), key=lambda a: -n[a])

@@ -198,7 +198,7 @@ class _Chooser:
         exact = frozenset(a for a in s.pieces if self.hints.exactly(a.extent) == sum(s.pieces[a]) * (s.sharers if a is s.shared else 1))
         if self.shift is not None:
             n, group, whole = self.hints.exactly(self.line.extent), self.shift.group, s.pieces[self.line]
-            whole = tile_stages.pieces(n // group * group, whole[0]) if s.sharers == 1 else whole
+            whole = tile_stages.pieces(-(-(n // group * group) // s.sharers), whole[0]) if s.shared is self.line else whole
             self.pieces[self.line], exact = (*whole, 2 * group), frozenset()
         dims = tuple(a for a in self.order if a in s.pieces)
         split = self._shared_rows() if s.sharers == 1 and self.hints.count(self.rows) <= HELD else ()
