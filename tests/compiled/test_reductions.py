@@ -170,3 +170,41 @@ def test_rows_that_nothing_folds_any_more_run_in_parallel():
     torch.compile(lambda x, t: F.cross_entropy(x, t), backend=watched, dynamic=False)(x, target).backward()
     (body, schedule), = seen["backward", "schedule"].bodies.values()
     assert body.parallel == frozenset(body.axes) and not schedule.looped
+
+
+def test_short_rows_that_begin_anywhere():
+    """257 elements of 16 bits are read in whole words, as many of 32 bits one by one; 65 that are needed again in small tiles."""
+    assert [scheduled(total(262144, 257, d))[1].shift is None for d in ("f16", "f32")] == [False, True]
+    assert [scheduled(total(262144, 513, d))[1].shift is None for d in ("f16", "f32")] == [False, False]
+    lanes = [math.prod(sum(p) for _, p in scheduled(f"""graph centred {{
+  input %x: f32[{1 << 20}, {n}]({n}, 1)
+  %total: f32[{1 << 20}](1) for i1<{n} = sum[i1](%x[i0, i1])
+  %centred: f32[{1 << 20}, {n}]({n}, 1) = sub(%x[i0, i1], %total[i0])
+  return %centred
+}}""")[1].pieces) for n in (65, 64)]
+    assert lanes[0] <= tiles.RAGGED < lanes[1]
+
+
+@pytest.mark.parametrize("dtype, stages", [("f16", 1), ("f32", tiles.PASSING_STAGES)])
+def test_tiles_under_way_where_rows_are_only_folded(dtype, stages):
+    assert scheduled(total(8192, 1 << 16, dtype))[1].stages == stages > 0
+
+
+@pytest.mark.parametrize("columns, each", [(65536, 32), (65537, 8)])
+def test_columns_whose_rows_begin_anywhere_have_more_warps(columns, each):
+    schedule = scheduled(f"""graph total {{
+  input %x: f16[64, {columns}]({columns}, 1)
+  %total: f32[{columns}](1) for i1<64 = sum[i1](f32(%x[i1, i0]))
+  return %total
+}}""")[1]
+    assert math.prod(sum(p) for _, p in schedule.pieces) == each * 32 * schedule.warps
+
+
+@pytest.mark.parametrize("elements, tile", [(1 << 12, 256), (1 << 16, 256), (1 << 24, 1024)])
+def test_pointwise_tiles_are_small_where_there_are_few(elements, tile):
+    schedule = scheduled(f"""graph twice {{
+  input %x: f32[{elements}](1)
+  %y: f32[{elements}](1) = mul(%x[i0], 2:f32)
+  return %y
+}}""")[1]
+    assert schedule.pieces[0][1] == (tile,)

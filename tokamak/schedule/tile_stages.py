@@ -19,7 +19,8 @@ from .body import Body, exprs_of
 
 FROM = 20 << 10         # bytes of a row from which on it is held in stages: 4096 rows of 32 KB 90 / 95 / 87, against 86 / 94 / 88; 8192 of 24 KB
                         # 86 / - / 97, against 80 / - / 93
-FROM_WIDE = 64 << 10    # the same of rows of 32 bits and more, which gain nothing from their own width: f32 of 32 and 64 KB 95 to 97 either way
+FROM_WIDE = 32 << 10    # the same of rows of 32 bits and more: f32 softmax over 16384 and 16385 columns 89 and 88%, 74 and 73 held as they are; LayerNorm
+                        # 95 either way. Over 8192 columns 90 and 95, LayerNorm 97 and 95
 WIDE = 64 << 10         # of a row, or a share, from which on it takes a multiprocessor's threads
 WARPS = 16
 LANES = 8               # elements of a piece to a thread: 16 bytes of a 16-bit type

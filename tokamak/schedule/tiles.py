@@ -5,7 +5,7 @@ import math
 from dataclasses import replace
 
 from ..fuse.cost import Hints
-from ..fuse.gpu import HELD
+from ..fuse.gpu import FILL, HELD
 from ..fuse.sizes import sizes_of
 from ..ir.expr import Const, Load, Reduce, Scan, walk
 from ..ir.index import Axis, Fetch, Index, Size, bounds
@@ -17,11 +17,18 @@ from .tile_schedule import Shift, TileSchedule, blocks, cover, shifted
 from .tile_stages import power
 
 TILE = 4096             # elements of a tile that a program works on at once, at least where the sizes allow
+SMALLEST = 256          # of a pointwise tile where there are few: 65536 elements in 1.6 us, 1.9 with POINTWISE
+RAGGED = 1024           # of a tile with rows that begin anywhere and are too short for whole words: f32 softmax over 65 columns 77%, f16 LayerNorm 57; 61 and
+                        # 54 with twice as many, 36 and 31 with TILE
+RAGGED_THREAD = 8       # elements to a thread of a tile that walks down columns whose rows begin anywhere: the compiler keeps few such loads under way.
+                        # f16 sums of 1024 rows of 65537 64%, 17 with ROW_THREAD
 POINTWISE = 1024        # elements of a pointwise tile: 8 to a thread, one 16-byte access of a 16-bit type
 CHUNK = 4096            # elements of a looped row that are in registers at once
 CHUNK_BYTES = 16384     # bytes of it where rows are only folded, a few lanes carrying what comes of them: f16 sums of rows of 86021 80%, 71 with half
                         # as many
 PASSING_WARPS = 4       # of a program then: eight 16-byte words a thread under way
+PASSING_STAGES = 2      # tiles under way at once then, of 32-bit elements: f32 sums over 65536 columns 90%, 86 with one; 4194304 columns 89 and 84; f16 loses,
+                        # 79 and 83
 LONG = 16384            # elements of a looped row from which on each has a program to itself, where programs leave one number each: cross entropy
                         # forward over 32000 and 50257 columns 88 and 90%, 81 and 83 with as many programs as run at once
 ALONE = 16384           # elements that a single program holds: 8192 partial results 3 us, 6 in a loop
@@ -39,6 +46,8 @@ CARRIED_LANES = 32768   # lanes that folds across programs carry for themselves:
 MOST_WARPS = 16
 CARRY_WARPS = 32
 CARRY_RESIDENT = 16     # warps a multiprocessor has in flight then: the fewer programs, the fewer partial results to fold
+LANES = 32              # rows of a tile from which on several are under way: with fewer, what is one number a row is laid out again and again: f16 LayerNorm
+                        # backward over 256 and 512 columns 38 and 57%, 80 and 70 with one
 CARRY_STAGES = 3        # rows under way at once in a loop that carries column sums: 77 to 85, 73 to 87, 76 to 89% (aligned rows; shifted ones lose, 70 to
                         # 45, where the row is folded too). Loops across rows lose up to nine tenths with more than one
 SPLIT_REGISTERS = 80    # of a thread, for what it carries and reads in a loop that folds across programs: one-pass statistics of 64x256x56x56 bf16 in 36 us
@@ -47,7 +56,9 @@ FILLED = 0.75           # of the programs that run at once: where programs share
 LEAST_BLOCK = 256       # elements of a block along the contiguous axis that is worth several pieces
 SECTOR = 16             # columns at least, of a tile that holds whole columns: 32 bytes of a 16-bit type
 NARROW = 8              # columns at least, of a tile that folds across rows: 32 bytes of f32, one sector
-SHIFTED = 256           # elements of a row from which on it is read in whole words wherever it begins
+SHIFTED = 256           # elements of a row from which on it is read in whole words wherever it begins: f16 LayerNorm over 257 columns 73%, 56 element by
+                        # element
+SHIFTED_WIDE = 512      # the same where all are of 32 bits and more: f32 sums over 257 columns 40%, 85 element by element; softmax 79 and 94
 AGAIN = 16 << 20        # bytes that two kernels in a row read, from which on the second begins at the end: BatchNorm of 103 MB 85.4 to 82.5 us
 FAR = 2**31             # offsets from here on need 64 bits
 REGISTERS = 65536       # of a multiprocessor
@@ -140,6 +151,8 @@ class _Chooser:
         self.carries = self.carries and not self.together
         carries = self.carries or self.down
         each = self._carried_each() if carries else ROW_THREAD if self.rows or self.crossed else PER_THREAD
+        if self.looped and not self.crossed and self.line in self.b.parallel and self._begin_anywhere():
+            each = RAGGED_THREAD
         one = self.carries and not self.looped and dims == (self.line,) == tuple(self.rows)          # one contiguous row at a time
         shares = self.crossed and not self.rows
         staged = self._staged_columns()
@@ -236,9 +249,13 @@ class _Chooser:
 
     def _stages(self) -> int:
         """Rows under way at once, as far as shared memory holds them."""
+        if self._streams() or self.line in self.looped and self._passing():
+            return PASSING_STAGES if self.shift is None and self._narrowest() >= 4 else 1
         if not (self.carries or self.down) or self.looped:
             return 1
         row = sum(size for _, address, size in set(strides_of(self.b)) if self.line in address.axes() and address.axes() & self.crossed)
+        if 1 < math.prod(sum(self.pieces[a]) for a in self.pieces if a in self.b.parallel) < LANES:
+            return 1
         if CARRY_STAGES * row * sum(self.pieces.get(self.line, (1,))) > STAGED:
             return 1
         folded = any(isinstance(e, Reduce) and set(e.over) & set(self.rows) and not set(e.over) & self.crossed for e in walk(*exprs_of(self.b)))
@@ -299,6 +316,11 @@ class _Chooser:
         """Is all that is read folded across programs, lane by lane, into no more than a sum? BatchNorm's backward sums with longer tiles: 28%, 55 without."""
         return not self.rows and self.line in self.crossed and self._carried() <= 2 and self._passing()
 
+    def _begin_anywhere(self) -> bool:
+        """Do rows along the contiguous axis begin at any element, not at 16-byte words?"""
+        return any(not self.hints.divides(max(16 // size, 1), address.coefficient(x)) for _, address, size in strides_of(self.b)
+                   if address.coefficient(self.line) == 1 for x in address.axes() - {self.line})
+
     def _stored_along(self) -> bool:
         return any(s.axes & set(self.rows) for s in self.b.stores)
 
@@ -317,7 +339,7 @@ class _Chooser:
         """For rows along `a` that begin at any element, where most of what is read and written begins alike."""
         crossed = len(self.crossed)
         scans = any(isinstance(e, Scan) for e in walk(*exprs_of(self.b)))
-        if len(self.rows) > 1 or self.hints.least(a.extent) < SHIFTED or crossed > 1 or scans or self.target.ordered:
+        if len(self.rows) > 1 or self.hints.least(a.extent) < (SHIFTED if self._narrowest() < 4 else SHIFTED_WIDE) or crossed > 1 or scans or self.target.ordered:
             return None
         found: dict[Index, int] = {}
         smallest = 4
@@ -353,7 +375,9 @@ class _Chooser:
         hints = self.hints
         have = math.prod(sum(s) for s in self.pieces.values())
         pointwise = not self.rows and not self.crossed
-        want = POINTWISE if pointwise else TILE
+        want = min(POINTWISE, max(SMALLEST, power(hints.count(self.b.parallel) // (FILL * self.target.threads)))) if pointwise else TILE
+        if self.line in self.rows and not self.looped and not self.crossed and self._begin_anywhere():
+            want = RAGGED
         if self.line in self.rows and not self.looped and not self.crossed and not self._stored_along():
             want = max(TILE, FOLDED // self._narrowest())
         if self._streams():
