@@ -110,6 +110,16 @@ def test_memory_that_a_training_step_holds():
     assert p.predicted == pytest.approx(p.compiled.peak, rel=0.15)
 
 
+def test_gradients_of_the_last_step_are_gone_before_the_next():
+    held = []
+    model = torch.nn.Linear(4, 4)
+    step = Step([(lambda x: (held.append([p.grad for p in model.parameters()]), model(x))[1], (torch.ones(2, 4),), {})],
+                lambda: held.append([p.grad is not None for p in model.parameters()]), list(model.parameters()))
+    step()
+    step()
+    assert held[-2:] == [[None, None], [True, True]]
+
+
 def test_a_long_curve_keeps_its_peaks():
     curve = [(i * 1e-6, (i * 7919) % 10007) for i in range(50_000)]
     kept = thinned(curve, 200)

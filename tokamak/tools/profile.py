@@ -307,8 +307,8 @@ def restored(optimizer: torch.optim.Optimizer | None, parameters: Sequence[torch
 def examined(watcher: Watcher, eager: Step, made: Step, device: str, here: Peaks, first: float, seconds: float, title: str = "") -> Profile:
     """Measures both steps, which have run before, and puts together what is known of them."""
     gpu = device != "cpu"
-    looked = Looked("compiled", watcher)
-    times = interleaved({"eager": eager, "compiled": made}, device, seconds, looked=None if gpu else looked)
+    looked, steps = Looked("looked at", watcher), {"eager": eager, "compiled": made}
+    times = interleaved(steps if gpu else {**steps, looked.name: made}, device, seconds, looked=looked)      # to look at kernels takes time, too
     e, records = explanation(watcher), watcher.graphs
     each, others, sides = (on_gpu if gpu else on_cpu)(eager, made, device, times, looked, records)
     found = limits.rows([r for r in records if any(name == r.name for name, _ in each)], each, here)
@@ -336,7 +336,7 @@ def on_cpu(eager: Step, made: Step, device: str, times: Mapping[str, Times], loo
     busy, plain = operators(eager, calls)
     ran = min(busy, times["eager"].step), sum(each.values())
     return each, (), [Side(t.step, t.host, b, t.took.phases, 0, 0, 0, t.middle, line) for t, b, line in zip(
-        (times["eager"], times["compiled"]), ran, (plain, watched_timeline(looked, times["compiled"])))]
+        (times["eager"], times["compiled"]), ran, (plain, watched_timeline(looked, times[looked.name])))]
 
 
 def on_gpu(eager: Step, made: Step, device: str, times: Mapping[str, Times], looked: Looked, records: Sequence[GraphRecord]) -> tuple:

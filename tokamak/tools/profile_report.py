@@ -74,6 +74,8 @@ def bars(p: Profile) -> Iterator[Bar]:
     yield bar("kernels" if gpu else "kernels and calls", lambda s: str(s.kernels), "" if gpu else "eager's: its operators, without views")
     yield bar("bytes read and written", lambda s: size_text(s.bytes), f"fewest possible {size_text(p.fewest)} (counted)")
     yield bar("peak memory", lambda s: size_text(s.peak), f"beyond what stands before the step; predicted {size_text(p.predicted)} (estimate)")
+    if p.compiled.memory.pools:
+        yield bar("memory of recordings", lambda s: size_text(s.memory.pools), "that CUDA graphs keep from step to step, besides")
 
 
 def sides(p: Profile) -> Table:
@@ -100,7 +102,7 @@ def coverage(p: Profile) -> Iterator[Text]:
     if not p.coverage:
         yield Text("CUDA graphs: off; mode=\"reduce-overhead\" records what programs launch and replays it")
     for c in p.coverage:
-        yield Text(f"CUDA graphs: {c.graph}: {c.held} of {plural(c.total, 'kernel or call')} in {plural(c.pieces, 'graph')}; {c.calls}")
+        yield Text(f"CUDA graphs: {c.graph}: {c.held} of {c.total} kernels and calls in {plural(c.pieces, 'graph')}; {c.calls}")
         for why, found in by_reason(c.left).items():
             yield Text(f"    left out: {', '.join(found)}: {why}")
 

@@ -149,10 +149,12 @@ def operators(step: Step, calls: int = CALLS) -> tuple[float, tuple[Slice, ...]]
 # -- memory ------------------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class MemoryUse:
-    """Bytes that a step holds beyond what stood before it: at its `peak`, and over time as (seconds, bytes); `phases` of that step."""
+    """Bytes that a step holds beyond what stood before it: at its `peak`, and over time as (seconds, bytes); `phases` of that step; `pools`: bytes that
+    recordings of CUDA graphs keep for themselves."""
     peak: int
     curve: tuple[tuple[float, int], ...]
     phases: tuple[Slice, ...] = ()
+    pools: int = 0
 
 
 def memory_use(step: Step, device: str, before: Callable[[], object] = lambda: None) -> MemoryUse:
@@ -176,7 +178,12 @@ def memory_use(step: Step, device: str, before: Callable[[], object] = lambda: N
         curve.append(((at - zero) * 1e-9, held))
     most = torch.cuda.max_memory_allocated(device) - base if gpu else max(b for _, b in curve)
     phases = tuple(Slice("phase", m.name.removeprefix(PHASE).partition("#")[0], (m.start - zero) * 1e-9, m.duration * 1e-9) for m in marks)
-    return MemoryUse(most, thinned(curve), phases)
+    return MemoryUse(most, thinned(curve), phases, pool_bytes() if gpu else 0)
+
+
+def pool_bytes() -> int:
+    """Bytes of memory on GPUs that belong to pools of their own: those of recordings."""
+    return sum(s["total_size"] for s in torch.cuda.memory_snapshot() if tuple(s.get("segment_pool_id", (0, 0))) != (0, 0))
 
 
 def thinned(curve: Sequence[tuple[float, int]], most: int = POINTS) -> tuple[tuple[float, int], ...]:

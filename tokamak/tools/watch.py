@@ -112,7 +112,9 @@ class Step:
         return found
 
     def forward(self) -> None:
-        self.roots = []                         # what the last step held is free before this one begins
+        self.roots = []                         # what the last step held is free before this one begins, gradients too
+        for p in self.parameters:
+            p.grad = None
         out = [fn(*args, **kwargs) for fn, args, kwargs in self.calls]
         self.roots = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor) and t.requires_grad and t.grad_fn is not None]
 

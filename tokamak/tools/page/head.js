@@ -129,6 +129,7 @@ function tiles() {
       compiled: c.peak,
       text: size,
       mark: {name: "predicted", value: DATA.predicted, tag: "estimate"},
+      note: c.memory.pools ? `recordings of CUDA graphs keep ${size(c.memory.pools)} besides` : null,
     }),
     tile({
       title: "First call",
