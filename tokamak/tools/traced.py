@@ -160,7 +160,7 @@ class MemoryUse:
 def memory_use(step: Step, device: str, before: Callable[[], object] = lambda: None) -> MemoryUse:
     """Memory over one step. `before`: gives back what is only kept for the next step."""
     step.phases()
-    step.roots = []
+    step.let_go()
     before()
     gpu = torch.device(device).type == "cuda"
     if gpu:

@@ -111,10 +111,14 @@ class Step:
                 found["optimizer"] = self.step
         return found
 
-    def forward(self) -> None:
-        self.roots = []                         # what the last step held is free before this one begins, gradients too
+    def let_go(self) -> None:
+        """What the last step held is free, gradients too."""
+        self.roots = []
         for p in self.parameters:
             p.grad = None
+
+    def forward(self) -> None:
+        self.let_go()
         out = [fn(*args, **kwargs) for fn, args, kwargs in self.calls]
         self.roots = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor) and t.requires_grad and t.grad_fn is not None]
 
