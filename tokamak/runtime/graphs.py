@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -284,19 +285,16 @@ class Recorded:
         entry.recordings.append(made)
         entry.made += 1
         self.counts.recordings += 1
-        for t in made.templates:
-            at = t.untyped_storage().data_ptr()
+        held = [t.untyped_storage().data_ptr() for t in made.templates]
+        for at in held:
             self.recorder.owned[at] = self.recorder.owned.get(at, 0) + 1
+        weakref.finalize(made, _disowned, self.recorder.owned, held).atexit = False
         return made
 
     def _drop(self, r: Recording) -> None:
+        """Waits for it, so that it may go."""
         self.counts.dropped += 1
         self.recorder.wait()
-        for t in r.templates:
-            at = t.untyped_storage().data_ptr()
-            self.recorder.owned[at] -= 1
-            if not self.recorder.owned[at]:
-                del self.recorder.owned[at]
 
     def clear(self) -> None:
         """Drops all recordings."""
@@ -307,6 +305,14 @@ class Recorded:
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------------
+def _disowned(owned: dict[int, int], addresses: list[int]) -> None:
+    """The memory at `addresses` is no longer a recording's."""
+    for at in addresses:
+        owned[at] = owned.get(at, 0) - 1
+        if owned[at] <= 0:
+            del owned[at]
+
+
 def _bytes(tensors: list[torch.Tensor]) -> int:
     """Of the memory behind `tensors`."""
     return sum({s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in tensors)}.values())
