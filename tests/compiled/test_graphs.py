@@ -398,6 +398,36 @@ def test_errors_of_kernels_are_raised(device):
         torch.testing.assert_close(made(x, good), (x @ x)[good] @ x)
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_each_gpu_has_recordings_of_its_own():
+    for index in (1, 0):
+        made, plain, recorder = graphed_and_plain(lambda x, w: torch.softmax(x @ w, -1) @ w)
+        with torch.no_grad():
+            for _ in range(6):
+                x, w = (torch.randn(8, 8, device=f"cuda:{index}") for _ in range(2))
+                assert torch.equal(made(x, w), plain(x, w))
+        assert replays(recorder) and not coverages(recorder)[0].left and torch.cuda.current_device() == 0
+
+
+@CUDA
+def test_streams_take_turns():
+    """Recordings share memory, so one that is replayed on another stream waits for the last."""
+    first, _, recorder = graphed_and_plain(lambda x: (torch.softmax(x @ x, -1) @ x).exp() @ x)
+    second, _, _ = graphed_and_plain(lambda x: (torch.tanh(x @ x) @ x).sin() @ x)
+    x, side, wrong = torch.randn(512, 512, device="cuda") / 32, torch.cuda.Stream(), 0
+    with torch.no_grad():
+        for _ in range(4):
+            a, b = first(x).clone(), second(x).clone()
+        torch.cuda.synchronize()
+        for _ in range(50):
+            c = first(x)
+            with torch.cuda.stream(side):
+                d = second(x)
+            torch.cuda.synchronize()
+            wrong += not (torch.equal(a, c) and torch.equal(b, d))
+    assert not wrong and replays(recorder) >= 50
+
+
 def test_the_mode_and_the_option_are_the_same():
     torch._dynamo.reset()
     seen = []
