@@ -6,7 +6,7 @@ import torch
 
 import tokamak
 from tokamak.tools import profile as profiling
-from tokamak.tools.chrome import trace_events
+from tokamak.tools.chrome import apart, trace_events
 from tokamak.tools.structure import structure
 
 from . import samples
@@ -48,6 +48,11 @@ def test_it_is_chromes_format(measured):
         if e["ph"] == "C":
             assert all(isinstance(v, int) for v in e["args"].values())
     assert {e["args"]["name"] for e in found["traceEvents"] if e["name"] == "process_name"} == {"eager", "compiled"}
+
+
+def test_what_overlaps_stands_on_tracks_of_its_own():
+    slices = [{"start": a, "seconds": b - a} for a, b in ((0.0, 3.0), (1.0, 2.0), (2.0, 4.0), (3.0, 5.0), (3.5, 4.5))]
+    assert [[(s["start"], s["start"] + s["seconds"]) for s in t] for t in apart(slices)] == [[(0, 3), (3, 5)], [(1, 2), (2, 4)], [(3.5, 4.5)]]
 
 
 def test_slices_of_a_lane_follow_each_other(measured):

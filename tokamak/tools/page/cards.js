@@ -5,6 +5,7 @@ function kernelsCard() {
   const total = sum(DATA.rows, r => r.seconds),
     lost = sum(DATA.rows, r => r.wasted),
     top = most(DATA.rows, r => r.seconds, 1e-12);
+  const wide = innerWidth < 640 ? 196 : 250;
   const bar = r =>
     h(
       "div",
@@ -27,8 +28,8 @@ function kernelsCard() {
     {
       key: "name",
       name: "kernel",
-      width: "minmax(250px, 3fr)",
-      least: 250,
+      width: `minmax(${wide}px, 3fr)`,
+      least: wide,
       value: r => r.name,
       cell: r =>
         h(

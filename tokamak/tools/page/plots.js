@@ -250,7 +250,7 @@ function tile({title, tag, eager, compiled, text, mark, note}) {
       h(
         "div",
         {class: "gain " + (gain > 1.02 ? "up" : gain < 0.98 ? "downs" : "")},
-        gain >= 1 ? `${digits(gain)}× less` : `${digits(1 / gain)}× more`,
+        Math.abs(gain - 1) < 0.005 ? "the same" : gain >= 1 ? `${digits(gain)}× less` : `${digits(1 / gain)}× more`,
       ),
     bar("eager", eager, "theirs"),
     bar("compiled", compiled, "ours"),
