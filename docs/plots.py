@@ -11,14 +11,15 @@ COLOURS = ("#9aa5b1", "#2f6fde", "#d9822b")
 
 
 def bars(name: str, title: str, unit: str, values: Mapping[str, float], limit: float | None = None) -> None:
-    """Draws plots/NAME.svg: a bar for each of `values`, with its number in `unit`, and a line at `limit`, what no way of doing it can be below."""
+    """Draws plots/NAME.svg: a bar for each of `values` (eager's in another colour), with its number in `unit`, and a line at `limit`, what no way of
+    doing it can be below."""
     most = max((*values.values(), limit or 0.0)) or 1.0
     height = 44 + ROW * len(values) + (18 if limit is not None else 0)
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + WIDE + 130}" height="{height}" font-family="sans-serif" font-size="13">',
              '<rect width="100%" height="100%" fill="white"/>', text(10, 22, f"{title} ({unit})", "bold")]
     for i, (label, value) in enumerate(values.items()):
-        top, length = 36 + i * ROW, max(1.0, WIDE * value / most)
-        parts += [text(10, top + 15, label), f'<rect x="{LEFT}" y="{top}" width="{length:.1f}" height="{ROW - 7}" fill="{COLOURS[min(i, 1)]}"/>',
+        top, length, colour = 36 + i * ROW, max(1.0, WIDE * value / most), COLOURS[0 if "eager" in label else 1]
+        parts += [text(10, top + 15, label), f'<rect x="{LEFT}" y="{top}" width="{length:.1f}" height="{ROW - 7}" fill="{colour}"/>',
                   text(LEFT + length + 6, top + 15, f"{value:.3g}", "number")]
     if limit is not None:
         at, bottom = LEFT + WIDE * limit / most, 36 + ROW * len(values)

@@ -2,8 +2,8 @@
 
     python -m docs.walks [PAGE ...]        runs the pages and writes into each what it printed, and its plots
 
-A page's Python blocks run in order in one namespace. A block's output stands in the fence behind it, which says how it is compared with what is printed
-elsewhere, as the tests do:
+A page's Python blocks run in order in one namespace. A block's output stands in the fence behind it, which says how it is compared with what is
+printed elsewhere, as the tests do:
 
     ```text                     word for word
     ```text numbers             but for numbers, and units behind them
@@ -28,8 +28,8 @@ NUMBER = re.compile(r"[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?( ?(ms|us|ns|s|B|KiB|MiB|
 
 @dataclass(frozen=True)
 class Block:
-    """Python of a page from line `line` on. `shown`: the output that stands behind it, compared as `kind` says with the labels in `words`; `span`: where that
-    stands in the page, None where there is none."""
+    """Python of a page from line `line` on. `shown`: the output that stands behind it, compared as `kind` says with the labels in `words`; `span`: where
+    that stands in the page, None where there is none."""
     line: int
     text: str
     kind: str = ""

@@ -295,9 +295,9 @@ def test_out_of_memory_while_it_compiles(monkeypatch):
 
 # -- processes and threads -------------------------------------------------------------------------------------------------
 def test_forks():
-    """A child uses what its parent compiled, compiles, trains; also one that is forked while a thread of the parent compiles. (torch itself hangs in a
-    child when it works on several threads there, so the child compares with NumPy; and it compiles nothing when its parent did at the fork, whose lock it
-    then waits for.)"""
+    """A child uses what its parent compiled, compiles, trains; also one that is forked while a thread of the parent compiles. (torch itself hangs in
+    a child when it works on several threads there, so the child compares with NumPy; and it compiles nothing when its parent did at the fork, whose
+    lock it then waits for.)"""
     done = run("""
 import os, threading, time
 import numpy as np, torch
@@ -396,7 +396,8 @@ def test_devices_that_do_not_meet():
             compiled(fn, strict=True)(x, x.to("meta"))
 
 
-EMPTY = {"sum": lambda a: (a * 2).sum(-1), "mean": lambda a: (a * 2).mean(), "softmax": lambda a: (a * 2).softmax(-1), "scan": lambda a: a.cumsum(-1) + 1,
+EMPTY = {"sum": lambda a: (a * 2).sum(-1), "mean": lambda a: (a * 2).mean(), "softmax": lambda a: (a * 2).softmax(-1),
+         "scan": lambda a: a.cumsum(-1) + 1,
          "cat": lambda a: torch.cat([a, a + 1], -1), "std": lambda a: a.std(), "norm": lambda a: torch.nn.functional.layer_norm(a, a.shape[-1:]),
          "matmul": lambda a: (a @ a.mT).relu(), "maximum": lambda a: (a * 2).amax(0)}
 

@@ -31,7 +31,7 @@ def test_a_page_shows_what_it_prints(name, one_thread, tmp_path, monkeypatch):
     page = (FOLDER / name).read_text()
     assert drawn == sorted(re.findall(r"\]\(plots/(\w+\.svg)\)", page))
     for plot in drawn:
-        assert names(tmp_path / plot) >= names(FOLDER / "plots" / plot) - {"bf16", "int8"}
+        assert names(tmp_path / plot) >= names(FOLDER / "plots" / plot) - {"fuse again"}          # tried where fusing did not pay at first
 
 
 def names(plot: Path) -> set[str]:

@@ -69,7 +69,7 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mappi
 
 
 def _shortened(error: TokamakError, frame: Any) -> TokamakError:
-    """`error` of the same class as one that Dynamo lets through, without the frames between the user's call and `frame` or advice on Dynamo's bugs."""
+    """`error` of the same class as one that Dynamo lets through, without frames between the user's call and `frame` or advice on Dynamo's bugs."""
     same = {"__module__": type(error).__module__, "__str__": lambda _: str(error)}
     kind = type(type(error).__name__, (type(error), torch._dynamo.exc.ShortenTraceback), same)
     return kind(*error.args, first_useful_frame=frame)

@@ -144,8 +144,7 @@ def test_a_script_that_leaves_at_once_says_so(alone):
 def test_an_answer_that_cannot_be_written(run, tmp_path):
     status, out, err = run(ONE, "profile", "--json", str(tmp_path / "nowhere" / "x.json"), "{}")
     assert status == 2 and "no file can be made there" in err and "compiled nothing" not in err
-    text = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nfrom tokamak.tools.cli import main\nsys.exit(main(['explain', {str(tmp_path / 'script.py')!r}]))"
     (tmp_path / "script.py").write_text(ONE + "f(torch.ones(4, 8))\n")
     with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-c", text], stdout=full, stderr=subprocess.PIPE, text=True, timeout=300)
+        done = subprocess.run([sys.executable, "-m", "tokamak", "explain", str(tmp_path / "script.py")], stdout=full, stderr=subprocess.PIPE, text=True, timeout=300)
     assert done.returncode == 1 and done.stderr.endswith("the answer cannot be written: [Errno 28] No space left on device\n")

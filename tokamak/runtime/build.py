@@ -85,8 +85,8 @@ class Compiler:
 
 @functools.cache
 def compiler(choice: str = "") -> Compiler:
-    """The C compiler: `choice` (a command), else gcc, cc, clang, or zig from the wheel `ziglang`. Raises CompilerMissing, or BuildError where no process
-    can be started."""
+    """The C compiler: `choice` (a command), else gcc, cc, clang, or zig from the wheel `ziglang`. Raises CompilerMissing, or BuildError where no
+    process can be started."""
     for name in (choice,) if choice else ("gcc", "cc", "clang"):
         words = name.split()
         path = shutil.which(words[0])

@@ -9,10 +9,10 @@
     tokamak tune SCRIPT [ARGUMENT ...]
     tokamak doctor [--json] [--measure]
 
-All with a script run it as `python SCRIPT ARGUMENT ...` would and record what it compiles with tokamak. What the script prints goes to
-standard error, the answer to standard output; a process that the script forks and that comes to its end has no answer. Exit status: 0; the script's own where
-that is another; 1 when the script failed or compiled nothing, a kernel is wrong, a condition of --fail-if holds, nothing can be tuned, a file cannot be written
-or the doctor misses something; 2 for a wrong command line.
+All with a script run it as `python SCRIPT ARGUMENT ...` would and record what it compiles with tokamak. What the script prints goes to standard
+error, the answer to standard output; a process that the script forks and that comes to its end has no answer. Exit status: 0; the script's own
+where that is another; 1 when the script failed or compiled nothing, a kernel is wrong, a condition of --fail-if holds, nothing can be tuned, a file
+cannot be written or the doctor misses something; 2 for a wrong command line.
 """
 from __future__ import annotations
 

@@ -7,10 +7,9 @@
     bf16, fp16   autocast
     int8, int4   weights of linear layers in few bits, for inference (`quantize.py`)
 
-The last four change numbers, so they are tried only where `allow` names them. A rung is left out, with the reason, where it could not help: where what it
-makes faster is not SHARE of the step, as measured. It is kept where the step takes at
-most PAYS of what it took, and, for `fuse`, where its results are no further from float64 than a few times those of the way before. Fusion that did not
-pay is tried again on top of what did.
+The last four change numbers, so they are tried only where `allow` names them. A rung is left out, with the reason, where it could not help: where
+what it makes faster is not SHARE of the step, as measured. It is kept where the step takes at most PAYS of what it took, and, for `fuse`, where its
+results are no further from float64 than a few times those of the way before. Fusion that did not pay is tried again on top of what did.
 """
 from __future__ import annotations
 
@@ -51,7 +50,9 @@ CONSENT = (*CASTS, *WEIGHTS)
 @dataclass(frozen=True)
 class Rung:
     """`step`: seconds, the shortest of all that were taken, in turn with those of the rung below; `peak`: bytes beyond what stood before;
-    `error`: of the worst result, relative by norm, from float64 (None: it does not run in it, or random numbers forbid to compare). `kept`: it is part of the best way found; `why`; `code`: the line that makes it so."""
+    `error`: of the worst result, relative by norm, from float64 (None: it does not run in it, or random numbers forbid to compare). `kept`: it is
+    part of the best way found; `why`; `code`: the line that makes it so. `speedup`: times as fast as eager: what was measured beside the rung
+    below, times that one's, so that other work on the machine meets both alike."""
     name: str
     step: float | None
     peak: int | None
@@ -59,6 +60,7 @@ class Rung:
     kept: bool
     why: str
     code: str
+    speedup: float | None = None
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,8 @@ class Staircase:
 
 
 class Way:
-    """A way of running the function: compiled or not, its launches recorded or not, `precision` of float32 contractions, autocast to `cast`, `weights` changed
-    by a function of the module."""
+    """A way of running the function: compiled or not, its launches recorded or not, `precision` of float32 contractions, autocast to `cast`,
+    `weights` changed by a function of the module."""
 
     def __init__(self, compiled: bool = False, precision: str = "", cast: torch.dtype | None = None, launches: bool = False,
                  weights: Callable | None = None):
@@ -219,7 +221,7 @@ class _Climb:
         self.kept = self.step_of(way)
         self.time = interleaved({"eager": self.kept}, self.device, self.seconds)["eager"].least
         self.kept_error = self.error(way)
-        self.found.append(Rung("eager", self.time, peak_bytes(self.kept, self.device, give_back), self.kept_error, True, "where it starts", ""))
+        self.found.append(Rung("eager", self.time, peak_bytes(self.kept, self.device, give_back), self.kept_error, True, "where it starts", "", 1.0))
 
     def rung(self, name: str, changes: dict, code: str) -> None:
         reason = self.useless(name)
@@ -238,9 +240,10 @@ class _Climb:
         self.found = [replace(r, step=min(r.step, times["before"].least)) if r is self.below else r for r in self.found]
         took, error = times["now"].least, None if self.random else wide
         faster, wrong = times["before"].least / took, self.wrong(name, error)
+        speedup = faster * self.below.speedup
         kept = not wrong and faster * PAYS >= 1
         why = wrong or f"{faster:.2f} times as fast as the rung below" + ("" if kept else ": not worth it") + note
-        self.found.append(Rung(name, took, peak_bytes(made, self.device, give_back), error, kept, why, code))
+        self.found.append(Rung(name, took, peak_bytes(made, self.device, give_back), error, kept, why, code, speedup))
         if name == "fuse":
             self.look(watcher, made, times["now"].step)
         if kept:
@@ -317,8 +320,8 @@ class _Climb:
         products = self.products()
         taken, limit = sum(r.seconds for r in products), sum(min(r.limit, r.seconds) for r in products)
         idle, wasted = max(0.0, 1 - self.busy / self.fused), sum(r.wasted for r in self.rows)
-        most = f"{taken / self.fused:.0%} of the fused step is contractions at {limit / taken:.0%} of their limit" if taken else "there are no contractions"
-        said = [most, f"{idle:.0%} of it is no work of a kernel", f"kernels spend {wasted / self.fused:.0%} of it beyond their limits"]
+        most = f"{taken / self.fused:.0%} of the fused step is contractions at {limit / (taken or 1):.0%} of their limit"
+        said = [most if taken else "there are no contractions", f"{idle:.0%} of it is no work of a kernel", f"kernels spend {wasted / self.fused:.0%} of it beyond their limits"]
         if idle + wasted / self.fused < SHARE:
             said.append("nothing that keeps the numbers can gain more than that")
         others = [name for name in CONSENT if name not in allow and (name != "fp16" or self.device != "cpu")]

@@ -22,11 +22,11 @@ def text(s: Staircase) -> str:
 
 
 def report(s: Staircase) -> Group:
-    first = s.rungs[0].step
     table = Table("rung", "step", "eager / this", "peak memory", "from float64", "", "why", box=None, pad_edge=False)
     for r in s.rungs:
-        measured = (took(r.step), f"{first / r.step:.2f}", size_text(r.peak)) if r.step is not None else ("", "", "")
+        measured = (took(r.step), f"{r.speedup:.2f}", size_text(r.peak)) if r.step is not None else ("", "", "")
         table.add_row(r.name, *measured, number(r.error), "kept" if r.kept else "", r.why)
     code = s.code or "the function as it is"
-    return Group(Text(f"{took(s.best.step)} a step instead of {took(first)}, on {s.device}", "bold"), table, Text(f"\n{s.stopped}"),
+    title = f"{took(s.best.step)} a step, {s.best.speedup:.2f} times as fast as eager, on {s.device}"
+    return Group(Text(title, "bold"), table, Text(f"\n{s.stopped}"),
                  Text(f"\n{code}", "bold"))

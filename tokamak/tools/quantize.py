@@ -1,7 +1,7 @@
 """Weights of few bits: the rungs int8 and int4 of `tokamak.optimize`, for inference.
 
-torchao's quantisation where it is installed and can do it on this machine; else a rewrite in plain PyTorch, whose arithmetic a compiler fuses with the
-product. It is of the simplest kind: each row of a weight is integers and one scale,
+torchao's quantisation where it is installed and can do it on this machine; else a rewrite in plain PyTorch, whose arithmetic a compiler fuses
+with the product. It is of the simplest kind: each row of a weight is integers and one scale,
 
     int8:  weight[n, k] = values[n, k] * scale[n]                                          -127..127
     int4:  weight[n, k] = (nibble(values[n, k // 2], k % 2) - 8) * scale[n]                -7..7, two in a byte
@@ -44,7 +44,8 @@ class WeightOnly(nn.Module):
 
 
 def rounded(weight: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(int8 values, float32 scale of each row) for a weight (out, in). A row's scale is the one of CLIPS that errs least; a row of zeros has scale 1."""
+    """(int8 values, float32 scale of each row) for a weight (out, in). A row's scale is the one of CLIPS that errs least; a row of zeros
+    has scale 1."""
     most, wide = 2 ** (bits - 1) - 1, weight.float()
     largest = wide.abs().amax(1, keepdim=True) if weight.shape[1] else wide.new_zeros(len(weight), 1)
     best, best_error = torch.ones_like(largest), torch.full_like(largest, torch.inf)
@@ -99,7 +100,8 @@ def quantizer(name: str, module: nn.Module) -> Quantizer:
     if importlib.util.find_spec("torchao") is None:
         reason = f"torchao is not installed ({INSTALL})"
     else:
-        made = Quantizer(lambda m: by_torchao(m, config), f"from torchao.quantization import quantize_, {config}\nquantize_(fn, {config}())", "by torchao")
+        code = f"from torchao.quantization import quantize_, {config}\nquantize_(fn, {config}())"
+        made = Quantizer(lambda m: by_torchao(m, config), code, "by torchao")
         try:
             made.make(apart(module))
             return made
