@@ -35,12 +35,22 @@ DECOMPOSITIONS = {torch.ops.aten._log_softmax.default: _log_softmax}
 def autograd(gm: fx.GraphModule, example_inputs: Sequence[Any], compile_one: CompileOne) -> Callable:
     """The function that runs Dynamo's graph `gm`, whose forward, backward and inference graphs `compile_one` has compiled."""
     def compiler(kind: str):
-        return lambda graph, inputs: _hidden(compile_one)(graph, inputs, kind)
+        def compile_kind(graph, inputs):
+            _keep_saved()
+            return _hidden(compile_one)(graph, inputs, kind)
+        return compile_kind
 
     compiled = aot_module_simplified(
         gm, example_inputs, fw_compiler=compiler("forward"), bw_compiler=_backward(compiler("backward")), inference_compiler=compiler("inference"),
         partition_fn=partition, keep_inference_input_mutations=True, decompositions=DECOMPOSITIONS)
     return _hidden(compiled)
+
+
+def _keep_saved() -> None:
+    """No program of ours writes what forward has saved, so backward may be asked for again (retain_graph); torch takes the opposite for granted."""
+    context = torch._guards.TracingContext.try_get()
+    if getattr(getattr(context, "fw_metadata", None), "bw_donated_idxs", None):
+        context.fw_metadata.bw_donated_idxs = []
 
 
 def _hidden(fn: Callable) -> Callable:
