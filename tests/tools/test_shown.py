@@ -75,6 +75,10 @@ def test_a_profile_in_a_notebook(measured):
         assert words in text, words
 
 
+def test_a_profile_on_a_prompt(measured):
+    assert repr(measured).startswith("<profile of Block: ") and len(repr(measured)) < 200
+
+
 def test_an_explanation_in_a_notebook():
     torch._dynamo.reset()
     text = tokamak.explain(branch, torch.ones(4))._repr_html_()

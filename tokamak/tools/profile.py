@@ -109,7 +109,7 @@ class Line:
     count: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Profile:
     """Everything that was measured of `title`. `first`: seconds of the first call, compiling included (of a script: that Dynamo and the
     compiler behind it worked); `stages`: seconds of each stage over all graphs; `cached`: kernels that were there already; `took`: seconds of profiling
@@ -203,6 +203,10 @@ class Profile:
     def __rich__(self):
         from .profile_report import report
         return report(self)
+
+    def __repr__(self) -> str:
+        return (f"<profile of {self.title or 'a step'}: {self.eager.step / self.compiled.step:.2f} times as fast as eager, bound by {self.bound}; "
+                "it prints, and .html(path) and .trace(path) write it>")
 
     def _repr_html_(self) -> str:
         from .notebook import profile_html
