@@ -295,6 +295,8 @@ def test_what_cuda_graphs_hold():
     assert "CUDA graphs: off" in str(on_gpu) and "reduce-overhead" in str(on_gpu)
     left = (("item", "it waits for the device"), ("nonzero", "it waits for the device"))
     text = str(replace(on_gpu, coverage=(profiling.Covered("forward_0", 20, 22, 2, left, "3 replays"),)))
+    pools = replace(on_gpu, compiled=replace(p.compiled, memory=replace(p.compiled.memory, pools=5 << 20)))
+    assert "memory of recordings" not in text and next(x for x in str(pools).splitlines() if x.startswith("memory of recordings")).split()[3:5] == ["5", "MiB"]
     assert "forward_0: 20 of 22" in text and "left out: item, nonzero: it waits for the device" in text and "3 replays" in text
 
 

@@ -75,7 +75,7 @@ def bars(p: Profile) -> Iterator[Bar]:
     yield bar("bytes read and written", lambda s: size_text(s.bytes), f"fewest possible {size_text(p.fewest)} (counted)")
     yield bar("peak memory", lambda s: size_text(s.peak), f"beyond what stands before the step; predicted {size_text(p.predicted)} (estimate)")
     if p.compiled.memory.pools:
-        yield bar("memory of recordings", lambda s: size_text(s.memory.pools), "that CUDA graphs keep from step to step, besides")
+        yield Bar("memory of recordings", "", size_text(p.compiled.memory.pools), "that CUDA graphs keep from step to step, besides")
 
 
 def sides(p: Profile) -> Table:
