@@ -70,15 +70,16 @@ def test_every_heavy_row_is_here():
 
 def fast_arguments(name: str) -> list[np.ndarray]:
     """Arguments whose results are usual numbers."""
-    x = np.concatenate([np.random.default_rng(0).uniform(-60, 60, 2000), np.random.default_rng(1).uniform(-1, 1, 500)]).astype(np.float32)
+    x = np.concatenate([np.random.default_rng(0).uniform(-60, 60, 2000), np.random.default_rng(1).uniform(-1, 1, 500),
+                        np.random.default_rng(2).uniform(-0.03, 0.03, 300)]).astype(np.float32)
     return [x, x[::-1].copy()][:OPS[name].arity]
 
 
 def judge_fast(name: str, found: np.ndarray) -> None:
-    """Assert 3 units of the last place, and for exp and sigmoid what the rounding of x log2(e) makes of them."""
+    """Assert 3 units of the last place, for exp and sigmoid what the rounding of x log2(e) makes of them, for erf a twelfth of what f16 holds."""
     args = fast_arguments(name)
     truth = (TRUTH | {"div": torch.div}).get(name, getattr(torch, name, None))(*(torch.from_numpy(a.astype(np.float64)) for a in args)).numpy()
-    room = np.abs(args[0]) * 1.3 + 4 if name in ("exp", "sigmoid") else 3
+    room = np.abs(args[0]) * 1.3 + 4 if name in ("exp", "sigmoid") else 700 if name == "erf" else 3
     assert (errors(found, truth) <= room).all(), name
 
 

@@ -21,7 +21,7 @@ def _sigmoid(x: Term) -> Term:
     return call("sigmoid", x)
 
 
-def _gelu(x: Term, approximate="none") -> Term:
+def gelu(x: Term, approximate="none") -> Term:
     if approximate == "tanh":
         return 0.5 * x * (1 + call("tanh", _BETA * (x + _KAPPA * (x * x * x))))
     return x * 0.5 * (1 + call("erf", x * _SQRT_HALF))
@@ -88,7 +88,7 @@ def _rrelu_backward(g: Term, x: Term, noise: Term, lower, upper, training: bool,
 
 
 formulas({
-    "gelu": _gelu,
+    "gelu": gelu,
     "gelu_backward": _gelu_backward,
     "silu": lambda x: x / (1 + call("exp", -x)),
     "silu_backward": lambda g, x: g * _sigmoid(x) * (1 + x * (1 - _sigmoid(x))),

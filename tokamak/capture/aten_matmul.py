@@ -8,12 +8,37 @@ import torch
 
 from ..ir.expr import Expr, Op, Reduce
 from ..ir.index import Axis, Index, as_index, axis
-from .registry import MATRICES, RELU, means
+from .aten_activation import gelu
+from .promote import Term
+from .registry import ACTIVATED, ADDED, INTO, MATRICES, means
 from .tensor import Tensor, broadcast_shapes, cast, compute, constant
 
 aten = torch.ops.aten
 MATRICES.update({aten.mm.default: (None, (0, 1)), aten.addmm.default: (0, (1, 2))})
-RELU[aten.addmm.default] = aten._addmm_activation.default
+
+
+def activated(bias, left, right, shape, **how):
+    """The library's product with a bias and an activation behind, as `shape`."""
+    return aten._addmm_activation.default(bias, left, right, **how).view(shape)
+
+
+ACTIVATED[aten.addmm.default] = (aten._addmm_activation.default, activated, (
+    (lambda e: Op("max", e, constant(0.0, e.dtype)), {}, False), (lambda e: gelu(Term(e), "tanh").expr, {"use_gelu": True}, True)))
+
+
+def added(value, left, right):
+    """value + left @ right, in the shape of `value`."""
+    return torch.addmm(value.view(left.shape[0], right.shape[1]), left, right).view(value.shape)
+
+
+def added_into(value, left, right):
+    """The same, in the memory of `value`."""
+    value.view(left.shape[0], right.shape[1]).addmm_(left, right)
+    return value
+
+
+ADDED[aten.mm.default] = added
+INTO[added] = added_into
 
 
 def contracted(b, left: Tensor, right: Tensor, letters: str) -> Tensor | None:

@@ -17,8 +17,12 @@ class NotCompiled(Exception):
 TABLE: dict[object, Callable] = {}
 MEANINGS: dict[object, Callable] = {}        # overload that torch runs -> what it computes: `fn(b, *args, **kwargs)` gives a Tensor, or None for a variant
 
-RELU: dict[object, object] = {}             # overload of three arguments (added vector, left, right) -> the library's own with a ReLU behind
 MATRICES: dict[object, tuple] = {}           # overload that multiplies two matrices -> positions of a vector that is added (or None), and of the two
+ACTIVATED: dict[object, tuple] = {}         # overload of (added vector, left, right) -> the library's own with an activation behind; the same of
+#                                             another shape, a further argument; of each activation: Expr -> Expr, the keywords that ask for it, and
+#                                             whether it would be another one behind the product's rounding
+ADDED: dict[object, object] = {}            # overload of (left, right) -> a function of (value, left, right) that gives their sum in the value's shape
+INTO: dict[object, object] = {}             # such a function -> the same that takes the value's memory
 
 
 def register(*overloads):

@@ -8,11 +8,12 @@ import torch
 from torch import fx
 
 from ..capture.fx import TORCH_DTYPES, Unsupported
+from ..capture.registry import ACTIVATED, INTO
 from ..fuse.axes import Group
 from ..fuse.plan import Plan
 from ..fuse.sizes import condition
 from ..ir.expr import Const, Scalar
-from ..ir.graph import Input, Opaque, Result, View
+from ..ir.graph import Compute, Input, Opaque, Result, View, reads
 from ..ir.index import FloorDiv, Index, Max, Min, Mod, Size, as_index, maximum
 from ..runtime.program import Alloc, Call, Copy, Drop, Host, Launch, Let, Program, Ref, Return, Step, TensorSpec
 from ..runtime.gpu_build import GpuUnit
@@ -168,7 +169,19 @@ class _Translation:
     def _call(self, node: Opaque) -> Step:
         made = self.results.get(node, {})
         outs = tuple((self.names[made[i]] if i in made else None, self.spec(s) if s is not None else None) for i, s in enumerate(node.results))
-        return Call(node.target, self.value(node.args), self.value(node.kwargs), outs, node.single, node.reason)
+        target = INTO[node.target] if node.target in INTO and self._over(node) else node.target
+        return Call(target, self.value(node.args), self.value(node.kwargs), outs, node.single, node.reason)
+
+    def _over(self, call: Opaque) -> bool:
+        """May `call` write into its first argument: is that memory of this program's own, which nothing shows, shares or reads later?"""
+        kept = call.args[0].node
+        others = [n for n in self.graph.nodes if isinstance(n, Opaque) and n is not call and kept in n.reads]
+        own = isinstance(kept, Compute) or isinstance(kept, Result) and _fresh_result(kept.opaque)
+        shown = kept in self.outputs or any(w.source.node is kept for w in self.graph.writes) or kept in self.plan.inplace
+        steps = [s.nodes() if isinstance(s, Group) else (s,) for s in self.plan.steps]
+        behind = steps[next(i for i, s in enumerate(steps) if call in s) + 1:]
+        read = any(kept in reads(n) for s in behind for n in s)
+        return own and not shown and not read and all(map(_fresh_result, others))
 
     # -- values ------------------------------------------------------------------------------------------------------------
     def spec(self, spec) -> TensorSpec:
@@ -207,6 +220,11 @@ class _Translation:
         if isinstance(value, dict):
             return {k: self.value(v) for k, v in value.items()}
         return value
+
+
+def _fresh_result(call: Opaque) -> bool:
+    """Does a call give memory that no argument shares? Known of products."""
+    return call.meaning is not None or call.target in INTO or any(call.target in own[:2] for own in ACTIVATED.values())
 
 
 def span(node) -> Index:

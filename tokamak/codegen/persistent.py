@@ -1,6 +1,6 @@
 """(Body, PersistentSchedule) -> TileKernel: products of tiles by programs that stay, whose factors come through descriptors.
 
-A descriptor, which the launcher makes of an address, says where a tensor lies (`schedule.persistent.Box`); a read or a write of a tile then names only where
+A descriptor, which the launcher makes of an address, says where a tensor lies (`fuse.boxes.Box`); a read or a write of a tile then names only where
 the tile begins. What lies outside is 0 when it is read, and left when it is written, so that there are no masks. The result's tile is finished in parts: `out 0`, `out 1`
 are views like any other, each of a range of the tile's columns.
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..fuse.boxes import Box
 from ..ir.dtype import DType
 from ..ir.expr import Expr, Reduce
 from ..ir.index import Axis
 from ..schedule.body import Body, Store
 from ..schedule.matmul import folds_of
-from ..schedule.persistent import Box, PersistentSchedule, factor_box, store_box
+from ..schedule.persistent import PersistentSchedule, factor_box, store_box
 from .matmul import MatmulLowering
 from .tile_kernel import Boxed, Scope, TileKernel, Value
 from .tiles import rounded

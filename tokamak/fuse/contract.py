@@ -12,7 +12,7 @@ from types import MappingProxyType
 from ..ir.dtype import F32, compute_type
 from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Random, Reduce, Rewriter, loads, walk
 from ..ir.graph import Compute, Graph, Opaque, Result, View, is_pointwise, reads
-from ..ir.index import Axis, FloorDiv, Index, Mod, axis
+from ..ir.index import Axis, FloorDiv, Index, Mod, as_index, axis
 from ..ir.rewrite import GraphRewrite
 from ..ir.text import spec_parts
 from .axes import Group, Member, split_axes
@@ -23,6 +23,7 @@ from .reason import Reason
 from .price import Site, unprofitable
 from .scales import scales_behind
 from .sizes import runs_along
+from .vendor import Own, activations_behind, sums_behind
 
 
 def within(meaning: Expr) -> Contraction | None:
@@ -31,17 +32,18 @@ def within(meaning: Expr) -> Contraction | None:
     return contraction(folds[0]) if len(folds) == 1 else None
 
 
-def contract(graph: Graph, target, choice: str = "", relu: Mapping = MappingProxyType({})) -> Graph:
+def contract(graph: Graph, target, choice: str = "", activated: Mapping = MappingProxyType({}), added: Mapping = MappingProxyType({})) -> Graph:
     """`graph` with what becomes kernels as nodes, and the reason beside every contraction that is left to the vendor's library. `choice`: '' by their
-    prices, 'vendor' for all of them, 'kernels' for those that can become one. `relu`: target of a call -> of the vendor's own with a ReLU behind."""
+    prices, 'vendor' for all of them, 'kernels' for those that can become one. `activated`, `added`: what the vendor makes behind a
+    product, see `capture.registry`."""
     found, hints = contractions(graph), estimates(graph, target)
     reasons = {n: infeasible(c, target) for n, c in found.items()}
     taken = fronts(graph, hints)
     own = target.kind == "gpu" and not target.ordered
-    behind = {n: (relu[n.target], node) for n, node in relu_behind(graph).items() if n.target in relu} if own else {}
+    behind = {**sums_behind(graph, added if target.fast else {}), **activations_behind(graph, activated, target.fast)} if own else {}
     if choice != "kernels":
         possible = {n: _as_made(c, taken.get(n, ())) for n, c in found.items() if reasons[n] is None}
-        site = Site(graph, possible, taken, back_to_back(graph, possible), frozenset(behind))
+        site = Site(graph, possible, taken, back_to_back(graph, possible), behind)
         asked = Reason("vendor", "not attempted", "as asked")
         reasons.update(unprofitable(site, hints, target) if choice == "" else dict.fromkeys(possible, asked))
     behind = {n: x for n, x in behind.items() if reasons.get(n) is not None}
@@ -149,45 +151,28 @@ def back_to_back(graph: Graph, found: dict[Opaque, Contraction]) -> dict[Opaque,
     return pairs
 
 
-def relu_behind(graph: Graph) -> dict[Opaque, Compute]:
-    """Contractions (vector, left, right) of one result that nothing reads but a ReLU of its shape, by that."""
-    alone, found = _read_once(graph), {}
-    readers = {r: n for n in graph.nodes for r in reads(n)}
-    for r in (r for r in graph.nodes if isinstance(r, Result) and r.opaque.meaning is not None and alone(r)):
-        reader = readers[r]
-        call, whole = r.opaque, Load(r, tuple(axis(i, s) for i, s in enumerate(r.shape)))
-        plain = len(call.args) == 3 and not call.kwargs and len(call.args[0].shape) == 1
-        if plain and is_pointwise(reader) and reader.shape == r.shape and reader.strides == r.strides and reader.dtype is r.dtype and \
-                reader.expr in (Cast(r.dtype, e, i) for e in (Op("max", _carried(whole), Const(0.0, compute_type(r.dtype))),) for i in (True, False)):
-            found[call] = reader
-    return found
-
-
-def _carried(e: Expr) -> Expr:
-    return Cast(compute_type(e.dtype), e)
-
-
 def decided(graph: Graph, reasons: dict[Opaque, Reason | None], hints: Hints, fast: bool = False,
-            taken: Mapping = MappingProxyType({}), relu: Mapping = MappingProxyType({})) -> Graph:
+            taken: Mapping = MappingProxyType({}), behind: Mapping = MappingProxyType({})) -> Graph:
     """`graph` with the calls whose reason is None as nodes of the language, and its reason beside each other one. `fast`: roundings of operations may
-    be left out. `taken`: what calls take in that is computed in front of them. `relu`: call -> (target with a ReLU behind, the node that is it)."""
-    return _Decided(graph, reasons, hints, fast, taken, relu).result() if reasons else graph
+    be left out. `taken`: what calls take in that is computed in front of them. `behind`: call -> what the vendor makes behind it."""
+    return _Decided(graph, reasons, hints, fast, taken, behind).result() if reasons else graph
 
 
 class _Decided(GraphRewrite):
-    def __init__(self, graph: Graph, reasons: dict[Opaque, Reason | None], hints: Hints, fast: bool, taken: Mapping, relu: Mapping):
+    def __init__(self, graph: Graph, reasons: dict[Opaque, Reason | None], hints: Hints, fast: bool, taken: Mapping, behind: Mapping):
         super().__init__(graph, "eager")
-        self.reasons, self.hints, self.fast, self.relu = reasons, hints, fast, relu
-        self.nonlinear = {node: n for n, (_, node) in relu.items()}
+        self.reasons, self.hints, self.fast, self.behind = reasons, hints, fast, behind
+        self.calls: dict[Opaque, Opaque] = {}           # those behind which the vendor makes something
+        self.made_by = {x.node: x for x in behind.values()}          # of several the last
         self.fronts = taken
         self.taken_in = {m for found in self.fronts.values() for m in found}
         self.meanings: dict[Opaque, Expr] = {}          # of calls that become nodes, over new nodes
         self.factors = {e.node for n, r in reasons.items() if r is None for e in loads(*within(n.meaning).fold.args)}
 
     def compute(self, node: Compute) -> Compute | Result:
-        """A factor of a product is rounded to the type in which it is multiplied. A ReLU that the vendor makes is what its call gives."""
-        if node in self.nonlinear:
-            return next(self.nodes[r] for r in self.graph.nodes if isinstance(r, Result) and r.opaque is self.nonlinear[node])
+        """A factor of a product is rounded to the type in which it is multiplied. What the vendor makes behind a product is what its call gives."""
+        if node in self.made_by:
+            return self._vendors_own(node, self.made_by[node])
         made = super().compute(node)
         if node not in self.factors or node in self.taken_in:
             return made
@@ -201,10 +186,28 @@ class _Decided(GraphRewrite):
         reason = self.reasons[node] or (Reason("vendor", "infeasible", "a factor is the same all along the depth") if within(made.meaning) is None else None)
         if reason is not None:
             made = replace(made, reason=f"contraction {size_text(within(node.meaning), self.hints)}: {reason}")
-            return replace(made, target=self.relu[node][0], meaning=None) if node in self.relu else made
+            if node in self.behind:
+                self.calls[node] = made
+            return made if node not in self.behind else None
         shape, _, _, device = spec_parts(made.results[0])
         self.meanings[node] = meaning = self._with_fronts(node, made.meaning)
         return Compute(shape, None, within(meaning).fold, device)
+
+    def _vendors_own(self, node: Compute, x: Own) -> Result:
+        """What the vendor's call gives that makes `node` too; it stands where `node` stood, behind all that it is handed."""
+        call = self.calls[next(n for n, own in self.behind.items() if own is x)]
+        args, results = call.args, call.results
+        if x.reshaped:
+            results = tuple(replace(spec, shape=node.shape, strides=node.strides) for spec in results)
+        if isinstance(x.kept, Opaque):
+            before = self._vendors_own(node, self.behind[x.kept]) if x.kept in self.behind else \
+                Result(self.nodes[x.kept], 0, *spec_parts(self.nodes[x.kept].results[0]))
+            args = (View(before, node.shape, node.strides, as_index(0)), *args)
+        elif x.kept is not None:
+            args = (self.mapped(x.kept), *args)
+        handed = tuple(dict.fromkeys(v.node for v in args if isinstance(v, View)))
+        own = replace(call, target=x.target, args=(*args, *x.further), kwargs=x.kwargs, results=results, reads=handed, meaning=None)
+        return Result(own, 0, node.shape, node.strides, node.dtype, node.device)
 
     def _with_fronts(self, node: Opaque, meaning: Expr) -> Expr:
         """The meaning with what is computed pointwise in front of it in the product, and factors that do not differ along the depth behind it."""
@@ -221,6 +224,8 @@ class _Decided(GraphRewrite):
     def opaque_result(self, node: Result) -> Result | Compute:
         """What stands around the contraction, as a node."""
         call = self.nodes[node.opaque]
+        if node.opaque in self.calls:
+            return None                 # nothing but what the vendor makes behind it reads it
         if isinstance(call, Opaque):
             return super().opaque_result(node)
         fold, product = within(self.meanings[node.opaque]).fold, Load(call, tuple(axis(i, s) for i, s in enumerate(call.shape)))

@@ -1,6 +1,7 @@
 """What contractions cost, in seconds, by the vendor's library and by kernels of ours: fitted once on what was measured of a machine."""
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..ir.expr import loads
@@ -8,7 +9,10 @@ from ..ir.graph import Compute, Graph, Opaque, Result, is_pointwise, reads
 from .contraction import LITTLE, SIDE, Contraction
 from .cost import Hints, node_bytes
 from .reason import Reason
+from .boxes import movable
+from .products import PRODUCTS, fused, micro
 from .sizes import runs_along
+from .vendor import Own
 
 
 @dataclass(frozen=True)
@@ -47,18 +51,19 @@ RATES: dict[tuple, Rates] = {
 WEIGHTS = 1 << 20       # elements of weights below which nothing was measured
 TILES = 128 * SIDE      # columns below which programs share the depth of a tile
 LONG = 2048             # depth from which on they do
+MANY = 96               # rows and columns from which on results are made in tiles of 128
 LEAST = 0.93            # of the vendor's time: a kernel must promise more than estimates are off by
 
 
 @dataclass(frozen=True, eq=False)
 class Site:
     """A graph with its contractions; `fronts`: what each can take in that is computed in front of it; `pairs`: narrow
-    ones, with those in front of them, see `contract.back_to_back`; `relu`: those behind which the vendor makes a ReLU."""
+    ones, with those in front of them, see `contract.back_to_back`; `behind`: what the vendor makes behind some."""
     graph: Graph
     found: dict[Opaque, Contraction]
     fronts: dict[Opaque, tuple[Compute, ...]]
     pairs: dict[Opaque, tuple[Opaque, bool]]
-    relu: frozenset[Opaque]
+    behind: Mapping[Opaque, Own]
 
 
 def unprofitable(site: Site, hints: Hints, target) -> dict[Opaque, Reason | None]:
@@ -67,6 +72,8 @@ def unprofitable(site: Site, hints: Hints, target) -> dict[Opaque, Reason | None
     if rates is None:
         return {n: Reason("vendor", "not attempted", "no kernel was measured on such a machine") for n in site.found}
     reasons = {n: _alone(site, n, c, hints, rates) for n, c in site.found.items()}
+    many = {n: c for n, c in site.found.items() if min(c.sizes(hints)[1:3]) > MANY and movable(c, hints)}
+    reasons.update(fused(PRODUCTS[target.arch[:2]], target.threads, site.graph, many, site.behind, hints))
     for last, (first, stored) in site.pairs.items():
         reasons[last] = reasons[first] = _narrow_layers(site.found[first], site.found[last], stored, hints, rates)
     return reasons
@@ -109,7 +116,7 @@ def _pass_behind(site: Site, call: Opaque) -> bool:
     """Is there one kernel that reads the call's result pointwise, which the vendor cannot spare?"""
     results = [r for r in site.graph.nodes if isinstance(r, Result) and r.opaque is call]
     readers = [x for x in site.graph.nodes if any(r in reads(x) for r in results)]
-    return len(readers) == 1 and is_pointwise(readers[0]) and call not in site.relu
+    return len(readers) == 1 and is_pointwise(readers[0]) and call not in site.behind
 
 
 def _narrow_layers(first: Contraction, last: Contraction, stored: bool, hints: Hints, rates: Rates) -> Reason | None:
@@ -120,7 +127,3 @@ def _narrow_layers(first: Contraction, last: Contraction, stored: bool, hints: H
     ours = max(moved / rates.narrow[0], flops / rates.narrow_products) + rates.narrow[1]
     prices = f"two layers {micro(ours)} in one kernel, by the vendor {micro(calls)}"
     return None if ours < LEAST * calls else Reason("vendor", "unprofitable", prices)
-
-
-def micro(seconds: float) -> str:
-    return f"{1e6 * seconds:.0f} us"

@@ -87,12 +87,15 @@ def load(name: str, text: str):
     return module.__dict__[name]
 
 
+_ELEMENTS = {8: 10, 9: 8, 10: 9}         # a device's number of an element type -> the driver's, where they differ
+
+
 def _result(made) -> dict:
     facts = made.metadata
     listing = made.asm.get("ptx") or made.asm.get("amdgcn") or ""
     return {"code": made.kernel, "entry": facts.name, "shared": facts.shared, "threads": facts.num_warps * facts.target.warp_size, "listing": listing,
             "scratch": (getattr(facts, "global_scratch_size", 0) or 0, getattr(facts, "global_scratch_align", 1) or 1),
-            "maps": tuple((len(m["block_size"]), m["elem_type"], m["elem_size"], m["swizzle"], tuple(m["block_size"]))
+            "maps": tuple((len(m["block_size"]), _ELEMENTS.get(m["elem_type"], m["elem_type"]), m["elem_size"], m["swizzle"], tuple(m["block_size"]))
                           for m in getattr(facts, "tensordesc_meta", None) or ())}
 
 

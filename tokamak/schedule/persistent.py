@@ -6,23 +6,23 @@ in parts of the tile, so that it finds registers beside the accumulators.
     boxes       are descriptors used at all; without, every read and write is by address (where a call's memory is not aligned)
     flat        are the loops over tiles and depth run as one, so that the next tile's first steps load while this one is finished
 
-What can be copied is a fact about addresses (`box`): the engine wants one axis contiguous, all others in steps of 16 bytes.
+What can be copied is a fact about addresses: `fuse.boxes`. What a tile's sides are is what `fuse.products` says is fastest.
 """
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..fuse.boxes import Box, box
 from ..fuse.contraction import Contraction
 from ..fuse.cost import Hints
+from ..fuse.products import PRODUCTS, ours
 from ..ir.expr import Cast, Expr, Load
-from ..ir.index import Axis, Index
-from .body import Body, Memory, Store
+from ..ir.index import Axis
+from .body import Body, Store
 from .matmul import GROUP, TURNED, MatmulSchedule, _side, folds_of, inner_of
 from .tiles import wide
 
-ALIGNED = 16            # bytes: steps of every axis that is not contiguous, and where memory begins
-PRODUCTS = 4            # that share a tile's registers
-RANK = 5                # dimensions of a descriptor
+MOST_PRODUCTS = 4       # that share a tile's registers
 
 
 @dataclass(frozen=True)
@@ -35,33 +35,6 @@ class PersistentSchedule(MatmulSchedule):
     def __str__(self) -> str:
         words = {f"parts({self.parts})": self.parts > 1, "addressed": not self.boxes, "flat": self.flat}
         return " ".join((super().__str__(), *(text for text, shown in words.items() if shown)))
-
-
-@dataclass(frozen=True)
-class Box:
-    """Memory as the copy engine sees it: from element `offset` on, `axes` in steps of `strides` elements, the last one contiguous."""
-    memory: Memory
-    offset: Index
-    axes: tuple[Axis, ...]
-    strides: tuple[Index, ...]
-
-
-def box(memory: Memory, address: Index, dims: tuple[Axis, Axis], hints: Hints) -> Box | None:
-    """How the engine copies the tile of `dims` at `address`, or None where it cannot: another axis is contiguous, or steps are no multiple of 16 bytes."""
-    axes, rest = sorted(address.axes(), key=lambda a: a.id), address
-    strides = {a: address.coefficient(a) for a in axes}
-    for a in axes:
-        rest = rest.without(a)
-    affine = not rest.axes() and not any(s.axes() for s in strides.values()) and sum((s * a for a, s in strides.items()), rest) is address
-    if not affine or any(a not in strides for a in dims) or len(axes) > RANK:
-        return None
-    along = next((a for a in dims if strides[a] == 1), None)
-    whole = lambda i: hints.divides(ALIGNED // memory.dtype.bytes, i)
-    if along is None or not whole(rest) or not all(whole(s) and hints.least(s) > 0 for a, s in strides.items() if a is not along):
-        return None
-    across = dims[0] if along is dims[1] else dims[1]
-    order = (*(a for a in axes if a not in dims), across, along)
-    return Box(memory, rest, order, tuple(strides[a] for a in order))
 
 
 def factor_box(e: Expr, dims: tuple[Axis, Axis], hints: Hints) -> Box | None:
@@ -85,12 +58,20 @@ def choose(b: Body, hints: Hints, target) -> PersistentSchedule | None:
         return None
     c = found[0]
     dims = first, second = _dims(b, c, hints)
-    if min(hints(a.extent) for a in dims) <= TURNED or len(found) > PRODUCTS or not any(boxed(c, dims, hints)):
+    if min(hints(a.extent) for a in dims) <= TURNED or len(found) > MOST_PRODUCTS or not any(boxed(c, dims, hints)):
         return None
-    most = 256 >> (len(found) - 1).bit_length()
-    wanted = most if _tiles(b, c, dims, (128, most), hints) >= target.threads else most // 2
+    wanted = _columns(b, c, dims, len(found), hints, target)
     sizes = {first: _side(first, 128, hints), second: _side(second, wanted, hints), c.depth: _side(c.depth, 64, hints)}
     return _schedule(b, c, sizes, len(found), hints, target)
+
+
+def _columns(b: Body, c: Contraction, dims: tuple[Axis, Axis], products: int, hints: Hints, target) -> int:
+    """Of a tile."""
+    if products > 1:
+        return 256 >> (products - 1).bit_length()
+    sizes = hints.count(b.parallel - set(dims)), hints(dims[0].extent), hints(dims[1].extent), hints(c.depth.extent)
+    known = PRODUCTS.get(target.arch[:2]) or PRODUCTS["cuda", 90]
+    return ours(known, target.threads, sizes)[1].columns
 
 
 def _dims(b: Body, c: Contraction, hints: Hints) -> tuple[Axis, Axis]:
@@ -105,21 +86,14 @@ def boxed(c: Contraction, dims: tuple[Axis, Axis], hints: Hints) -> tuple[bool, 
     return factor_box(left, (dims[0], c.depth), hints) is not None, factor_box(right, (dims[1], c.depth), hints) is not None
 
 
-def _tiles(b: Body, c: Contraction, dims: tuple[Axis, Axis], sides: tuple[int, int], hints: Hints) -> int:
-    """How many tiles the result has."""
-    total = hints.count(b.parallel - set(dims))
-    for a, n in zip(dims, sides):
-        total *= -(-hints(a.extent) // n)
-    return total
-
-
 def _schedule(b: Body, c: Contraction, sizes: dict[Axis, int], products: int, hints: Hints, target) -> PersistentSchedule:
     first, second, depth = sizes
     others = tuple(sorted(b.parallel - {first, second}, key=b.axes.index))
     exact = frozenset(a for a, n in sizes.items() if a.extent.constant is not None and a.extent.constant % n == 0)
     elements = sizes[first] * sizes[second] * products
+    large = elements >= 128 * 256
     warps = 8 if elements >= 128 * 128 else 4
-    parts = 2 if elements >= 128 * 256 and products == 1 else 1
-    stages = 3 if elements >= 128 * 256 else 4
+    parts = 2 if large and products == 1 else 1
+    stages = 3 if large else 5 if products == 1 else 4
     return PersistentSchedule((*others, first, second, depth), (first, second), tuple((a, (n,)) for a, n in sizes.items()), frozenset((depth,)), (), 1, exact,
-                              warps, stages, wide=wide(b, hints, target), depth=depth, group=GROUP, resident=target.threads, parts=parts, flat=products == 1)
+                              warps, stages, wide=wide(b, hints, target), depth=depth, group=GROUP, resident=target.threads, parts=parts, flat=large and products == 1)

@@ -1,0 +1,194 @@
+"""What stands behind contractions of many rows and columns: what fusing it is said to spare, which calls become kernels by that, and what of it the
+vendor makes."""
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tokamak
+from tokamak import backend
+from tokamak.capture import aot
+from tokamak.capture.aten_matmul import added_into
+from tokamak.fuse.boxes import box, movable
+from tokamak.fuse.contract import contractions
+from tokamak.fuse.cost import Hints, estimates
+from tokamak.fuse.products import PRODUCTS, behind, choices, ours, vendors
+from tokamak.ir.dtype import BF16
+from tokamak.ir.graph import Opaque
+from tokamak.ir.index import Axis, Size, as_index
+from tokamak.runtime.program import Call
+from tokamak.schedule.body import Memory
+from tokamak.target import Target
+
+from .test_contractions import calls, error, run, schedules, values, wide
+
+H200 = PRODUCTS["cuda", 90]
+MACHINE = Target("cpu", 16, 132, l1=1 << 18, l2=50 << 20, kind="gpu", arch=("cuda", 90, 32))
+
+
+@pytest.fixture
+def stages(monkeypatch):
+    """`stages(fn, *shapes)`: what each stage up to `contract` makes of it for a GPU with 132 multiprocessors, forward and backward; nothing runs."""
+    monkeypatch.setattr(backend, "target", lambda *_, **__: MACHINE)
+
+    def of(fn, *shapes, grad=False) -> list[dict]:
+        seen: list[dict] = []
+
+        def one(graph, inputs, kind):
+            seen.append({})
+
+            def stop(stage, value):
+                seen[-1][stage] = value
+                if stage == "contract":
+                    raise InterruptedError
+                return value
+            with pytest.raises(InterruptedError):
+                backend.compile_graph(graph, inputs, tokamak.Options(target="interpret", strict=True), stop, kind)
+            return aot.eager(graph)
+        torch._dynamo.reset()
+        with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
+            inputs = [torch.empty(s, dtype=torch.bfloat16, requires_grad=grad) for s in shapes]
+            made = torch.compile(fn, backend=lambda gm, i: aot.autograd(gm, i, one), dynamic=False)(*inputs)
+            if grad:
+                made.sum().backward()
+        return seen
+    return of
+
+
+def left(seen) -> list[str]:
+    """The calls that stay with the vendor."""
+    return [str(n.target) for n in seen["contract"].nodes if isinstance(n, Opaque)]
+
+
+# us on an H200: rows, columns, depth, behind them; in one kernel, by the vendor with a pass behind. None of these was the price fitted on.
+MEASURED = [(4096, 4096, 4096, "scale", 187, 196), (8192, 4096, 1024, "gelu", 121, 134), (8192, 4096, 1024, "res", 130, 148),
+            (8192, 1024, 4096, "res", 102, 104), (1024, 1024, 4096, "scale", 27, 21), (512, 1024, 14336, "scale", 72, 34), (4096, 4096, 1024, "gate", 124, 138)]
+FUNCTIONS = {"scale": (lambda x, w, b: F.linear(x, w) * b, lambda m, n, k: ((m, k), (n, k), (n,))),
+             "gelu": (lambda x, w, b: F.gelu(F.linear(x, w, b)), lambda m, n, k: ((m, k), (n, k), (n,))),
+             "res": (lambda x, w, r: F.linear(x, w) + r, lambda m, n, k: ((m, k), (n, k), (m, n))),
+             "gate": (lambda x, w, u: F.silu(F.linear(x, w)) * F.linear(x, u), lambda m, n, k: ((m, k), (n, k), (n, k)))}
+
+
+@pytest.mark.parametrize("m, n, k, name, one, two", MEASURED)
+def test_the_price_is_near_what_was_measured_and_chooses_alike(stages, m, n, k, name, one, two):
+    fn, shapes = FUNCTIONS[name]
+    seen, = stages(fn, *shapes(m, n, k))
+    graph = seen["inline"]
+    found, = choices(H200, 132, graph, contractions(graph), {}, estimates(graph, MACHINE))
+    assert found.kernel == pytest.approx(1e-6 * one, rel=0.25) and found.vendor + found.passed == pytest.approx(1e-6 * two, rel=0.25)
+    assert found.fused == (one < two) == (not left(seen))
+    assert len(found.behind.calls) == (2 if name == "gate" else 1)
+
+
+def test_time_grows_with_every_extent():
+    sizes = [(1, 512, 1024, 1024), (1, 1024, 1024, 1024), (1, 1024, 4096, 1024), (1, 1024, 4096, 4096), (4, 1024, 4096, 4096)]
+    for seconds in (lambda s: ours(H200, 132, s)[0], lambda s: vendors(H200, 132, s)):
+        assert sorted(map(seconds, sizes)) == list(map(seconds, sizes))
+    assert ours(H200, 132, sizes[0])[1].columns < ours(H200, 132, (1, 8192, 8192, 1024))[1].columns
+
+
+def test_what_is_read_and_kept_is_counted(stages):
+    seen, = stages(lambda x, w, r: (y := F.linear(x, w), F.relu(y) + r), (1024, 1024), (2048, 1024), (1024, 2048))
+    graph = seen["inline"]
+    x, = behind(graph, contractions(graph), estimates(graph, MACHINE))
+    assert (x.read, x.kept, x.written, x.apart) == (1024 * 2048 * 2, 1024 * 2048 * 2, 1024 * 2048 * 2, True)
+
+
+def test_a_fold_behind_reads_the_result_anyway(stages):
+    seen, = stages(lambda x, w, r: F.layer_norm(F.linear(x, w) + r, (2048,)), (1024, 1024), (2048, 1024), (1024, 2048))
+    graph = seen["inline"]
+    assert not any(x.apart and x.written == 0 for x in behind(graph, contractions(graph), estimates(graph, MACHINE)))
+    assert left(seen) == ["aten.mm.default"]
+
+
+def test_gradients_take_what_stands_behind_them(stages):
+    fn = lambda x, w, v: F.linear(torch.tanh(F.linear(x, w)), v)
+    forward, backward = stages(fn, (8192, 1024), (4096, 1024), (1024, 4096), grad=True)
+    assert len(left(backward)) < sum(isinstance(n, Opaque) for n in backward["inline"].nodes)
+
+
+MOVES = [((64, 1), 0, True), ((1, 64), 0, True), ((60, 1), 0, False), ((64, 2), 0, False), ((64, 1), 3, False), ((64, 1), 16, True),
+         ((-64, 1), 0, False)]
+
+
+@pytest.mark.parametrize("strides, offset, moves", MOVES)
+def test_what_the_copy_engine_moves(strides, offset, moves):
+    i, k = Axis(0, 100), Axis(1, 72)
+    found = box(Memory(None, BF16), as_index(i) * strides[0] + as_index(k) * strides[1] + offset, (i, k), Hints({}))
+    assert (found is not None) == moves
+    if found is not None:
+        assert found.axes == ((i, k) if strides[1] == 1 else (k, i)) and found.strides[1] == 1 and found.offset == offset
+
+
+def test_strides_that_are_not_known_are_not_moved():
+    i, k = Axis(0, 100), Axis(1, 72)
+    assert box(Memory(None, BF16), as_index(i) * as_index(Size("n")) + as_index(k), (i, k), Hints({"n": 64})) is None
+
+
+@pytest.mark.parametrize("shape", [(20, 64), (2, 10, 64), (2, 5, 2, 64)])
+@pytest.mark.parametrize("activation", [F.relu, lambda y: F.gelu(y, approximate="tanh")], ids=["relu", "gelu"])
+def test_the_vendor_makes_activations(shape, activation):
+    fn = lambda x, w, b: activation(F.linear(x, w, b))
+    got, (record,) = run(fn, *(inputs := (values(*shape), values(48, 64), values(48))), contractions="vendor")
+    want = fn(*map(wide, inputs))
+    assert got.shape == want.shape and got.is_contiguous() and error(got, want) <= 8e-3
+    names = calls(record)
+    assert names == ["aten._addmm_activation.default"] if len(shape) == 2 else "activated" in names[0] and len(names) == 1
+    assert not schedules(record)
+
+
+@pytest.mark.parametrize("fn", [lambda x, w, b: F.gelu(F.linear(x, w, b)), lambda x, w, b: F.relu(F.linear(x, w, b)).transpose(0, 1).contiguous(),
+                                lambda x, w, b: F.relu(F.linear(x, w, b)[1:])], ids=["exact", "transposed", "a part"])
+def test_other_activations_are_ours(fn):
+    got, (record,) = run(fn, *(inputs := (values(3, 10, 64), values(48, 64), values(48))), contractions="vendor")
+    assert calls(record) == ["aten.addmm.default"] and error(got, fn(*map(wide, inputs))) <= 8e-3
+
+
+def test_a_layer_behind_an_activation_of_another_shape():
+    fn = lambda x, w, b, v: F.linear(F.relu(F.linear(x, w, b)), v).sum(1)
+    got, (record,) = run(fn, *(inputs := (values(3, 10, 64), values(48, 64), values(48), values(32, 48))), contractions="vendor")
+    assert error(got, fn(*map(wide, inputs))) <= 1e-2 and "activated" in calls(record)[0]
+
+
+def test_which_factors_are_moved(stages):
+    seen, = stages(lambda x, w: torch.bmm(x, w) * 2, (4, 128, 33), (4, 33, 128))
+    found, = contractions(seen["inline"]).values()
+    assert not movable(found, Hints({}))
+
+
+SUMS = {        # name: function of x, w, r, v; is the sum made where a value lay?
+    "of three dimensions": (lambda x, w, r, v: (y := torch.tanh(r).view(2, 10, 48)) + F.linear(F.linear(y, v.view(64, 48)), w), True),
+    "another product": (lambda x, w, r, v: F.linear(x, w) + F.linear(x, v), True),
+    "three products": (lambda x, w, r, v: F.linear(x, w) + F.linear(x, v) + F.linear(torch.tanh(x), w), True),
+    "what the product is made of": (lambda x, w, r, v: (y := torch.tanh(r)) + F.linear(F.linear(y, v.view(64, 48)), w), True),
+    "what the same kernel computes": (lambda x, w, r, v: F.linear(x, w) + torch.tanh(r), None),
+    "an input": (lambda x, w, r, v: F.linear(x, w) + r, None),
+    "what is returned too": (lambda x, w, r, v: (y := torch.tanh(r), F.linear(x, w) + y), None),
+    "what is read later": (lambda x, w, r, v: (z := F.linear(x, w) + (y := torch.tanh(r))) * F.linear(F.linear(z, v.view(64, 48)), w) + y, None),
+    "a part": (lambda x, w, r, v: F.linear(x, w)[5:] + torch.tanh(r)[5:], None),
+    "a transposed value": (lambda x, w, r, v: F.linear(x, w) + torch.tanh(r).view(48, 20).t(), None),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_the_vendor_adds_to_what_nothing_needs_any_more(name):
+    fn, into = SUMS[name]
+    torch.manual_seed(0)
+    inputs = values(20, 64), values(48, 64), values(20, 48), values(48, 64)
+    before = [x.clone() for x in inputs]
+    got, (record,) = run(fn, *inputs, contractions="vendor")
+    want = fn(*map(wide, inputs))
+    for g, e in zip(got if isinstance(got, tuple) else (got,), want if isinstance(want, tuple) else (want,)):
+        assert g.shape == e.shape and error(g, e) <= 1.5e-2
+    assert all(torch.equal(a, b) for a, b in zip(inputs, before))
+    targets = [s.target for s in record.values["program"].steps if isinstance(s, Call)]
+    assert into is None or (added_into in targets) == into
+    assert into is not None or added_into not in targets
+
+
+@pytest.mark.parametrize("policy", ["eager", "strict"])
+def test_what_rounds_otherwise_is_left_to_policy_fast(policy):
+    fn = lambda x, w, b, r: F.gelu(F.linear(x, w, b), approximate="tanh") + (x @ w.t() + torch.tanh(r))
+    got, (record,) = run(fn, *(inputs := (values(20, 64), values(48, 64), values(48), values(20, 48))), contractions="vendor", policy=policy)
+    assert sorted(calls(record)) == ["aten.addmm.default", "aten.mm.default"] and error(got, fn(*map(wide, inputs))) <= 1.5e-2

@@ -1,0 +1,52 @@
+"""What a GPU's copy engine can move: tiles of memory of which one axis is contiguous and every other lies in steps of 16 bytes."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..ir.expr import Cast, Expr, Load
+from ..ir.index import Axis, Index, as_index
+from .contraction import Contraction
+from .cost import Hints
+
+ALIGNED = 16            # bytes: steps of every axis that is not contiguous, and where memory begins
+RANK = 5                # dimensions of a descriptor
+
+
+@dataclass(frozen=True)
+class Box:
+    """Memory as the copy engine sees it: from element `offset` on, `axes` in steps of `strides` elements, the last one contiguous."""
+    memory: object
+    offset: Index
+    axes: tuple[Axis, ...]
+    strides: tuple[Index, ...]
+
+
+def box(memory, address: Index, dims: tuple[Axis, ...], hints: Hints) -> Box | None:
+    """How the engine copies the tile along `dims` at `address`, or None where it cannot."""
+    axes, rest = sorted(address.axes(), key=lambda a: a.id), address
+    strides = {a: address.coefficient(a) for a in axes}
+    for a in axes:
+        rest = rest.without(a)
+    affine = not rest.axes() and not any(s.axes() for s in strides.values()) and sum((s * a for a, s in strides.items()), rest) is address
+    along = next((a for a in dims if strides.get(a) == 1), None)
+    if not affine or along is None or any(a not in strides for a in dims) or len(axes) > RANK:
+        return None
+    whole = lambda i: hints.divides(ALIGNED // memory.dtype.bytes, i)
+    if not whole(rest) or not all(whole(s) and hints.least(s) > 0 for a, s in strides.items() if a is not along):
+        return None
+    order = (*(a for a in axes if a not in dims), *(a for a in dims if a is not along), along)
+    return Box(memory, rest, order, tuple(strides[a] for a in order))
+
+
+def movable(c: Contraction, hints: Hints) -> bool:
+    """Can the engine move both factors, as they lie in memory?"""
+    return all(_moves(e, c.depth, hints) for e in (c.left, c.right))
+
+
+def _moves(e: Expr, depth: Axis, hints: Hints) -> bool:
+    read = e.arg if isinstance(e, Cast) else None
+    if not isinstance(read, Load) or read.guard is not None or not read.dtype.is_half:
+        return False
+    address = sum((i * s for i, s in zip(read.index, read.node.strides)), as_index(0))
+    others = [a for a in address.axes() if a is not depth]
+    return any(box(read.node, address, (a, depth), hints) is not None for a in others)

@@ -1,0 +1,200 @@
+"""Contractions of many rows and columns: the vendor's call with a pass over its result behind, against one kernel that does both.
+
+    Behind ::= node <- calls; bytes       what is computed pointwise from the results of calls, and what fusing it would spare
+
+A kernel's time is counted in tiles: each multiprocessor makes about tiles / multiprocessors of them, which take a step for every 64 of the depth and
+something at the end. The vendor's is the same with tiles of its own, of which it takes the best, and at least what memory takes.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..ir.expr import loads
+from ..ir.graph import Compute, Graph, Opaque, Result, elements, is_pointwise, reads
+from .contraction import Contraction
+from .cost import Hints, node_bytes, pinned_nodes, weight
+from .reason import Reason
+from .vendor import Own
+
+DEPTH = 64              # of a step
+HALF = 2                # bytes of an element
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Of a result: `rows` by `columns`; seconds of a `step` along the depth and of what is left when it is over (`finish`)."""
+    rows: int
+    columns: int
+    step: float
+    finish: float
+
+
+@dataclass(frozen=True)
+class Products:
+    """Of a machine, 16-bit factors. `tiles`: of a kernel of ours, `pair`: of two products in one kernel, `start`: seconds besides the tiles. `vendor`:
+    what the library is taken to choose from, `call`: seconds besides; `shared`: seconds besides, where it shares out the depth, of which partial results
+    go through memory. `copy`: bytes a second; `beside`: the same of products, and for what a tile's end reads and writes beside its result; `pass_`:
+    seconds of a kernel that does next to nothing; `operation`: seconds an operation on one element takes one multiprocessor. `tired`: (share,
+    seconds): by how much the machine is slower when it multiplies for longer than that."""
+    tiles: tuple[Tile, ...]
+    pair: Tile
+    start: float
+    vendor: tuple[Tile, ...]
+    call: float
+    shared: float
+    copy: float
+    beside: float
+    pass_: float
+    operation: float
+    tired: tuple[float, float]
+
+
+# Triton's words for a machine -> what was measured. H200, bf16, device time behind a flushed cache; fitted on 36 of 96 sizes (256 to 8192 rows,
+# widths of 1024, 4096, 11008, 14336): off by 5% on the others, ours and the vendor's, which are wrong together; a choice between them loses 0.4% on average.
+# us, 8192x1024x4096 (rows, depth, columns): the vendor 100, a pass behind it 34; in one kernel with a ReLU 107, GELU 121, a residual 130
+#   4096x4096x4096: 179 and 16, a ReLU 186, a residual 196; 8192x4096x1024: 91 and 13, a residual 101; gate of 4096x1024x4096: 138, 124 in one kernel
+PRODUCTS: dict[tuple, Products] = {
+    ("cuda", 90): Products(
+        tiles=(Tile(128, 256, 0.647e-6, 2.8e-6), Tile(128, 128, 0.338e-6, 2.5e-6)), pair=Tile(128, 128, 0.651e-6, 2.7e-6), start=6.5e-6,
+        vendor=(Tile(128, 256, 0.64e-6, 1.24e-6), Tile(256, 128, 0.64e-6, 1.24e-6), Tile(128, 192, 0.49e-6, 0.93e-6),
+                Tile(192, 128, 0.49e-6, 0.93e-6), Tile(128, 128, 0.32e-6, 0.62e-6), Tile(64, 256, 0.32e-6, 0.62e-6),
+                Tile(64, 128, 0.254e-6, 0.31e-6), Tile(128, 64, 0.254e-6, 0.31e-6), Tile(64, 64, 0.14e-6, 0.15e-6)),
+        call=6.5e-6, shared=4e-6, copy=4.2e12, beside=3.2e12, pass_=1.8e-6, operation=3e-12, tired=(0.18, 900e-6))}
+
+
+@dataclass(frozen=True, eq=False)
+class Behind:
+    """`node`: pointwise in the results of `calls`, which nothing else computes with. `read`: bytes that it reads besides, `written`: its own where
+    something but a fold reads it, `kept`: bytes of the results that something else is handed; `apart`: it is a kernel of its own where it is not
+    fused; `operations` an element."""
+    node: Compute
+    calls: tuple[Opaque, ...]
+    read: int
+    written: int
+    kept: int
+    apart: bool
+    operations: int
+
+
+def ours(p: Products, processors: int, sizes: tuple[int, int, int, int], products: int = 1, beside: int = 0,
+         operations: int = 0) -> tuple[float, Tile]:
+    """Seconds of one kernel that makes `products` contractions of these extents (batch, rows, columns, depth), reads and writes `beside` bytes behind
+    them and does `operations` on each element; and the tile of its result."""
+    b, m, n, k = sizes
+
+    def seconds(t: Tile) -> float:
+        end = t.finish + operations * p.operation * t.rows * t.columns
+        rounds = _rounds(b * -(-m // t.rows) * -(-n // t.columns), processors)
+        return _tired(p, p.start + rounds * (-(-k // DEPTH) * t.step + end)) + beside / p.beside
+    return min(((seconds(t), t) for t in (p.tiles if products == 1 else (p.pair,))), key=lambda x: x[0])
+
+
+def vendors(p: Products, processors: int, sizes: tuple[int, int, int, int]) -> float:
+    """Seconds of the vendor's call."""
+    b, m, n, k = sizes
+    found = []
+    for t in p.vendor:
+        tiles, steps = b * -(-m // t.rows) * -(-n // t.columns), -(-k // DEPTH)
+        for share in (1, 2, 4, 8):
+            if share == 1 or tiles * share <= processors and steps >= 4 * share:
+                partial = p.shared + 4 * share * b * m * n / p.beside if share > 1 else 0.0
+                found.append(_rounds(tiles * share, processors) * (-(-steps // share) * t.step + t.finish) + partial)
+    return _tired(p, p.call + max(HALF * b * (m * k + k * n + m * n) / p.beside, min(found)))
+
+
+def _rounds(tiles: int, processors: int) -> float:
+    """How many tiles a multiprocessor makes: the last ones are faster where some have none."""
+    return max(1.0, 0.75 * -(-tiles // processors) + 0.25 * tiles / processors)
+
+
+def _tired(p: Products, seconds: float) -> float:
+    share, long = p.tired
+    return seconds * (1 + share * seconds / (seconds + long))
+
+
+# -- what to fuse ----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """Seconds of what stands `behind` contractions and these together: `kernel`: in one of ours; `vendor`: of its calls, and `passed` of what runs
+    behind."""
+    behind: Behind
+    kernel: float
+    vendor: float
+    passed: float
+
+    @property
+    def fused(self) -> bool:
+        return self.kernel < self.vendor + self.passed and len(self.behind.calls) <= 2
+
+    def __str__(self) -> str:
+        return f"{micro(self.kernel)} in one kernel, the vendor {micro(self.vendor)} and {micro(self.passed)} behind it"
+
+
+def choices(p: Products, processors: int, graph: Graph, found: dict[Opaque, Contraction], own: Mapping[Opaque, Own],
+            hints: Hints) -> list[Choice]:
+    """For contractions behind which something is computed pointwise. `own`: what the vendor makes behind some."""
+    made = []
+    for x in behind(graph, found, hints):
+        sizes, products = found[x.calls[0]].sizes(hints), len(x.calls)
+        result = products * HALF * sizes[0] * sizes[1] * sizes[2]
+        passed = (result + x.read + x.written) / p.copy + p.pass_ if x.apart else (x.read + x.written) / p.copy
+        kernel, _ = ours(p, processors, sizes, products, x.read + x.kept, x.operations)
+        if any(n in own and own[n].node is x.node for n in x.calls):
+            passed = x.read / p.copy if any(own[n].kept is not None for n in x.calls if n in own) else 0.0
+        made.append(Choice(x, kernel, products * vendors(p, processors, sizes), passed))
+    return made
+
+
+def fused(p: Products, processors: int, graph: Graph, found: dict[Opaque, Contraction], own: Mapping[Opaque, Own],
+          hints: Hints) -> dict[Opaque, Reason | None]:
+    """None for each contraction that is faster in one kernel with what stands behind it, or why it is not. `own`: what the
+    vendor makes behind some."""
+    made = choices(p, processors, graph, found, own, hints)
+    return {n: None if x.fused else Reason("vendor", "unprofitable", str(x)) for x in made for n in x.behind.calls}
+
+
+def micro(seconds: float) -> str:
+    return f"{1e6 * seconds:.0f} us"
+
+
+def behind(graph: Graph, found: dict[Opaque, Contraction], hints: Hints) -> list[Behind]:
+    """What is computed pointwise behind contractions, each call at most once."""
+    readers: dict = {}
+    for x in graph.nodes:
+        for r in reads(x):
+            readers.setdefault(r, []).append(x)
+    pinned, taken, made = pinned_nodes(graph), set(), []
+    results = {r: r.opaque for r in graph.nodes if isinstance(r, Result) and r.opaque in found}
+    for node in (x for x in graph.nodes if is_pointwise(x)):
+        alone = lambda r: [x for x in readers[r] if not isinstance(x, Opaque)] == [node]
+        mine = [r for r in reads(node) if r in results and results[r] not in taken and alone(r) and _whole(node, r)]
+        calls = _alike([results[r] for r in mine], found)
+        if not calls:
+            continue
+        taken.update(calls)
+        inside = [r for r in mine if results[r] in calls]
+        size = hints.extents(node.shape)
+        read = sum(min(node_bytes(r, hints), size * r.dtype.bytes) for r in reads(node) if r not in inside)
+        behind_it = readers.get(node, [])
+        apart = all(isinstance(x, Opaque) for x in behind_it)
+        written = node_bytes(node, hints) if apart or node in pinned or len(behind_it) > 1 else 0
+        made.append(Behind(node, calls, read, written, sum(node_bytes(r, hints) for r in inside if r in pinned), apart, weight(node.expr)))
+    return made
+
+
+def _whole(node: Compute, r: Result) -> bool:
+    """Does `node` have an element for each of `r`, which it reads there alone?"""
+    own = {a for a in node.axes if a.extent != 1}
+    found = [e for e in loads(node.expr) if e.node is r]
+    return all(e.guard is None and {a for i in e.index for a in i.axes()} == own for e in found) and elements(node) is elements(r)
+
+
+def _alike(calls: list[Opaque], found: dict[Opaque, Contraction]) -> tuple[Opaque, ...]:
+    """Those of `calls` that one kernel can make: of one left factor and equal extents, like the first; others are read by it."""
+    return tuple(n for n in calls if n is calls[0] or _factor(found[n]) == _factor(found[calls[0]]))
+
+
+def _factor(c: Contraction):
+    """The left factor's memory and all extents."""
+    return tuple(e.node for e in loads(c.left)), tuple(a.extent for a in (*c.batch, *c.rows, *c.columns, c.depth))
