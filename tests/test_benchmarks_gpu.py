@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import gpu, gpu_grid, gpu_host, gpu_models, gpu_models_worker, gpu_plot, gpu_report, gpu_run, gpu_sides, gpu_worker
+from benchmarks import gpu_choice, gpu, gpu_grid, gpu_host, gpu_models, gpu_models_worker, gpu_plot, gpu_report, gpu_run, gpu_sides, gpu_worker
 from benchmarks.gpu_case import shrunk
 from benchmarks.gpu_cases import MORE, NAMES, case, chosen
 from benchmarks.gpu_measure import Span, Times, cut, errors, right, span, summary
@@ -94,6 +94,15 @@ def test_grids():
     assert len(products) == 2 * 16 * 6 and case(products[0]).group == "gemm" and case(products[0]).flops == 2 * 64 * 1024 * 1024
     hidden = gpu_grid.names("hidden", near=(0,))
     assert {case(n).sizes[1] for n in hidden} == {c for sizes in gpu_grid.HIDDEN.values() for c in sizes}
+
+
+def test_choices_are_scored():
+    sizes = gpu_choice.names((256, 512), (1024,), ("scale", "res"), "bf16", 1)
+    assert sorted(sizes) == sorted(f"linear_{b}_bf16_{m}x1024x1024" for b in ("scale", "res") for m in (256, 512)) and all(map(case, sizes))
+    wrong = gpu_choice.Line("x", {"kernels": 9e-6, "vendor": 10e-6}, {"kernels": 12e-6, "vendor": 10e-6}, "kernels")
+    fine = gpu_choice.Line("y", {"kernels": 9e-6, "vendor": 10e-6}, {"kernels": 8e-6, "vendor": 10e-6}, "kernels")
+    assert wrong.loss == pytest.approx(0.2) and fine.loss == 0 and "loses 20.0%" in str(wrong)
+    assert "2 sizes: choices lose 10.00%, at most 20.0%" in gpu_choice.summary([wrong, fine])
 
 
 # -- right or wrong ----------------------------------------------------------------------------------------------------------

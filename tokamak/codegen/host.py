@@ -18,7 +18,7 @@ from ..ir.index import FloorDiv, Index, Max, Min, Mod, Size, as_index, maximum
 from ..runtime.program import Alloc, Call, Copy, Drop, Host, Launch, Let, Program, Ref, Return, Step, TensorSpec
 from ..runtime.gpu_build import GpuUnit
 from .kernel import Kernel
-from .tile_kernel import Boxed, TileKernel
+from .tile_kernel import TileKernel
 
 ERRORS = {"index": (IndexError, "index out of range"), "division": (RuntimeError, "ZeroDivisionError: integer division or modulo by zero")}
 
@@ -144,7 +144,7 @@ class _Translation:
             for kind, where in k.errors:
                 cls, message = ERRORS[kind]
                 self.errors.append((cls, message + self._place(made.group)))
-            words = (*(self._word(p) for p in k.params), *((("error", ""),) if k.errors else ()), *(w for b in k.boxes for w in self._box(b)))
+            words = (*(self._word(p) for p in k.params), *((("error", ""),) if k.errors else ()), *box_words(k, self.names, self.text))
             steps.append(Launch(part.unit.name, words, first, (self.text(k.grid), "1", "1"), made.group.members[0].node.device))
         return steps
 
@@ -160,10 +160,6 @@ class _Translation:
         if isinstance(p.source, Const):
             return (("float", repr(p.source.value)) if p.kind == "float" else ("int", repr(int(p.source.value))))
         return ("float", p.source.argument) if p.kind == "float" else ("int", p.source.argument)
-
-    def _box(self, b: Boxed) -> tuple[tuple[str, str], ...]:
-        numbers = (b.offset, *b.extents, *b.strides)
-        return (("ptr", self.names[b.memory.node]), *(("int", self.text(i)) for i in numbers))
 
     # -- opaque calls ------------------------------------------------------------------------------------------------------
     def _call(self, node: Opaque) -> Step:
@@ -220,6 +216,12 @@ class _Translation:
         if isinstance(value, dict):
             return {k: self.value(v) for k, v in value.items()}
         return value
+
+
+def box_words(k: TileKernel, names: dict, text=host_text) -> tuple[tuple[str, str], ...]:
+    """What a launch gives of a kernel's descriptors, behind its other words."""
+    numbers = lambda b: (("int", text(i)) for i in (b.offset, *b.extents, *b.strides))
+    return tuple(word for b in k.boxes for word in (("ptr", names[b.memory.node]), *numbers(b)))
 
 
 def _fresh_result(call: Opaque) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ..capture.fx import TORCH_DTYPES
-from ..codegen.host import Part, host_text, span
+from ..codegen.host import Part, box_words, host_text, span
 from ..codegen.scope import Unschedulable
 from ..codegen.stages import parts
 from ..codegen.tile_kernel import Workspace
@@ -132,7 +132,7 @@ class Bench:
                 names[node] = f"w{len(names)}"
                 steps.append(Alloc(names[node], _spec(node), host_text(span(node)), "temp"))
             errors += [(RuntimeError, kind) for kind, _ in k.errors]
-            words = (*(_word(p, names) for p in k.params), *((("error", ""),) if k.errors else ()))
+            words = (*(_word(p, names) for p in k.params), *((("error", ""),) if k.errors else ()), *box_words(k, names))
             steps.append(Launch(part.unit.name, words, first, (host_text(k.grid), "1", "1"), self.task.target.name))
         return Program("trial", tuple(names[n] for n in self.nodes), tuple(steps), tuple(errors))
 
