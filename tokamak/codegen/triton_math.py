@@ -327,6 +327,13 @@ def atanh(x):
     return copysign(0.5 * log1p(tl.div_rn(a + a, 1.0 - a)), x)
 
 
+@triton.jit
+def tanh_short(x):
+    """1 - 2 / (e^2|x| + 1); x itself up to 0.01, where the difference has too few bits left."""
+    a = tl.abs(x)
+    return copysign(tl.where(a < 0.01, a, 1.0 - 2.0 / (exp2_short(a * 2.88539008) + 1.0)), x)
+
+
 # -- error functions -----------------------------------------------------------------------------------------------
 @triton.jit
 def erf(x):

@@ -55,9 +55,11 @@ _F64 = _FLOAT | {
 
 FAST: dict[str, str] = {
     "div": "(a / b)", "recip": "(1.0 / a)", "sqrt": "tl.sqrt(a)", "rsqrt": "tl.rsqrt(a)", "exp": "tk.exp_short(a)",
-    "exp2": "tk.exp2_short(a)", "sigmoid": "tk.sigmoid_short(a)", "erf": "tk.erf_short(a)"}
+    "exp2": "tk.exp2_short(a)", "sigmoid": "tk.sigmoid_short(a)", "erf": "tk.erf_short(a)",
+    "tanh": "tk.tanh_short(a)"}
 """f32 rows with a short form: subnormal numbers may count as 0; division and roots are within 2 units of the last place, exp and sigmoid
-within |x| + 4 or so: 6e-8 |x| relative, which is little for the arguments that 16-bit floats need; erf within 4e-5 of itself."""
+within |x| + 4 or so: 6e-8 |x| relative, which is little for the arguments that 16-bit floats need; erf and tanh within 4e-5 of
+themselves."""
 
 
 def table(d: DType) -> dict[str, str]:
