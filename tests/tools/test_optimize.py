@@ -241,3 +241,11 @@ def test_it_says_when_nothing_is_left_to_gain():
     assert climb.stopped(tuple(climbing.CONSENT)) == (
         "97% of the fused step is contractions at 99% of their limit; 1% of it is no work of a kernel; kernels spend 1% of it beyond their limits; "
         "nothing that keeps the numbers can gain more than that")
+
+
+def test_kernels_of_ours_count_among_contractions():
+    climb = climbing._Climb(softmax, (torch.randn(4, 4),), {}, {}, 0.0)
+    climb.rows = [Row("red_fused_addmm_0", "inference", "", "", 1, 0.5, 0, 0, 1, 0.4, "memory", "contraction tile(i0:32)"),
+                  Row("red_fused_sum_0", "inference", "", "", 1, 0.5, 0, 0, 1, 0.4, "memory", "parallel(i0)")]
+    climb.busy, climb.fused = 1.0, 1.0
+    assert climb.products() == climb.rows[:1] and climb.stopped(()).startswith("50% of the fused step is contractions at 80% of their limit")

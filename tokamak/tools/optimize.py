@@ -156,7 +156,11 @@ def optimize(fn: Callable, *inputs, allow: Sequence[str] = (), options: Mapping[
         for name, way, code in rungs(climb.device, allow):
             climb.rung(name, way, code)
         if climb.changes and "compiled" not in climb.changes and "worth" in climb.found[1].why:
-            climb.rung(AGAIN, *next(rungs(climb.device, ()))[1:])
+            again = {name: (way, code) for name, way, code in rungs(climb.device, ())}
+            climb.rung(AGAIN, *again["fuse"])
+            if climb.changes.get("compiled") and climb.device != "cpu":
+                climb.found = [r for r in climb.found if r.name != "launches"]
+                climb.rung("launches", *again["launches"])
         return Staircase(climb.device, tuple(climb.found), climb.stopped(allow))
     finally:
         torch._dynamo.reset()
@@ -232,7 +236,10 @@ class _Climb:
         if name in WEIGHTS:
             made_by = quantizer(name, self.fn)
             changes, code, note = {"weights": made_by.make}, made_by.code, f", {self.saved(made_by.make)}, {made_by.note}"
-        way, watcher = Way(**{**self.changes, **changes}), Recorder() if name == "launches" else Watcher()     # what is watched is not recorded
+        if name == "launches":
+            note = ", and holds its memory between steps"
+        way = Way(**{**self.changes, **changes})
+        watcher = Recorder() if way.launches else Watcher()         # what is watched is not recorded
         with recording(watcher):
             made, wide = self.step_of(way), self.error(way)
         self.random = self.random or draws(watcher)
@@ -244,7 +251,7 @@ class _Climb:
         kept = not wrong and faster * PAYS >= 1
         why = wrong or f"{faster:.2f} times as fast as the rung below" + ("" if kept else ": not worth it") + note
         self.found.append(Rung(name, took, peak_bytes(made, self.device, give_back), error, kept, why, code, speedup))
-        if name == "fuse":
+        if isinstance(watcher, Watcher) and name in COMPILES:
             self.look(watcher, made, times["now"].step)
         if kept:
             self.kept, self.changes, self.time, self.kept_error = made, {**self.changes, **changes}, took, wide
@@ -261,7 +268,7 @@ class _Climb:
         if not math.isfinite(error):
             return "its results hold infinities or NaN that float64 does not"
         eps = torch.finfo(torch.float32).eps
-        if name in ("fuse", AGAIN) and error > max(FURTHER * (self.kept_error or 0.0), ROUNDINGS * eps):
+        if name in COMPILES and error > max(FURTHER * (self.kept_error or 0.0), ROUNDINGS * eps):
             return f"further from float64 than before: {error:.1e} instead of {self.kept_error:.1e}; tokamak.verify says where"
         return ""
 
@@ -279,7 +286,9 @@ class _Climb:
         self.rows, self.fused = limits.rows(watcher.graphs, each, peaks(self.device)), step
 
     def products(self, dtype: str = "") -> list[limits.Row]:
-        return [r for r in self.rows if r.opaque and r.name.split(".")[0] in PRODUCTS and r.flops and (not dtype or dtype == r.dtype)]
+        """Contractions among what was looked at: calls of torch, and kernels of ours."""
+        ours = lambda r: r.schedule.startswith("contraction")
+        return [r for r in self.rows if (ours(r) or r.opaque and r.name.split(".")[0] in PRODUCTS) and r.flops and (not dtype or dtype == r.dtype)]
 
     def useless(self, name: str) -> str:
         """Why a rung could not help, or ''."""
