@@ -33,7 +33,7 @@ from .fuse.plan import plan
 from .fuse.sizes import classified, condition
 from .fuse.stream import stream
 from .fuse.widen import widened
-from .ir.graph import Compute, Graph, Input, Opaque, Scatter, reads
+from .ir.graph import Compute, Graph, Input, Opaque, Result, Scatter, reads
 from .ir.rewrite import simplify
 from .options import Options, current
 from .runtime import gpu, gpu_build, memory, tuned
@@ -272,6 +272,9 @@ def _require_plain(inputs: Sequence[Any]) -> None:
 def _device(graph: Graph) -> str:
     """The device on which the graph computes: kernels read its memory alone, so a graph that computes on several is torch's business."""
     found = {x.device for n in graph.nodes if isinstance(n, (Compute, Scatter)) for x in (n, *reads(n))}
+    if not found and torch.version.hip is None:             # calls alone, which may become kernels
+        products = {n.device for n in graph.nodes if isinstance(n, Result) and n.opaque.meaning is not None}
+        found = products if len(products) == 1 and next(iter(products)).startswith("cuda") else found
     if len(found) > 1:
         raise Unsupported(f"it computes with values on {', '.join(sorted(found))}")
     device = next(iter(found), "cpu")

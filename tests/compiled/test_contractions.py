@@ -10,7 +10,8 @@ from tokamak.fuse.contract import contractions
 from tokamak.fuse.cost import Hints
 from tokamak.fuse.price import RATES, Site, _alone
 from tokamak.ir.graph import Opaque
-from tokamak.schedule.matmul import MatmulSchedule
+from tokamak.schedule.beside import BesideSchedule
+from tokamak.schedule.matmul import MatmulSchedule, VectorSchedule
 from tokamak.tools.record import recording
 
 pytest.importorskip("triton")
@@ -139,6 +140,41 @@ def test_two_products_of_one_input_share_a_kernel():
     check(fn, values(20, 40), values(40, 56), values(40, 56))
 
 
+@pytest.mark.parametrize("rows", [1, 5, 20])
+def test_products_of_the_same_few_rows_are_one_launch(rows):
+    """Queries, keys and values, of different widths and with what stands behind each."""
+    fn = lambda x, q, k, v, b: (F.relu(F.linear(x, q, b)), (F.linear(x, k) * 2).softmax(-1), F.linear(x, v).t().contiguous())
+    inputs = values(rows, 72), values(70, 72), values(40, 72), values(48, 72), values(70)
+    got, (record,) = run(fn, *inputs)
+    assert all(error(g, w) <= 1e-2 for g, w in zip(got, fn(*map(wide, inputs)))) and not calls(record)
+    made, = (s for s in schedules(record) if isinstance(s, BesideSchedule))
+    assert len(made.parts) == 3 or rows == 1 and len(made.parts) == 2
+
+
+def test_equal_layers_have_launches_of_their_own_memory():
+    """Three layers of one shape: queries, keys and values of each are one launch, and what was lowered once is right for all."""
+    def fn(x, *layers):
+        for q, k, v in zip(*[iter(layers)] * 3):
+            x = F.relu(F.linear(x, q)) * torch.sigmoid(F.linear(x, k)) + torch.tanh(F.linear(x, v)).flip(-1)
+        return x
+    inputs = values(4, 48), *(values(48, 48) * 0.2 for _ in range(9))
+    got, (record,) = run(fn, *inputs)
+    assert error(got, fn(*map(wide, inputs))) <= 2e-2 and not calls(record)
+
+
+def test_a_product_of_another_ones_result_stands_apart():
+    fn = lambda x, q, k: (F.linear(x, q), F.linear(x, k + F.linear(x, q).sum() * 0.01))
+    inputs = values(20, 64), values(200, 64), values(200, 64)
+    got, (record,) = run(fn, *inputs)
+    assert not any(isinstance(s, BesideSchedule) for s in schedules(record))
+    assert all(error(g, w) <= 2e-2 for g, w in zip(got, fn(*map(wide, inputs))))
+
+
+def test_many_rows_stand_apart():
+    _, (record,) = run(lambda x, q, k: (x @ q, x @ k), values(100, 64), values(64, 80), values(64, 96))
+    assert len(schedules(record)) == 2 and not any(isinstance(s, BesideSchedule) for s in schedules(record))
+
+
 @pytest.mark.parametrize("policy", ["eager", "strict"])
 def test_policies(policy):
     x, w = values(20, 64), values(64, 48)
@@ -232,6 +268,29 @@ def test_scales_of_groups(name, policy, rows, groups):
     got, (record,) = run(GROUPED[name], x, q, p, s, z, policy=policy)
     assert error(got, exact(GROUPED[name], (x, q, p, s, z))) <= 1e-2 and not calls(record)
     assert any(isinstance(n, MatmulSchedule) for n in schedules(record)) or rows == 1
+
+
+@pytest.mark.parametrize("columns, depth", [(40, 3000), (1100, 96), (2100, 40)])
+def test_a_matrix_and_a_vector(columns, depth):
+    x, w, b = values(1, depth), values(columns, depth), values(columns)
+    fn = lambda x, w, b: F.gelu(F.linear(x, w, b))
+    got, (record,) = run(fn, x, w, b)
+    assert error(got, fn(*map(wide, (x, w, b)))) <= 8e-3
+    assert [type(s) for s in schedules(record)] == [VectorSchedule] and schedules(record)[0].once
+
+
+@pytest.mark.parametrize("rows", [3, 16])
+def test_weights_of_many_columns_are_read_a_step_ahead(rows):
+    x, w, b = values(rows, 512), values(300, 512), values(300)
+    made, = check(lambda x, w, b: F.relu(F.linear(x, w, b)), x, w, b)
+    assert made.ahead and made.once
+    made, = check(lambda x, g, u: F.silu(F.linear(x, g)) * F.linear(x, u), x, w, values(300, 512))
+    assert made.ahead
+
+
+def test_a_vector_in_a_fixed_order_is_a_fold_like_any_other():
+    got, (record,) = run(lambda x, w: (x.float() * w.float()).sum(-1), values(1, 96), values(40, 96), policy="strict")
+    assert not any(isinstance(s, MatmulSchedule) for s in schedules(record))
 
 
 def test_slices_of_the_depth():

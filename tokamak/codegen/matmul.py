@@ -39,20 +39,9 @@ class MatmulLowering(TileLowering):
 
     def kernel(self) -> TileKernel:
         s = self.schedule = self.s
-        first, second = s.dims
         self.held, self.view, self.after = [], "out", []
-        slices = self._slices()
-        pairs = {"left": (*slices, first, s.depth), "right": (*slices, s.depth, second), "sum": (*slices, first, second), "out": (first, second)}
-        if s.inner is not None:
-            pairs |= {"inner left": (first, s.inner), "inner right": (s.inner, s.depth)}
-        whole = s
-        if s.unrolled:
-            self.flat = Axis(max(a.id for a in s.order) + 400000, s.depth.extent * len(self._digits()))
-            pairs["flat right"] = (*slices, self.flat, second)
-            whole = replace(s, pieces=(*s.pieces, (self.flat, (s.sizes(s.depth)[0] * len(self._digits()),))),
-                            exact=s.exact | ({self.flat} if s.depth in s.exact else set()))
-        self.views = {name: (replace(whole, dims=dims), {}) for name, dims in pairs.items()}
-        self.piece.update({a: 0 for a, _ in whole.pieces})
+        self._make_views()
+        self.piece.update({a: 0 for a, _ in self.views["out"][0].pieces})
         self._show("out")
         self.tile, grid, share = self._place_program()
         self._early(share)
@@ -69,6 +58,26 @@ class MatmulLowering(TileLowering):
         aligned = frozenset(p.name for p in self.params if p.kind == "int" and self.hints.divides(16, p.source))
         return TileKernel(tuple(self.params), lines, grid, s, self.body_, tuple(self.errors), self.sources, spaces, aligned)
 
+    def _make_views(self) -> None:
+        s, slices = self.schedule, self._slices()
+        first, second = s.dims
+        pairs = {"left": (*slices, first, s.depth), "right": (*slices, s.depth, second), "sum": (*slices, first, second), "out": (first, second)}
+        if s.inner is not None:
+            pairs |= {"inner left": (first, s.inner), "inner right": (s.inner, s.depth)}
+        whole = self._with_flat()
+        if self.flat is not None:
+            pairs["flat right"] = (*slices, self.flat, second)
+        self.views = {name: (replace(whole, dims=dims), {}) for name, dims in pairs.items()}
+
+    def _with_flat(self) -> MatmulSchedule:
+        """The schedule with the depth and the axes that are written out as one axis too, where there are such."""
+        s = self.schedule
+        if not s.unrolled:
+            return s
+        self.flat = Axis(max(a.id for a in s.order) + 400000, s.depth.extent * len(self._digits()))
+        pieces = (*s.pieces, (self.flat, (s.sizes(s.depth)[0] * len(self._digits()),)))
+        return replace(s, pieces=pieces, exact=s.exact | ({self.flat} if s.depth in s.exact else set()))
+
     # -- views -----------------------------------------------------------------------------------------------------------------
     def _show(self, view: str) -> None:
         self.view = view
@@ -80,11 +89,12 @@ class MatmulLowering(TileLowering):
         piece = (self.piece[depth],) if depth in axes and len(self.schedule.sizes(depth)) > 1 else ()
         return (self.view, *piece) if any(a in axes for a, _ in self.s.pieces) else ()
 
-    def _put_everywhere(self, scope: Scope, a: Axis, base: str) -> None:
-        """The coordinate of a tiled axis in every view that has it, from `base` (text, '' is 0) on; of all that is held the pieces begin at 0."""
+    def _put_everywhere(self, scope: Scope, a: Axis, base: str, views: tuple[str, ...] = ()) -> None:
+        """The coordinate of a tiled axis in every view that has it (or in those of `views`), from `base` (text, '' is 0) on; of all that is held the
+        pieces begin at 0."""
         shown, sizes = self.view, self.s.sizes(a)
         for view, (s, _) in self.views.items():
-            for piece in range(len(sizes)) if a in s.dims else ():
+            for piece in range(len(sizes)) if a in s.dims and (not views or view in views) else ():
                 self._show(view)
                 self._tile_coordinate(scope, a, str(sum(sizes[:piece])) if piece else base, piece, a not in s.exact and piece == len(sizes) - 1)
         self._show(shown)
@@ -92,6 +102,15 @@ class MatmulLowering(TileLowering):
     def _single(self, a: Axis) -> bool:
         """Is one block of a tiled axis all of it, whatever the sizes are?"""
         return a is not self.schedule.outer and a.extent.constant is not None and a.extent.constant <= sum(self.schedule.sizes(a))
+
+    def _home(self, axes, values=()) -> Scope:
+        """Where weights are held, what stands behind the products is read again for each tile: registers would not hold it beside them."""
+        found = super()._home(axes, values)
+        again = len(self.schedule.sizes(self.schedule.depth)) > 1 and self.view in ("left", "out") and found is self.program
+        return self.tile if again and any(s is self.tile for s in self.scope.chain()) else found
+
+    def _placed(self, text: str, a: Axis) -> str:
+        return text if len(self.s.dims) == 1 else f"{text}[{', '.join(':' if x is a else 'None' for x in self.s.dims)}]"
 
     def _digits(self) -> list[dict[Axis, int]]:
         """Every choice of coordinates of the axes that are written out, in order."""
@@ -112,7 +131,7 @@ class MatmulLowering(TileLowering):
         tiles = as_index(1)
         for a in moving:
             tiles = tiles * self.blocks(a)
-        number = self.assign(program, "tl.program_id(0)" + (".to(tl.int64)" if s.wide else ""), "b")
+        number = self.assign(program, self._program() + (".to(tl.int64)" if s.wide else ""), "b")
         tile, grid, share = program, tiles, None
         if s.resident:
             count, programs = self.param("int", ("tiles",), tiles), self.param("int", ("programs",), minimum(tiles, as_index(s.resident)))
@@ -132,6 +151,9 @@ class MatmulLowering(TileLowering):
         """The head of the loop over the tiles that a program makes."""
         stages = f", num_stages={self.schedule.stages}" if self._single(self.schedule.depth) else ""
         return f"for {step} in tl.range({first}, {count}, {programs}{stages})"
+
+    def _program(self) -> str:
+        return "tl.program_id(0)"
 
     def _decode_tile(self, tile: Scope, moving: list[Axis], number: str) -> None:
         """Coordinates of the axes that differ from tile to tile: the accumulator's vary fastest."""
@@ -191,6 +213,8 @@ class MatmulLowering(TileLowering):
         s, found, tile = self.schedule, folds_of(self.body_), self.tile
         carried = {c.fold: self.assign(tile, self._nothing(), "a") for c in found}
         scope, loops, walked = tile, [], s.outer or s.depth
+        if s.ahead:
+            return self._products_ahead(found, carried, share)
         if not self._single(walked):
             step = self.fresh("r")
             loop = For(f"for {step} in {self._range(*self._depth_of(share), s.sizes(walked)[0])}", [])
@@ -207,6 +231,33 @@ class MatmulLowering(TileLowering):
                 self._store_all(scope, hidden)
         tile.lines += loops
         return {fold: self._added_up(name) for fold, name in carried.items()}
+
+    def _products_ahead(self, found: list[Contraction], carried: dict[Reduce, str], share: str | None) -> dict[Reduce, str]:
+        """As `_products`, with the first axis' factors in registers a step before they are multiplied: reads of registers may say that they are read once,
+        those of the pipeline may not."""
+        s, tile = self.schedule, self.tile
+        low, end = self._depth_of(share)
+        size, step, held = s.sizes(s.depth)[0], self.fresh("r"), {}
+        first = Scope(tile.lines, tile.open | {s.depth}, tile)
+        self._put_everywhere(first, s.depth, low)
+        for c in found:
+            held[c.fold] = self.assign(tile, self._tile_of(first, "left", self._sides(c)[0], product_type(c)), "h")
+        loop = For(f"for {step} in {self._range(low, end, size)}", [])
+        scope = Scope(loop.lines, tile.open | {s.depth}, tile)
+        behind = self.assign(scope, f"tl.minimum({step} + {size}, {end} - {size})", "r")
+        self._put_everywhere(scope, s.depth, behind, ("left",))
+        self._put_everywhere(scope, s.depth, step, ("right",))
+        nexts = {c.fold: self._tile_of(scope, "left", self._sides(c)[0], product_type(c)) for c in found}
+        for c in found:
+            right = self._tile_of(scope, "right", self._sides(c)[1], product_type(c))
+            scope.lines.append(f"{carried[c.fold]} = tk.dot({held[c.fold]}, {right}, {carried[c.fold]})")
+        scope.lines += [f"{held[fold]} = {name}" for fold, name in nexts.items()]
+        tile.lines.append(loop)
+        return carried
+
+    def _sides(self, c: Contraction) -> tuple[Expr, Expr]:
+        """The factors of a contraction: of the tile's first axis, of its second."""
+        return (c.left, c.right) if self.schedule.dims[0] in c.left.free else (c.right, c.left)
 
     def _open_step(self, scope: Scope, walked: Axis, step: str) -> None:
         """Coordinates along the depth within a step."""
@@ -232,16 +283,14 @@ class MatmulLowering(TileLowering):
 
     def _step(self, scope: Scope, c: Contraction, carried: str) -> None:
         """The products of one piece of the depth, which are added to what is carried."""
-        s, digits, simplify = self.schedule, self._digits(), Simplifier()
-        left, right = (c.left, c.right) if s.dims[0] in c.left.free else (c.right, c.left)
-        at = lambda e, d: simplify.root(Rewriter({a: as_index(n) for a, n in d.items()})(e)) if d else e
+        digits, (left, right) = self._digits(), self._sides(c)
         flat = self._flattened(right) if len(digits) > 1 else None
-        lefts = [self._tile_of(scope, "left", at(left, d), product_type(c)) for d in digits]
+        lefts = [self._tile_of(scope, "left", self._at(left, d), product_type(c)) for d in digits]
         if flat is not None:
             rights = [self._tile_of(scope, "flat right", flat, product_type(c))]
             lefts = [f"tk.interleaved({', '.join(lefts)})"]
         else:
-            rights = [self._tile_of(scope, "right", at(right, d), product_type(c)) for d in digits]
+            rights = [self._tile_of(scope, "right", self._at(right, d), product_type(c)) for d in digits]
         total = carried if not c.scales else self._nothing()
         for x, y in zip(lefts, rights):
             total = self.assign(scope, f"tk.dot({x}, {y}, {total})", "d") if c.scales else total
@@ -251,6 +300,11 @@ class MatmulLowering(TileLowering):
             self.scope = scope
             factors = [self.emit(e).var for e in c.scales]
             scope.lines.append(f"{carried} += {' * '.join([total, *factors])}")
+
+    @staticmethod
+    def _at(e: Expr, digits: dict[Axis, int]) -> Expr:
+        """`e` at the coordinates of axes that are written out."""
+        return Simplifier().root(Rewriter({a: as_index(n) for a, n in digits.items()})(e)) if digits else e
 
     def _flattened(self, e: Expr) -> Expr | None:
         """`e` over depth and digits as one axis, where they count through memory like one: two digits, the second along each place of the depth."""
@@ -318,6 +372,7 @@ class MatmulLowering(TileLowering):
             return known
         masks = self.mask(dims)
         where = f", mask={' & '.join(masks)}, other={zero}" if masks else ""
+        where += ", eviction_policy='evict_first'" if self.schedule.once and self.schedule.dims[0] in dims else ""
         return self._put(e, f"tl.load({self.memory(e.node)} + {address}{where})", e.index[0].axes() | dims, self._of(e.index[0]), dims, True)
 
     def _cut(self, value: Value, depth: frozenset, zero: str = "0.0") -> Value:

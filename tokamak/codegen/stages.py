@@ -16,11 +16,12 @@ from ..fuse.reason import Decision, Reason
 from ..fuse.roles import best_roles, plainest_roles
 from ..ir.expr import Expr
 from ..schedule.body import Body, Memory, body, coalesce, renamed, shared_extremes, unfolded
-from ..schedule import matmul, persistent, tiles
+from ..schedule import beside, matmul, persistent, tiles
 from ..schedule.schedule import Schedule, choose
 from ..schedule.tile_schedule import TileSchedule
 from . import triton, tuned
 from ..runtime.gpu_build import GpuUnit
+from .beside import lower_beside
 from .c import render
 from .host import Built, BuiltTiles, Part
 from .kernel import Kernel
@@ -31,6 +32,7 @@ from .scope import Unschedulable
 from .tile_kernel import TileKernel
 from .tile_parts import lower_tiles
 from .tuned import Table
+from .vector import lower_vector
 
 _NONE: Table = MappingProxyType({})
 
@@ -104,7 +106,7 @@ def _schedule(g: Group, plan: Plan, target, hints: Hints, memories: dict, table:
     if target.kind == "gpu":
         b = shared_extremes(b)
         stays = persistent.choose(b, hints, target)
-        product = (b, stays) if stays is not None else matmul.choose(b, hints, target)
+        product = (b, stays) if stays is not None else matmul.choose(b, hints, target) or beside.choose(b, hints, target)
         if product is not None:
             return product
         s, plain = tuned.choose(b, hints, target, table), unfolded(b)
@@ -115,8 +117,10 @@ def _schedule(g: Group, plan: Plan, target, hints: Hints, memories: dict, table:
 def _lower(b: Body, s: Schedule | TileSchedule, hints: Hints, target, table: Table = _NONE) -> Kernel | tuple[TileKernel, ...]:
     if isinstance(s, persistent.PersistentSchedule):
         return lower_persistent(b, s, hints, target.name, target.fast)
+    if isinstance(s, beside.BesideSchedule):
+        return lower_beside(b, s, hints, target.name, target.fast)
     if target.kind == "gpu":
-        lowered = lower_matmul if isinstance(s, matmul.MatmulSchedule) else lower_tiles
+        lowered = lower_vector if isinstance(s, matmul.VectorSchedule) else lower_matmul if isinstance(s, matmul.MatmulSchedule) else lower_tiles
         return lowered(b, s, hints, target.name, lambda again: tuned.choose(again, hints, target, table), target.fast)
     return lower(b, s, hints)
 

@@ -33,6 +33,13 @@ def interleaved(a, b):
 
 
 @triton.jit
+def in_turn(x):
+    """The elements of x along its last axis at even places, and those at odd ones."""
+    shape: tl.constexpr = x.shape[:-1] + [x.shape[-1] // 2, 2]
+    return tl.split(x.reshape(shape))
+
+
+@triton.jit
 def small_to_half(x, to: tl.constexpr):
     """An integer of 8 bits in the 16-bit type `to`, which holds each of them exactly."""
     if x.dtype.is_int_signed():

@@ -87,6 +87,11 @@ def multiplied(c: Contraction) -> bool:
     return product_type(c) is not None and bool(c.rows) and bool(c.columns)
 
 
+def of_vector(c: Contraction) -> bool:
+    """Is it the product of a matrix and a vector of one 16-bit type?"""
+    return product_type(c) is not None and bool(c.rows) != bool(c.columns) and not c.batch
+
+
 def chained(c: Contraction, inner: Contraction | None, hints: Hints) -> bool:
     """Can `inner`, in the left factor of `c`, be made within a step of it: its columns are the depth of `c`, and a program can hold its depth and the
     columns of `c`?"""

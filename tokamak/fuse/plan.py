@@ -10,9 +10,10 @@ from itertools import count
 
 from ..ir.expr import Reduce, Scan, walk
 from ..ir.graph import Compute, Graph, Input, Opaque, Result, Scatter, is_pointwise, reads
-from . import gpu
+from ..ir.index import Axis, as_index
+from . import beside, gpu
 from .alike import Part, Planned, parts
-from .axes import Group, Unifier, fold_of, singleton
+from .axes import Group, Unifier, fold_of, remap, singleton
 from .cost import GRAIN, contiguous_axis, estimates, node_bytes, parallelism, pinned_nodes, row_bytes, weight
 from .legal import Roles
 from .inline import inline
@@ -76,6 +77,8 @@ class _Planner:
         for p in found:
             if p.says not in self.known or not self._copied(self.known[p.says].copied(p)):
                 self._plan(p)
+        if self.target.kind == "gpu" and not self.target.ordered:
+            self._put_beside()
         return self._finish()
 
     def _plan(self, part: Part) -> None:
@@ -101,6 +104,21 @@ class _Planner:
             return False
         self.refused.update(((a, b), why) for a, b, why in made.refused)
         return True
+
+    def _put_beside(self) -> None:
+        """Contractions that read the same few rows, and do not need each other's results, are one launch."""
+        for first, *others in beside.families(list(dict.fromkeys(self.group.values())), self.hints):
+            whole, count = first, 1
+            for g in others:
+                direct = any(s in g.nodes() for n in whole.nodes() for s in self.sources[n]) or \
+                    any(s in whole.nodes() for n in g.nodes() for s in self.sources[n])
+                if count < beside.MOST and not direct and not self._between(whole, g) and not self._between(g, whole):
+                    own = {a: Axis(next(self.fresh), a.extent) for a in g.axes}         # equal groups may have their axes in common
+                    other = remap(g, {a: as_index(x) for a, x in own.items()})
+                    members = tuple(sorted(whole.members + other.members, key=lambda m: self.position[m.node]))
+                    roles = Roles(self.roles[whole].parallel | {own[a] for a in self.roles[g].parallel}, members, (), ())
+                    whole, count = Group(whole.axes + other.axes, members), count + 1
+                    self._place(whole, roles)
 
     def _place(self, g: Group, r: Roles | None) -> None:
         for m in g.members:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..ir.expr import loads
 from ..ir.graph import Compute, Graph, Opaque, Result, is_pointwise, reads
+from .beside import MOST, few_rows
 from .contraction import LITTLE, SIDE, Contraction
 from .cost import Hints, node_bytes
 from .reason import Reason
@@ -19,8 +20,9 @@ from .vendor import Own
 class Rates:
     """Of a machine; pairs are (bytes a second, seconds besides). `copy`, `products`: bytes and operations a second of large copies and the vendor's
     large products; `call`: what one of these takes besides; `step`: a kernel that does next to nothing. `vendor_rows`, `few_rows`, `one_row`: the
-    weights where rows are few, by the vendor, by us; `more_rows`: what rows beyond 16 cost us and save the vendor; `few_tiles`: what sharing the
-    depth among programs costs us; `unpacked`: elements of 8 bits or fewer a second that we multiply. `narrow_vendor`, `narrow`: narrow layers, a call
+    weights where rows are few, by the vendor, by us; `wide`: bytes a second of those of so many columns that they are read a step ahead;
+    `more_rows`: what rows beyond 16 cost us and save the vendor; `few_tiles`: what few tiles cost us besides; `unpacked`: elements of 8 bits or fewer
+    a second that we multiply. `narrow_vendor`, `narrow`: narrow layers, a call
     each by the vendor and two in a kernel of ours, whose operations a second are `narrow_products`."""
     copy: float
     products: float
@@ -29,6 +31,7 @@ class Rates:
     vendor_rows: tuple[float, float]
     few_rows: tuple[float, float]
     one_row: tuple[float, float]
+    wide: float
     more_rows: float
     few_tiles: float
     unpacked: float
@@ -38,20 +41,21 @@ class Rates:
 
 
 # Triton's words for a machine -> its rates. H200, bf16, device time behind a flushed cache, us, ours against the vendor's calls and passes:
-#   16 rows and a ReLU, 4096 to 4096: 13.9, 16.0; to 11008: 31.6, 31.0; 14336 to 4096: 37.1, 41.2; 4096 to 1024: 9.4, 8.4; 1024 to 1024: 4.0, 4.8
-#   32 rows and a ReLU, 4096 to 4096: 14.8, 14.9; GELU MLP of 1024 and 4096: 14.3, 15.7
-#   one row and a ReLU, 4096 to 4096: 13.1, 15.6; to 11008: 29.8, 31.6; GELU MLP of 1024 and 4096: 9.1, 14.5
-#   int8 weights, 4096 to 4096: one row 8.7, 24.8; 16 rows 10.8, 24.0; to 11008: one row 18.4, 64.0; 32 rows 37.5, 63.0
-#   int4 weights, 4096 to 4096: one row 12.9, 30.6; 16 rows 45.1, 30.6
-#   two layers with a ReLU between, 64, 64 at 262144 rows: 20.4, 48.3; 128, 256 at 131072 rows: 57.2, 82.0; in training 149, 191 and 253, 277
+#   16 rows and a ReLU, 4096 to 4096: 13.9, 16.2; to 14336: 34.7 (by hand), 37.8; 14336 to 4096: 37.0, 41.1; 4096 to 1024: 7.0, 8.3
+#   32 rows and a ReLU, 4096 to 4096: 14.4, 15.2 to 16.0; GELU MLP of 1024 and 4096: 13.6, 15.8
+#   one row and a ReLU, 4096 to 4096: 11.8, 16.6; to 14336: 32.4, 37.6; to 1024: 5.4, 7.6; GELU MLP of 1024 and 4096: 9.8, 14.8
+#   int8 weights, 4096 to 4096: one row 9.4, 24.1; 16 rows 9.2, 24.4; a scale for each 128: 10.4, 10.5
+#   int4 weights, 4096 to 4096: one row 9.1, 30.5; 16 rows 8.0, 31.1; a scale for each 128: 8.7, 9.2, the vendor's 66.5
+#   two layers with a ReLU between, 64, 64 at 262144 rows: 20.5, 47.6; 128, 256 at 131072 rows: 48.4, 83.1; in training 149, 191 and 253, 277
 RATES: dict[tuple, Rates] = {
     ("cuda", 90): Rates(copy=4.2e12, products=700e12, call=6e-6, step=1.8e-6, vendor_rows=(3.45e12, 6e-6), few_rows=(3.35e12, 3.7e-6),
-                        one_row=(3.6e12, 4e-6), more_rows=9e-7, few_tiles=3e-6, unpacked=2e12, narrow_vendor=(2.7e12, 2e-6), narrow=(3.5e12, 2e-6),
-                        narrow_products=320e12)}
+                        one_row=(3.9e12, 3.1e-6), wide=3.75e12, more_rows=9e-7, few_tiles=8e-7, unpacked=3e12, narrow_vendor=(2.7e12, 2e-6),
+                        narrow=(3.5e12, 2e-6), narrow_products=320e12)}
 WEIGHTS = 1 << 20       # elements of weights below which nothing was measured
 TILES = 128 * SIDE      # columns below which programs share the depth of a tile
 LONG = 2048             # depth from which on they do
 MANY = 96               # rows and columns from which on results are made in tiles of 128
+WIDE = 64 * 132         # columns from which on weights are read a step ahead
 LEAST = 0.93            # of the vendor's time: a kernel must promise more than estimates are off by
 
 
@@ -74,6 +78,9 @@ def unprofitable(site: Site, hints: Hints, target) -> dict[Opaque, Reason | None
     reasons = {n: _alone(site, n, c, hints, rates) for n, c in site.found.items()}
     many = {n: c for n, c in site.found.items() if min(c.sizes(hints)[1:3]) > MANY and movable(c, hints)}
     reasons.update(fused(PRODUCTS[target.arch[:2]], target.threads, site.graph, many, site.behind, hints))
+    for calls in _families(site, hints):
+        if any(reasons[n] is not None for n in calls) and _side_by_side(site, calls, hints, rates):
+            reasons.update(dict.fromkeys(calls))
     for last, (first, stored) in site.pairs.items():
         reasons[last] = reasons[first] = _narrow_layers(site.found[first], site.found[last], stored, hints, rates)
     return reasons
@@ -90,20 +97,51 @@ def vendor_time(c: Contraction, hints: Hints, rates: Rates) -> float:
 def _alone(site: Site, call: Opaque, c: Contraction, hints: Hints, rates: Rates) -> Reason | None:
     """The vendor's kernel with the passes in front and behind, against one kernel of ours for few rows."""
     b, m, n, k = c.sizes(hints)
-    vendor, few, many = vendor_time(c, hints, rates), min(m, n), max(m, n)
-    if b > 1 or few > LITTLE or k * many < WEIGHTS:
+    vendor = vendor_time(c, hints, rates)
+    if b > 1 or min(m, n) > LITTLE or k * max(m, n) < WEIGHTS:
         return Reason("vendor", "not attempted", f"{micro(vendor)}")
-    taken = site.fronts.get(call, ())
     if not _along_depth(c, m <= n):
         return Reason("vendor", "not attempted", f"{micro(vendor)}; weights that are not contiguous along the depth")
-    around = sum((node_bytes(x, hints) + sum(node_bytes(r, hints) for r in reads(x))) / rates.copy + rates.step for x in taken)
-    around += rates.step if _pass_behind(site, call) else 0.0
-    moved = sum(node_bytes(r, hints) for x in taken for r in {e.node for e in loads(x.expr)}) if taken else 2 * k * many
-    rate, besides = rates.one_row if few == 1 else rates.few_rows
-    ours = max(moved / rate, k * many / rates.unpacked if taken else 0.0) + besides
-    ours += rates.more_rows * (few > SIDE) + rates.few_tiles * (few > 1 and many < TILES and k > LONG)
+    around, (moving, besides) = _around(site, call, hints, rates), _few_rows(site, call, c, hints, rates)
+    ours = moving + besides
     prices = f"{micro(ours)} in one kernel, the vendor {micro(vendor)} and {micro(around)} around it"
     return None if ours < LEAST * (vendor + around) else Reason("vendor", "unprofitable", prices)
+
+
+def _around(site: Site, call: Opaque, hints: Hints, rates: Rates) -> float:
+    """Seconds of the passes in front of a call and behind it that a kernel of ours spares."""
+    made = site.fronts.get(call, ())
+    front = sum((node_bytes(x, hints) + sum(node_bytes(r, hints) for r in reads(x))) / rates.copy + rates.step for x in made)
+    return front + (rates.step if _pass_behind(site, call) else 0.0)
+
+
+def _few_rows(site: Site, call: Opaque, c: Contraction, hints: Hints, rates: Rates) -> tuple[float, float]:
+    """Seconds of our kernel for few rows: for the weights, and besides."""
+    (_, m, n, k), taken = c.sizes(hints), site.fronts.get(call, ())
+    few, many = min(m, n), max(m, n)
+    moved = sum(node_bytes(r, hints) for x in taken for r in {e.node for e in loads(x.expr)}) if taken else 2 * k * many
+    rate, besides = rates.one_row if few == 1 else rates.few_rows
+    rate = rates.wide if 1 < few <= SIDE and many >= WIDE and not taken else rate
+    besides += rates.more_rows * (few > SIDE) + rates.few_tiles * (few > 1 and many < TILES and k > LONG)
+    return max(moved / rate, k * many / rates.unpacked if taken else 0.0), besides
+
+
+def _families(site: Site, hints: Hints) -> list[list[Opaque]]:
+    """Calls that read the same few rows, and whose kernels would be one launch."""
+    found: dict = {}
+    for n, c in site.found.items():
+        key = few_rows(c, hints) if _along_depth(c, hints.count(c.rows) <= hints.count(c.columns)) else None
+        if key is not None:
+            found.setdefault(key, []).append(n)
+    return [calls[:MOST] for calls in found.values() if len(calls) > 1]
+
+
+def _side_by_side(site: Site, calls: list[Opaque], hints: Hints, rates: Rates) -> bool:
+    """Is one launch of ours for all of them faster than the vendor's, with the passes around them?"""
+    ours = [_few_rows(site, n, site.found[n], hints, rates) for n in calls]
+    vendor = sum(vendor_time(site.found[n], hints, rates) + _around(site, n, hints, rates) for n in calls)
+    many = sum(max(site.found[n].sizes(hints)[1:3]) * site.found[n].sizes(hints)[3] for n in calls)
+    return many >= WEIGHTS and sum(moving for moving, _ in ours) + min(besides for _, besides in ours) < LEAST * vendor
 
 
 def _along_depth(c: Contraction, few_rows: bool) -> bool:

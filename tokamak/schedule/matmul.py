@@ -8,6 +8,7 @@ depth.
     inner       the depth of a contraction within the left factor, all of which is held; its result's columns are the depth
     outer       an axis around the depth that is run through instead: all of the depth is one slice, and `pieces` says how many slices a step takes
     early       what is read beside the products is read before them
+    ahead       factors along the first axis are read into registers, a step ahead
     resident    programs that make all tiles between them, one after the other; 0: a program each
     group       tiles along the first axis that are worked on together, so that what they read along the second is in the cache
 
@@ -18,10 +19,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..fuse.contraction import LITTLE, SIDE, SLICE, Contraction, chained, contraction, multiplied
+from ..fuse.contraction import LITTLE, SIDE, SLICE, Contraction, chained, contraction, multiplied, of_vector
 from ..fuse.cost import Hints
-from ..ir.expr import Reduce, Scan, loads, walk
+from ..ir.expr import Load, Reduce, Rewriter, Scan, loads, walk
 from ..ir.index import Axis, as_index
+from . import vector
 from .body import Body, Store, exprs_of, rewritten
 from .tile_schedule import TileSchedule
 from .tile_stages import power
@@ -32,6 +34,10 @@ SHARED = 200 << 10      # bytes of shared memory that a program may fill with st
 MOST_STAGES = 5
 GROUP = 8               # tiles along the first axis that share what they read along the second
 RESIDENT = 4            # programs to a multiprocessor that make narrow layers tile after tile
+HELD_BLOCKS = 4         # of the hidden axis that are written out at most
+HELD_STAGES = 3         # tiles of rows under way then: 131072 rows, 128 to 256 to 128, 47.9 us, 57 where each tile reads the weights, 65 with 2
+ABREAST = 2             # products with a vector that a program carries at once: each holds a tile of f32
+AHEAD = 256             # elements of a step along the depth of what is read a step ahead; of two products half as many each
 STEPS = 8               # steps along the depth that a program should have at least
 FEW_SHARED = 100 << 10  # the same where a result is turned: two programs to a multiprocessor
 SLICES = 4              # that a step takes, a warp each
@@ -49,26 +55,42 @@ class MatmulSchedule(TileSchedule):
     resident: int = 0
     outer: Axis | None = None
     early: bool = False
+    ahead: bool = False
 
     def __str__(self) -> str:
         parts = {f"group({self.group})": self.group > 1, f"share(depth / {self.programs})": self.programs > 1,
-                 f"resident({self.resident})": self.resident > 0, "early": self.early}
+                 f"resident({self.resident})": self.resident > 0, "early": self.early, "ahead": self.ahead}
         return " ".join((f"contraction {super().__str__()}", *(text for text, shown in parts.items() if shown)))
 
 
-def choose(b: Body, hints: Hints, target) -> tuple[Body, MatmulSchedule] | None:
-    """A body whose folds are contractions, its depth perhaps as slices, and its schedule; None for any other."""
+@dataclass(frozen=True)
+class VectorSchedule(MatmulSchedule):
+    """The schedule of a product of a matrix and a vector, see `vector`."""
+
+
+def choose(b: Body, hints: Hints, target, alone: bool = True) -> tuple[Body, MatmulSchedule] | None:
+    """A body whose folds are contractions, its depth perhaps as slices, and its schedule; None for any other. `alone`: its programs have the machine
+    to themselves, and if there are few they share the depth."""
     found = folds_of(b)
     if found is None:
         return None
-    made = _choose(b, found, hints, target)
-    if made is not None and (size := _slices(found, made, target, hints)):
+    if not multiplied(found[0]):
+        if target.ordered or len(found) > ABREAST:
+            return None
+        if found[0].outer:
+            b = with_a_row(b, found)
+            found = folds_of(b)
+        else:
+            s = _vector(b, found[0], hints, target)
+            return (b, s) if s is not None else None
+    made = _choose(b, found, hints, target, alone)
+    if made is not None and (size := _slices(found, made, target.threads if alone else 0, hints)):
         b = sliced(b, found[0].depth, size)
-        made = _choose(b, folds_of(b), hints, target)
+        made = _choose(b, folds_of(b), hints, target, alone)
     return (b, made) if made is not None else None
 
 
-def _choose(b: Body, found: list[Contraction], hints: Hints, target) -> MatmulSchedule | None:
+def _choose(b: Body, found: list[Contraction], hints: Hints, target, alone: bool) -> MatmulSchedule | None:
     c, within = found[0], inner_of(found)
     if len(within) > 1 or within and not chained(c, within[0], hints):
         return None
@@ -79,6 +101,9 @@ def _choose(b: Body, found: list[Contraction], hints: Hints, target) -> MatmulSc
         return None
     few, many = sorted((rows, columns), key=lambda a: hints(a.extent))
     turned = hints(few.extent) <= TURNED
+    if _wide(many, few, c, len(found), b, hints, target):
+        sizes = {many: 64, few: max(SIDE, power(hints(few.extent))), c.depth: AHEAD // len(found)}
+        return _schedule(b, c, sizes, hints, target, stages=1, early=True, ahead=True)
     sizes = _few_rows(many, few, c, hints) if turned else (_tiles_of_slices if c.outer else _tiles)(rows, columns, c, hints)
     first, second = list(sizes)[:2]
     tiles = 1
@@ -86,9 +111,18 @@ def _choose(b: Body, found: list[Contraction], hints: Hints, target) -> MatmulSc
         tiles *= -(-hints(a.extent) // sizes.get(a, 1))
     walked = c.outer[0] if c.outer else c.depth
     steps = -(-hints(walked.extent) // sizes[walked])
-    shares = max(1, min(target.threads // tiles, steps // STEPS))
+    shares = max(1, min(target.threads // tiles, steps // STEPS)) if alone else 1
     return _schedule(b, c, sizes, hints, target, programs=shares, group=1 if turned else GROUP, warps=_warps(sizes, first, c), early=turned,
                      stages=_stages(sizes, c, len(found), FEW_SHARED if turned else SHARED, _width(c, first)))
+
+
+def _wide(many: Axis, few: Axis, c: Contraction, products: int, b: Body, hints: Hints, target) -> bool:
+    """Are there columns for tiles of 64 on every multiprocessor, and weights that registers take as they are, in whole steps? They leave the cache
+    first then. 16 rows, 4096 to 14336: 34.7 us, 40.9 by the pipeline, 38.3 the vendor's; 4 rows 35.9, 42.1."""
+    plain = not c.digits and not c.outer and hints(few.extent) <= SIDE and products <= 2 and _width(c, many) == 2
+    depth = c.depth.extent.constant
+    whole = depth is not None and depth % (AHEAD // products) == 0
+    return plain and whole and not b.parallel - {many, few} and hints(many.extent) >= 64 * target.threads
 
 
 def _few_rows(many: Axis, few: Axis, c: Contraction, hints: Hints) -> dict[Axis, int]:
@@ -109,20 +143,30 @@ def _warps(sizes: dict[Axis, int], first: Axis, c: Contraction) -> int:
     return max(2, min(SLICES, sizes[c.outer[0]])) if c.outer else 2 if sizes[first] == SIDE else 4
 
 
-def _slices(found: list[Contraction], s: MatmulSchedule, target, hints: Hints) -> int:
+def _slices(found: list[Contraction], s: MatmulSchedule, fill: int, hints: Hints) -> int:
     """Elements of a slice where the depth is better run through in several at once, 0 where not: what is unpacked keeps few warps busy, and so do
-    few tiles. 16 rows, 4096 to 4096: int8 9.4 us, 10.3 in one; int4 8.1, 10.3; bf16, 4096 to 1024: 7.0, 8.2, but to 4096 14.3, 14.1."""
+    fewer tiles than `fill`. 16 rows, 4096 to 4096: int8 9.4 us, 10.3 in one; int4 8.1, 10.3; bf16, 4096 to 1024: 7.0, 8.2, but to 4096 14.3, 14.1."""
     c, (first, second) = found[0], s.dims
     if c.outer or s.inner is not None or not s.early or s.sizes(second)[0] > LITTLE or c.depth.extent.constant is None or len(found) > 1:
         return 0
     packed, tiles = _width(c, first) == 1, -(-hints(first.extent) // s.sizes(first)[0])
-    most = PACKED // _places(c) if packed else UNPACKED if tiles < target.threads else 0
+    most = PACKED // _places(c) if packed else UNPACKED if tiles < fill else 0
     return next((n for n in (most, most // 2) if n >= SIDE and c.depth.extent.constant % n == 0 and c.depth.extent.constant >= 4 * n), 0)
 
 
 def _places(c: Contraction) -> int:
     """Elements of the depth for each coordinate along it."""
     return math.prod(a.extent.constant for a in c.digits)
+
+
+def with_a_row(b: Body, found: list[Contraction]) -> Body:
+    """Products of a matrix and a vector as those of a matrix and a row: the vector, and what is stored, have an axis of one coordinate besides."""
+    row, vectors = Axis(max(a.id for a in b.axes) + 600000, as_index(1)), [c.left if not c.rows else c.right for c in found]
+    read = {e: Load(e.node, (e.index[0] + as_index(row) * c.fold.over[0].extent,), e.guard, e.other)
+            for c, v in zip(found, vectors) for e in loads(v) if c.depth in e.free}
+    rewrite = Rewriter(leaf=read.get)
+    stores = tuple(Store(s.memory, s.address, rewrite(s.expr), s.axes | {row}, s.monoid, s.guard) for s in b.stores)
+    return Body((row, *b.axes), stores, b.parallel | {row})
 
 
 def sliced(b: Body, depth: Axis, size: int) -> Body:
@@ -153,14 +197,36 @@ def _side(a: Axis, most: int, hints: Hints) -> int:
 
 
 def _back_to_back(b: Body, c: Contraction, inner: Contraction, rows: Axis, columns: Axis, hints: Hints, target) -> MatmulSchedule:
-    """Two contractions in a step: all columns and the inner depth are held, the hidden axis is run through."""
+    """Two contractions in a step: all columns and the inner depth are held, the hidden axis is run through, or held too, in blocks that are written
+    out, where shared memory has room for both layers' weights: then a program reads them once."""
     sizes = {rows: _side(rows, 64, hints), columns: power(columns.extent.constant), c.depth: _side(c.depth, 64, hints)}
-    return _schedule(b, c, sizes, hints, target, inner=inner.depth, group=1, stages=3 if sizes[c.depth] == hints(c.depth.extent) else 2,
-                     resident=RESIDENT * target.threads)
+    hidden, width = hints(c.depth.extent), max(SIDE, power(inner.depth.extent.constant))
+    blocks = -(-hidden // sizes[c.depth])
+    left = c.left if rows in c.left.free else c.right
+    beside = sum(e.dtype.bytes for e in loads(left) if rows in e.free and c.depth in e.free)
+    each = sizes[rows] * (2 * width + beside * blocks * sizes[c.depth])
+    held = 2 * blocks * sizes[c.depth] * (width + sizes[columns]) + (HELD_STAGES - 1) * each
+    if 1 < blocks <= HELD_BLOCKS and c.depth.extent.constant is not None and held <= SHARED:
+        return _schedule(b, c, sizes, hints, target, inner=inner.depth, stages=HELD_STAGES, resident=target.threads, blocks=blocks)
+    return _schedule(b, c, sizes, hints, target, inner=inner.depth, stages=3 if blocks == 1 else 2, resident=RESIDENT * target.threads)
+
+
+def _vector(b: Body, c: Contraction, hints: Hints, target) -> VectorSchedule | None:
+    """A product of a matrix and a vector; its matrix is read once, and leaves the cache first."""
+    found = vector.sizes(c, hints)
+    if found is None:
+        return None
+    many, lengths = found
+    others = tuple(sorted(b.parallel - {many}, key=b.axes.index))
+    exact = frozenset(a for a, n in lengths.items() if a.extent.constant is not None and a.extent.constant % n == 0)
+    pieces = tuple((a, (n,)) for a, n in lengths.items())
+    return VectorSchedule((*others, many, c.depth, *c.digits), (many,), pieces, frozenset((c.depth,)), (), 1, exact, 4, 1, wide=wide(b, hints, target),
+                          once=True, unrolled=frozenset(c.digits), depth=c.depth, group=1, early=True)
 
 
 def _schedule(b: Body, c: Contraction, sizes: dict[Axis, int], hints: Hints, target, stages: int, inner: Axis | None = None, programs: int = 1,
-              group: int = 1, resident: int = 0, warps: int = 4, early: bool = False) -> MatmulSchedule:
+              group: int = 1, resident: int = 0, warps: int = 4, early: bool = False, blocks: int = 1,
+              ahead: bool = False) -> MatmulSchedule:
     first, second, depth, *outer = sizes
     walked = outer[0] if outer else depth
     others = tuple(sorted(b.parallel - {first, second}, key=b.axes.index))
@@ -168,10 +234,11 @@ def _schedule(b: Body, c: Contraction, sizes: dict[Axis, int], hints: Hints, tar
     pieces = {**sizes, **({inner: max(SIDE, power(inner.extent.constant))} if inner is not None else {})}
     each = lambda a: pieces[a] * (programs if a is walked else 1)
     exact = frozenset(a for a in pieces if a.extent.constant is not None and a.extent.constant % each(a) == 0)
-    each_once = tuple((a, (n,)) for a, n in pieces.items())
-    return MatmulSchedule(order, (first, second), each_once, frozenset((walked,)), (), programs, exact, warps, stages, wide=wide(b, hints, target),
+    each_once = tuple((a, (n,) * (blocks if a is depth else 1)) for a, n in pieces.items())
+    looped = frozenset(() if blocks > 1 else (walked,))
+    return MatmulSchedule(order, (first, second), each_once, looped, (), programs, exact, warps, stages, wide=wide(b, hints, target),
                           unrolled=frozenset(c.digits), depth=depth, group=group, inner=inner, resident=resident,
-                          outer=outer[0] if outer else None, early=early)
+                          outer=outer[0] if outer else None, early=early, ahead=ahead, once=ahead)
 
 
 def _stages(sizes: dict[Axis, int], c: Contraction, products: int, shared: int, read: int = 2) -> int:
@@ -193,7 +260,7 @@ def folds_of(b: Body) -> list[Contraction] | None:
     same = all((c.rows, c.columns, c.batch, c.fold.over) == (first.rows, first.columns, first.batch, first.fold.over) for c in found)
     everywhere = all(s.axes == first.fold.free for s in b.stores if s not in hidden) and b.parallel == first.fold.free
     beside = {e for s in hidden for e in outermost([s.expr])} <= {c.fold for c in inner_of(found) if c is not None}
-    return found if same and everywhere and beside and all(map(multiplied, found)) else None
+    return found if same and everywhere and beside and (all(map(multiplied, found)) or all(map(of_vector, found)) and not hidden) else None
 
 
 def hidden_stores(b: Body) -> tuple[Store, ...]:
@@ -203,7 +270,8 @@ def hidden_stores(b: Body) -> tuple[Store, ...]:
 
 def left_over(b: Body, s: TileSchedule) -> bool:
     """Does a schedule of another kind run a contraction?"""
-    return not isinstance(s, MatmulSchedule) and any(multiplied(c) for e in walk(*exprs_of(b)) if (c := contraction(e)) is not None)
+    products = (c for e in walk(*exprs_of(b)) if (c := contraction(e)) is not None)
+    return not isinstance(s, MatmulSchedule) and not hasattr(s, "parts") and any(map(multiplied, products))
 
 
 def inner_of(found: list[Contraction]) -> list[Contraction]:

@@ -54,7 +54,7 @@ def store_box(s: Store, dims: tuple[Axis, Axis], hints: Hints) -> Box | None:
 def choose(b: Body, hints: Hints, target) -> PersistentSchedule | None:
     """The schedule of a body whose folds are contractions of many rows and columns, at least one factor of which can be copied; None for any other."""
     found = folds_of(b)
-    if target.arch[0] != "cuda" or target.arch[1] < 90 or found is None or inner_of(found) or found[0].digits or found[0].outer or found[0].scales:
+    if target.arch[0] != "cuda" or target.arch[1] < 90 or found is None or not (found[0].rows and found[0].columns) or inner_of(found) or found[0].digits or found[0].outer or found[0].scales:
         return None
     c = found[0]
     dims = first, second = _dims(b, c, hints)
