@@ -22,7 +22,7 @@ function fusionCard() {
       };
     },
     module: (b, items) => ({
-      first: b.title,
+      first: tail(b.title),
       second: plural(items.length, "operation"),
       stripe: colour("quiet"),
       alpha: chosen() < 0 || items.some(o => maker[o.i].includes(chosen())) ? 1 : 0.3,
@@ -70,7 +70,7 @@ function fusionCard() {
       };
     },
     module: (b, items) => ({
-      first: b.title,
+      first: tail(b.title),
       second: `${plural(items.length, "kernel")} · ${time(sum(items, o => o.node.seconds || 0))}`,
       stripe: colour("quiet"),
       heat:
@@ -179,4 +179,11 @@ function fusionCard() {
       key("box heat", "share of the longest kernel's time"),
     ),
   );
+}
+// the last parts of a module's path, which tell it from its neighbours
+function tail(path) {
+  const parts = path.split(".");
+  let text = parts.pop();
+  while (parts.length && text.length + parts[parts.length - 1].length < 21) text = parts.pop() + "." + text;
+  return parts.length ? "…" + text : text;
 }

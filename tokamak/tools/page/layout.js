@@ -1,6 +1,7 @@
 // Where the boxes of a graph stand: layer by layer along the edges; large graphs first with their modules as single boxes.
 
-const BOXES = 160; // that a graph shows before anything is opened
+const BOXES = 160; // up to which a graph shows everything
+const CLOSED = 60; // modules that a larger one shows at most
 const GAPX = 22,
   GAPY = 34;
 
@@ -35,7 +36,7 @@ function fittingDepth(items) {
   let best = 0;
   for (let d = 1; d <= deepest; d++) {
     const n = new Set(items.map(x => x.module.split(".").slice(0, d).join("."))).size;
-    if (n <= BOXES) best = d;
+    if (n <= CLOSED) best = d;
     else break;
   }
   return best;
