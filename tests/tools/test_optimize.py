@@ -35,7 +35,8 @@ def clock(monkeypatch):
             if looked is not None:
                 with looked.step():
                     steps[looked.name]()
-                return {looked.name: Times(1.0, 1.0, {}, 1.0)}
+                busy = sum(looked.seconds().values())
+                return {looked.name: Times(busy, busy, {}, busy)}
             for step in steps.values():
                 step()
             now = waiting.pop(0)
@@ -214,6 +215,16 @@ def test_torchao_quantises_where_it_can(clock, torchao):
         found, rungs = climbed(mlp(), torch.randn(16, 64), allow=("int8", "int4"))
     assert "by torchao" in rungs["int8"].why and "quantize_(fn, Int8WeightOnlyConfig())" in rungs["int8"].code
     assert "in plain PyTorch, since torchao cannot: Requires another package" in rungs["int4"].why and "weight_only(fn, 4)" in found.code
+
+
+def test_weights_stay_where_their_products_take_no_time():
+    climb = climbing._Climb(mlp(), (torch.randn(4, 64),), {}, {}, 0.0)
+    climb.rows = [Row("addmm.default", "inference", "", "", 1, 0.02, 0, 0, 1, 0.01, "memory", opaque="a call")]
+    climb.fused = 1.0
+    with torch.no_grad():
+        assert climb.useless("int8") == "contractions are 2% of the step"
+        climb.fused = 0.1
+        assert climb.useless("int8") == ""
 
 
 # -- fewer launches ------------------------------------------------------------------------------------------------------------

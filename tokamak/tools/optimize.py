@@ -319,7 +319,10 @@ class _Climb:
         if torch.is_grad_enabled() and any(p.requires_grad for p in self.fn.parameters()):
             return "weights of few bits are not trained; under torch.no_grad() inference is measured"
         layers = [m for m in self.fn.modules() if type(m) is torch.nn.Linear]
-        return "" if layers else "there is no linear layer"
+        if not layers:
+            return "there is no linear layer"
+        share = sum(r.seconds for r in self.products()) / self.fused
+        return f"contractions are {share:.0%} of the step" if share < SHARE else ""
 
     def saved(self, make: Callable) -> str:
         return f"weights {size_text(weight_bytes(self.fn))} -> {size_text(weight_bytes(make(apart(self.fn))))}"
