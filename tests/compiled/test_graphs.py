@@ -400,6 +400,21 @@ def test_errors_of_kernels_are_raised(device):
         torch.testing.assert_close(made(x, good), (x @ x)[good] @ x)
 
 
+def test_a_strict_call_raises_its_own_error(device):
+    made, _, recorder = graphed_and_plain(lambda x, i: (x @ x)[i] @ x, strict=True)
+    x, good = torch.randn(8, 8, device=device), torch.arange(8, device=device)
+    with torch.no_grad():
+        for _ in range(5):
+            made(x, good)
+        for _ in range(2):
+            good.add_(99)
+            with pytest.raises(IndexError):
+                made(x, good)
+            good.sub_(99)
+            torch.testing.assert_close(made(x, good), (x @ x)[good] @ x)
+    assert replays(recorder)
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_each_gpu_has_recordings_of_its_own():
     for index in (1, 0):
