@@ -217,9 +217,11 @@ def joined(cut: Split, functions: Mapping[Piece, Callable[[list], list]]) -> tup
     steps = _hoisted(numbered)
     names = {n for s in steps for n in (*read(s[1]), *(m for m, _ in made(s[1])))} - set(program.constants)
     kept = {n for n in names if n in read(last)}
-    out = with_drops((*(s for _, s in steps), last), names - kept)
+    out = list(with_drops((*(s for _, s in steps), last), names - kept))
+    while len(out) > 1 and isinstance(out[-2], Drop):           # the return that follows lets go of them
+        del out[-2]
     origin = {id(s): p for p, s in steps}
-    return replace(program, steps=out), tuple(origin.get(id(s), -1) for s in out)
+    return replace(program, steps=tuple(out)), tuple(origin.get(id(s), -1) for s in out)
 
 
 def _hoisted(numbered: list[tuple[int, Step]]) -> list[tuple[int, Step]]:
