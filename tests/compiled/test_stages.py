@@ -183,3 +183,15 @@ def test_weights_beside_rows_that_begin_anywhere(chosen, monkeypatch, rows, colu
     check(lambda x, w: F.rms_norm(x, (columns,), w), values(rows, columns, dtype=dtype), values(columns, dtype=dtype), tolerance=2e-2)
     schedule, = chosen
     assert schedule.staged is not None and schedule.split and schedule.shift is not None
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels last", "turned"])
+@pytest.mark.parametrize("shape, groups, dtype", [((2, 16, 9, 25), 2, torch.float32), ((2, 32, 8, 8), 4, torch.bfloat16), ((3, 12, 5, 7), 1, torch.float32)])
+def test_gradients_of_groups_of_channels(chosen, monkeypatch, shape, groups, dtype, layout):
+    """Sums of each channel and of those sums, of rows that one program holds; read along channels and written along pixels too."""
+    monkeypatch.setattr(tiles, "HELD", 4096)
+    monkeypatch.setattr(gpu, "STAGED", 1 << 16)
+    norm = (lambda x, w, b: F.group_norm(x.contiguous(), groups, w, b)) if layout == "turned" else lambda x, w, b: F.group_norm(x, groups, w, b)
+    x = values(*shape, dtype=dtype).contiguous(memory_format=torch.contiguous_format if layout == "contiguous" else torch.channels_last)
+    check(norm, x.requires_grad_(), *(values(shape[1], dtype=dtype, grad=True) for _ in range(2)), tolerance=1e-4 if dtype is torch.float32 else 5e-2)
+    assert staged(chosen) == [1, 1]

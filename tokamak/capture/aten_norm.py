@@ -125,16 +125,20 @@ def native_group_norm_backward(b, grad, x, mean, rstd, weight, N, C, HxW, group,
     grad = compute(grad)
     scale = _per_channel(rstd, group, x)
     xhat = mul(sub(x, _per_channel(mean, group, x)), scale)
+    inner, rank = list(range(2, x.rank)), x.rank
+    ones, xhats = (b.reduce("sum", t, inner) for t in (grad, mul(grad, xhat)))         # (N, C): what all three results are made of
     dx = None
     if output_mask[0]:
-        weighted = _weighted(grad, _channelwise(weight, x.rank))
-        by_group = _grouped(weighted, group)
-        dims = list(range(2, by_group.rank))
-        along_one = mean_of(b, by_group, dims)
-        along_xhat = mean_of(b, _grouped(mul(weighted, xhat), group), dims)
+        weighted = _weighted(grad, _channelwise(weight, rank))
+        along_one, along_xhat = (_mean_of_group(b, _weighted(t, weight), group, count(x, inner)) for t in (ones, xhats))
         dx = mul(sub(sub(weighted, _per_channel(along_one, group, x)), mul(xhat, _per_channel(along_xhat, group, x))), scale)
-    return (dx, b.reduce("sum", mul(grad, xhat), _but_channel(x)) if output_mask[1] and weight is not None else None,
-            b.reduce("sum", grad, _but_channel(x)) if output_mask[2] else None)
+    return (dx, b.reduce("sum", xhats, [0]) if output_mask[1] and weight is not None else None, b.reduce("sum", ones, [0]) if output_mask[2] else None)
+
+
+def _mean_of_group(b, sums: Tensor, groups: int, each) -> Tensor:
+    """(N, G): means over groups of channels, of whose elements `sums` (N, C) has the sums over `each`."""
+    by_group = _grouped(sums, groups)
+    return div(b.reduce("sum", by_group, [2]), size(each * by_group.shape[2], sums.dtype))
 
 
 # -- batch norm ----------------------------------------------------------------------------------------------------

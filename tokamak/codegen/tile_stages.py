@@ -72,15 +72,26 @@ class StagedLowering(TileLowering):
         self.scope = self.stage = outer
         self.stages = [outer]
         for n in range(last + 1):
-            parts = [(e, self._held_fold(e)) for e in folds.values() if before(e.args) == n]
+            parts = [part for e in folds.values() if before(e.args) == n for part in self._pieces_of(e)]
             self._store_all(self.stage, [s for s in stores if before((s.expr,)) == n])
             if parts:
                 whole = self._exchange(parts)
                 self.scope = self.stage = Scope(outer.lines, outer.open, self.stage)
                 self.stages.append(self.stage)
-                for e, values in whole:
+                for (e, choice), values in whole:
+                    self.piece.update(choice)
                     self._remember(self.stage, e, values)
+                    self._first_pieces()
         self.scope, self.stages = outer, ()
+
+    def _pieces_of(self, e: Reduce) -> list:
+        """[((fold, pieces), this program's values there)] at each choice of pieces of the row that stay."""
+        found = []
+        for choice in self._choices(e.free & self.row):
+            self.piece.update(choice)
+            found.append(((e, choice), self._held_fold(e)))
+        self._first_pieces()
+        return found
 
     def _folded(self, e: Expr) -> int:
         """How many folds of the row, one behind the other, `e` needs."""
@@ -88,10 +99,10 @@ class StagedLowering(TileLowering):
 
     # -- what programs tell each other -------------------------------------------------------------------------------------------
     def _exchange(self, parts: list) -> list:
-        """[(fold, this program's values)] -> the same with those of the whole row."""
+        """[((fold, pieces), this program's values)] -> the same with those of the whole row."""
         if self.s.sharers == 1:
             return parts
-        sent = [self._sent(v, x.dtype) for e, values in parts for v, x in zip(values, e.args)]
+        sent = [self._sent(v, x.dtype) for (e, _), values in parts for v, x in zip(values, e.args)]
         got: list[str] = []
         for n in range(0, len(sent), AT_ONCE):
             now = sent[n:n + AT_ONCE]
@@ -100,7 +111,7 @@ class StagedLowering(TileLowering):
             self.stage.lines.append(f"{', '.join(made)} = tk.exchange{len(now)}({', '.join(now)}, {self.lanes_of}, {self.s.sharers}, {first})")
             got += made
         rest = iter(got)
-        return [(e, self._of_all(e, [next(rest) for _ in e.args])) for e, _ in parts]
+        return [((e, choice), self._of_all(e, [next(rest) for _ in e.args])) for (e, choice), _ in parts]
 
     def _sent(self, v: Value, d: DType) -> str:
         """A single number as one that travels."""
@@ -133,7 +144,7 @@ class StagedLowering(TileLowering):
 
     def _known(self, e) -> Value | None:
         found = super()._known(e)
-        if found is None or not self.row & found.dims or found.scope is self.scope or self.scope not in self.stages:
+        if found is None or not self.row & found.dims or found.scope is self.scope or self.scope not in self.stages or isinstance(e, Reduce):
             return found
         if isinstance(e, (Load, Random)):
             return self._kept(e, found)

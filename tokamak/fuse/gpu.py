@@ -114,6 +114,9 @@ def infeasible(group: Group, r: Roles, hints: Hints) -> Reason | None:
     along = any(m.free & rows for m in r.accumulating)          # partial results of a row's length
     if (along or _nested(group, rows)) and hints.count(rows) > HELD:
         return Reason("no_registers", "infeasible", f"{hints.count(rows)} elements of a row are held at once")
+    held = _held_together(group, rows, hints) if along and len(rows) > 1 else 0
+    if held > HELD:
+        return Reason("no_registers", "infeasible", f"{held} elements of several rows are held at once")
     v = contiguous_axis(group, hints)
     columns = {a for m in r.local for a in m.bound - r.parallel}
     if r.accumulating and v in r.parallel and hints.count(columns) > COLUMN and all(m.bound for m in r.local):
@@ -122,6 +125,11 @@ def infeasible(group: Group, r: Roles, hints: Hints) -> Reason | None:
     if len(crossed) > 1:
         return Reason("no_common_axes", "infeasible", "folds across programs over different axes")
     return None
+
+
+def _held_together(group: Group, rows: frozenset, hints: Hints) -> int:
+    """Elements of all that is read along every one of `rows`."""
+    return hints.count(rows) * len({(e.node, e.index) for m in group.members for e in m.loads if rows <= frozenset().union(*(i.axes() for i in e.index))})
 
 
 def _nested(group: Group, rows: frozenset) -> bool:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from ..fuse import gpu
 from ..fuse.cost import Hints
-from ..ir.dtype import DType
 from ..ir.expr import Load, Reduce, Scan, walk
 from ..ir.index import Axis
+from ..ir.ops import CARRIERS
 from .body import Body, exprs_of
 
 FROM = 20 << 10         # bytes of a row from which on it is held in stages: 4096 rows of 32 KB 90 / 95 / 87, against 86 / 94 / 88; 8192 of 24 KB
@@ -29,6 +29,7 @@ KEPT = 64 << 10         # bytes of a row that begins anywhere, and of what is ke
 UNBROKEN = 512          # contiguous elements at least of what a program has of a row that several share
 WASTE = 8               # one lane of a row in so many may be idle in its last piece
 IDLE = 1.25             # lanes to an element of a row, at most
+SIDE = 8                # contiguous elements at least, of a row that one program holds anyhow
 REGISTERS = 64          # a thread: all of a multiprocessor's are taken then
 
 
@@ -43,13 +44,16 @@ class Stages:
 
 
 def possible(b: Body, rows: list[Axis], line: Axis | None, hints: Hints, target) -> bool:
-    """Are the folds of `b` whole rows, contiguous and of a known length, that are needed again once they are known?"""
-    if target.ordered or line not in rows or len(rows) > 3 or any(hints.exactly(a.extent) is None for a in rows) or hints.least(line.extent) < gpu.RUN:
+    """Are the folds of `b` of rows, whole or along some of their axes, contiguous and of a known length, that are needed again once they are known?"""
+    if target.ordered or line not in rows or len(rows) > 3 or any(hints.exactly(a.extent) is None for a in rows) or \
+            hints.least(line.extent) < (gpu.RUN if hints.count(rows) > gpu.HELD else SIDE):
         return False
     if b.base is not None or any(s.monoid is not None or s.guard is not None for s in b.stores):
         return False
     whole, folds = frozenset(rows), [e for e in walk(*exprs_of(b)) if isinstance(e, (Reduce, Scan))]
-    if any(isinstance(e, Scan) or set(e.over) != whole for e in folds):
+    if any(isinstance(e, Scan) or not whole & set(e.over) for e in folds):
+        return False
+    if any(not whole <= set(e.over) for e in folds) and (hints.count(rows) > gpu.HELD or any(e.monoid in CARRIERS for e in folds)):
         return False
     again = any(isinstance(x, Reduce) for e in folds for a in e.args for x in walk(a)) or \
         any(s.axes & whole and any(isinstance(e, Reduce) for e in walk(s.expr)) for s in b.stores)
@@ -62,25 +66,27 @@ def _elsewhere(b: Body) -> bool:
     return any(isinstance(e, Load) and e.node in written and e.index[0] is not written[e.node] for e in walk(*exprs_of(b)))
 
 
-def held_types(b: Body, rows: frozenset) -> list[DType]:
-    """The types of what stays in registers of a row from its folds on: what they, and what is made of the same values behind them, read."""
-    return list({(e.node, e.index): e.dtype for f in walk(*exprs_of(b)) if isinstance(f, Reduce) for e in walk(*f.args)
+def held(b: Body, rows: frozenset) -> list[Load]:
+    """What stays in registers of a row from its folds on: what they, and what is made of the same values behind them, read."""
+    return list({(e.node, e.index): e for f in walk(*exprs_of(b)) if isinstance(f, Reduce) for e in walk(*f.args)
                  if isinstance(e, Load) and rows & e.index[0].axes()}.values())
 
 
 def stages(b: Body, rows: list[Axis], line: Axis, hints: Hints, target) -> Stages | None:
     """How the rows of a `possible` body are held; None where in no stages."""
     n = {a: hints.exactly(a.extent) for a in rows}
-    read = held_types(b, frozenset(rows))
-    whole = math.prod(n.values()) * max(sum(d.bytes for d in read), 1)
+    read = held(b, frozenset(rows))
+    whole = max(sum(math.prod(n[a] for a in rows if a in e.index[0].axes()) * e.dtype.bytes for e in read), math.prod(n.values()))
     whole -= whole % 16
-    sharers = gpu.sharers(whole, target) if whole > (FROM if any(d.is_half for d in read) else FROM_WIDE) else 0
+    nested = any(not frozenset(rows) <= set(e.over) for e in walk(*exprs_of(b)) if isinstance(e, Reduce))
+    sharers = gpu.sharers(whole, target) if whole > (FROM if any(e.dtype.is_half for e in read) else FROM_WIDE) else 0
+    sharers = 0 if nested and sharers > 1 else sharers
     warps = WARPS if whole <= WIDE * sharers else 2 * WARPS
     others = sorted((a for a in rows if a is not line), key=lambda a: -n[a])
     for shared in ((line, *others, line) if n[line] >= sharers * UNBROKEN else (*others, line)) if sharers else ():
-        found = _covered({**n, shared: -(-n[shared] // sharers)}, (line, *others), 32 * warps * LANES)
+        found = _covered({**n, shared: -(-n[shared] // sharers)}, _order(read, line, others, n), 32 * warps * LANES)
         if len(rows) == 1 or math.prod(map(sum, found.values())) * sharers <= IDLE * math.prod(n.values()):
-            return Stages(shared, sharers, found, warps)
+            return Stages(shared, sharers, found, warps) if n[line] >= gpu.RUN or warps > WARPS else Stages(shared, sharers, found, warps // 2, 2 * REGISTERS)
     return None
 
 
@@ -91,6 +97,12 @@ def keeping(b: Body, row: Axis, group: int, hints: Hints, target) -> Stages | No
     if not all(d.is_half for d in read.values()) or not FROM < words * 2 <= words * 2 * len(read) <= KEPT or gpu.sharers(words * 2, target) != 1:
         return None
     return Stages(row, 1, {row: pieces(words, 16 * WARPS * LANES)}, WARPS // 2, 2 * REGISTERS)
+
+
+def _order(read: list[Load], line: Axis, others: list[Axis], n: dict[Axis, int]) -> tuple[Axis, ...]:
+    """The row axes in the order in which tiles cover them: first one that something is read along side by side while the result lies along another."""
+    turned = [a for a in others if n[a] >= SIDE and any(e.index[0].coefficient(a) == 1 for e in read if line in e.index[0].axes())]
+    return (*turned[:1], line, *(a for a in others if a not in turned[:1]))
 
 
 def _covered(n: dict[Axis, int], order: tuple[Axis, ...], most: int) -> dict[Axis, tuple[int, ...]]:
