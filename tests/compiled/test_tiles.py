@@ -13,7 +13,7 @@ from tokamak.fuse import widen
 from tokamak.fuse.plan import plan
 from tokamak.ir.parse import parse_graph
 from tokamak.ir.rewrite import replaced
-from tokamak.schedule import tiles
+from tokamak.schedule import tile_sequence, tiles
 from tokamak.target import Target
 from tokamak.tools.record import Recorder
 
@@ -93,8 +93,8 @@ def test_lanes_taken_together(layout, monkeypatch):
     """Sums over pixels and images, of pixels that a program holds: they are folded in each image before they are carried across images."""
     lower, found = stages.lower_tiles, []
     monkeypatch.setattr(stages, "lower_tiles", lambda body, schedule, *rest: found.append(schedule.together) or lower(body, schedule, *rest))
-    x = values(6, 16, 56, 56).contiguous(memory_format=layout).requires_grad_()
-    check(lambda x, w, b: F.group_norm(x, 2, w, b), x, values(16, grad=True), values(16, grad=True), tolerance=1e-3)
+    shares = lambda x: torch.softmax(x.reshape(6, 2, -1), -1).view(x.shape)
+    check(lambda x: (shares(x), x.sum((0, 2, 3)), (x * x).sum((0, 2, 3))), values(6, 16, 56, 56).contiguous(memory_format=layout), tolerance=1e-3)
     assert any(found)
 
 
@@ -354,7 +354,7 @@ def test_planes_that_programs_fold_across_are_covered_by_pieces(plane, pieces):
 
 
 def test_what_is_read_again_is_read_from_its_end(monkeypatch):
-    monkeypatch.setattr(tiles, "AGAIN", 0)
+    monkeypatch.setattr(tile_sequence, "AGAIN", 0)
     norm = lambda x: F.batch_norm(x, None, None, training=True)
     x = values(15, 16, 56, 56).to(memory_format=torch.channels_last)
     assert schedules(norm, x)[-1].endswith("backward")
@@ -368,3 +368,50 @@ def test_divisors_that_rows_share(divisor):
     y = torch.full((4,), divisor)
     got = tokamak.compile(lambda x, y: x / y[:, None], target="interpret", strict=True, dynamic=False, cache_dir="")(x, y)
     torch.testing.assert_close(got, x / y[:, None], rtol=2e-7, atol=3e-45, equal_nan=True)
+
+
+def moments(x):
+    """Variance and mean of each channel, the first with a large mean, the second beginning with an outlier."""
+    return torch.var_mean(x, (0, 2, 3))
+
+
+def uneven(*shape):
+    x = values(*shape)
+    x[:, 0] += 1e3
+    x[0, 1, 0, 0] = 1e5
+    return x
+
+
+@pytest.mark.parametrize("shape", [(6, 3, 56, 56), (7, 3, 57, 57), (6, 4, 64, 64)])
+def test_statistics_a_lane_a_thread(shape):
+    x = uneven(*shape)
+    assert "by_thread" in schedules(moments, x)[0]
+    got = tokamak.compile(moments, target="interpret", strict=True, dynamic=False, cache_dir="")(x)
+    for g, w in zip(got, moments(x.double())):
+        torch.testing.assert_close(g.double(), w, rtol=2e-5, atol=2e-5)
+    norm = lambda x, w: F.batch_norm(x, None, None, w, training=True)
+    check(norm, values(*shape, grad=True), values(shape[1], grad=True), tolerance=1e-3)
+
+
+@pytest.mark.parametrize("shape, at_once", [((8, 64, 16, 16), 4), ((32, 256, 8, 8), 4), ((8, 96, 16, 16), 4), ((9, 64, 15, 31), 4), ((7, 40, 17, 17), 4)])
+def test_statistics_of_several_rows_at_once(shape, at_once):
+    """Rows of channels enter the statistics as many at a time as divide them; those whose number nothing divides one at a time."""
+    x = uneven(*shape).contiguous(memory_format=torch.channels_last)
+    pieces = schedules(moments, x)[0].split(",")[0]
+    assert pieces.count("+") == max(at_once - 1, 0)
+    got = tokamak.compile(moments, target="interpret", strict=True, dynamic=False, cache_dir="")(x)
+    for g, w in zip(got, moments(x.double())):
+        torch.testing.assert_close(g.double(), w, rtol=2e-5, atol=2e-5)
+    norm = lambda x, w: F.batch_norm(x, None, None, w, training=True)
+    check(norm, x.requires_grad_(), values(shape[1], grad=True), tolerance=1e-2)
+
+
+@pytest.mark.parametrize("shape, layout", [((45, 2, 56, 56), torch.contiguous_format), ((9, 8, 56, 56), torch.channels_last)])
+def test_what_is_read_last_stays(shape, layout, monkeypatch):
+    """The loop of the first kernel in two parts: what is read in the first leaves the cache before the rest."""
+    monkeypatch.setattr(tile_sequence, "AGAIN", 0)
+    monkeypatch.setattr(tile_sequence, "STAYING", 1 << 17)
+    norm = lambda x, w: F.batch_norm(x, None, None, w, training=True)
+    x, w = values(*shape).contiguous(memory_format=layout), values(shape[1])
+    assert "once kept(" in schedules(norm, x, w)[0]
+    check(norm, x.requires_grad_(), w.requires_grad_(), tolerance=1e-3)

@@ -16,7 +16,7 @@ from ..fuse.reason import Decision, Reason
 from ..fuse.roles import best_roles, plainest_roles
 from ..ir.expr import Expr
 from ..schedule.body import Body, Memory, body, coalesce, renamed, shared_extremes, unfolded
-from ..schedule import beside, matmul, persistent, tiles
+from ..schedule import beside, matmul, persistent, tile_sequence, tiles
 from ..schedule.schedule import Schedule, choose
 from ..schedule.tile_schedule import TileSchedule
 from . import triton, tuned
@@ -73,9 +73,9 @@ def schedule_plan(plan: Plan, target, table: Table = _NONE) -> Scheduled:
                 if not shared.intersection((*g.reads, *g.nodes())):
                     kinds[kind] = g, *made
         if made is not None:
-            bodies[g] = made if target.kind != "gpu" else (made[0], tiles.after(made, before, hints))
+            bodies[g] = made if target.kind != "gpu" else (made[0], tile_sequence.after(made, before, hints))
             if getattr(bodies[g][1], "backward", False):
-                bodies[last] = before[0], replace(before[1], once=False)
+                bodies[last] = before[0], tile_sequence.leaving(before, hints)
         before, last = made, g
     return Scheduled(plan, bodies, copies)
 

@@ -30,16 +30,22 @@ class TileFolds(TileValues):
 
     def _accumulators(self, scope: Scope, e: Reduce, first: Scope) -> dict:
         """Registers that carry `e`: one tile a choice of pieces of the held axes that it depends on or folds. `first`: a scope of the same lines that
-        has the coordinates of what is folded first."""
-        dims, made = self._fold_dims(e), {}
+        has the coordinates of what is folded first. Equal pieces of what programs share have
+        one tile, and those that are folded by thread one for each count of lanes."""
+        dims, made, alike = self._fold_dims(e), {}, {}
         for choice in self._choices(dims):
             self.piece.update(choice)
-            shapes = [self.shape(d) if d else "[]" for d in self._component_dims(e)] if not self._few(e) else [f"[{self._few(e)}]"] * len(e.args)
+            same = self._few(e) if self._by_thread(e) else \
+                tuple((a, self.s.sizes(a)[n]) if a in e.over and a in self.s.split else (a, -n) for a, n in choice.items())
+            if same in alike:
+                made[self._key(dims)] = alike[same]
+                continue
+            shapes = [self.shape(d) if d else "[]" for d in self._component_dims(e)] if not self._few(e) else self._few_shapes(e)
             texts = [words.full(shapes[n], self._neutral(e, n), self._type(e, n)) for n in range(len(e.args))]
             if self._later(e):      # no later element need be greater: all may be infinite
                 index = self._masked(first, self._first_index(first, e), I32, e, 1)
                 texts[1] = f"tl.broadcast_to({index.var}, {shapes[1]})" if dims else index.var
-            made[tuple(sorted(((self.places[a], n) for a, n in choice.items())))] = tuple(self.assign(scope, text, "a") for text in texts)
+            made[self._key(dims)] = alike[same] = tuple(self.assign(scope, text, "a") for text in texts)
         self._first_pieces()
         return made
 
@@ -89,10 +95,42 @@ class TileFolds(TileValues):
         bytes of the narrowest element after the other. 0 where every element of the tile has a lane, or one number stands for all of them."""
         if self.rank != 1 or self.s.dims[0] not in e.over or self._together(e) or not set(e.over) & (self.s.looped | set(self.s.split)):
             return 0
+        size = self.s.sizes(self.s.dims[0])[self.piece[self.s.dims[0]]]
+        if self._by_thread(e):
+            return min(32 * self.s.warps, size)
         if len(e.args) > 1 and not (e.monoid == "expsum" and folds_elements(e)) or e.monoid == "logsumexp":
             return 0
-        narrowest = min((x.dtype.bytes for x in walk(*e.args) if isinstance(x, Load)), default=4)
-        return min(16 // narrowest * 32 * self.s.warps, self.s.sizes(self.s.dims[0])[self.piece[self.s.dims[0]]])
+        return min(self._word(e) * 32 * self.s.warps, size)
+
+    def _by_thread(self, e: Reduce) -> bool:
+        """Are the elements of a thread folded into one lane?"""
+        return self.s.by_thread and e.monoid in ("moments", "sum") and folds_elements(e) == (e.monoid == "moments") and bool(set(e.over) & set(self.s.split))
+
+    def _word(self, e: Reduce) -> int:
+        """Elements of 16 bytes of the narrowest that `e` reads."""
+        return 16 // min((x.dtype.bytes for x in walk(*e.args) if isinstance(x, Load)), default=4)
+
+    def _words_of(self, e: Reduce) -> int:
+        """Elements side by side of the current piece that a lane of `_by_thread` takes in at once; 0 where it has one element, or is not that of a thread."""
+        lanes = self._few(e)
+        if not lanes or not self._by_thread(e):
+            return 0
+        line = self.s.dims[0]
+        size = self.s.sizes(line)[self.piece[line]]
+        if size == lanes:
+            return 0
+        addresses = [i for x in walk(*e.args) if isinstance(x, Load) for i in x.index if line in i.axes()]
+        whole = all(self.hints.divides(16, i.coefficient(a)) for i in addresses for a in i.axes() if a is not line)
+        return min(self._word(e), size // lanes) if whole else 1
+
+    def _few_shapes(self, e: Reduce) -> list[str]:
+        """The shapes of what few lanes carry: of moments a single count where no lane is idle."""
+        lanes = f"[{self._few(e)}]"
+        return [lanes, lanes, "[]" if self._full(e) else lanes] if e.monoid == "moments" else [lanes] * len(e.args)
+
+    def _full(self, e: Reduce) -> bool:
+        """Is no lane of what `e` folds idle, in any piece?"""
+        return all(a in self.s.exact for a in self.s.dims if a in e.over)
 
     def _key(self, axes) -> tuple:
         return tuple(sorted((self.places[a], self.piece[a]) for a in self.held if a in axes))
@@ -102,16 +140,49 @@ class TileFolds(TileValues):
         for choice in self._choices(dims | together):
             self.piece.update(choice)
             carried = accumulators[self._key(dims)]
+            if folds_elements(e) and self._at_once(e):
+                continue
             if folds_elements(e):
-                (self._sum_of_exponentials if e.monoid == "expsum" else self._step)(scope, e, carried)
+                (self._sum_of_exponentials if e.monoid == "expsum" else self._tile_of_moments if self._words_of(e) else self._step)(scope, e, carried)
                 continue
             taken = tuple(self._masked(scope, v, self._type(e, n), e, n).var for n, v in enumerate(self._arguments(e)))
             if together:
                 taken, _, _ = self._across(scope, Reduce(e.monoid, tuple(together), e.args), taken, dims | together)
-            if self._few(e):
+            if self._words_of(e):
+                taken = (self.assign(scope, f"tk.of_lanes(tk.spread({taken[0]}, {carried[0]}, {self._words_of(e)}))"),)
+            elif self._few(e) and not self._by_thread(e):
                 taken = (self.assign(scope, words.reduce(e.monoid, e.args[0].dtype, (f"tk.lanes({taken[0]}, {carried[0]})",), 0)),)
             scope.lines += words.combine_lines(e.monoid, e.args[0].dtype, carried, carried, taken, self._later(e))
+        if folds_elements(e) and self._at_once(e):
+            self._several_moments(scope, e, accumulators)
         self._first_pieces()
+
+    def _at_once(self, e: Reduce) -> bool:
+        """Do several elements go into each lane's moments at a step?"""
+        return e.monoid == "moments" and self.s.abreast and bool(set(e.over) & set(self.s.split))
+
+    def _several_moments(self, scope: Scope, e: Reduce, accumulators: dict) -> None:
+        """Takes the elements of equal pieces into a lane's moments: theirs first, then both."""
+        pieces: dict = {}
+        for choice in self._choices(self._fold_dims(e)):
+            self.piece.update(choice)
+            element, masks = self._masked(scope, self.emit(e.args[0]), e.dtype, e, 0), self.mask([a for a in self.s.dims if a in e.over])
+            weight = self.assign(scope, f"tl.where({' & '.join(masks)}, 1.0, 0.0)") if masks else "1.0"
+            pieces.setdefault(accumulators[self._key(self._fold_dims(e))], []).append((element.var, weight))
+        for carried, taken in pieces.items():
+            scope.lines += words.moments_of(carried, taken, [self.fresh() for _ in range(4)])
+
+    def _tile_of_moments(self, scope: Scope, e: Reduce, carried: tuple) -> None:
+        """Takes a tile into the moments of a lane for each thread."""
+        element = self._masked(scope, self.emit(e.args[0]), e.dtype, e, 0)
+        masks = self.mask([a for a in self.s.dims if a in e.over])
+        word = self._words_of(e)
+        if self._full(e):
+            text = f"tk.moments_tile({', '.join(carried)}, {element.var}, {word})"
+        else:
+            weight = self.assign(scope, f"tl.where({' & '.join(masks)}, 1.0, 0.0)" if masks else words.full(self.shape(self._fold_dims(e)), 1.0, e.dtype))
+            text = f"tk.moments_masked({', '.join(carried)}, {element.var}, {weight}, {word})"
+        scope.lines.append(f"{', '.join(carried)} = {text}")
 
     def _sum_of_exponentials(self, scope: Scope, e: Reduce, carried: tuple) -> None:
         """Takes a tile into (maximum, sum of exponentials): its maximum first, so that each element costs one exponential and the carried sum one a tile."""
@@ -155,6 +226,8 @@ class TileFolds(TileValues):
             self.piece.update(choice)
             sizes = tuple(self.s.sizes(a)[n] for a, n in choice.items())
             carried = accumulators[self._key(dims)]
+            if carried in parts.values():         # pieces of what programs share have one
+                continue
             if sizes in parts:      # equal pieces first combine lane by lane: one fold across lanes
                 carried = self._combined(scope, e, parts[sizes], carried)
             parts[sizes] = carried
@@ -187,8 +260,9 @@ class TileFolds(TileValues):
         over = [n for n, a in enumerate(self.s.dims) if a in e.over]
         if not over:
             return carried, left, True
-        wide = e.monoid in CARRIERS and not lanes
-        current = tuple(self.assign(scope, f"tl.broadcast_to({c}, {self.shape(dims)})") for c in carried) if wide else carried
+        wide = e.monoid in CARRIERS and not lanes or e.monoid == "moments"
+        shape = f"[{self._few(e)}]" if lanes else self.shape(dims)
+        current = tuple(self.assign(scope, f"tl.broadcast_to({c}, {shape})") for c in carried) if wide else carried
         flatten = not left
         if flatten and self.rank > 1 and len(current) == 1:      # in any order: the lanes of a thread first
             flat = math.prod(self.s.sizes(a)[self.piece[a]] for a in self.s.dims if a in dims)

@@ -150,10 +150,11 @@ class TileValues(Lowering):
             if self.s.shift is not None and a is self.s.shift.axis:
                 self.block = block
             elif a in self.s.dims:
-                sizes, start = self.s.sizes(a), f"{block} * {sum(self.s.sizes(a))}"
+                sizes, start, n = self.s.sizes(a), f"{block} * {sum(self.s.sizes(a))}", self.hints.exactly(a.extent)
+                last = n % sum(sizes) if n is not None else 0          # elements of the last block
                 for piece, size in enumerate(sizes):
                     behind = f" + {sum(sizes[:piece])}" if piece else ""
-                    self._tile_coordinate(scope, a, start + behind, piece, a not in self.s.exact and piece == len(sizes) - 1)
+                    self._tile_coordinate(scope, a, start + behind, piece, a not in self.s.exact and sum(sizes[:piece + 1]) > last)
             else:
                 self._scalar_coordinate(scope, a, block)
 
@@ -288,6 +289,9 @@ class TileValues(Lowering):
         block = bool(whole) or bool(guard and guard.block)
         if block and dims != whole or block and not dims:
             target = f"{memory} + ({address} + tl.zeros({self.shape(whole)}, tl.int32))"
+        full = frozenset(self.s.dims) if self.s.abreast and whole and not whole & set(self.s.split) else None
+        if full is not None:            # as the rows lie in threads that it meets: Triton would lay out a single row otherwise
+            target = f"{memory} + ({address} + tl.zeros({self.shape(full)}, tl.int32))"
         text = f"tl.load({target}"
         if masks:
             text += f", mask={' & '.join(masks)}"
@@ -296,12 +300,12 @@ class TileValues(Lowering):
             elif e in self.fills:
                 text += f", other={words.plain(self.fills[e])}"
         if block and self.s.once and e.index[0].axes() >= self.body_.parallel and not values:
-            text += ", eviction_policy='evict_first'"
+            text += words.LEAVES_FIRST
         axes = e.index[0].axes() | whole
         if self.s.reread and whole & set(self.held):
             text += ", cache_modifier='.ca'" if self.rereading else ""
             axes |= frozenset(self.s.split)
-        loaded = self._put(e, text + ")", axes, values, whole, block)
+        loaded = self._put(e, text + ")", axes, values, whole if full is None else full, block)
         if masks and guard is None and e in self.fills:
             self.filled[loaded.var] = self.fills[e]
         return loaded

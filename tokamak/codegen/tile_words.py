@@ -5,8 +5,11 @@ from ..ir.dtype import BOOL, F32, DType, compute_type
 from ..ir.ops import CARRIERS, identity
 from .triton_ops import cast, combine, full, literal, op, pointer_type, random, reduce, scan, step, triton_type, uniform_run
 
-__all__ = ["cast", "combine_lines", "full", "literal", "number", "neutral", "plain", "op", "pointer_type", "random", "reduce", "scan", "step",
+__all__ = ["LEAVES_FIRST", "cast", "combine_lines", "full", "literal", "moments_of", "number", "neutral", "plain", "op", "pointer_type", "random", "reduce", "scan", "step",
            "triton_type", "uniform_run", "update", "update_in_order"]
+
+
+LEAVES_FIRST = ", eviction_policy='evict_first'"         # of a load: its line leaves the cache before others
 
 
 def neutral(monoid: str, d: DType, component: int, narrow: bool = False):
@@ -32,6 +35,18 @@ def combine_lines(monoid: str, d: DType, made: tuple, a: tuple, b: tuple, later:
     """made = a (+) b, component by component. `later`: the indices of b are greater than those of a."""
     texts = combine(monoid, d, a, b, later)
     return [f"{', '.join(made)} = {', '.join(texts)}"]
+
+
+def moments_of(carried: tuple, taken: list[tuple[str, str]], names: list[str]) -> list[str]:
+    """Lines that take several (element, weight) a lane into the moments `carried`; a weight is '1.0', or 0 where the element is 0. `names`: four fresh
+    registers."""
+    total, mean, squares, count = names
+    full, weights = all(w == "1.0" for _, w in taken), [w for _, w in taken]
+    each = f"{total} * {1 / len(taken)!r}" if full else f"{total} * (1.0 / tl.maximum({count}, 1.0))"
+    apart = " + ".join(f"({x} - {mean}) * ({x} - {mean})" + ("" if full else f" * {w}") for x, w in taken)
+    both = f"tk.moments_more({', '.join(carried)}, {total}, {squares}, {float(len(taken)) if full else count})"
+    return [f"{total} = {' + '.join(x for x, _ in taken)}", *([] if full else [f"{count} = {' + '.join(weights)}"]), f"{mean} = {each}",
+            f"{squares} = {apart}", f"{', '.join(carried)} = {both}"]
 
 
 def update(monoid: str, d: DType, memory: str, offset: str, value: str, mask: str) -> str:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ..fuse.gpu import atomic
 from ..ir.expr import Const, Expr, Load, Op, Reduce, Rewriter, Scan, walk
-from ..ir.index import Axis, Fetch, Index, as_index
+from ..ir.index import Axis, Fetch, Index, as_index, floordiv
 from ..schedule.body import Body, Memory, Store, coalesce
 from ..schedule.tile_schedule import TileSchedule
 from . import tile_words as words
@@ -149,9 +149,18 @@ class TileLowering(TileFolds):
         self._decode(inner, list(s.split), var, "b")
         inner.open |= frozenset(s.split)
         self._run(inner, local, tuple(crossing.values()), carried)
-        self.program.lines.append(loop)
+        self.program.lines += self._in_parts(loop, var, share, count, total)
         for e, accumulators in carried.items():
             self._leave(e, accumulators, share)
+
+    def _in_parts(self, loop: For, var: str, share: str, count: str, total: Index) -> list:
+        """The loop over a program's share; or two, the second over the blocks whose elements stay in the cache."""
+        if not self.s.kept or not all(isinstance(x, str) for x in loop.lines):
+            return [loop]
+        leaving = self.param("int", ("leaving",), floordiv(total * (64 - self.s.kept), as_index(64 * self.s.programs)) * self.s.programs)
+        staying = [x.replace(words.LEAVES_FIRST, "") for x in loop.lines]
+        return [For(f"for {var} in {self._range(share, leaving, self.s.programs)}", loop.lines),
+                For(f"for {var} in {self._range(f'{leaving} + {share}', count, self.s.programs)}", staying)]
 
     def _leave(self, e: Reduce, accumulators, share: str) -> None:
         """Folds a program's carried values and stores them: workspace[share, free coordinates]."""

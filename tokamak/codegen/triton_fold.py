@@ -167,6 +167,46 @@ def moments_both(s1, q1, w1, s2, q2, w2):
 
 
 @triton.jit
+def spread(x, m, word: tl.constexpr):
+    """The elements x of a tile by (row, lane of m, place in a word): every lane has a word of each row, as the thread that reads it."""
+    return tl.reshape(x, [x.numel // (m.numel * word), m.numel, word])
+
+
+@triton.jit
+def of_lanes(x):
+    """Sums of what `spread` gave each lane."""
+    return tl.sum(tl.sum(x, 2), 0)
+
+
+@triton.jit
+def moments_more(s, q, w, total, squares, n):
+    """The moments (s, q, w) with those of n elements more, perhaps none. Divisions are of as many numbers as w and n have."""
+    least, more = tl.maximum(w, 1.0), w + n
+    both = 1.0 / (least * tl.maximum(more, 1.0))
+    apart = s * (both * tl.maximum(more, 1.0)) - total * (1.0 / tl.maximum(n, 1.0))
+    return s + total, q + squares + apart * apart * (w * n * least * both), more
+
+
+@triton.jit
+def moments_tile(s, q, w, x, word: tl.constexpr):
+    """The moments (s, q, w) of a few lanes, all of one weight w, with the elements x of a tile, equally many for each."""
+    n: tl.constexpr = 1.0 * (x.numel // s.numel)
+    x = spread(x, s, word)
+    total = of_lanes(x)
+    d = x - tl.expand_dims(tl.expand_dims(total * (1.0 / n), 0), 2)
+    return moments_more(s, q, w, total, of_lanes(d * d), n)
+
+
+@triton.jit
+def moments_masked(s, q, w, x, m, word: tl.constexpr):
+    """The same with elements of weight m: 1, or 0 where x is 0."""
+    x, m = spread(x, s, word), spread(m, s, word)
+    total, count = of_lanes(x), of_lanes(m)
+    d = x - tl.expand_dims(tl.expand_dims(total / tl.maximum(count, 1.0), 0), 2)
+    return moments_both(s, q, w, total, of_lanes(d * d * m), count)
+
+
+@triton.jit
 def reduce_moments(s, q, w, axis: tl.constexpr):
     """The moments of all lanes along an axis: three sums, the second of each lane's squared differences from the mean of all."""
     total, count = tl.sum(s, axis), tl.sum(w, axis)

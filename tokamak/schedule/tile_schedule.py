@@ -9,10 +9,13 @@
                 second kernel combines), or rows that read something which one program can keep
     programs    how many programs share the split axes
     together    held row axes whose lanes a fold across programs takes together at each of its steps; else each lane is carried for itself
+    by_thread   folds across programs carry a lane for each thread, which takes in all that it reads: few registers, many bytes under way
     shift       rows that begin at any element, see Shift
     staged      a row axis that is held in the width it has in memory (`tile_stages`): what is computed from it before a fold is computed again behind it
     sharers     programs, neighbours of a cluster, that share each row: the pieces are those of one of them
     backward    the first program takes the last block: what the kernel before has read last is still in the cache
+    kept        of 64 parts of what a program's loop over split axes reads, those that it reads last, which stay in the cache for the next kernel: the
+                others leave it first
     exact       tiled axes whose pieces cover the extent exactly: no mask
     registers   the most that a thread may have, so that so many programs as are meant to run at once; 0 leaves it open
     reread      held rows are read anew once what they are folded to is known: from the L1 cache, where registers do not hold them beside column sums
@@ -63,12 +66,19 @@ class TileSchedule:
     sharers: int = 1
     registers: int = 0
     together: frozenset[Axis] = frozenset()
+    by_thread: bool = False
     reread: bool = False
     backward: bool = False
+    kept: int = 0
 
     def sizes(self, a: Axis) -> tuple[int, ...]:
         """The lengths of the pieces that cover tiled axis `a`."""
         return dict(self.pieces)[a]
+
+    @property
+    def abreast(self) -> bool:
+        """Does a program take several rows of a tile at once, in equal pieces, into what it carries across them?"""
+        return len(self.dims) > 1 and any(a in self.split and len(sizes) > 1 and len(set(sizes)) == 1 for a, sizes in self.pieces)
 
     def __str__(self) -> str:
         name = lambda a: f"i{self.order.index(a)}"
@@ -84,8 +94,10 @@ class TileSchedule:
             parts.append(f"split({', '.join(map(name, self.split))} / {self.programs})")
         if self.together:
             parts.append(f"together({', '.join(name(a) for a in self.order if a in self.together)})")
+        if self.by_thread:
+            parts.append("by_thread")
         most = (f" registers({self.registers})" if self.registers else "") + (" reread" if self.reread else "")
-        flags = f"{' wide' if self.wide else ''}{' once' if self.once else ''}{' backward' if self.backward else ''}"
+        flags = f"{' wide' if self.wide else ''}{' once' if self.once else ''}{' backward' if self.backward else ''}{f' kept({self.kept})' if self.kept else ''}"
         return " ".join((*parts, f"warps({self.warps}) stages({self.stages}){most}{flags}"))
 
 

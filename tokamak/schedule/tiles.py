@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from ..fuse.cost import Hints
 from ..fuse.gpu import FILL, HELD
@@ -13,7 +12,7 @@ from ..ir.ops import CARRIERS
 from . import tile_stages
 from .body import Body, exprs_of
 from .schedule import loop_order, strides_of
-from .tile_schedule import Shift, TileSchedule, blocks, cover, shifted
+from .tile_schedule import WASTE, Shift, TileSchedule, blocks, cover, shifted
 from .tile_stages import power
 
 TILE = 4096             # elements of a tile that a program works on at once, at least where the sizes allow
@@ -52,6 +51,11 @@ CARRY_STAGES = 3        # rows under way at once in a loop that carries column s
                         # 45, where the row is folded too). Loops across rows lose up to nine tenths with more than one
 SPLIT_REGISTERS = 80    # of a thread, for what it carries and reads in a loop that folds across programs: one-pass statistics of 64x256x56x56 bf16 in 36 us
                         # with 8 warps a tile, 44 to 59 with 16, whose accesses are shorter
+WORD_WARPS = 8          # of a program of which each thread has words of
+AT_ONCE = 4             # rows at a step: one-pass statistics of 200704 x 256 bf16 38 us, 44 a row at a step; in 256 columns in place of 64 52 us
+ACROSS_RESIDENT = 3     # such programs of a multiprocessor: four spill, 43 us
+THREAD = 52             # elements of a tile to a thread that folds them into one lane: statistics of contiguous planes of 3136 bf16 by programs of two warps
+                        # 91% of the limit of reading, by four 81, by eight 71
 FILLED = 0.75           # of the programs that run at once: where programs share folds, so many in one wave rather than a few more in two
 LEAST_BLOCK = 256       # elements of a block along the contiguous axis that is worth several pieces
 SECTOR = 16             # columns at least, of a tile that holds whole columns: 32 bytes of a 16-bit type
@@ -59,7 +63,6 @@ NARROW = 8              # columns at least, of a tile that folds across rows: 32
 SHIFTED = 256           # elements of a row from which on it is read in whole words wherever it begins: f16 LayerNorm over 257 columns 73%, 56 element by
                         # element
 SHIFTED_WIDE = 512      # the same where all are of 32 bits and more: f32 sums over 257 columns 40%, 85 element by element; softmax 79 and 94
-AGAIN = 16 << 20        # bytes that two kernels in a row read, from which on the second begins at the end: BatchNorm of 103 MB 85.4 to 82.5 us
 FAR = 2**31             # offsets from here on need 64 bits
 REGISTERS = 65536       # of a multiprocessor
 BESIDE = 16             # registers of a thread beside those that hold a row and column sums: with the programs of a multiprocessor thus counted
@@ -69,6 +72,7 @@ MANY = 4                # programs for each share from which on none may be too 
 LITTLE = 16             # times as much is read as written where that leaves the cache first: sums of 134 MB of f16 71 to 80%, 76 to 79%; but
                         # LayerNorm forward 93 to 88, bias + GELU 80 to 77
 RESIDENT = 32           # warps a multiprocessor should have in flight
+WORD = 16               # bytes of the widest access of a thread
 LINE = 128              # bytes of a line of the caches
 
 
@@ -86,16 +90,6 @@ def wide(b: Body, hints: Hints, target) -> bool:
 def plainest(b: Body, hints: Hints, target) -> TileSchedule:
     """A schedule that any body of one store fits: its rows are run through one coordinate at a time. For what no other schedule holds."""
     return _Chooser(b, hints, target).schedule(plain=True)
-
-
-def after(made: tuple[Body, TileSchedule], before: tuple[Body, TileSchedule] | None, hints: Hints) -> TileSchedule:
-    """The schedule of a kernel that runs behind `before`: backward where that has folded, across programs, much of what this one reads again."""
-    b, s = made
-    if before is None or s.split or s.staged is not None or not before[1].split:
-        return s
-    read = [{e.node: e.index[0] for e in walk(*exprs_of(x)) if isinstance(e, Load)} for x in (b, before[0])]
-    size = sum(hints.count(i.axes()) * m.dtype.bytes for m, i in read[0].items() if m in read[1])
-    return replace(s, backward=True) if size >= AGAIN else s
 
 
 class _Chooser:
@@ -144,36 +138,43 @@ class _Chooser:
         else:
             self._cover_rows()
         self._cover_parallel()
+        several = self._several_rows()
         dims = tuple(a for a in self.order if a in self.pieces)
         elements = math.prod(sum(self.pieces[a]) for a in dims)
         exact = frozenset(a for a in dims if self._exact(a))
         self.together = self._together()
         self.carries = self.carries and not self.together
-        carries = self.carries or self.down
+        columns = self.line in self.together
+        carries = self.carries or self.down or columns
         each = self._carried_each() if carries else ROW_THREAD if self.rows or self.crossed else PER_THREAD
         if self.looped and not self.crossed and self.line in self.b.parallel and self._begin_anywhere():
             each = RAGGED_THREAD
         one = self.carries and not self.looped and dims == (self.line,) == tuple(self.rows)          # one contiguous row at a time
         shares = self.crossed and not self.rows
-        staged = self._staged_columns()
+        staged = self._staged_columns() and not several
         full = shares and self._carried() > 2 and not staged        # left open, a third of the programs would not run at once
         if self.width > 1 and not (shares and any(e.monoid == "moments" for e in self.crossing)):
             each = max(each // self.width, 8)
-        if shares:
+        by_thread = shares and dims == (self.line,) and self.line in self.crossed and self._carried() > 2 and all(e.monoid in ("sum", "moments") for e in self.crossing)
+        if by_thread:
+            each = THREAD
+        elif shares:
             each = min(each, SPLIT_REGISTERS // self._carried())
         warps = max(1, min(CARRY_WARPS if carries and not one else MOST_WARPS, power(-(-elements // (32 * each)) if shares else elements // (32 * each))))
         if self._streams() or self.line in self.looped and self._passing():
             warps = min(warps, PASSING_WARPS)
+        if several:
+            warps = WORD_WARPS
         split = tuple(a for a in self.order if a in self.crossed) or self._shared_rows()
         counted = carries or split and not self.crossed and warps > 1       # one-warp LayerNorm and RMSNorm over 1023: 83 and 88%, 65 and 78 when counted
-        self.resident = self._resident(warps, elements // (32 * warps)) if counted else max(1, RESIDENT // warps)
+        self.resident = self._resident(warps, elements // (32 * warps)) if counted else ACROSS_RESIDENT if several else max(1, RESIDENT // warps)
         reread = one and self.shift is None and self.resident == 0         # 59 to 68%, from 37 to 62; shifted rows lose, 55 to 49
         self.resident = max(1, self.resident)
         return TileSchedule(self.order, dims, tuple((a, self.pieces[a]) for a in dims), frozenset(self.looped), split,
                             self._programs(split) if split else 1, exact, warps, 1 if reread else CARRY_STAGES if staged else self._stages(),
                             wide=self._wide(), once=self._once(), shift=self.shift,
                             registers=min(REGISTERS // (32 * warps * self.resident) // 8 * 8, 255) if full or split and self.resident < RESIDENT // warps else 0,
-                            together=self.together, reread=reread)
+                            together=self.together, by_thread=by_thread, reread=reread)
 
     def _resident(self, warps: int, each: int) -> int:
         """How many programs that hold rows a multiprocessor has registers for. Perhaps 0."""
@@ -188,7 +189,10 @@ class _Chooser:
         return BESIDE + each * (len(held) + len(sums) + len(made))
 
     def _together(self) -> frozenset[Axis]:
-        """The held row axes that folds across programs cross, where carrying every lane of them would take more registers than a tile's own values."""
+        """The held row axes that folds across programs cross, where carrying every lane of them would take more registers than a tile's own values; the
+        columns of a tile, where sums along held columns cross them."""
+        if self.carries and not self.looped and self.line in self.crossed and self.line in self.pieces and not any(e.monoid in CARRIERS for e in self.crossing):
+            return frozenset((self.line,))
         folds = {(e.monoid, e.over, e.args) for e in self.crossing if e.monoid not in CARRIERS}
         inside = frozenset(a for _, over, _ in folds for a in over if a in self.pieces and a in self.rows and a not in self.looped)
         lanes = math.prod(sum(self.pieces[a]) for a in self.pieces)
@@ -229,6 +233,29 @@ class _Chooser:
         """Are one-pass statistics of columns folded across programs? BatchNorm in NHWC with rows of them under way 50%, 40 without, 44 with a cap on
         registers in place of them."""
         return not self.rows and bool(self.crossed) and self.line not in self.crossed and any(e.monoid == "moments" for e in self.crossing)
+
+    def _statistics(self) -> bool:
+        """Are columns folded across programs by more than one sum of what is read?"""
+        return not self.rows and bool(self.crossed) and self.line not in self.crossed and self._carried() > 2 \
+            and all(e.monoid in ("sum", "moments") for e in self.crossing)
+
+    def _several_rows(self) -> bool:
+        """Divides the rows of a tile of which programs share statistics into equal pieces of a word a thread, which enter the statistics at once. Says
+        whether it can."""
+        down = [a for a in self.pieces if a in self.crossed]
+        if not self._statistics() or len(down) != 1 or len(self.pieces) != 2:
+            return False
+        rows = 32 * WORD_WARPS * (WORD // self._narrowest()) // sum(self.pieces[self.line])
+        if rows == 0 or self.hints(down[0].extent) < rows * AT_ONCE:
+            return False
+        self.pieces[down[0]] = (rows,) * AT_ONCE
+        return True
+
+    def _columns_across(self) -> int:
+        """Columns of a tile that folds across rows which programs share: of statistics so many that no lane is idle."""
+        if not self._statistics():
+            return COLUMNS
+        return next((n for n in (COLUMNS, COLUMNS // 2) if self.hints.divides(n, self.line.extent)), COLUMNS)
 
     def _once(self) -> bool:
         """Is more read than the second-level cache holds, each element once, and little written? What others have left there then stays. Lines that
@@ -387,7 +414,7 @@ class _Chooser:
         if self.line in parallel:
             most = min(self._columns(), max(SECTOR, HELD // (2 * have))) if self.rows else TURNED if turned is not None else want // have
             if self.crossed and self.line not in self.crossed:
-                most = COLUMNS
+                most = self._columns_across()
             have *= self._line_in_blocks(most) or self._tile(self.line, most)
         if turned is not None and turned not in self.pieces:
             have *= self._tile(turned, TURNED)
@@ -398,11 +425,14 @@ class _Chooser:
 
     def _line_in_blocks(self, most: int) -> int:
         """Covers the contiguous axis, where programs fold across it, by blocks of about `most` elements in several pieces: lanes that are never idle count
-        without weights. 0 where one piece does as well."""
+        without weights. So where programs of a single piece would leave many lanes idle. 0 where one piece does as well."""
         n, size = self.line.extent.constant, min(power(self.hints(self.line.extent)), power(most + 1) // 2)
-        if n is None or self.line not in self.crossed or size < LEAST_BLOCK or n % size == 0 or any(isinstance(e, Scan) for e in walk(*exprs_of(self.b))):
+        if n is None or size < LEAST_BLOCK or n % size == 0 or any(isinstance(e, Scan) for e in walk(*exprs_of(self.b))):
             return 0
-        self.pieces[self.line] = found = blocks(n, size * 2)
+        idle = -n % size * WASTE > n and not self.rows and not self.crossed and n * self._narrowest() % WORD == 0
+        if self.line not in self.crossed and not idle:
+            return 0
+        self.pieces[self.line] = found = blocks(n, size * (4 if idle else 2))
         if not found:
             del self.pieces[self.line]
         return sum(found)

@@ -1,0 +1,32 @@
+"""Kernels in a row over the same memory: the second begins with what the first has read last, and that stays in the second-level cache until then."""
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..fuse.cost import Hints
+from ..ir.expr import Load, walk
+from .body import Body, exprs_of
+from .tile_schedule import TileSchedule
+
+STAYING = 24 << 20      # bytes of what such a kernel reads that are still in the cache for the next: BatchNorm's two of 103 MB 76.8 us, 78.8 with
+                        # no hint, 77.7 and 78.0 with half as many bytes more and less
+AGAIN = 16 << 20        # bytes that two kernels in a row read, from which on the second begins at the end: BatchNorm of 103 MB 85.4 to 82.5 us
+
+
+def after(made: tuple[Body, TileSchedule], before: tuple[Body, TileSchedule] | None, hints: Hints) -> TileSchedule:
+    """The schedule of a kernel that runs behind `before`: backward where that has folded, across programs, much of what this one reads again."""
+    b, s = made
+    if before is None or s.split or s.staged is not None or not before[1].split:
+        return s
+    read = [{e.node: e.index[0] for e in walk(*exprs_of(x)) if isinstance(e, Load)} for x in (b, before[0])]
+    size = sum(hints.count(i.axes()) * m.dtype.bytes for m, i in read[0].items() if m in read[1])
+    return replace(s, backward=True) if size >= AGAIN else s
+
+
+def leaving(made: tuple[Body, TileSchedule], hints: Hints) -> TileSchedule:
+    """The schedule of a kernel before one that runs `after` it backward: what it reads last stays in the cache."""
+    b, s = made
+    read = sum(hints.count(i.axes()) * m.dtype.bytes for m, i in {(e.node, e.index[0]) for e in walk(*exprs_of(b)) if isinstance(e, Load)})
+    if not s.split or read <= STAYING or not (s.once or s.abreast or s.by_thread):
+        return replace(s, once=False)
+    return replace(s, once=True, kept=max(64 * STAYING // read, 1))
