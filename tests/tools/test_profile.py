@@ -268,7 +268,8 @@ def test_the_command(tmp_path, capsys):
     script.write_text(SCRIPT.format(fails=False))
     assert main(["profile", "--seconds", "0", "--json", str(out), "--html", str(html), "--trace", str(trace), "--fail-if", "kernels>60", str(script)]) == 0
     assert html.read_text().startswith("<!doctype html>") and json.loads(trace.read_text())["traceEvents"]
-    text = capsys.readouterr().out
+    text, said = capsys.readouterr()
+    assert f"wrote {html}" in said and f"wrote {trace}" in said
     assert "bound by" in text and "captured again" in text and "mark_dynamic" in text and "script.py:4" in text
     data = json.loads(out.read_text())
     assert data["metrics"]["recompiles"] == 1 and data["metrics"]["kernels"] >= 2 and data["first"] > 0

@@ -276,7 +276,8 @@ def answer_profile(recorder: Recorder, given: argparse.Namespace) -> int:
     keep(found, given.json)
     for path, write in ((given.html, found.html), (given.trace, found.trace)):
         if path:
-            write(path)
+            with writing(path):
+                print(f"tokamak: wrote {write(path)}", file=sys.stderr)
     failed = found.failures(given.fail_if)
     for text in failed:
         print(f"tokamak: {text}", file=sys.stderr)
