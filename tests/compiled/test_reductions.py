@@ -172,17 +172,25 @@ def test_rows_that_nothing_folds_any_more_run_in_parallel():
     assert body.parallel == frozenset(body.axes) and not schedule.looped
 
 
-def test_short_rows_that_begin_anywhere():
-    """257 elements of 16 bits are read in whole words, as many of 32 bits one by one; 65 that are needed again in small tiles."""
-    assert [scheduled(total(262144, 257, d))[1].shift is None for d in ("f16", "f32")] == [False, True]
-    assert [scheduled(total(262144, 513, d))[1].shift is None for d in ("f16", "f32")] == [False, False]
-    lanes = [math.prod(sum(p) for _, p in scheduled(f"""graph centred {{
-  input %x: f32[{1 << 20}, {n}]({n}, 1)
-  %total: f32[{1 << 20}](1) for i1<{n} = sum[i1](%x[i0, i1])
-  %centred: f32[{1 << 20}, {n}]({n}, 1) = sub(%x[i0, i1], %total[i0])
+def centred(rows: int, columns: int, dtype: str = "f32") -> str:
+    wide, narrow = ("%x[i0, i1]", "%s") if dtype == "f32" else ("f32(%x[i0, i1])", f"{dtype}(%s)")
+    return f"""graph centred {{
+  input %x: {dtype}[{rows}, {columns}]({columns}, 1)
+  %total: f32[{rows}](1) for i1<{columns} = sum[i1]({wide})
+  %centred: {dtype}[{rows}, {columns}]({columns}, 1) = {narrow.replace("%s", f"sub({wide}, %total[i0])")}
   return %centred
-}}""")[1].pieces) for n in (65, 64)]
-    assert lanes[0] <= tiles.RAGGED < lanes[1]
+}}"""
+
+
+def test_short_rows_that_begin_anywhere():
+    """Rows are read in whole words from 256 elements of 16 bits on where they are written, too, from 512 of 32 bits, and from 1024 where they are only
+    folded; shorter ones that are needed again in small tiles."""
+    in_words = lambda text: scheduled(text)[1].shift is not None
+    assert [in_words(centred(262144, n, "f16")) for n in (129, 257)] == [False, True]
+    assert [in_words(centred(262144, n)) for n in (257, 513)] == [False, True]
+    assert [in_words(total(262144, n)) for n in (257, 513, 2049)] == [False, False, True]
+    lanes = [math.prod(sum(p) for _, p in scheduled(centred(1 << 20, n))[1].pieces) for n in (65, 64)]
+    assert lanes[0] <= 2 * tiles.RAGGED < lanes[1]
 
 
 @pytest.mark.parametrize("dtype, stages", [("f16", 1), ("f32", tiles.PASSING_STAGES)])

@@ -195,3 +195,20 @@ def test_gradients_of_groups_of_channels(chosen, monkeypatch, shape, groups, dty
     x = values(*shape, dtype=dtype).contiguous(memory_format=torch.contiguous_format if layout == "contiguous" else torch.channels_last)
     check(norm, x.requires_grad_(), *(values(shape[1], dtype=dtype, grad=True) for _ in range(2)), tolerance=1e-4 if dtype is torch.float32 else 5e-2)
     assert staged(chosen) == [1, 1]
+
+
+@pytest.mark.parametrize("norm, rows, columns, dtype", [(layer_norm, 40, 512, torch.float32), (layer_norm, 40, 1001, torch.bfloat16),
+                                                        (lambda x, w, b: F.rms_norm(x, x.shape[-1:], w) + b, 33, 1000, torch.float16)])
+def test_column_sums_beside_shared_rows(chosen, monkeypatch, norm, rows, columns, dtype):
+    """Programs of a cluster take row after row, exchange by turns what they fold of each, and carry the sums of their columns."""
+    for name, value in (("SHARED_CARRIED", 4096), ("SHARED_COLUMNS", 256), ("CARRIED", 256), ("FEW_SHARERS", 8)):
+        monkeypatch.setattr(gpu, name, value)
+    inputs = [values(*s, dtype=dtype) for s in ((rows, columns), (columns,), (columns,), (rows, columns))]
+
+    def gradients(fn, *inputs):
+        *read, incoming = (x.clone().requires_grad_() for x in inputs)
+        return torch.autograd.grad(fn(*read), read, incoming)
+    got = gradients(tokamak.compile(norm, target="interpret", strict=True, dynamic=False, cache_dir=""), *inputs)
+    for mine, exact in zip(got, gradients(norm, *(x.double() for x in inputs))):
+        assert (mine - exact).norm() <= (1e-6 if dtype is torch.float32 else 4e-3) * exact.norm()
+    assert any(s.staged is not None and s.sharers > 1 and s.split for s in chosen)

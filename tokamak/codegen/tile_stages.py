@@ -26,6 +26,8 @@ class StagedLowering(TileLowering):
     """The kernel of a body whose row axis `s.staged` is held in stages, by `s.sharers` programs."""
 
     exchanged = False
+    turn: str | None = None         # register that counts the turns of the loop in which values are swapped
+    swaps = 0
     stages: "list | tuple" = ()
 
     @property
@@ -36,7 +38,8 @@ class StagedLowering(TileLowering):
         number, count = super()._place()
         if self.s.sharers == 1:
             return number, count
-        self.program.lines.insert(0, "tk.arrive()")
+        if not self.s.split:
+            self.program.lines.insert(0, "tk.arrive()")
         self.member = self.assign(self.program, f"{number} % {self.s.sharers}", "b")
         self.lanes_of = self.assign(self.program, f"tl.arange(0, {power(self.s.sharers)})", "i")
         return self.assign(self.program, f"{number} // {self.s.sharers}", "b"), as_index(self.s.sharers)
@@ -60,19 +63,31 @@ class StagedLowering(TileLowering):
         return f"({before}) & ({self.member} == 0)", f"({behind}) & ({self.member} == {self.s.sharers - 1})"
 
     # -- stages --------------------------------------------------------------------------------------------------------------
+    def _accumulate(self, share: str) -> None:
+        """In a loop values are swapped, turn by turn."""
+        if self.s.sharers > 1:
+            at = len(self.program.lines)
+            self.turn = self.assign(self.program, "tl.full([], 0, tl.int32)", "y")
+        super()._accumulate(share)
+        if self.s.sharers > 1:
+            self.program.lines.insert(at, f"tk.meet({self.swaps})")
+
     def _run(self, outer: Scope, stores, crossing, carried=None) -> None:
-        """Stores, each behind as many folds of the row as it needs."""
-        if crossing:
-            raise Unschedulable("rows held in stages, with folds across them")
-        roots = [s.expr for s in stores] + [s.guard for s in stores if s.guard is not None]
+        """Stores, and the folds `crossing` that are carried on, each behind as many folds of the row as it needs."""
+        if any(not self.row <= e.free for e in crossing):
+            raise Unschedulable("rows held in stages, with folds across them that are not along them")
+        roots = [s.expr for s in stores] + [s.guard for s in stores if s.guard is not None] + [x for e in crossing for x in e.args]
         roots += [x.expr for s in stores for x in all_atoms(s.address) if isinstance(x, Fetch)]
         folds = {(e.monoid, e.over, e.args): e for e in walk(*roots) if isinstance(e, Reduce) and self.row & set(e.over)}
         before = lambda exprs: max(map(self._folded, exprs), default=0)
-        last = max([1 + before(e.args) for e in folds.values()] + [before((s.expr,)) for s in stores], default=0)
+        last = max([1 + before(e.args) for e in folds.values()] + [before((s.expr,)) for s in stores] + [before(e.args) for e in crossing], default=0)
         self.scope = self.stage = outer
         self.stages = [outer]
         for n in range(last + 1):
             parts = [part for e in folds.values() if before(e.args) == n for part in self._pieces_of(e)]
+            for e in crossing:
+                if before(e.args) == n:
+                    self._carry(self.stage, e, carried[e])
             self._store_all(self.stage, [s for s in stores if before((s.expr,)) == n])
             if parts:
                 whole = self._exchange(parts)
@@ -83,6 +98,8 @@ class StagedLowering(TileLowering):
                     self._remember(self.stage, e, values)
                     self._first_pieces()
         self.scope, self.stages = outer, ()
+        if self.turn:
+            outer.lines.append(f"{self.turn} = {self.turn} + 1")
 
     def _pieces_of(self, e: Reduce) -> list:
         """[((fold, pieces), this program's values there)] at each choice of pieces of the row that stay."""
@@ -107,11 +124,18 @@ class StagedLowering(TileLowering):
         for n in range(0, len(sent), AT_ONCE):
             now = sent[n:n + AT_ONCE]
             made = [self.fresh("w") for _ in now]
-            first, self.exchanged = not self.exchanged, True
-            self.stage.lines.append(f"{', '.join(made)} = tk.exchange{len(now)}({', '.join(now)}, {self.lanes_of}, {self.s.sharers}, {first})")
+            self.stage.lines.append(f"{', '.join(made)} = {self._asked(now)}")
             got += made
         rest = iter(got)
         return [((e, choice), self._of_all(e, [next(rest) for _ in e.args])) for (e, choice), _ in parts]
+
+    def _asked(self, now: list[str]) -> str:
+        """The call that hands `now` to all programs."""
+        if self.turn:
+            self.swaps += 1
+            return f"tk.swap{len(now)}({', '.join(now)}, {self.lanes_of}, {self.turn}, {self.s.sharers}, {self.swaps - 1})"
+        first, self.exchanged = not self.exchanged, True
+        return f"tk.exchange{len(now)}({', '.join(now)}, {self.lanes_of}, {self.s.sharers}, {first})"
 
     def _sent(self, v: Value, d: DType) -> str:
         """A single number as one that travels."""

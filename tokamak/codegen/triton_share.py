@@ -2,7 +2,8 @@
 
 What they fold of it they exchange through shared memory: each writes its values into slots of all of them, and a barrier of the cluster stands
 between that and reading. An exchange has slots of its own and happens once, so nothing is written twice. The first waits for the `arrive` of all: until then
-a neighbour, and its memory, may not be there. In the interpreter, which has no threads, the exchange is `gpu_interpret`'s.
+a neighbour, and its memory, may not be there. In a loop values are swapped: what is sent counts itself in at a barrier in the receiver's memory, of which
+there are two, for even and odd turns, and nobody waits until what it stored elsewhere has arrived. In the interpreter, which has no threads, the exchange is `gpu_interpret`'s.
 """
 from __future__ import annotations
 
@@ -91,3 +92,79 @@ def exchange4(a, b, c, d, lanes, sharers: tl.constexpr, first: tl.constexpr):
     bits: tl.constexpr = (a.dtype.primitive_bitwidth, b.dtype.primitive_bitwidth, c.dtype.primitive_bitwidth, d.dtype.primitive_bitwidth)
     return tl.inline_asm_elementwise(_exchange(bits, sharers, first), _constraints(bits), [a, b, c, d, lanes], dtype=(a.dtype, b.dtype, c.dtype, d.dtype),
                                      is_pure=False, pack=1)
+
+
+# -- exchanges in a loop -----------------------------------------------------------------------------------------------------
+ROOM = 2 * 8 + 2 * 4 * MOST * 8         # bytes of a swap: two barriers, and for each of two turns slots of four values
+
+
+@triton.constexpr_function
+def _met(swaps):
+    lines = [f".shared .align 16 .b8 tk_room[{swaps * ROOM}];", "{ .reg .b32 t; .reg .pred leads;", "mov.u32 t, %tid.x;", "setp.eq.u32 leads, t, 0;"]
+    for n in range(swaps):
+        lines += [f"@leads mbarrier.init.shared::cta.b64 [tk_room+{n * ROOM}], 1;", f"@leads mbarrier.init.shared::cta.b64 [tk_room+{n * ROOM + 8}], 1;"]
+    return " ".join(lines + ["@leads fence.mbarrier_init.release.cluster;", "barrier.cluster.arrive.release.aligned;",
+                             "barrier.cluster.wait.acquire.aligned;", "mov.u32 $0, 0; }"])
+
+
+@triton.jit
+def meet(swaps: tl.constexpr):
+    """Once, before a loop with so many `swap`s: makes room for them, and waits until all programs of the cluster have."""
+    if not INTERPRETED:
+        tl.inline_asm_elementwise(_met(swaps), "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.constexpr_function
+def _swap(bits, sharers, number):
+    """Assembly of swap `number`: hands values to every program and waits for those of all. All threads have read those of the turn before last when the
+    first sends again: between lies a barrier of the program."""
+    n, size = len(bits), sum(bits) // 8
+    lines = ["{ .reg .b32 t, rank, turn, phase, room, bar, here, there; .reg .pred sends, leads, done;", "mov.u32 t, %tid.x;",
+             f"setp.lt.u32 sends, t, {sharers};", "setp.eq.u32 leads, t, 0;", "mov.u32 rank, %cluster_ctarank;", f"and.b32 turn, ${2 * n + 1}, 1;",
+             f"shr.u32 phase, ${2 * n + 1}, 1;", "and.b32 phase, phase, 1;", "mov.u32 room, tk_room;", f"add.u32 room, room, {number * ROOM};",
+             "mad.lo.u32 bar, turn, 8, room;", f"mad.lo.u32 room, turn, {4 * MOST * 8}, room;", "bar.sync 0;",
+             f"@leads mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], {size * sharers};"]
+    for i, b in enumerate(bits):
+        lines += [f"mad.lo.u32 here, rank, {b // 8}, room;", f"add.u32 here, here, {16 + i * MOST * 8};", "@sends mapa.shared::cluster.u32 here, here, t;",
+                  "@sends mapa.shared::cluster.u32 there, bar, t;",
+                  f"@sends st.async.shared::cluster.mbarrier::complete_tx::bytes.b{b} [here], ${n + i}, [there];"]
+    lines += ["again:", "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [bar], phase;", "@!done bra again;"]
+    for i, b in enumerate(bits):
+        lines += [f"mad.lo.u32 here, ${2 * n}, {b // 8}, room;", f"ld.shared.b{b} ${i}, [here+{16 + i * MOST * 8}];"]
+    return " ".join(lines) + " }"
+
+
+@triton.constexpr_function
+def _swap_constraints(bits):
+    return _constraints(bits) + ",r"
+
+
+@triton.jit
+def swap1(a, lanes, turn, sharers: tl.constexpr, number: tl.constexpr):
+    """As `exchange1`, in a loop that `turn` counts, from 0 on; the `number`th of the loop's."""
+    bits: tl.constexpr = (a.dtype.primitive_bitwidth,)
+    return tl.inline_asm_elementwise(_swap(bits, sharers, number), _swap_constraints(bits), [a, lanes, turn], dtype=a.dtype, is_pure=False, pack=1)
+
+
+@triton.jit
+def swap2(a, b, lanes, turn, sharers: tl.constexpr, number: tl.constexpr):
+    """`swap1` of two numbers at once."""
+    bits: tl.constexpr = (a.dtype.primitive_bitwidth, b.dtype.primitive_bitwidth)
+    return tl.inline_asm_elementwise(_swap(bits, sharers, number), _swap_constraints(bits), [a, b, lanes, turn], dtype=(a.dtype, b.dtype), is_pure=False,
+                                     pack=1)
+
+
+@triton.jit
+def swap3(a, b, c, lanes, turn, sharers: tl.constexpr, number: tl.constexpr):
+    """`swap1` of three numbers at once."""
+    bits: tl.constexpr = (a.dtype.primitive_bitwidth, b.dtype.primitive_bitwidth, c.dtype.primitive_bitwidth)
+    return tl.inline_asm_elementwise(_swap(bits, sharers, number), _swap_constraints(bits), [a, b, c, lanes, turn], dtype=(a.dtype, b.dtype, c.dtype),
+                                     is_pure=False, pack=1)
+
+
+@triton.jit
+def swap4(a, b, c, d, lanes, turn, sharers: tl.constexpr, number: tl.constexpr):
+    """`swap1` of four numbers at once."""
+    bits: tl.constexpr = (a.dtype.primitive_bitwidth, b.dtype.primitive_bitwidth, c.dtype.primitive_bitwidth, d.dtype.primitive_bitwidth)
+    return tl.inline_asm_elementwise(_swap(bits, sharers, number), _swap_constraints(bits), [a, b, c, d, lanes, turn],
+                                     dtype=(a.dtype, b.dtype, c.dtype, d.dtype), is_pure=False, pack=1)

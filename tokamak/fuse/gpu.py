@@ -18,6 +18,14 @@ RUN = 64                # contiguous elements at least, of a row that is held so
 PASSING = 4096          # elements of a row from which on it is folded in pieces when nothing needs all of it at once
 HELD_ACROSS = 1024      # the same of rows that are not contiguous: a tile needs columns for whole sectors of memory beside them
 CARRIED = 32768         # elements of partial results that one program carries in registers along a row; along several axes half as many
+SHARED_CARRIED = 128 << 10      # bytes of a program's share of a row, and of column sums beside it, where the neighbours of a cluster carry them: bf16
+                        # LayerNorm backward over 16384, 25600 and 65536 columns 74, 58 and 70%, 59, 47 and 49 by one program or in two kernels
+SHARED_COLUMNS = 8192   # columns of that share at most; fewer than WORDS beside them, of rows that begin anywhere, do not count
+WORDS = 8
+FEW_SHARERS = 2         # programs at most that share rows which begin anywhere, or which one could hold: bf16 LayerNorm backward over 16385 columns 49%, 43
+                        # in two kernels; over 65537 by eight 28, 43 in two; RMSNorm over 25600 by four 56, 64 by one
+REACHED = 91            # percent of the multiprocessors that clusters of more than two programs reach, which are bound to groups of them: of an H200's 132
+                        # 15 clusters of 8; LayerNorm backward over 65536 columns 63% with 15 of them, 35 with 16, the last of which began when all had ended
 UNHELD = ("accumulators", "no_registers")       # reasons against folds beside others that hold no more once no row is held
 MORE = 1.33             # bytes that kernels which hold no rows may move for one of those that do: they reach 86 to 99% of the copy limit,
                         # programs that carry sums of 16384 columns 66
@@ -103,11 +111,49 @@ def _long_run(e, over, hints: Hints) -> bool:
     return isinstance(e, Load) and any(hints.least(a.extent) >= RUN and runs_along(e, a) for a in over)
 
 
-def infeasible(group: Group, r: Roles, hints: Hints) -> Reason | None:
+def carrying(columns: int, sums: int, read: int, aligned: bool, target) -> int:
+    """How many programs of a cluster share rows of so many columns, of each of which they carry `sums` partial results and hold `read` bytes; 0 where
+    that is too much. Rows that are not `aligned` begin anywhere."""
+    if target.ordered or target.arch[:1] != ("cuda",):
+        return 0
+    count = 1 << (max(-(-columns * (4 * sums + read) // SHARED_CARRIED), -(-(columns // WORDS * WORDS) // SHARED_COLUMNS)) - 1).bit_length()
+    alone = columns * sums <= CARRIED
+    if not aligned and (count > FEW_SHARERS or alone) or alone and count > FEW_SHARERS:
+        return 0
+    return count if count <= target.cluster else 0
+
+
+def clusters(programs: int, target) -> int:
+    """How many clusters of so many programs run at once, a program on each multiprocessor."""
+    reached = target.threads if programs <= 2 else target.threads * REACHED // 100
+    return max(1, reached // programs)
+
+
+def _carried_together(group: Group, r: Roles, rows: frozenset, hints: Hints, target) -> bool:
+    """Can the programs of a cluster share the rows of `group` and carry what is folded across them? (`schedule.tile_stages.carrying` then does.)"""
+    v = contiguous_axis(group, hints)
+    if rows != {v} or hints.exactly(v.extent) is None or hints.least(v.extent) < RUN or not r.accumulating or any(v not in m.free for m in r.accumulating):
+        return False
+    folds = [e for m in r.local for e in walk(*m.roots()) if isinstance(e, (Reduce, Scan))]
+    if not folds or any(isinstance(e, Scan) or set(e.over) != rows for e in folds) or any(isinstance(m.node, Scatter) for m in group.members):
+        return False
+    read = _held_bytes(group, v)
+    aligned = hints.divides(WORDS, v.extent)
+    return carrying(hints.count(rows), len(r.accumulating), read, aligned, target) > 1
+
+
+def _held_bytes(group: Group, v) -> int:
+    """Bytes that the members of `group` read for an element of a row along `v`."""
+    inside = set(group.nodes())
+    return sum({(e.node, e.index): e.dtype.bytes for m in group.members for e in walk(*m.roots())
+                if isinstance(e, Load) and e.node not in inside and any(v in i.axes() for i in e.index)}.values())
+
+
+def infeasible(group: Group, r: Roles, hints: Hints, target) -> Reason | None:
     """Why no program can run `group` in parallel over `r.parallel`, or None."""
     rows = frozenset(a for m in group.members for a in m.free | m.bound) - r.parallel
-    if rows and not any(rows <= m.free | m.bound for m in group.members):         # each would be done again for every step along the others' axes
-        return Reason("no_common_axes", "infeasible", "no value has all axes that a program runs through")
+    if _carried_together(group, r, rows, hints, target):
+        return None
     carried = sum(hints.count(m.free - r.parallel) for m in r.accumulating)
     if carried > (CARRIED if len(rows) == 1 else CARRIED // 2):
         return Reason("accumulators", "infeasible", f"{carried} partial results a program")
@@ -148,7 +194,7 @@ def best_roles(group: Group, found: list[Roles], hints: Hints, target) -> Roles:
     v = contiguous_axis(group, hints)
 
     def rank(r: Roles):
-        possible = infeasible(group, r, hints) is None
+        possible = infeasible(group, r, hints, target) is None
         carried = sum(hints.count(m.free - r.parallel) for m in r.accumulating)
         rows = v not in r.parallel and CARRIED_ROW[0] <= hints.count(frozenset((v,))) <= CARRIED_ROW[1] if v is not None and r.accumulating and len(r.local) else False
         return (possible, busy(group, r, v, hints, target), not _walked(group, r, v), not r.accumulating, rows, -carried,
@@ -178,7 +224,7 @@ def _cuts_lines(group: Group, r: Roles, v, hints: Hints) -> bool:
 
 def unprofitable(a: Group, b: Group, joined: Group, r: Roles, before: tuple[Roles, Roles], hints: Hints, target) -> Reason | None:
     """Why `a` and `b`, whose own roles are `before`, are better two kernels; None when one is."""
-    reason = infeasible(joined, r, hints)
+    reason = infeasible(joined, r, hints, target)
     if reason is not None:
         return reason
     v = contiguous_axis(joined, hints)

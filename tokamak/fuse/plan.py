@@ -168,7 +168,7 @@ class _Planner:
         if None in made or moved(early, [*late, *b.nodes()]) > gpu.MORE * moved(a.nodes(), b.nodes()):
             return False
         roles = [best_roles(g, self.hints, self.target) for g in made]
-        if any(r is None or gpu.infeasible(g, r, self.hints) is not None for g, r in zip(made, roles)):
+        if any(r is None or gpu.infeasible(g, r, self.hints, self.target) is not None for g, r in zip(made, roles)):
             return False
         for g, r in zip(made, roles):
             self._place(g, r)

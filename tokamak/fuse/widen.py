@@ -23,8 +23,8 @@ WHOLE = 2048            # the same where they are then whole tiles of COLUMNS
 COLUMNS = 64
 LONG = 1 << 16          # rows from which on it is worth a kernel more
 WORD = 16               # bytes of the longest access, and elements that compilers take a length to be a multiple of
-PARTS = 0.25            # of what is folded: bytes of partial results, written and read again, that whole words are worth; f16 columns read two bytes at a
-                        # time reach 14 to 24% over 65 to 262145 columns
+PARTS = 0.03            # of what is folded: bytes of partial results, written and read again, that whole words are worth: f16 sums of 65536 rows of 1025
+                        # columns 65%, 24 before; of 1024 rows of 65537 43, 64 read two bytes at a time
 LEAST = 1 << 22         # bytes that are folded
 
 

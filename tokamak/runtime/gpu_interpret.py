@@ -98,7 +98,7 @@ class Interpreted:
         try:
             for start in range(0, len(places), self.unit.cluster):
                 cluster = _Cluster(program, places[start:start + self.unit.cluster], place, self._copies["triton.language"])
-                library.update({name: cluster.exchange for name in _EXCHANGES})
+                library.update({name: functools.partial(cluster.exchange, n) for name, n in _EXCHANGES.items()})
                 cluster.run()
         finally:
             library.update(before)
@@ -130,7 +130,7 @@ class Interpreted:
         return tl.tensor(handle(value, typed), typed)
 
 
-_EXCHANGES = ("exchange1", "exchange2", "exchange3", "exchange4")
+_EXCHANGES = {f"{word}{n}": n for word in ("exchange", "swap") for n in (1, 2, 3, 4)}         # name -> how many values
 
 
 class _Cluster:
@@ -171,9 +171,9 @@ class _Cluster:
         self.running.discard(rank)
         self.back.release()
 
-    def exchange(self, *arguments):
-        """As `triton_share.exchange1` and its like."""
-        *values, lanes, _, _ = arguments
+    def exchange(self, n: int, *arguments):
+        """As `triton_share`'s exchanges and swaps of n values."""
+        values, lanes = arguments[:n], arguments[n]
         self.said[self.mine.rank] = values
         self.back.release()
         self.going[self.mine.rank].acquire()

@@ -31,16 +31,19 @@ WASTE = 8               # one lane of a row in so many may be idle in its last p
 IDLE = 1.25             # lanes to an element of a row, at most
 SIDE = 8                # contiguous elements at least, of a row that one program holds anyhow
 REGISTERS = 64          # a thread: all of a multiprocessor's are taken then
+CARRYING = 16           # elements of a row to one thread where column sums are carried beside it
 
 
 @dataclass(frozen=True)
 class Stages:
-    """A row of `sharers` programs, which share its axis `shared`; `pieces` of each of its axes to a program."""
+    """A row of `sharers` programs, which share its axis `shared`; `pieces` of each of its axes to a program. `kept`: they take many rows that begin alike, and
+    keep what they read beside them."""
     shared: Axis
     sharers: int
     pieces: dict[Axis, tuple[int, ...]]
     warps: int
     registers: int = REGISTERS
+    kept: bool = False
 
 
 def possible(b: Body, rows: list[Axis], line: Axis | None, hints: Hints, target) -> bool:
@@ -94,9 +97,42 @@ def keeping(b: Body, row: Axis, group: int, hints: Hints, target) -> Stages | No
     """How the rows of a `possible` body are held by programs that keep what they read beside rows that begin anywhere; None where it is too much."""
     read = {(e.node, e.index): e.dtype for e in walk(*exprs_of(b)) if isinstance(e, Load) and row in e.index[0].axes()}
     words = hints.exactly(row.extent) // group * group
-    if not all(d.is_half for d in read.values()) or not FROM < words * 2 <= words * 2 * len(read) <= KEPT or gpu.sharers(words * 2, target) != 1:
+    alone, sharers = gpu.sharers(words * 2, target), 1 << (-(-words * 2 * len(read) // KEPT) - 1).bit_length()
+    if not all(d.is_half for d in read.values()) or words * 2 <= FROM or not alone or sharers > target.cluster:
         return None
-    return Stages(row, 1, {row: pieces(words, 16 * WARPS * LANES)}, WARPS // 2, 2 * REGISTERS)
+    sharers = max(alone, sharers)
+    return Stages(row, sharers, {row: pieces(-(-words // sharers), 16 * WARPS * LANES)}, max(1, WARPS // 2), 2 * REGISTERS, True)
+
+
+def carrying(b: Body, rows: list[Axis], line: Axis | None, crossed: frozenset, hints: Hints, target) -> Stages | None:
+    """How the programs of a cluster share rows that they take in a loop, and carry what is folded along `crossed`, the loop, beside them; None where a
+    program by itself carries it, or none can. (`gpu.infeasible` lets such a kernel be planned.)"""
+    if target.ordered or rows != [line] or hints.exactly(line.extent) is None or hints.least(line.extent) < gpu.RUN or b.base is not None:
+        return None
+    folds = [e for e in walk(*exprs_of(b)) if isinstance(e, (Reduce, Scan))]
+    across = {(e.monoid, e.over, e.args): e for e in folds if isinstance(e, Reduce) and set(e.over) == crossed}
+    if any(isinstance(e, Scan) or set(e.over) not in ({line}, crossed) for e in folds) or len(across) == len({(e.monoid, e.over, e.args) for e in folds}):
+        return None
+    if any(line not in e.free for e in across.values()) or any(s.monoid is not None or s.guard is not None for s in b.stores) or _elsewhere(b):
+        return None
+    n = hints.exactly(line.extent)
+    read = sum({(e.node, e.index): e.dtype.bytes for e in walk(*exprs_of(b)) if isinstance(e, Load) and line in e.index[0].axes()}.values())
+    sharers = gpu.carrying(n, sum(len(e.args) for e in across.values()), read, hints.divides(gpu.WORDS, line.extent), target)
+    if sharers < 2:
+        return None
+    share = -(-n // sharers)
+    warps = max(1, min(WARPS, power(share) // (32 * CARRYING)))
+    return Stages(line, sharers, {line: _in_words(share, 32 * warps * CARRYING, 64 * warps)}, warps, 2 * REGISTERS)
+
+
+def _in_words(n: int, most: int, least: int) -> tuple[int, ...]:
+    """Pieces of at most `most` elements and at least `least`, so that what a thread reads of each is a word of 4 bytes, which can be under way."""
+    whole, rest = divmod(n, most)
+    found = [most] * whole
+    while rest > least and power(rest) - rest > least:
+        found.append(power(rest) // 2)
+        rest -= power(rest) // 2
+    return (*found, *((max(power(rest), least),) if rest else ()))
 
 
 def _order(read: list[Load], line: Axis, others: list[Axis], n: dict[Axis, int]) -> tuple[Axis, ...]:

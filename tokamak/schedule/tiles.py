@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import math
 
+from ..fuse import gpu
 from ..fuse.cost import Hints
 from ..fuse.gpu import FILL, HELD
 from ..fuse.sizes import sizes_of
@@ -19,6 +20,7 @@ TILE = 4096             # elements of a tile that a program works on at once, at
 SMALLEST = 256          # of a pointwise tile where there are few: 65536 elements in 1.6 us, 1.9 with POINTWISE
 RAGGED = 1024           # of a tile with rows that begin anywhere and are too short for whole words: f32 softmax over 65 columns 77%, f16 LayerNorm 57; 61 and
                         # 54 with twice as many, 36 and 31 with TILE
+RAGGED_FOLDED = 2048    # the same where rows are only folded: f32 sums along 65 columns 92%, 66 with TILE
 RAGGED_THREAD = 8       # elements to a thread of a tile that walks down columns whose rows begin anywhere: the compiler keeps few such loads under way.
                         # f16 sums of 1024 rows of 65537 64%, 17 with ROW_THREAD
 POINTWISE = 1024        # elements of a pointwise tile: 8 to a thread, one 16-byte access of a 16-bit type
@@ -62,6 +64,7 @@ SECTOR = 16             # columns at least, of a tile that holds whole columns: 
 NARROW = 8              # columns at least, of a tile that folds across rows: 32 bytes of f32, one sector
 SHIFTED = 256           # elements of a row from which on it is read in whole words wherever it begins: f16 LayerNorm over 257 columns 73%, 56 element by
                         # element
+SHIFTED_FOLDED = 1024   # the same of rows that are only folded: f16 sums along 257 and 513 columns 56 and 70%, 20 and 39 in words; along 2049 78 and 91
 SHIFTED_WIDE = 512      # the same where all are of 32 bits and more: f32 sums over 257 columns 40%, 85 element by element; softmax 79 and 94
 FAR = 2**31             # offsets from here on need 64 bits
 REGISTERS = 65536       # of a multiprocessor
@@ -200,13 +203,14 @@ class _Chooser:
 
     def _stages_of_rows(self) -> tile_stages.Stages | None:
         """How rows are held in stages, or None: also where a program that can hold one keeps what it reads beside rows that begin anywhere."""
-        if self.crossed or not tile_stages.possible(self.b, self.rows, self.line, self.hints, self.target):
+        if self.crossed:
+            return tile_stages.carrying(self.b, self.rows, self.line, self.crossed, self.hints, self.target)
+        if not tile_stages.possible(self.b, self.rows, self.line, self.hints, self.target):
             return None
         self.shift = self._shift(self.line)
         shift, kept, self.shift = self.shift, self._shared_rows(), None
-        if kept and self.hints.count(self.rows) <= HELD:
-            return tile_stages.keeping(self.b, self.line, shift.group, self.hints, self.target)
-        return tile_stages.stages(self.b, self.rows, self.line, self.hints, self.target)
+        found = tile_stages.keeping(self.b, self.line, shift.group, self.hints, self.target) if kept else None
+        return found if found is not None or kept and self.hints.count(self.rows) <= HELD else tile_stages.stages(self.b, self.rows, self.line, self.hints, self.target)
 
     def _staged(self, s: tile_stages.Stages) -> TileSchedule:
         """One row to a program, or to several."""
@@ -218,10 +222,12 @@ class _Chooser:
             whole = tile_stages.pieces(-(-(n // group * group) // s.sharers), whole[0]) if s.shared is self.line else whole
             self.pieces[self.line], exact = (*whole, 2 * group), frozenset()
         dims = tuple(a for a in self.order if a in s.pieces)
-        split = self._shared_rows() if s.sharers == 1 and self.hints.count(self.rows) <= HELD else ()
+        split = tuple(a for a in self.order if a in self.crossed) if self.crossed else self._shared_rows() if s.kept else ()
         self.resident = REGISTERS // (32 * s.warps * s.registers)
+        if s.sharers > 1:
+            self.resident *= gpu.clusters(s.sharers, self.target) / self.target.threads
         return TileSchedule(self.order, dims, tuple((a, self.pieces[a]) for a in dims), frozenset(), split,
-                            self._programs(split) if split else 1, exact, s.warps, 1, wide=self._wide(),
+                            self._programs(split) if split else 1, exact, s.warps, self._stages() if self.crossed else 1, wide=self._wide(),
                             shift=self.shift, staged=s.shared, sharers=s.sharers, registers=s.registers)
 
     def _carried(self) -> int:
@@ -343,6 +349,12 @@ class _Chooser:
         """Is all that is read folded across programs, lane by lane, into no more than a sum? BatchNorm's backward sums with longer tiles: 28%, 55 without."""
         return not self.rows and self.line in self.crossed and self._carried() <= 2 and self._passing()
 
+    def _shifted_from(self) -> int:
+        """Elements of a row from which on it is read in whole words wherever it begins."""
+        if self._narrowest() >= 4:
+            return SHIFTED_WIDE
+        return SHIFTED if self.crossed or self._stored_along() else SHIFTED_FOLDED
+
     def _begin_anywhere(self) -> bool:
         """Do rows along the contiguous axis begin at any element, not at 16-byte words?"""
         return any(not self.hints.divides(max(16 // size, 1), address.coefficient(x)) for _, address, size in strides_of(self.b)
@@ -366,7 +378,7 @@ class _Chooser:
         """For rows along `a` that begin at any element, where most of what is read and written begins alike."""
         crossed = len(self.crossed)
         scans = any(isinstance(e, Scan) for e in walk(*exprs_of(self.b)))
-        if len(self.rows) > 1 or self.hints.least(a.extent) < (SHIFTED if self._narrowest() < 4 else SHIFTED_WIDE) or crossed > 1 or scans or self.target.ordered:
+        if len(self.rows) > 1 or self.hints.least(a.extent) < self._shifted_from() or crossed > 1 or scans or self.target.ordered:
             return None
         found: dict[Index, int] = {}
         smallest = 4
@@ -403,10 +415,11 @@ class _Chooser:
         have = math.prod(sum(s) for s in self.pieces.values())
         pointwise = not self.rows and not self.crossed
         want = min(POINTWISE, max(SMALLEST, power(hints.count(self.b.parallel) // (FILL * self.target.threads)))) if pointwise else TILE
-        if self.line in self.rows and not self.looped and not self.crossed and self._begin_anywhere():
-            want = RAGGED
-        if self.line in self.rows and not self.looped and not self.crossed and not self._stored_along():
-            want = max(TILE, FOLDED // self._narrowest())
+        if self.line in self.rows and not self.looped and not self.crossed:
+            if not self._stored_along():
+                want = RAGGED_FOLDED if self._begin_anywhere() else max(TILE, FOLDED // self._narrowest())
+            elif self._begin_anywhere():
+                want = RAGGED
         if self._streams():
             want = CHUNK_BYTES // self._narrowest()
         parallel = [a for a in self.order if a in self.b.parallel]
@@ -461,7 +474,7 @@ class _Chooser:
         size = lambda a: 1 if a not in self.pieces else self.pieces[a][0] if self.shift is not None and a is self.shift.axis else sum(self.pieces[a])
         blocks = lambda axes: math.prod(-(-extent(a) // size(a)) for a in axes)
         kept = blocks(a for a in self.order if a in self.b.parallel and a not in split)
-        want = self.target.threads * self.resident
+        want = max(1, int(self.target.threads * self.resident))
         if self.crossed and self.hints.count(self.looped) >= LONG and not any(e.free for e in self.crossing):
             want = max(want, ALONE)
         share = want // kept if self.carries or self.down or want >= MANY * kept or want // kept * kept >= FILLED * want else -(-want // kept)
