@@ -40,6 +40,7 @@ def updates(x, v, at):
 PROGRAMS = {
     "held": (lambda x, w: F.layer_norm(torch.softmax(x, -1), (1025,), w), [values(4, 1025, dtype=torch.bfloat16), values(1025, dtype=torch.bfloat16)]),
     "staged": (lambda x, w: F.layer_norm(x, (25600,), w), [values(16, 25600, dtype=torch.bfloat16), values(25600, dtype=torch.bfloat16)]),
+    "swapped": (lambda x, w: F.layer_norm(x, (65536,), w), [values(64, 65536, dtype=torch.bfloat16), values(65536, dtype=torch.bfloat16)]),
     "shared": (lambda x: torch.softmax(x, -1), [values(9, 99991)]),
     "looped": (lambda x: torch.log_softmax(x, -1), [values(2, 40000)]),
     "split": (lambda x: (x.sum(0), x.argmax(0), x.double().var(0)), [values(4000, 33)]),
@@ -89,7 +90,7 @@ def everything() -> dict:
         for fn, tensors in samples(case, False):
             with contextlib.suppress(UnsupportedFakeTensorException, DataDependentOutputException, DynamicOutputShapeException):
                 found |= units(fn, tensors)
-    assert len(found) > 50
+    assert len(found) > 50 and any("tk.swap" in u.text for u in found.values())
     return found
 
 
