@@ -1,6 +1,8 @@
 """When a recording is made, replayed, and let go; and how programs are cut. On the CPU, with a recorder that makes the calls again."""
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -155,6 +157,20 @@ def test_what_raises_while_it_is_recorded_runs_plainly_and_says_so_once():
     for _ in range(6):
         assert r([torch.ones(2)])[0].tolist() == [2, 2]
     assert len(told) == 1 and r.counts.replays == 0 and "cannot be captured" in r.broken
+
+
+def test_a_thread_that_has_not_called_it_records_nothing():
+    """What libraries set up for each thread is set up by a plain call."""
+    r, x, seen = recorded(lambda x: [x * 2]), torch.ones(2), []
+    warm(r, x)
+
+    def run():
+        for _ in range(2):
+            seen.append((r([x])[0].tolist(), r.counts.recordings))
+    worker = threading.Thread(target=run)
+    worker.start()
+    worker.join()
+    assert seen == [([2, 2], 0), ([2, 2], 1)]
 
 
 def test_paused_calls_run_plainly():

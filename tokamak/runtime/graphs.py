@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -133,6 +134,7 @@ class Recorded:
                  probe: Boxed | None = None, failed: Callable[[Exception], None] = lambda error: None, paused: Callable[[], bool] | None = None, synchronous: bool = False):
         self.fn, self.recorder, self.tensors, self.written = fn, recorder, tensors, written
         self.probe = probe
+        self.threads: set[int] = set()          # those that have called `fn`: a library's handles are a thread's own, and not made while recording
         self.capture, self.failed, self.paused, self.synchronous = capture or (lambda: fn), failed, paused, synchronous
         self.pending: Callable[[], None] | None = None
         self.entries: dict[tuple, Entry] = {}
@@ -157,6 +159,7 @@ class Recorded:
 
     def _plain(self, args: list) -> list:
         self.counts.plain += 1
+        self.threads.add(threading.get_ident())
         fn, self.probe = self.probe or self.fn, None
         return fn(args)
 
@@ -217,7 +220,7 @@ class Recorded:
             address = args[i].data_ptr()
             if address not in entry.seen[i] and address not in self.recorder.owned and len(entry.seen[i]) <= MORE:
                 entry.seen[i].append(address)
-        if entry.calls <= self.patience:
+        if entry.calls <= self.patience or threading.get_ident() not in self.threads:
             return None
         fitting = [r for r in entry.recordings if r.fits(args)]
         if fitting:
