@@ -8,8 +8,8 @@ from ..ir.expr import Load, walk
 from .body import Body, exprs_of
 from .tile_schedule import TileSchedule
 
-STAYING = 24 << 20      # bytes of what such a kernel reads that are still in the cache for the next: BatchNorm's two of 103 MB 76.8 us, 78.8 with
-                        # no hint, 77.7 and 78.0 with half as many bytes more and less
+STAYING = 24 << 20      # bytes of what such a kernel reads that are still in the cache for the next: BatchNorm's two of 103 MB 76.8 us by
+                        # hand, 78.8 with no hint; three of the product 84, 86 with none, the same with 12 or 36 MB
 AGAIN = 16 << 20        # bytes that two kernels in a row read, from which on the second begins at the end: BatchNorm of 103 MB 85.4 to 82.5 us
 
 
