@@ -256,7 +256,7 @@ def test_it_says_when_nothing_is_left_to_gain():
 
 def test_kernels_of_ours_count_among_contractions():
     climb = climbing._Climb(softmax, (torch.randn(4, 4),), {}, {}, 0.0)
-    climb.rows = [Row("red_fused_addmm_0", "inference", "", "", 1, 0.5, 0, 0, 1, 0.4, "memory", "contraction tile(i0:32)"),
+    climb.rows = [Row("red_fused_addmm_0", "inference", "", "", 1, 0.5, 0, 0, 1, 0.4, "memory", "tile(i0:32)"),
                   Row("red_fused_sum_0", "inference", "", "", 1, 0.5, 0, 0, 1, 0.4, "memory", "parallel(i0)")]
     climb.busy, climb.fused = 1.0, 1.0
     assert climb.products() == climb.rows[:1] and climb.stopped(()).startswith("50% of the fused step is contractions at 80% of their limit")

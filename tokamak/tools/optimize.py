@@ -286,9 +286,9 @@ class _Climb:
         self.rows, self.fused = limits.rows(watcher.graphs, each, peaks(self.device)), step
 
     def products(self, dtype: str = "") -> list[limits.Row]:
-        """Contractions among what was looked at: calls of torch, and kernels of ours."""
-        ours = lambda r: r.schedule.startswith("contraction")
-        return [r for r in self.rows if (ours(r) or r.opaque and r.name.split(".")[0] in PRODUCTS) and r.flops and (not dtype or dtype == r.dtype)]
+        """Contractions among what was looked at: calls of torch, and kernels of ours, whose names say what they hold."""
+        words = lambda r: (r.name.split(".")[0],) if r.opaque else r.name.split("_")
+        return [r for r in self.rows if not set(PRODUCTS).isdisjoint(words(r)) and r.flops and (not dtype or dtype == r.dtype)]
 
     def useless(self, name: str) -> str:
         """Why a rung could not help, or ''."""
