@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tokamak.errors import CompilerMissing
+from tokamak.errors import BuildError, CompilerMissing
 from tokamak.runtime import build as c_build
 from tokamak.runtime import gpu, gpu_errors
 from tokamak.runtime.gpu import ASK, Kernel
@@ -454,3 +454,17 @@ def test_the_text_for_people_needs_no_device():
     text = source(program("cuda:0", error=True))
     assert "tk_exchange(0)" in text and "finally:" in text
     assert "cuda" not in source(Program("p", ("x",), (Return((Ref("x"),)),)))
+
+
+def test_more_shared_memory_than_there_is_is_refused_before_a_launch(monkeypatch):
+    unit = GpuUnit("wide", "", ("*fp32",))
+    binary = Binary(unit, ("cuda", 90, 32), b"", "wide", 300_000, 128, 32, 0, (0, 1), 2, (), b"")
+    monkeypatch.setattr(gpu, "build", lambda units, arch, **_: {u.name: binary for u in units})
+    monkeypatch.setattr(gpu, "launcher", lambda *_: None)
+    monkeypatch.setattr(gpu, "_kernels", {})
+    monkeypatch.setattr(gpu, "most_shared", lambda: 232_448)
+    with pytest.raises(BuildError, match="the kernel wide wants 300000 bytes of shared memory, and a program on this GPU has 232448"):
+        gpu.kernels([unit], ("cuda", 90, 32))
+    for room in (0, 300_000):
+        monkeypatch.setattr(gpu, "most_shared", lambda: room)
+        assert set(gpu.kernels([unit], ("cuda", 90, 32))) == {"wide"}

@@ -412,14 +412,25 @@ def arch(device: str) -> Arch:
     return "cuda", 10 * major + minor, 32
 
 
+def most_shared() -> int:
+    """Bytes of shared memory that a program on the current GPU may ask for; 0 where that is not known."""
+    if not torch.cuda.is_available():
+        return 0
+    return getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "shared_memory_per_block_optin", 0)
+
+
 def kernels(units: Sequence[GpuUnit], arch: Arch, *, cache_dir: str = "", cc: str = "", report: Callable[[GpuBuild], object] | None = None,
             progress: c_build.Progress | None = None) -> dict[str, Kernel]:
     """The kernel of each unit by its name, built for `arch`; equal units are one kernel, loaded once on each device. `cc`: the C compiler for the
-    launcher. Otherwise as `gpu_build.build`."""
+    launcher. Otherwise as `gpu_build.build`, and BuildError where one wants more shared memory than there is."""
     with ThreadPoolExecutor(1) as beside:           # the C compiler runs while Triton does
         found = beside.submit(launcher, cache_dir, cc)
         built = build(units, arch, cache_dir=cache_dir, report=report, progress=progress)
         launch = found.result()
+    room = most_shared()
+    for name, b in built.items():
+        if b.shared > room > 0:
+            raise BuildError(f"the kernel {name} wants {b.shared} bytes of shared memory, and a program on this GPU has {room}")
 
     def rebuild(unit: GpuUnit) -> Binary:
         return build([unit], arch, cache_dir=cache_dir)[unit.name]
