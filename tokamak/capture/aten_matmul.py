@@ -10,7 +10,7 @@ from ..ir.expr import Expr, Op, Reduce
 from ..ir.index import Axis, Index, as_index, axis
 from .aten_activation import gelu
 from .promote import Term
-from .registry import ACTIVATED, ADDED, INTO, MATRICES, means
+from .registry import ACTIVATED, ACTIVATED_ON_CPU, ADDED, INTO, MATRICES, means
 from .tensor import Tensor, broadcast_shapes, cast, compute, constant
 
 aten = torch.ops.aten
@@ -24,6 +24,26 @@ def activated(bias, left, right, shape, **how):
 
 ACTIVATED[aten.addmm.default] = (aten._addmm_activation.default, activated, (
     (lambda e: Op("max", e, constant(0.0, e.dtype)), {}, False), (lambda e: gelu(Term(e), "tanh").expr, {"use_gelu": True}, True)))
+
+
+def activated_on_cpu(bias, left, right, shape=None):
+    """The same with a ReLU on a CPU, by oneDNN where it takes the operands as they lie (the weights of a linear layer)."""
+    weight = right.t()
+    whole = left.numel() > 0 and weight.is_contiguous() and left.is_contiguous() and bias.is_contiguous()
+    made = aten._addmm_activation.default(bias, left, right) if not whole or not _in_onednn(left.dtype) else \
+        torch.ops.mkldnn._linear_pointwise.default(left, weight, bias, "relu", [], "")
+    return made if shape is None else made.view(shape)
+
+
+def _in_onednn(dtype: torch.dtype) -> bool:
+    """Does oneDNN multiply this type on the CPU, as exactly as torch would?"""
+    if not torch.backends.mkldnn.enabled or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return False
+    return torch.get_float32_matmul_precision() == "highest" if dtype is torch.float32 else \
+        dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+ACTIVATED_ON_CPU[aten.addmm.default] = (activated_on_cpu, activated_on_cpu, ((lambda e: Op("max", e, constant(0.0, e.dtype)), {}, False),))
 
 
 def added(value, left, right):

@@ -21,6 +21,7 @@ MATRICES: dict[object, tuple] = {}           # overload that multiplies two matr
 ACTIVATED: dict[object, tuple] = {}         # overload of (added vector, left, right) -> the library's own with an activation behind; the same of
 #                                             another shape, a further argument; of each activation: Expr -> Expr, the keywords that ask for it, and
 #                                             whether it would be another one behind the product's rounding
+ACTIVATED_ON_CPU: dict[object, tuple] = {}  # the same on CPUs
 ADDED: dict[object, object] = {}            # overload of (left, right) -> a function of (value, left, right) that gives their sum in the value's shape
 INTO: dict[object, object] = {}             # such a function -> the same that takes the value's memory
 

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from ..capture.fx import TORCH_DTYPES, Unsupported
-from ..capture.registry import ACTIVATED, INTO
+from ..capture.registry import ACTIVATED, ACTIVATED_ON_CPU, INTO
 from ..fuse.axes import Group
 from ..fuse.plan import Plan
 from ..fuse.sizes import condition
@@ -226,7 +226,7 @@ def box_words(k: TileKernel, names: dict, text=host_text) -> tuple[tuple[str, st
 
 def _fresh_result(call: Opaque) -> bool:
     """Does a call give memory that no argument shares? Known of products."""
-    return call.meaning is not None or call.target in INTO or any(call.target in own[:2] for own in ACTIVATED.values())
+    return call.meaning is not None or call.target in INTO or any(call.target in own[:2] for t in (ACTIVATED, ACTIVATED_ON_CPU) for own in t.values())
 
 
 def span(node) -> Index:

@@ -39,8 +39,8 @@ def contract(graph: Graph, target, choice: str = "", activated: Mapping = Mappin
     found, hints = contractions(graph), estimates(graph, target)
     reasons = {n: infeasible(c, target) for n, c in found.items()}
     taken = fronts(graph, hints)
-    own = target.kind == "gpu" and not target.ordered
-    behind = {**sums_behind(graph, added if target.fast else {}), **activations_behind(graph, activated, target.fast)} if own else {}
+    sums = sums_behind(graph, added) if target.kind == "gpu" and target.fast and not target.ordered else {}
+    behind = {**sums, **activations_behind(graph, activated, target.fast)} if not target.ordered else {}
     if choice != "kernels":
         possible = {n: _as_made(c, taken.get(n, ())) for n, c in found.items() if reasons[n] is None}
         site = Site(graph, possible, taken, back_to_back(graph, possible), behind)

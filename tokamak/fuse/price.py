@@ -41,15 +41,16 @@ class Rates:
 
 
 # Triton's words for a machine -> its rates. H200, bf16, device time behind a flushed cache, us, ours against the vendor's calls and passes:
-#   16 rows and a ReLU, 4096 to 4096: 13.9, 16.2; to 14336: 34.7 (by hand), 37.8; 14336 to 4096: 37.0, 41.1; 4096 to 1024: 7.0, 8.3
+#   16 rows and a ReLU, 4096 to 4096: 13.4, 16.1; to 14336: 33.9, 37.9; to 11008: 29.4, 31.1; 14336 to 4096: 37.3, 40.9; 4096 to 1024: 7.0, 8.3
+#   queries, keys and values, 4096 to 4096, 1024 and 1024: one row 16.4, 30.4; 16 rows 18.9, 30.9
 #   32 rows and a ReLU, 4096 to 4096: 14.4, 15.2 to 16.0; GELU MLP of 1024 and 4096: 13.6, 15.8
 #   one row and a ReLU, 4096 to 4096: 11.8, 16.6; to 14336: 32.4, 37.6; to 1024: 5.4, 7.6; GELU MLP of 1024 and 4096: 9.8, 14.8
 #   int8 weights, 4096 to 4096: one row 9.4, 24.1; 16 rows 9.2, 24.4; a scale for each 128: 10.4, 10.5
 #   int4 weights, 4096 to 4096: one row 9.1, 30.5; 16 rows 8.0, 31.1; a scale for each 128: 8.7, 9.2, the vendor's 66.5
 #   two layers with a ReLU between, 64, 64 at 262144 rows: 20.5, 47.6; 128, 256 at 131072 rows: 48.4, 83.1; in training 149, 191 and 253, 277
 RATES: dict[tuple, Rates] = {
-    ("cuda", 90): Rates(copy=4.2e12, products=700e12, call=6e-6, step=1.8e-6, vendor_rows=(3.45e12, 6e-6), few_rows=(3.35e12, 3.7e-6),
-                        one_row=(3.9e12, 3.1e-6), wide=3.75e12, more_rows=9e-7, few_tiles=8e-7, unpacked=3e12, narrow_vendor=(2.7e12, 2e-6),
+    ("cuda", 90): Rates(copy=4.2e12, products=700e12, call=6e-6, step=1.8e-6, vendor_rows=(3.4e12, 6.2e-6), few_rows=(3.5e12, 4e-6),
+                        one_row=(3.9e12, 3.1e-6), wide=3.9e12, more_rows=9e-7, few_tiles=8e-7, unpacked=3e12, narrow_vendor=(2.7e12, 2e-6),
                         narrow=(3.5e12, 2e-6), narrow_products=320e12)}
 WEIGHTS = 1 << 20       # elements of weights below which nothing was measured
 TILES = 128 * SIDE      # columns below which programs share the depth of a tile

@@ -37,7 +37,7 @@ RESIDENT = 4            # programs to a multiprocessor that make narrow layers t
 HELD_BLOCKS = 4         # of the hidden axis that are written out at most
 HELD_STAGES = 3         # tiles of rows under way then: 131072 rows, 128 to 256 to 128, 47.9 us, 57 where each tile reads the weights, 65 with 2
 ABREAST = 2             # products with a vector that a program carries at once: each holds a tile of f32
-AHEAD = 256             # elements of a step along the depth of what is read a step ahead; of two products half as many each
+AHEAD = 256             # elements of a step along the depth of what is read a step ahead
 STEPS = 8               # steps along the depth that a program should have at least
 FEW_SHARED = 100 << 10  # the same where a result is turned: two programs to a multiprocessor
 SLICES = 4              # that a step takes, a warp each
@@ -102,7 +102,7 @@ def _choose(b: Body, found: list[Contraction], hints: Hints, target, alone: bool
     few, many = sorted((rows, columns), key=lambda a: hints(a.extent))
     turned = hints(few.extent) <= TURNED
     if _wide(many, few, c, len(found), b, hints, target):
-        sizes = {many: 64, few: max(SIDE, power(hints(few.extent))), c.depth: AHEAD // len(found)}
+        sizes = {many: 64, few: max(SIDE, power(hints(few.extent))), c.depth: AHEAD}
         return _schedule(b, c, sizes, hints, target, stages=1, early=True, ahead=True)
     sizes = _few_rows(many, few, c, hints) if turned else (_tiles_of_slices if c.outer else _tiles)(rows, columns, c, hints)
     first, second = list(sizes)[:2]
@@ -118,10 +118,11 @@ def _choose(b: Body, found: list[Contraction], hints: Hints, target, alone: bool
 
 def _wide(many: Axis, few: Axis, c: Contraction, products: int, b: Body, hints: Hints, target) -> bool:
     """Are there columns for tiles of 64 on every multiprocessor, and weights that registers take as they are, in whole steps? They leave the cache
-    first then. 16 rows, 4096 to 14336: 34.7 us, 40.9 by the pipeline, 38.3 the vendor's; 4 rows 35.9, 42.1."""
-    plain = not c.digits and not c.outer and hints(few.extent) <= SIDE and products <= 2 and _width(c, many) == 2
+    first then. 16 rows, 4096 to 14336: 33.9 us, 40.9 by the pipeline, 37.9 the vendor's; but two such products, in half the
+    steps, 64, 62."""
+    plain = not c.digits and not c.outer and hints(few.extent) <= SIDE and products == 1 and _width(c, many) == 2
     depth = c.depth.extent.constant
-    whole = depth is not None and depth % (AHEAD // products) == 0
+    whole = depth is not None and depth % AHEAD == 0
     return plain and whole and not b.parallel - {many, few} and hints(many.extent) >= 64 * target.threads
 
 
