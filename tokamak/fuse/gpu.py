@@ -20,7 +20,9 @@ HELD_ACROSS = 1024      # the same of rows that are not contiguous: a tile needs
 CARRIED = 32768         # elements of partial results that one program carries in registers along a row; along several axes half as many
 SHARED_CARRIED = 128 << 10      # bytes of a program's share of a row, and of column sums beside it, where the neighbours of a cluster carry them: bf16
                         # LayerNorm backward over 16384, 25600 and 65536 columns 74, 58 and 70%, 59, 47 and 49 by one program or in two kernels
-SHARED_COLUMNS = 8192   # columns of that share at most; fewer than WORDS beside them, of rows that begin anywhere, do not count
+                        # Only where more than three quarters of the lanes have a column: over 12288 57, 62 in one program
+SHARED_COLUMNS = 16384  # columns of that share at most: RMSNorm backward over 25600 by two programs 73%, 65 by one; fewer than WORDS beside them, of rows that
+                        # begin anywhere, do not count
 WORDS = 8
 FEW_SHARERS = 2         # programs at most that share rows which begin anywhere, or which one could hold: bf16 LayerNorm backward over 16385 columns 49%, 43
                         # in two kernels; over 65537 by eight 28, 43 in two; RMSNorm over 25600 by four 56, 64 by one
@@ -118,7 +120,8 @@ def carrying(columns: int, sums: int, read: int, aligned: bool, target) -> int:
         return 0
     count = 1 << (max(-(-columns * (4 * sums + read) // SHARED_CARRIED), -(-(columns // WORDS * WORDS) // SHARED_COLUMNS)) - 1).bit_length()
     alone = columns * sums <= CARRIED
-    if not aligned and (count > FEW_SHARERS or alone) or alone and count > FEW_SHARERS:
+    share = -(-(columns // WORDS * WORDS) // count)
+    if not aligned and (count > FEW_SHARERS or alone) or alone and count > FEW_SHARERS or share * 4 <= 3 << (share - 1).bit_length():
         return 0
     return count if count <= target.cluster else 0
 

@@ -31,6 +31,8 @@ WASTE = 8               # one lane of a row in so many may be idle in its last p
 IDLE = 1.25             # lanes to an element of a row, at most
 SIDE = 8                # contiguous elements at least, of a row that one program holds anyhow
 REGISTERS = 64          # a thread: all of a multiprocessor's are taken then
+UNDER_WAY = 3           # rows that are read or worked on at once in a loop with column sums
+SHARED = 160 << 10      # bytes of shared memory at most that hold those which are read
 CARRYING = 16           # elements of a row to one thread where column sums are carried beside it
 
 
@@ -44,6 +46,7 @@ class Stages:
     warps: int
     registers: int = REGISTERS
     kept: bool = False
+    stages: int = 1             # rows under way at once
 
 
 def possible(b: Body, rows: list[Axis], line: Axis | None, hints: Hints, target) -> bool:
@@ -122,7 +125,11 @@ def carrying(b: Body, rows: list[Axis], line: Axis | None, crossed: frozenset, h
         return None
     share = -(-n // sharers)
     warps = max(1, min(WARPS, power(share) // (32 * CARRYING)))
-    return Stages(line, sharers, {line: _in_words(share, 32 * warps * CARRYING, 64 * warps)}, warps, 2 * REGISTERS)
+    most = 32 * warps * CARRYING
+    found = (most,) if share <= most else _in_words(share, most, 64 * warps)
+    way = sum({(e.node, e.index): e.dtype.bytes for e in walk(*exprs_of(b)) if isinstance(e, Load) and e.index[0].axes() >= crossed | {line}}.values())
+    stages = UNDER_WAY if (UNDER_WAY - 1) * way * sum(found) <= SHARED else 1
+    return Stages(line, sharers, {line: found}, warps, 2 * REGISTERS, stages=stages)
 
 
 def _in_words(n: int, most: int, least: int) -> tuple[int, ...]:

@@ -20,7 +20,8 @@ TILE = 4096             # elements of a tile that a program works on at once, at
 SMALLEST = 256          # of a pointwise tile where there are few: 65536 elements in 1.6 us, 1.9 with POINTWISE
 RAGGED = 1024           # of a tile with rows that begin anywhere and are too short for whole words: f32 softmax over 65 columns 77%, f16 LayerNorm 57; 61 and
                         # 54 with twice as many, 36 and 31 with TILE
-RAGGED_FOLDED = 2048    # the same where rows are only folded: f32 sums along 65 columns 92%, 66 with TILE
+RAGGED_FOLDED = 2048    # the same where rows are only folded: f32 sums along 65 and 17 columns 95 and 91%, 66 and 82 with TILE
+ROWS = 8                # of such tiles at least: f32 sums along 257 columns 85%, 40 with one
 RAGGED_THREAD = 8       # elements to a thread of a tile that walks down columns whose rows begin anywhere: the compiler keeps few such loads under way.
                         # f16 sums of 1024 rows of 65537 64%, 17 with ROW_THREAD
 POINTWISE = 1024        # elements of a pointwise tile: 8 to a thread, one 16-byte access of a 16-bit type
@@ -28,8 +29,7 @@ CHUNK = 4096            # elements of a looped row that are in registers at once
 CHUNK_BYTES = 16384     # bytes of it where rows are only folded, a few lanes carrying what comes of them: f16 sums of rows of 86021 80%, 71 with half
                         # as many
 PASSING_WARPS = 4       # of a program then: eight 16-byte words a thread under way
-PASSING_STAGES = 2      # tiles under way at once then, of 32-bit elements: f32 sums over 65536 columns 90%, 86 with one; 4194304 columns 89 and 84; f16 loses,
-                        # 79 and 83
+PASSING_STAGES = 2      # tiles under way at once then, of 32-bit elements: f32 sums over 65536 columns 90%, 86 with one; f16 loses, 79 and 83
 LONG = 16384            # elements of a looped row from which on each has a program to itself, where programs leave one number each: cross entropy
                         # forward over 32000 and 50257 columns 88 and 90%, 81 and 83 with as many programs as run at once
 ALONE = 16384           # elements that a single program holds: 8192 partial results 3 us, 6 in a loop
@@ -62,8 +62,7 @@ FILLED = 0.75           # of the programs that run at once: where programs share
 LEAST_BLOCK = 256       # elements of a block along the contiguous axis that is worth several pieces
 SECTOR = 16             # columns at least, of a tile that holds whole columns: 32 bytes of a 16-bit type
 NARROW = 8              # columns at least, of a tile that folds across rows: 32 bytes of f32, one sector
-SHIFTED = 256           # elements of a row from which on it is read in whole words wherever it begins: f16 LayerNorm over 257 columns 73%, 56 element by
-                        # element
+SHIFTED = 256           # elements of a row from which on it is read in whole words wherever it begins: f16 LayerNorm over 257 columns 73%, 56 not so
 SHIFTED_FOLDED = 1024   # the same of rows that are only folded: f16 sums along 257 and 513 columns 56 and 70%, 20 and 39 in words; along 2049 78 and 91
 SHIFTED_WIDE = 512      # the same where all are of 32 bits and more: f32 sums over 257 columns 40%, 85 element by element; softmax 79 and 94
 FAR = 2**31             # offsets from here on need 64 bits
@@ -227,7 +226,7 @@ class _Chooser:
         if s.sharers > 1:
             self.resident *= gpu.clusters(s.sharers, self.target) / self.target.threads
         return TileSchedule(self.order, dims, tuple((a, self.pieces[a]) for a in dims), frozenset(), split,
-                            self._programs(split) if split else 1, exact, s.warps, self._stages() if self.crossed else 1, wide=self._wide(),
+                            self._programs(split) if split else 1, exact, s.warps, s.stages if self.shift is None else 1, wide=self._wide(),
                             shift=self.shift, staged=s.shared, sharers=s.sharers, registers=s.registers)
 
     def _carried(self) -> int:
@@ -417,9 +416,11 @@ class _Chooser:
         want = min(POINTWISE, max(SMALLEST, power(hints.count(self.b.parallel) // (FILL * self.target.threads)))) if pointwise else TILE
         if self.line in self.rows and not self.looped and not self.crossed:
             if not self._stored_along():
-                want = RAGGED_FOLDED if self._begin_anywhere() else max(TILE, FOLDED // self._narrowest())
+                want = max(RAGGED_FOLDED, ROWS * have) if self._begin_anywhere() else max(TILE, FOLDED // self._narrowest())
             elif self._begin_anywhere():
-                want = RAGGED
+                want = max(RAGGED, ROWS * have)
+        elif self.line in self.rows and not self.looped and self._begin_anywhere():
+            want = max(RAGGED, ROWS * have)
         if self._streams():
             want = CHUNK_BYTES // self._narrowest()
         parallel = [a for a in self.order if a in self.b.parallel]
