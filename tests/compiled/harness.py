@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from tests.capture.through_reference import tangent_format
 from tokamak.backend import compile_graph
-from tokamak.capture import aot
+from tokamak.capture import aot, decompose
 from tokamak.capture.fx import Unsupported
 from tokamak.ir.graph import Opaque
 from tokamak.options import Options
@@ -79,7 +79,7 @@ def compiled(fn, seen: Seen, policy: str = "fast", cache_dir: str | None = None,
     """`fn` (tensors in, a pytree of tensors out) compiled."""
     one = compiler(seen, policy, cache_dir, target)
     return aot_function(fn, fw_compiler=one, bw_compiler=one, inference_compiler=one, keep_inference_input_mutations=True,
-                        decompositions=aot.DECOMPOSITIONS)
+                        decompositions=decompose.TRAINING)
 
 
 def agree(fn, tensors, grad: bool = False, policy: str = "fast", cache_dir: str | None = None, calls: int = 1,

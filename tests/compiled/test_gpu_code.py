@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from tests.compiled.harness import gradients, leaves
 from tests.compiled.op_cases import cases, samples
 from tokamak.backend import compile_graph
-from tokamak.capture import aot
+from tokamak.capture import aot, decompose
 from tokamak.capture.fx import Unsupported
 from tokamak.options import Options
 from tokamak.runtime import gpu_build
@@ -74,7 +74,7 @@ def units(fn, tensors, policy: str = "fast") -> dict:
         except (Stopped, Unsupported):
             pass
         return aot.eager(gm)
-    outs = leaves(aot_function(fn, fw_compiler=one, bw_compiler=one, inference_compiler=one, decompositions=aot.DECOMPOSITIONS)(*tensors))
+    outs = leaves(aot_function(fn, fw_compiler=one, bw_compiler=one, inference_compiler=one, decompositions=decompose.TRAINING)(*tensors))
     gradients(outs, tensors)
     return found
 

@@ -1,6 +1,6 @@
 """AOTAutograd: a Dynamo graph becomes functional graphs of aten calls, one for inference or a pair for training, and each is compiled on its own.
 
-The graphs hold exactly the operations that eager runs (but for `DECOMPOSITIONS`). Mutations of inputs stay in the graph as trailing `copy_` calls.
+The graphs hold exactly the operations that eager runs (but for the tables of `decompose`). Mutations of inputs stay in the graph as trailing `copy_` calls.
 """
 from __future__ import annotations
 
@@ -12,24 +12,11 @@ import torch._dynamo
 from torch import fx
 from torch._functorch.aot_autograd import aot_module_simplified
 
+from .decompose import ALWAYS, TRAINING
 from .partition import partition
 
 # compile_one(gm, example_inputs, kind) -> boxed function; kind is 'forward', 'backward' or 'inference'
 CompileOne = Callable[[fx.GraphModule, Sequence[Any], str], Callable[[list], Any]]
-
-
-def _log_softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
-    """log_softmax in its parts, so that the partitioner can save a row's maximum and logarithm in place of all its elements."""
-    if any(isinstance(s, int) and s == 0 for s in x.shape):
-        return NotImplemented
-    wide = x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
-    shifted = wide - wide.amax(dim, keepdim=True)
-    out = shifted - shifted.exp().sum(dim, keepdim=True).log()
-    return out if half_to_float else out.to(x.dtype)
-
-
-# Whole operators in whose place the joint graph holds their parts, because of what backward then needs to be saved; everything else stays whole.
-DECOMPOSITIONS = {torch.ops.aten._log_softmax.default: _log_softmax}
 
 
 def autograd(gm: fx.GraphModule, example_inputs: Sequence[Any], compile_one: CompileOne) -> Callable:
@@ -42,7 +29,7 @@ def autograd(gm: fx.GraphModule, example_inputs: Sequence[Any], compile_one: Com
 
     compiled = aot_module_simplified(
         gm, example_inputs, fw_compiler=compiler("forward"), bw_compiler=_backward(compiler("backward")), inference_compiler=compiler("inference"),
-        partition_fn=partition, keep_inference_input_mutations=True, decompositions=DECOMPOSITIONS)
+        partition_fn=partition, keep_inference_input_mutations=True, decompositions=TRAINING if _trains(gm, example_inputs) else ALWAYS)
     return _hidden(compiled)
 
 
@@ -51,6 +38,12 @@ def _keep_saved() -> None:
     context = torch._guards.TracingContext.try_get()
     if getattr(getattr(context, "fw_metadata", None), "bw_donated_idxs", None):
         context.fw_metadata.bw_donated_idxs = []
+
+
+def _trains(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
+    """Will there be a backward graph?"""
+    tensors = (x for x in (*example_inputs, *gm.parameters()) if isinstance(x, torch.Tensor))
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
 def _hidden(fn: Callable) -> Callable:

@@ -1,0 +1,65 @@
+"""Operators in whose place the joint graph of a training step holds their parts, because of what backward then needs to be saved: the partitioner keeps a
+row's maximum and sum, or a channel's mean, and computes the elements again. Everything else stays whole.
+"""
+from __future__ import annotations
+
+import math
+
+import torch
+
+_aten = torch.ops.aten
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _empty(x: torch.Tensor) -> bool:
+    return any(isinstance(s, int) and s == 0 for s in x.shape)
+
+
+def _log_softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
+    if _empty(x):
+        return NotImplemented
+    wide = _wide(x)
+    shifted = wide - wide.amax(dim, keepdim=True)
+    out = shifted - shifted.exp().sum(dim, keepdim=True).log()
+    return out if half_to_float else out.to(x.dtype)
+
+
+def _softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
+    if _empty(x):
+        return NotImplemented
+    wide = _wide(x)
+    powers = (wide - wide.amax(dim, keepdim=True)).exp()
+    out = powers / powers.sum(dim, keepdim=True)
+    return out if half_to_float else out.to(x.dtype)
+
+
+def _safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Softmax with zeros for rows that are all -inf."""
+    if _empty(x):
+        return NotImplemented
+    x = x if dtype is None else x.to(dtype)
+    return torch.where((x == -math.inf).all(dim, keepdim=True), 0.0, _softmax(x, dim, False))
+
+
+def _batch_norm(x: torch.Tensor, weight, bias, running_mean, running_var, training: bool, momentum: float, eps: float):
+    """Statistics, and the normalised values made of them by arithmetic alone."""
+    count = math.prod(x.shape[:1] + x.shape[2:])
+    if not training or _empty(x) or not isinstance(count, int) or count < 2 or running_mean is None or running_var is None:
+        return NotImplemented
+    variance, mean = torch.var_mean(_wide(x), [d for d in range(x.dim()) if d != 1], correction=0, keepdim=True)
+    rstd = torch.rsqrt(variance + eps)
+    out = (_wide(x) - mean) * rstd
+    along = lambda t: t.reshape([-1] + [1] * (x.dim() - 2))
+    out = out if weight is None else out * along(weight)
+    out = out if bias is None else out + along(bias)
+    flat = [t.reshape(-1) for t in (mean, rstd, variance * (count / (count - 1)))]
+    moved = lambda old, new: (new * momentum + old * (1.0 - momentum)).to(old.dtype)
+    return out.to(x.dtype), flat[0], flat[1], moved(running_mean, flat[0]), moved(running_var, flat[2])
+
+
+ALWAYS = {_aten._log_softmax.default: _log_softmax}
+TRAINING = {**ALWAYS, _aten._softmax.default: _softmax, _aten._safe_softmax.default: _safe_softmax,
+            _aten._native_batch_norm_legit_functional.default: _batch_norm}
