@@ -62,7 +62,8 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mappi
             return gm
         _warm(example_inputs, chosen)
         with _uncollected():
-            made = aot.autograd(gm, example_inputs, partial(compile_or_fall_back, options=chosen, frame=frame_of(gm, chosen)))
+            made = aot.autograd(gm, example_inputs, partial(compile_or_fall_back, options=chosen, frame=frame_of(gm, chosen)),
+                            chosen.policy == "fast", chosen.opaque_only)
     except TokamakError as error:
         raise _shortened(error, sys._getframe()) from None
     return made if chosen.recorder is None else chosen.recorder.function(gm, made)

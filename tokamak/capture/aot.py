@@ -5,6 +5,7 @@ The graphs hold exactly the operations that eager runs (but for the tables of `d
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Callable
 
 import torch
@@ -19,8 +20,10 @@ from .partition import partition
 CompileOne = Callable[[fx.GraphModule, Sequence[Any], str], Callable[[list], Any]]
 
 
-def autograd(gm: fx.GraphModule, example_inputs: Sequence[Any], compile_one: CompileOne) -> Callable:
-    """The function that runs Dynamo's graph `gm`, whose forward, backward and inference graphs `compile_one` has compiled."""
+def autograd(gm: fx.GraphModule, example_inputs: Sequence[Any], compile_one: CompileOne, own_random: bool = False,
+             whole: bool = False) -> Callable:
+    """The function that runs Dynamo's graph `gm`, whose forward, backward and inference graphs `compile_one` has compiled. `own_random`: random
+    numbers are ours, and drawn by kernels. `whole`: every operator that eager runs is called."""
     def compiler(kind: str):
         def compile_kind(graph, inputs):
             _keep_saved()
@@ -29,7 +32,7 @@ def autograd(gm: fx.GraphModule, example_inputs: Sequence[Any], compile_one: Com
 
     compiled = aot_module_simplified(
         gm, example_inputs, fw_compiler=compiler("forward"), bw_compiler=_backward(compiler("backward")), inference_compiler=compiler("inference"),
-        partition_fn=partition, keep_inference_input_mutations=True, decompositions=TRAINING if _trains(gm, example_inputs) else ALWAYS)
+        partition_fn=partial(partition, arithmetic_dropout=own_random and not whole), keep_inference_input_mutations=True, decompositions=TRAINING if _trains(gm, example_inputs) and not whole else ALWAYS)
     return _hidden(compiled)
 
 

@@ -10,6 +10,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from operator import getitem
 
 import torch
 from torch import fx
@@ -23,9 +24,13 @@ IDENTITIES = {_aten.detach.default, _aten.alias.default, _aten.lift_fresh.defaul
 _LISTING = threading.Lock()
 
 
-def partition(joint: fx.GraphModule, joint_inputs, *, num_fwd_outputs: int, **others) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """(forward, backward) graphs of `joint`. The arguments are those of torch's partition functions."""
+def partition(joint: fx.GraphModule, joint_inputs, *, num_fwd_outputs: int, arithmetic_dropout: bool = False,
+              **others) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """(forward, backward) graphs of `joint`. The arguments are those of torch's partition functions, and whether what dropout leaves may be computed again
+    of its mask."""
     without_identities(joint)
+    if arithmetic_dropout:
+        dropout_of_masks(joint)
     with _fusible({getattr(o, "overloadpacket", o) for o in TABLE}):
         return partitioners.min_cut_rematerialization_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **others)
 
@@ -56,3 +61,42 @@ def without_identities(joint: fx.GraphModule) -> None:
 def _same_value(node: fx.Node) -> bool:
     """The argument may stand in the place of `node`: neither is a result of the graph, whose aliases the caller has been told of."""
     return not any(user.op == "output" for user in node.users)
+
+
+def dropout_of_masks(joint: fx.GraphModule) -> None:
+    """What a dropout of `joint` leaves becomes a product with its mask: numbers that are drawn cannot be computed again, products can."""
+    for node in joint.graph.nodes:
+        if node.target is _aten.native_dropout.default and isinstance(node.args[1], float) and 0 < node.args[1] < 1 and node.args[2] is not False:
+            _arithmetic(joint.graph, node)
+    joint.recompile()
+
+
+def _arithmetic(graph: fx.Graph, node: fx.Node) -> None:
+    """Rewrites one dropout whose result and mask are both read."""
+    found = {i: [u for u in node.users if u.target is getitem and u.args[1] == i] for i in (0, 1)}
+    x, (kept, mask_value) = node.args[0], node.meta["val"]
+    if not found[0] or not found[1]:
+        return
+    wide = torch.float32 if kept.dtype in (torch.float16, torch.bfloat16) else kept.dtype
+    at = node
+
+    def call(target, args, kwargs, value) -> fx.Node:
+        nonlocal at
+        with graph.inserting_after(at):
+            at = graph.call_function(target, args, kwargs)
+        at.meta = {**node.meta, "val": value}
+        return at
+
+    def step(target, *args, **kwargs) -> fx.Node:
+        with kept.fake_mode:
+            value = target(*(a.meta["val"] if isinstance(a, fx.Node) else a for a in args), **kwargs)
+        return call(target, args, kwargs, value)
+    mask = call(getitem, (node, 1), {}, mask_value)
+    made = step(_aten.mul.Tensor, step(_aten._to_copy.default, x, dtype=wide), step(_aten._to_copy.default, mask, dtype=wide))
+    made = step(_aten._to_copy.default, step(_aten.mul.Tensor, made, 1 / (1 - node.args[1])), dtype=kept.dtype)
+    if made.meta["val"].stride() != kept.stride():
+        return
+    for old, new in ((0, made), (1, mask)):
+        for user in found[old]:
+            user.replace_all_uses_with(new)
+            graph.erase_node(user)
