@@ -32,7 +32,8 @@ def autograd(gm: fx.GraphModule, example_inputs: Sequence[Any], compile_one: Com
 
     compiled = aot_module_simplified(
         gm, example_inputs, fw_compiler=compiler("forward"), bw_compiler=_backward(compiler("backward")), inference_compiler=compiler("inference"),
-        partition_fn=partial(partition, arithmetic_dropout=own_random and not whole), keep_inference_input_mutations=True, decompositions=TRAINING if _trains(gm, example_inputs) and not whole else ALWAYS)
+        partition_fn=partial(partition, arithmetic_dropout=own_random and not whole), keep_inference_input_mutations=True,
+        decompositions=TRAINING if _trains(gm, example_inputs) and not whole else ALWAYS)
     return _hidden(compiled)
 
 

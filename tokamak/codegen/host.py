@@ -18,6 +18,7 @@ from ..ir.index import FloorDiv, Index, Max, Min, Mod, Size, as_index, maximum
 from ..runtime.program import Alloc, Call, Copy, Drop, Host, Launch, Let, Program, Ref, Return, Step, TensorSpec
 from ..runtime.gpu_build import GpuUnit
 from .kernel import Kernel
+from .reuse import reused
 from .tile_kernel import TileKernel
 
 ERRORS = {"index": (IndexError, "index out of range"), "division": (RuntimeError, "ZeroDivisionError: integer division or modulo by zero")}
@@ -82,6 +83,7 @@ class _Translation:
     def program(self) -> Program:
         graph = self.graph
         inputs = tuple(i.name if isinstance(i, Input) else i for i in graph.inputs)
+        self.reused = reused(self.plan, self.built)
         self._name_nodes(set(inputs))
         steps: list[Step] = []
         for s in self.plan.steps:
@@ -113,6 +115,8 @@ class _Translation:
             for node in self.plan.stores.get(s, ()) if isinstance(s, Group) else ():
                 into = self.plan.inplace.get(node)
                 self.names[node] = into.name if into is not None else _fresh(self.graph.origin(node).name or "t", taken)
+        for node, gone in self.reused.items():          # in running order: the memory may have been taken over before
+            self.names[node] = self.names[gone]
 
     # -- kernels ---------------------------------------------------------------------------------------------------------
     def _kernel(self, g: Group) -> list[Step]:
@@ -130,7 +134,7 @@ class _Translation:
 
     def _allocations(self, g: Group) -> list[Step]:
         return [Alloc(self.names[n], self.node_spec(n), self.text(span(n)), "output" if n in self.outputs else "temp")
-                for n in self.plan.stores[g] if n not in self.plan.inplace]
+                for n in self.plan.stores[g] if n not in self.plan.inplace and n not in self.reused]
 
     def _tiles(self, made: BuiltTiles) -> list[Step]:
         """The kernels of a group one after the other, with memory for what it stores and for what they leave each other."""

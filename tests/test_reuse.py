@@ -1,0 +1,64 @@
+"""Pointwise kernels of a GPU write where they have read, if nobody needs what was there."""
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tokamak
+from tokamak.codegen import host
+from tokamak.tools.record import Recorder
+
+
+def taken(fn, *args) -> list[int]:
+    """How many values take over memory in each graph of `fn` (compared with eager, twice: no call may change an argument)."""
+    torch._dynamo.reset()
+    recorder = Recorder()
+    run = tokamak.compile(fn, target="interpret", strict=True, cache_dir="", contractions="vendor", recorder=recorder)
+    before = [a.clone() for a in args]
+    for _ in range(2):
+        torch.testing.assert_close(run(*args), fn(*args), rtol=1e-4, atol=1e-5)
+    assert all(torch.equal(a, b) for a, b in zip(args, before))
+    return [len(host.reused(g.values["lower"].plan, g.values["render"])) for g in recorder.graphs]
+
+
+def square(n=24, seed=0):
+    return torch.randn(n, n, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("fn, count", [
+    (lambda x, y: (x @ y).relu() @ y, 1),                                        # over the product
+    (lambda x, y: ((x @ y).relu() @ y).tanh() @ y, 2),
+    (lambda x, y: (x @ y).relu(), 1),                                            # a result of the graph may be written there
+    (lambda x, y: x.relu() @ y, 0),                                              # an input stays
+    (lambda x, y: [(p := x @ y), p.relu() @ y], 0),                              # a result stays
+    (lambda x, y: (p := x @ y).relu() @ y @ p, 0),                               # needed later
+    (lambda x, y: (x @ y).t().contiguous().relu() @ y, 0),                       # read at other places
+    (lambda x, y: ((p := x @ y) + p.flip(0)).relu() @ y, 0),
+    (lambda x, y: ((p := x @ y) + p[0]).relu() @ y, 0),
+    (lambda x, y: (x @ y).softmax(1) @ y, 0),                                    # folded
+    (lambda x, y: (x @ y).double().relu() @ y.double(), 0),                      # another type
+    (lambda x, y: [(p := x @ y).relu() @ y, p.tanh() @ y], 0),                   # two stores of one kernel read it
+    (lambda x, y: ((x @ y) * (y @ x)).relu() @ y, 1),
+], ids=lambda x: str(x) if isinstance(x, int) else "")
+def test_what_is_taken_over(fn, count):
+    assert taken(fn, square(), square(seed=1)) == [count]
+
+
+def test_what_a_view_shows_stays():
+    def fn(x, y):
+        p = x @ y
+        return torch.ops.aten.as_strided(p, (24,), (25,)).clone(), p.relu() @ y
+    taken(fn, square(), square(seed=1))
+
+
+def test_training():
+    layers = torch.nn.Sequential(*(m for _ in range(3) for m in (torch.nn.Linear(24, 24), torch.nn.GELU()))).double().float()
+
+    def step(x):
+        out = layers(x).square().sum()
+        return torch.autograd.grad(out, [x, *layers.parameters()])
+    x = square().requires_grad_()
+    run = tokamak.compile(layers, target="interpret", strict=True, cache_dir="", contractions="vendor")
+    got = torch.autograd.grad(run(x).square().sum(), [x, *layers.parameters()])
+    for g, w in zip(got, step(x)):
+        torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,74 @@
+"""Which stored values take over memory that nobody needs any more: on a GPU a pointwise kernel writes its result where it has read an operand.
+
+    every element of the operand is read by the iteration that writes the same place, in the expression of that store alone: no other iteration, and no
+    other store, can see the difference
+    the operand is a stored value, or what a call of torch returned, of the same shape, strides and type, read by no later step; it is neither an input nor
+    a result nor written somewhere, and no call that may return a view has been handed it
+"""
+from __future__ import annotations
+
+from ..fuse.axes import Group
+from ..fuse.plan import Plan
+from ..ir.expr import Load, Reduce, Scan, walk
+from ..ir.graph import Compute, Opaque, Result, View, reads
+from ..schedule.body import Body, Store
+
+
+def reused(plan: Plan, built: dict) -> dict:
+    """Stored node -> the node whose memory it takes over, in running order."""
+    last: dict = {}
+    for i, s in enumerate(plan.steps):
+        for n in s.nodes() if isinstance(s, Group) else (s,):
+            last.update((r, i) for r in reads(n))
+    kept = _kept(plan)
+    found: dict = {}
+    for i, s in enumerate(plan.steps):
+        parts = getattr(built.get(s), "parts", ()) if isinstance(s, Group) else ()
+        if len(parts) != 1 or not _pointwise(parts[0].kernel.body):
+            continue
+        taken: set = set()
+        for store in parts[0].kernel.body.stores:
+            gone = next((m for m in _operands(store, parts[0].kernel.body) if m not in taken and m not in kept and last.get(m) == i
+                         and _alike(m, store.memory.node)), None)
+            if gone is not None and store.memory.node not in plan.inplace:
+                found[store.memory.node] = gone
+                taken.add(gone)
+    return found
+
+
+def _kept(plan: Plan) -> set:
+    """Nodes whose memory is no temporary's."""
+    shown = {o.node for o in plan.graph.outputs if isinstance(o, View)} | {w.source.node for w in plan.graph.writes}
+    calls = [s for s in plan.steps if isinstance(s, Opaque)]
+    views = {n for c in calls if _may_alias(c.target) for n in c.reads}
+    returned = {n for n in plan.graph.nodes if isinstance(n, Result) and _may_alias(n.opaque.target)}
+    return shown | views | returned | set(plan.inplace)
+
+
+def _may_alias(target) -> bool:
+    """May what a call returns share memory with what it is handed?"""
+    schema = getattr(target, "_schema", None)
+    return schema is None or any(r.alias_info is not None for r in schema.returns) or any(a.alias_info is not None for a in schema.arguments)
+
+
+def _pointwise(body: Body) -> bool:
+    exprs = [s.expr for s in body.stores]
+    return body.base is None and not any(s.monoid is not None or s.guard is not None for s in body.stores) and \
+        not any(isinstance(e, (Reduce, Scan)) for e in walk(*exprs))
+
+
+def _operands(store: Store, body: Body) -> list:
+    """Nodes that the store's expression reads at the very place that it writes, and nothing else in the body reads."""
+    read: dict = {}
+    for e in walk(store.expr):
+        if isinstance(e, Load):
+            read.setdefault(e.node, []).append(e)
+    others = {e.node for s in body.stores if s is not store for e in walk(s.expr) if isinstance(e, Load)}
+    here = [m for m, loads in read.items() if m not in others and all(e.guard is None and e.index[0] is store.address for e in loads)]
+    return [m.node for m in here if isinstance(m.node, (Compute, Result)) and store.axes == frozenset(body.axes)]
+
+
+def _alike(gone, node) -> bool:
+    """The same elements at the same places, none of them twice."""
+    return (gone.shape == node.shape and gone.strides == node.strides and gone.dtype is node.dtype and gone.device == node.device
+            and not any(s == 0 and e != 1 for s, e in zip(node.strides, node.shape)))
