@@ -89,3 +89,74 @@ def test_the_partitioner_of_others_is_as_it_was():
     theirs = partitioners.get_default_op_list
     saved(tokamak.compile(lambda x: torch.softmax(x, -1), strict=True), torch.randn(4, 4, requires_grad=True))
     assert partitioners.get_default_op_list is theirs
+
+
+class Normed(nn.Module):
+    """Convolution, batch norm, SiLU, convolution: what a mobile block repeats."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.second = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x):
+        return self.second(nn.functional.silu(self.norm(self.first(x))))
+
+
+def test_batch_norm_keeps_its_input_and_statistics():
+    """Of one convolution's result and the next one's input, which is computed between them, nothing else is kept."""
+    x, net = torch.randn(4, 3, 10, 10), Normed().train()
+    one = 4 * 4 * 8 * 8 * 8                                         # bytes of a convolution's result
+    parameters = sum(4 * p.numel() for p in net.parameters())
+    assert saved(net, x)[1] >= 3 * one
+    assert saved(tokamak.compile(net, strict=True), x)[1] <= 2 * one + 4 * x.numel() + parameters + 200
+
+
+def test_the_statistics_of_batch_norm_are_eagers():
+    x, nets = torch.randn(4, 3, 10, 10), []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        net = Normed().train()
+        nets.append(net)
+        (tokamak.compile(net, strict=True) if compiled else net)(x).square().sum().backward()
+    for (name, a), (_, b) in zip(nets[0].state_dict().items(), nets[1].state_dict().items()):
+        torch.testing.assert_close(b, a, rtol=1e-5, atol=1e-6, msg=name)
+    for a, b in zip(nets[0].parameters(), nets[1].parameters()):
+        torch.testing.assert_close(b.grad, a.grad, rtol=1e-3, atol=1e-4)
+
+
+def attention(q, k, v):
+    return nn.functional.dropout(torch.softmax((q @ k.t()).float(), -1), 0.5, True).to(v.dtype) @ v
+
+
+def test_dropout_keeps_its_mask():
+    """What it leaves is a factor of a product, whose other factor's gradient needs it: it is made again of the scores, which are kept once, and the mask."""
+    q, k, v = (torch.randn(ROWS, WIDE).bfloat16().requires_grad_() for _ in range(3))
+    square, inputs = ROWS * ROWS, 3 * 2 * ROWS * WIDE
+    assert saved(attention, q, k, v)[1] >= inputs + (4 + 2 + 1) * square            # probabilities, those that are multiplied, mask
+    assert saved(tokamak.compile(attention, strict=True), q, k, v)[1] <= inputs + (4 + 1) * square + 4 * 4 * ROWS
+
+
+def test_gradients_through_dropout_are_those_of_what_it_left():
+    run = tokamak.compile(lambda x, w: nn.functional.dropout(torch.tanh(x), 0.5, True) @ w, strict=True)
+    x = torch.randn(ROWS, WIDE, requires_grad=True)
+    out = run(x, torch.eye(WIDE, requires_grad=True))
+    kept = out != 0
+    assert 0.4 < float(kept.float().mean()) < 0.6
+    torch.testing.assert_close(out[kept], (torch.tanh(x) * 2)[kept])
+    grad, = torch.autograd.grad(out.sum(), x)
+    torch.testing.assert_close(grad, torch.where(kept, 2 / torch.cosh(x) ** 2, 0.0), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [0.0, -float("inf"), float("nan")])
+def test_softmax_in_its_parts(value):
+    """A row of one value, in training: as eager's, NaN included."""
+    x = torch.randn(6, 9)
+    x[2] = value
+    x[4, 1] = -float("inf")
+    grads = []
+    for fn in (lambda x: torch.softmax(x, 1), tokamak.compile(lambda x: torch.softmax(x, 1), strict=True)):
+        given = x.clone().requires_grad_()
+        out = fn(given)
+        grads.append([out.detach(), *torch.autograd.grad((out * torch.arange(9.0)).sum(), given)])
+    for a, b in zip(*grads):
+        torch.testing.assert_close(b, a, equal_nan=True, rtol=1e-5, atol=1e-6)
