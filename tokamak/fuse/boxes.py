@@ -39,8 +39,8 @@ def box(memory, address: Index, dims: tuple[Axis, ...], hints: Hints) -> Box | N
 
 
 def movable(c: Contraction, hints: Hints) -> bool:
-    """Can the engine move both factors, as they lie in memory?"""
-    return all(_moves(e, c.depth, hints) for e in (c.left, c.right))
+    """Can the engine move both factors, as they lie in memory? Of rows and columns of one axis each: others were not seen to work."""
+    return len(c.rows) == len(c.columns) == 1 and len(c.batch) <= 1 and all(_moves(e, c.depth, hints) for e in (c.left, c.right))
 
 
 def _moves(e: Expr, depth: Axis, hints: Hints) -> bool:

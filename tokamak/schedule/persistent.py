@@ -16,12 +16,13 @@ from ..fuse.boxes import Box, box
 from ..fuse.contraction import Contraction
 from ..fuse.cost import Hints
 from ..fuse.products import PRODUCTS, ours
-from ..ir.expr import Cast, Expr, Load
+from ..ir.expr import Cast, Expr, Load, loads
 from ..ir.index import Axis
 from .body import Body, Store
 from .matmul import GROUP, TURNED, MatmulSchedule, _side, folds_of, inner_of
 from .tiles import wide
 
+SHARED = 226 << 10      # bytes of shared memory for steps under way, and for what is read and written behind them
 MOST_PRODUCTS = 4       # that share a tile's registers
 
 
@@ -57,6 +58,8 @@ def choose(b: Body, hints: Hints, target) -> PersistentSchedule | None:
     if target.arch[0] != "cuda" or target.arch[1] < 90 or found is None or not (found[0].rows and found[0].columns) or inner_of(found) or found[0].digits or found[0].outer or found[0].scales:
         return None
     c = found[0]
+    if len(c.rows) > 1 or len(c.columns) > 1:
+        return None
     dims = first, second = _dims(b, c, hints)
     if min(hints(a.extent) for a in dims) <= TURNED or len(found) > MOST_PRODUCTS or not any(boxed(c, dims, hints)):
         return None
@@ -86,7 +89,7 @@ def boxed(c: Contraction, dims: tuple[Axis, Axis], hints: Hints) -> tuple[bool, 
     return factor_box(left, (dims[0], c.depth), hints) is not None, factor_box(right, (dims[1], c.depth), hints) is not None
 
 
-def _schedule(b: Body, c: Contraction, sizes: dict[Axis, int], products: int, hints: Hints, target) -> PersistentSchedule:
+def _schedule(b: Body, c: Contraction, sizes: dict[Axis, int], products: int, hints: Hints, target) -> PersistentSchedule | None:
     first, second, depth = sizes
     others = tuple(sorted(b.parallel - {first, second}, key=b.axes.index))
     exact = frozenset(a for a, n in sizes.items() if a.extent.constant is not None and a.extent.constant % n == 0)
@@ -94,6 +97,11 @@ def _schedule(b: Body, c: Contraction, sizes: dict[Axis, int], products: int, hi
     large = elements >= 128 * 256
     warps = 8 if elements >= 128 * 128 else 4
     parts = 2 if large and products == 1 else 1
-    stages = 3 if large else 5 if products == 1 else 4
+    beside = {e.node for s in b.stores for e in loads(s.expr) if {first, second} <= e.free and depth not in e.free}
+    ends = sizes[first] * sizes[second] // parts * sum(m.dtype.bytes for m in (*beside, *(s.memory for s in b.stores)))
+    step = 2 * (sizes[first] + products * sizes[second]) * sizes[depth]
+    stages = min(3 if large else 5 if products == 1 else 4, (SHARED - ends) // step)
+    if stages < 2:
+        return None
     return PersistentSchedule((*others, first, second, depth), (first, second), tuple((a, (n,)) for a, n in sizes.items()), frozenset((depth,)), (), 1, exact,
                               warps, stages, wide=wide(b, hints, target), depth=depth, group=GROUP, resident=target.threads, parts=parts, flat=large and products == 1)
