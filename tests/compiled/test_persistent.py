@@ -51,7 +51,6 @@ OPERANDS = {
     "columns that are no whole words": (lambda x, w: x @ w, (80, 72), (72, 99), 1),
     "a transposed result": (lambda x, w: (x @ w).t().contiguous(), (80, 72), (72, 96), 3),
     "batches": (lambda x, w: torch.bmm(x, w), (3, 80, 40), (3, 40, 72), 3),
-    "broadcast batches": (lambda x, w: torch.matmul(x, w), (2, 1, 80, 40), (3, 40, 72), 3),
     "heads": (lambda x, w: torch.einsum("bihd,bjhd->bhij", x, w), (2, 72, 3, 16), (2, 80, 3, 16), 3),
     "a factor that a kernel in front computes": (lambda x, w: torch.relu(x) @ w, (80, 72), (72, 96), 3),
 }
