@@ -48,14 +48,14 @@ def test_operator(case):
 
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("autocast", [False, True], ids=["f32", "bf16"])
-def test_training_step(name, autocast, monkeypatch):
+def test_training_step(name, autocast):
     """True f32: convolutions in TF32 put gradients of a ReLU on either side of its edge (ResNet-50: eager itself 9e-2 from float64, 3e-6 without)."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     step = STEPS[name]
     model, inputs = step.build(SMALL), step.inputs(SMALL)
     how = {"autocast": autocast, "device": "cuda", "channels_last": name in CONVOLUTIONS}
-    report = compare(train(model, inputs, compiled=True, strict=True, cache_dir=cache(), **how), train(model, inputs, compiled=False, **how),
-                     exact(model, inputs), UNIT[autocast])
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        report = compare(train(model, inputs, compiled=True, strict=True, cache_dir=cache(), **how), train(model, inputs, compiled=False, **how),
+                         exact(model, inputs), UNIT[autocast])
     assert not report.wrong, "\n".join(report.wrong)
 
 
