@@ -7,6 +7,7 @@ import torch
 import tokamak
 from tokamak.tools import profile as profiling
 from tokamak.tools.chrome import apart, trace_events
+from tokamak.tools.optimize import Rung, Staircase
 from tokamak.tools.structure import structure
 
 from . import samples
@@ -105,3 +106,12 @@ def test_a_verification_in_a_notebook():
     torch._dynamo.reset()
     text = tokamak.verify(Block(), torch.randn(8, 16))._repr_html_()
     assert "per_fused_native_layer_norm_0" in text and "<pre" in text and not Elements(text).scripts
+
+
+def test_a_staircase_in_a_notebook():
+    rungs = (Rung("eager", 2e-3, 1 << 20, 1e-7, True, "where it starts", "", 1.0),
+             Rung("fuse", 1e-3, 1 << 19, 1e-7, True, samples.NASTY, 'fn = torch.compile(fn, backend="tokamak")', 2.0))
+    text = Staircase("cpu", rungs, "there are no contractions")._repr_html_()
+    page = Elements(text)
+    assert "2.00 times as fast as eager" in text and "there are no contractions" in text and "<pre" in text
+    assert not page.scripts and "img" not in {t for t, _ in page.tags}

@@ -93,6 +93,10 @@ class Staircase:
         from .optimize_report import report
         return report(self)
 
+    def _repr_html_(self) -> str:
+        from .notebook import terminal_html
+        return terminal_html(self)
+
 
 class Way:
     """A way of running the function: compiled or not, its launches recorded or not, `precision` of float32 contractions, autocast to `cast`,
