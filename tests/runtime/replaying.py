@@ -1,26 +1,25 @@
-"""A stand-in for CUDA graphs on the CPU: a recording knows addresses, not tensors. A replay makes the calls again on what lies at the recorded addresses, and
-writes what they give over what the last replay gave."""
+"""A stand-in for CUDA graphs on the CPU: a recording knows addresses, not tensors. A replay makes the calls again on what lies at the recorded addresses,
+and writes what they give over what the last replay gave."""
 from __future__ import annotations
 
 import ctypes
 import threading
-from contextlib import contextmanager
 
 import torch
 
 
 class StandIn:
-    """`refusing`: functions that a capture does not take."""
+    """`records`: how many there are; `waits`: how often the device was waited for."""
 
-    def __init__(self, refusing=()):
-        self.lock, self.owned, self.refusing, self.recording = threading.RLock(), {}, refusing, False
+    def __init__(self):
+        self.lock, self.owned = threading.RLock(), {}
         self.records = self.waits = 0
 
     def busy(self) -> bool:
         return False
 
     def keep(self) -> None:
-        assert self.recording or True
+        """What a recording returns has memory of its own here, whatever is kept."""
 
     share = keep
 
@@ -36,7 +35,7 @@ class StandIn:
     def record(self, fn, args):
         self.records += 1
         given = [_at(a) if isinstance(a, torch.Tensor) else a for a in args]
-        with torch.random.fork_rng(), torch.no_grad(), self._refused():
+        with torch.random.fork_rng(), torch.no_grad():
             results = fn([a.clone(memory_format=torch.preserve_format) if isinstance(a, torch.Tensor) else a for a in args])
         homes = [_home(t) for t in results]
         places = [(h.untyped_storage(), h.shape, h.stride(), h.storage_offset(), h.dtype) for h in homes]
@@ -49,14 +48,6 @@ class StandIn:
                 for t, (storage, shape, strides, offset, dtype) in zip(found, places, strict=True):
                     torch.empty(0, dtype=dtype).set_(storage, offset, shape, strides).copy_(t)
         return replay, homes
-
-    @contextmanager
-    def _refused(self):
-        self.recording = True
-        try:
-            yield
-        finally:
-            self.recording = False
 
 
 def _home(t: torch.Tensor) -> torch.Tensor:
