@@ -15,20 +15,10 @@ from tokamak.tools import html, profile as profiling
 
 from . import samples
 from .browser import MISSING, Browser, found
-from .programs import Block
-from .test_profile import PEAKS
+from .measured import PEAKS, measured  # noqa: F401 (a fixture)
 
 needs_browser = pytest.mark.skipif(found() is None, reason=MISSING)
 BOARD = ".boards canvas"
-
-
-@pytest.fixture
-def measured(monkeypatch):
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    monkeypatch.setattr(profiling, "peaks", lambda device: PEAKS)
-    with tokamak.scope(strict=True):
-        return tokamak.profile(Block(), torch.randn(64, 16), seconds=0.0)
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------------

@@ -5,24 +5,14 @@ import pytest
 import torch
 
 import tokamak
-from tokamak.tools import profile as profiling
 from tokamak.tools.chrome import apart, trace_events
 from tokamak.tools.optimize import Rung, Staircase
 from tokamak.tools.structure import structure
 
 from . import samples
+from .measured import measured  # noqa: F401 (a fixture)
 from .programs import Block, branch
 from .test_html import Elements
-from .test_profile import PEAKS
-
-
-@pytest.fixture
-def measured(monkeypatch):
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    monkeypatch.setattr(profiling, "peaks", lambda device: PEAKS)
-    with tokamak.scope(strict=True):
-        return tokamak.profile(Block(), torch.randn(64, 16), seconds=0.0)
 
 
 # -- the trace ---------------------------------------------------------------------------------------------------------------
