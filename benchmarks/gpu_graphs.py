@@ -106,7 +106,8 @@ def _mlp(layers):
 
 
 CASES = {"llama_1b_decode": Case(_decode, torch.bfloat16), "bert_layer": Case(_encoder(0.0), torch.bfloat16),
-         "bert_layer_train": Case(_encoder(0.1), torch.bfloat16, True, True), "mlp": Case(_mlp, torch.float32), "mlp_train": Case(_mlp, torch.float32, True)}
+         "bert_layer_train": Case(_encoder(0.1), torch.bfloat16, True, True), "mlp": Case(_mlp, torch.float32),
+         "mlp_train": Case(_mlp, torch.float32, True)}
 
 
 # -- one side of a case ----------------------------------------------------------------------------------------------------------
@@ -217,7 +218,8 @@ def main(argv=None) -> int:
             print(table({(name, side): rows[name, side]}).splitlines()[-1], flush=True)
     if args.write:
         run = machine()
-        write(f"Machine: {run['device']}, torch {run['torch']}, Triton {run['triton']}. Command: `python -m benchmarks.gpu_graphs --write`.\n\n{table(rows)}", START, END)
+        about = f"Machine: {run['device']}, torch {run['torch']}, Triton {run['triton']}. Command: `python -m benchmarks.gpu_graphs --write`."
+        write(f"{about}\n\n{table(rows)}", START, END)
     return 0
 
 

@@ -10,7 +10,7 @@ from tokamak.codegen.stages import parts
 from tokamak.runtime import gpu_build
 from tokamak.schedule.persistent import PersistentSchedule
 
-from .test_contractions import TOLERANCE, check, error, run, schedules, values, wide
+from .test_contractions import TOLERANCE, error, run, schedules, values, wide
 
 pytest.importorskip("triton")
 

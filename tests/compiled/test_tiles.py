@@ -13,7 +13,7 @@ from tokamak.fuse import widen
 from tokamak.fuse.plan import plan
 from tokamak.ir.parse import parse_graph
 from tokamak.ir.rewrite import replaced
-from tokamak.schedule import tile_sequence, tiles
+from tokamak.schedule import tile_sequence
 from tokamak.target import Target
 from tokamak.tools.record import Recorder
 

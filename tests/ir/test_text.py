@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from tokamak.ir.dtype import BF16, BOOL, F32, F64, I64, foreign
+from tokamak.ir.dtype import BF16, F32, F64, I64, foreign
 from tokamak.ir.expr import Cast, Const, Coord, Load, Op, Random, Reduce, Scalar, Scan
 from tokamak.ir.graph import Compute, Graph, Input, Opaque, Origin, Result, Scatter, View, Write
 from tokamak.ir.index import Axis, Fetch, FloorDiv, Max, Min, Mod, Size, as_index, row_major

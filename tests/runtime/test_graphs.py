@@ -253,7 +253,8 @@ def test_calls_that_wait_and_numbers_of_tensors_are_left_out():
     assert [x.reason for x in cut.left] == ["it waits for the device"] and cut.left[0].name == "aten.nonzero.default"
     number = call(ADD, "n", Ref("a"), Host("x.sum().item()"))
     assert "takes a number from memory" in split(chain(number), frozenset({"cpu"})).left[0].reason
-    counted = split(program(Let("m", "k*2"), call(ADD, "a", Ref("x"), Host("m")), call(ADD, "b", Ref("a"), Host("k + 1")), Return((Ref("b"),)), inputs=("x", "k")), frozenset({"cpu"}))
+    counted = split(program(Let("m", "k*2"), call(ADD, "a", Ref("x"), Host("m")), call(ADD, "b", Ref("a"), Host("k + 1")), Return((Ref("b"),)),
+                            inputs=("x", "k")), frozenset({"cpu"}))
     assert not counted.left and counted.pieces[0].program.inputs == ("x", "k", "m")
     assert run(counted.program, counted, torch.ones(4), 3)[0].tolist() == [1 + 6 + 4] * 4
 

@@ -146,5 +146,6 @@ def test_an_answer_that_cannot_be_written(run, tmp_path):
     assert status == 2 and "no file can be made there" in err and "compiled nothing" not in err
     (tmp_path / "script.py").write_text(ONE + "f(torch.ones(4, 8))\n")
     with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-m", "tokamak", "explain", str(tmp_path / "script.py")], stdout=full, stderr=subprocess.PIPE, text=True, timeout=300)
+        command = [sys.executable, "-m", "tokamak", "explain", str(tmp_path / "script.py")]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300)
     assert done.returncode == 1 and done.stderr.endswith("the answer cannot be written: [Errno 28] No space left on device\n")

@@ -156,7 +156,8 @@ def test_it_prints_and_is_json():
     for words in (f"bound by {p.bound}", "some CPU", "bytes read and written", "fewest possible", "by wasted time", "addmm.default (torch)", "programs.py:42"):
         assert words in text, words
     data = json.loads(p.to_json())
-    assert data["format"] == profiling.FORMAT and data["metrics"].keys() == set(METRICS) and data["rows"][0]["fraction"] == p.rows[0].fraction and data["peaks"]["device"] == "some CPU"
+    assert data["format"] == profiling.FORMAT and data["metrics"].keys() == set(METRICS)
+    assert data["rows"][0]["fraction"] == p.rows[0].fraction and data["peaks"]["device"] == "some CPU"
 
 
 # -- the rule ----------------------------------------------------------------------------------------------------------------
@@ -266,7 +267,8 @@ def test_the_command(tmp_path, capsys):
     script, out = tmp_path / "script.py", tmp_path / "out.json"
     html, trace = tmp_path / "report.html", tmp_path / "trace.json"
     script.write_text(SCRIPT.format(fails=False))
-    assert main(["profile", "--seconds", "0", "--json", str(out), "--html", str(html), "--trace", str(trace), "--fail-if", "kernels>60", str(script)]) == 0
+    files = ["--json", str(out), "--html", str(html), "--trace", str(trace)]
+    assert main(["profile", "--seconds", "0", *files, "--fail-if", "kernels>60", str(script)]) == 0
     assert html.read_text().startswith("<!doctype html>") and json.loads(trace.read_text())["traceEvents"]
     text, said = capsys.readouterr()
     assert f"wrote {html}" in said and f"wrote {trace}" in said
@@ -297,7 +299,8 @@ def test_what_cuda_graphs_hold():
     left = (("item", "it waits for the device"), ("nonzero", "it waits for the device"))
     text = str(replace(on_gpu, coverage=(profiling.Covered("forward_0", 20, 22, 2, left, "3 replays"),)))
     pools = replace(on_gpu, compiled=replace(p.compiled, memory=replace(p.compiled.memory, pools=5 << 20)))
-    assert "memory of recordings" not in text and next(x for x in str(pools).splitlines() if x.startswith("memory of recordings")).split()[3:5] == ["5", "MiB"]
+    pooled = next(x for x in str(pools).splitlines() if x.startswith("memory of recordings"))
+    assert "memory of recordings" not in text and pooled.split()[3:5] == ["5", "MiB"]
     assert "forward_0: 20 of 22" in text and "left out: item, nonzero: it waits for the device" in text and "3 replays" in text
 
 

@@ -15,7 +15,6 @@ loads it once.
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import replace
 
 from ..fuse.contraction import Contraction, contraction, product_type, small

@@ -9,8 +9,8 @@ from dataclasses import replace
 from itertools import count
 from types import MappingProxyType
 
-from ..ir.dtype import F32, compute_type
-from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Random, Reduce, Rewriter, loads, walk
+from ..ir.dtype import F32
+from ..ir.expr import Cast, Coord, Expr, Load, Random, Reduce, Rewriter, loads, walk
 from ..ir.graph import Compute, Graph, Opaque, Result, View, is_pointwise, reads
 from ..ir.index import Axis, FloorDiv, Index, Mod, as_index, axis
 from ..ir.rewrite import GraphRewrite

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .graphs import Boxed, Counts, Recorded, Recorder
-from .pieces import Left, Piece, Split, joined, marked, split
+from .pieces import Left, Piece, joined, marked, split
 from .program import Call, Program, Watch, assemble
 
 TRIES = 8

@@ -1,4 +1,4 @@
-"""The report as one file: the page's parts (`page/`) with the data of a profile as JSON between them. It fetches nothing, and tells the browser so."""
+"""The report as one file: the page's parts (`page/`) with the data of a profile as JSON between them. It fetches nothing, and tells the browser."""
 from __future__ import annotations
 
 import html

@@ -337,7 +337,8 @@ class _Climb:
         taken, limit = sum(r.seconds for r in products), sum(min(r.limit, r.seconds) for r in products)
         idle, wasted = max(0.0, 1 - self.busy / self.fused), sum(r.wasted for r in self.rows)
         most = f"{taken / self.fused:.0%} of the fused step is contractions at {limit / (taken or 1):.0%} of their limit"
-        said = [most if taken else "there are no contractions", f"{idle:.0%} of it is no work of a kernel", f"kernels spend {wasted / self.fused:.0%} of it beyond their limits"]
+        said = [most if taken else "there are no contractions", f"{idle:.0%} of it is no work of a kernel",
+                f"kernels spend {wasted / self.fused:.0%} of it beyond their limits"]
         if idle + wasted / self.fused < SHARE:
             said.append("nothing that keeps the numbers can gain more than that")
         others = [name for name in CONSENT if name not in allow and (name != "fp16" or self.device != "cpu")]

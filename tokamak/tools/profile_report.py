@@ -65,7 +65,7 @@ def bars(p: Profile) -> Iterator[Bar]:
     def bar(name, value, note=""):
         return Bar(name, value(p.eager), value(p.compiled), note)
     yield bar("step", lambda s: took(s.step), "by itself: the device is idle before" if gpu else "")
-    yield bar("device busy" if gpu else "in kernels and operators", lambda s: took(s.busy), "" if gpu else "eager's: by torch's profiler, with what it costs")
+    yield bar("device busy" if gpu else "in kernels and operators", lambda s: took(s.busy), "" if gpu else "eager's: by torch's profiler, with its cost")
     yield bar("idle, gaps" if gpu else "the rest: host", lambda s: f"{took(s.idle)}  {s.idle / s.step:.0%}")
     if gpu:
         yield bar("host", lambda s: took(s.host), "until it is done with a step, device idle before")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import linecache
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -18,7 +18,7 @@ from torch import fx
 
 from ..fuse.axes import Group
 from ..fuse.cost import Hints, node_bytes
-from ..ir.graph import Input, Opaque, Result, reads
+from ..ir.graph import Opaque, Result, reads
 from ..ir.text import print_graph
 from ..runtime.program import Call, Launch
 from . import limits
