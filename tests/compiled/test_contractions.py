@@ -270,6 +270,14 @@ def test_scales_of_groups(name, policy, rows, groups):
     assert any(isinstance(n, MatmulSchedule) for n in schedules(record)) or rows == 1
 
 
+@pytest.mark.parametrize("rows, groups", [(1, 5), (3, 3), (20, 5)])
+def test_scales_that_are_no_numbers_where_the_slices_are_over(rows, groups):
+    x, q, s = values(rows, 32 * groups), torch.randint(-128, 128, (40, 32 * groups), dtype=torch.int8), torch.rand(40, groups).to(torch.bfloat16) + 0.5
+    fn = lambda x, q, s: F.linear(x, grouped(q.to(x.dtype), 1 / s, 32))
+    got, (record,) = run(fn, x, q, s)
+    assert error(got, exact(fn, (x, q, s))) <= 1e-2 and not calls(record)
+
+
 @pytest.mark.parametrize("columns, depth", [(40, 3000), (1100, 96), (2100, 40)])
 def test_a_matrix_and_a_vector(columns, depth):
     x, w, b = values(1, depth), values(columns, depth), values(columns)

@@ -297,7 +297,7 @@ class MatmulLowering(TileLowering):
         if c.scales:
             self._show("sum")
             self.scope = scope
-            factors = [self.emit(e).var for e in c.scales]
+            factors = [self._cut(self.emit(e), frozenset(self._slices())).var for e in c.scales]     # 1 / 0 behind the last slice is no number
             scope.lines.append(f"{carried} += {' * '.join([total, *factors])}")
 
     @staticmethod
