@@ -86,5 +86,6 @@ def test_what_is_not():
     p, q = loaded(U8), loaded(I8)
     assert unpacking(Op("sub", Op("and", p, Const(15, U8)), Const(8, U8))) is None          # it wraps
     assert unpacking(Op("sub", Cast(I16, p), Const(STEP_LOST, I16))) is None                # bf16 does not hold all of it
+    assert unpacking(Op("add", Cast(I16, p), Const(100, I16))) is None and unpacking(Op("add", Cast(I16, q), Const(200, I16))) is None
     assert unpacking(Op("add", p, p)) is None and unpacking(Op("shl", p, Const(1, U8))) is None
     assert unpacking(Op("sub", Const(1, I8), q)) is None and unpacking(Cast(U8, q)) is None

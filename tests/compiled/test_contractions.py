@@ -278,6 +278,13 @@ def test_scales_that_are_no_numbers_where_the_slices_are_over(rows, groups):
     assert error(got, exact(fn, (x, q, s))) <= 1e-2 and not calls(record)
 
 
+def test_integers_that_16_bits_do_not_hold_are_no_factors():
+    x, q = torch.eye(16, 256, dtype=torch.bfloat16), torch.randint(0, 256, (64, 256), dtype=torch.uint8)
+    fn = lambda x, q: (x.float()[:, None] * (q.to(torch.int16) + 100).float()).sum(-1)
+    got, _ = run(fn, x, q)
+    assert torch.equal(got, fn(x, q))
+
+
 @pytest.mark.parametrize("columns, depth", [(40, 3000), (1100, 96), (2100, 40)])
 def test_a_matrix_and_a_vector(columns, depth):
     x, w, b = values(1, depth), values(columns, depth), values(columns)

@@ -144,7 +144,7 @@ class Bits:
         return min(found), max(found)
 
 
-STEP_LOST = 256         # magnitude up to which bf16 holds every integer
+STEP_LOST = EXACT["bf16"]
 
 
 def unpacking(e: Expr) -> Bits | None:
@@ -152,9 +152,9 @@ def unpacking(e: Expr) -> Bits | None:
     if isinstance(e, Load) and e.dtype.is_int and e.dtype.bytes == 1:
         return Bits(e, flip=128 if e.dtype.kind == "i" else 0)
     found = unpacking(e.arg) if isinstance(e, Cast) and e.dtype.is_int else _step_of(e) if isinstance(e, Op) and len(e.args) == 2 else None
-    if found is None or not _holds(e.dtype, *found.bounds()) or not 0 <= found.flip + found.minus + STEP_LOST // 2 <= STEP_LOST:
+    if found is None or max(map(abs, found.bounds())) > STEP_LOST or not _holds(e.dtype, *found.bounds()):
         return None
-    return found
+    return found if 0 <= found.flip + found.minus + STEP_LOST // 2 <= STEP_LOST else None
 
 
 def _step_of(e: Op) -> Bits | None:
