@@ -365,3 +365,12 @@ def test_a_relu_behind_a_linear_layer_on_a_cpu(dtype, lay):
     assert lay == "no rows" or len(calls(record)) == 1 and "activated_on_cpu" in calls(record)[0] and not schedules(record)
     assert got.shape == (len(x), 40) and got.stride() == fn(x, w, b).stride()
     assert error(got, fn(*map(wide, (x, w, b)))) <= {torch.bfloat16: 8e-3, torch.float32: 1e-6, torch.float64: 1e-12}[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_no_number_stays_none_behind_a_linear_layer_on_a_cpu(dtype):
+    x, w, b = (values(*s, dtype=dtype) for s in ((20, 48), (40, 48), (40,)))
+    x[3, 5], x[4, 6] = torch.nan, torch.inf
+    fn = lambda x, w, b: F.relu(F.linear(x, w, b))
+    got, _ = run(fn, x, w, b, target="", contractions="")
+    assert torch.equal(got.isnan(), fn(x, w, b).isnan()) and torch.equal(got[4], fn(x, w, b)[4])

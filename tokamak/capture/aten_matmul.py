@@ -27,11 +27,12 @@ ACTIVATED[aten.addmm.default] = (aten._addmm_activation.default, activated, (
 
 
 def activated_on_cpu(bias, left, right, shape=None):
-    """The same with a ReLU on a CPU, by oneDNN where it takes the operands as they lie (the weights of a linear layer)."""
+    """The same with a ReLU on a CPU, by oneDNN where it takes the operands as they lie (the weights of a linear layer). The
+    ReLU is torch's: oneDNN's own makes 0 of what is no number."""
     weight = right.t()
     whole = left.numel() > 0 and weight.is_contiguous() and left.is_contiguous() and bias.is_contiguous()
     made = aten._addmm_activation.default(bias, left, right) if not whole or not _in_onednn(left.dtype) else \
-        torch.ops.mkldnn._linear_pointwise.default(left, weight, bias, "relu", [], "")
+        torch.ops.mkldnn._linear_pointwise.default(left, weight, bias, "none", [], "").relu_()
     return made if shape is None else made.view(shape)
 
 
