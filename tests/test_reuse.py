@@ -51,6 +51,18 @@ def test_what_a_view_shows_stays():
     taken(fn, square(), square(seed=1))
 
 
+def test_what_a_collective_may_still_read_stays():
+    """An operator that is not torch's own may go on reading, on a stream of its own, until somebody waits for it."""
+    with torch.library._scoped_library("tokamak_test_reuse", "FRAGMENT") as library:
+        library.define("gather(Tensor x) -> Tensor")
+        library.impl("gather", lambda x: torch.cat([x, x]), "CompositeExplicitAutograd")
+
+        def fn(x, y):
+            p = x @ y
+            return torch.ops.tokamak_test_reuse.gather(p), p.relu() @ y
+        assert taken(fn, square(), square(seed=1)) == [0]
+
+
 def test_training():
     layers = torch.nn.Sequential(*(m for _ in range(3) for m in (torch.nn.Linear(24, 24), torch.nn.GELU()))).double().float()
 

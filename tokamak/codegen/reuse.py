@@ -3,7 +3,7 @@
     every element of the operand is read by the iteration that writes the same place, in the expression of that store alone: no other iteration, and no
     other store, can see the difference
     the operand is a stored value, or what a call of torch returned, of the same shape, strides and type, read by no later step; it is neither an input nor
-    a result nor written somewhere, and no call that may return a view has been handed it
+    a result nor written somewhere, and no call that may return a view, or go on reading behind its end (a collective), has been handed it
 """
 from __future__ import annotations
 
@@ -46,9 +46,11 @@ def _kept(plan: Plan) -> set:
 
 
 def _may_alias(target) -> bool:
-    """May what a call returns share memory with what it is handed?"""
+    """May what a call returns share memory with what it is handed, or the call still read that when it has returned? Others than torch's own may."""
     schema = getattr(target, "_schema", None)
-    return schema is None or any(r.alias_info is not None for r in schema.returns) or any(a.alias_info is not None for a in schema.arguments)
+    if schema is None or not schema.name.startswith("aten::"):
+        return True
+    return any(x.alias_info is not None for x in (*schema.returns, *schema.arguments))
 
 
 def _pointwise(body: Body) -> bool:
