@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from tokamak.codegen.stages import parts
+from tokamak.codegen.triton_listing import listing
 from tokamak.runtime import gpu_build
 from tokamak.schedule.persistent import PersistentSchedule
 
@@ -34,6 +35,7 @@ def test_extents(rows, inner, columns, dtype):
     inputs = [values(*s, dtype=dtype) for s in ((rows, inner), (columns, inner), (columns,))]
     made = persistent(lambda x, w, b: F.gelu(F.linear(x, w, b)), *inputs)
     assert len(made.boxes) == 3 and made.otherwise is not None
+    assert all(f"    {b.name}, " in listing(made, "product", {}) for b in made.boxes)
 
 
 def test_tiles_in_parts():

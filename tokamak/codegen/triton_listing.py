@@ -4,7 +4,7 @@ from __future__ import annotations
 import re
 
 from .tile_kernel import TileKernel
-from .triton import INDENT, parameters, signature, statements
+from .triton import INDENT, boxes, parameters, signature, statements
 
 _COLUMN = 72        # where comments begin
 _MADE = re.compile(r"\s*(\w+)(?:, \w+)* = ")                            # the register that a line makes
@@ -15,7 +15,8 @@ def listing(kernel: TileKernel, name: str, comments: dict[str, str]) -> str:
     """The function `name`; `comments`: parameter or register -> what it is."""
     said = {"err": "the error word: a number for each check that may fail", **comments}
     lines = [f"def {name}("]
-    lines += [_aligned(f"{INDENT}{p},", f"{said[p]}, {t}" if p in said else t) for p, t in zip(parameters(kernel), signature(kernel))]
+    types = (*signature(kernel), *(f"descriptor of {' x '.join(map(str, block))} {t}" for t, block in boxes(kernel)))
+    lines += [_aligned(f"{INDENT}{p},", f"{said[p]}, {t}" if p in said else t) for p, t in zip(parameters(kernel), types, strict=True)]
     lines.append("):")
     for line in statements(kernel.lines, 1):
         lines.append(_aligned(line, _said(line, said)))
