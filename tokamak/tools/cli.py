@@ -3,9 +3,10 @@
     tokamak explain [--target TARGET] [--json] SCRIPT [ARGUMENT ...]
     tokamak compile [--target TARGET] [--until STAGE] [--exact] SCRIPT [ARGUMENT ...]
     tokamak verify [--target TARGET] [--json] [--extract KERNEL] [--output FILE] SCRIPT [ARGUMENT ...]
-    tokamak profile [--html FILE] [--trace FILE] [--json FILE] [--fail-if CONDITIONS] [--seconds SECONDS] SCRIPT [ARGUMENT ...]
+    tokamak profile [--target TARGET] [--html FILE] [--trace FILE] [--json FILE] [--fail-if CONDITIONS] [--seconds SECONDS]
+                    SCRIPT [ARGUMENT ...]
     tokamak diff [--json] [--fail-if CONDITIONS] BEFORE.json AFTER.json
-    tokamak optimize [--json FILE] [--allow RUNGS] [--seconds SECONDS] SCRIPT [ARGUMENT ...]
+    tokamak optimize [--target TARGET] [--json FILE] [--allow RUNGS] [--seconds SECONDS] SCRIPT [ARGUMENT ...]
     tokamak tune SCRIPT [ARGUMENT ...]
     tokamak doctor [--json] [--measure]
 

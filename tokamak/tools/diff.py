@@ -54,7 +54,8 @@ class Kind:
 
 @dataclass(frozen=True)
 class Change:
-    """What became of kernels of the first profile in the second. `what`: slower, faster, same, new, gone or regrouped; `matched`: same or operations."""
+    """What became of kernels of the first profile in the second. `what`: slower, faster, same, new, gone or regrouped; `matched`: same or
+    operations."""
     what: str
     matched: str
     before: tuple[Kind, ...]

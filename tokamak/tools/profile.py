@@ -81,8 +81,8 @@ class Advice:
 
 @dataclass(frozen=True)
 class Covered:
-    """What CUDA graphs hold of a program: `held` of `total` kernels and calls, in `pieces` graphs; `left`: (what, why) of those that run by themselves;
-    `calls`: what the calls so far came to, in words."""
+    """What CUDA graphs hold of a program: `held` of `total` kernels and calls, in `pieces` graphs; `left`: (what, why) of those that run by
+    themselves; `calls`: what the calls so far came to, in words."""
     graph: str
     held: int
     total: int
@@ -347,8 +347,9 @@ def on_gpu(eager: Step, made: Step, device: str, times: Mapping[str, Times], loo
     """The same from what torch's profiler sees of the device."""
     seen, plain = (traced(step, device, watcher, fitting(times[name]))
                    for step, watcher, name in ((made, looked.watcher, "compiled"), (eager, None, "eager")))
-    return by_position(seen, records), beyond(seen, records), [Side(t.step, t.host, s.busy, s.phases(), s.kernels, 0, 0, t.middle, s.timeline(s.steps // 2))
-                                                               for t, s in ((times["eager"], plain), (times["compiled"], seen))]
+    sides = [Side(t.step, t.host, s.busy, s.phases(), s.kernels, 0, 0, t.middle, s.timeline(s.steps // 2))
+             for t, s in ((times["eager"], plain), (times["compiled"], seen))]
+    return by_position(seen, records), beyond(seen, records), sides
 
 
 def fitting(t: Times) -> int:

@@ -149,8 +149,8 @@ def operators(step: Step, calls: int = CALLS) -> tuple[float, tuple[Slice, ...]]
 # -- memory ------------------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class MemoryUse:
-    """Bytes that a step holds beyond what stood before it: at its `peak`, and over time as (seconds, bytes); `phases` of that step; `pools`: bytes that
-    recordings of CUDA graphs keep for themselves."""
+    """Bytes that a step holds beyond what stood before it: at its `peak`, and over time as (seconds, bytes); `phases` of that step; `pools`: bytes
+    that recordings of CUDA graphs keep for themselves."""
     peak: int
     curve: tuple[tuple[float, int], ...]
     phases: tuple[Slice, ...] = ()

@@ -140,7 +140,8 @@ class Step:
 # -- time ------------------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Took:
-    """One step by the host's clock. `start` in nanoseconds; seconds of the `step`, until the `host` was done, and of the host's part of each phase."""
+    """One step by the host's clock. `start` in nanoseconds; seconds of the `step`, until the `host` was done, and of the host's part of each
+    phase."""
     start: int
     step: float
     host: float
