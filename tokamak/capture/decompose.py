@@ -1,5 +1,6 @@
 """Operators in whose place the joint graph of a training step holds their parts, because of what backward then needs to be saved: the partitioner keeps a
-row's maximum and sum, or a channel's mean, and computes the elements again. Everything else stays whole.
+row's maximum and sum, or a channel's mean, and computes the elements again. Everything else stays whole. Softmax is contiguous, as torch's own is:
+what follows may view it so.
 """
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def _log_softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor
     wide = _wide(x)
     shifted = wide - wide.amax(dim, keepdim=True)
     out = shifted - shifted.exp().sum(dim, keepdim=True).log()
-    return out if half_to_float else out.to(x.dtype)
+    return (out if half_to_float else out.to(x.dtype)).contiguous()
 
 
 def _softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
@@ -33,7 +34,7 @@ def _softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
     wide = _wide(x)
     powers = (wide - wide.amax(dim, keepdim=True)).exp()
     out = powers / powers.sum(dim, keepdim=True)
-    return out if half_to_float else out.to(x.dtype)
+    return (out if half_to_float else out.to(x.dtype)).contiguous()
 
 
 def _safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
