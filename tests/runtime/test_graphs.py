@@ -173,6 +173,32 @@ def test_a_thread_that_has_not_called_it_records_nothing():
     assert seen == [([2, 2], 0), ([2, 2], 1)]
 
 
+def test_errors_that_kernels_left_in_plain_calls_are_raised_by_a_replay():
+    """Of the first call, of other plain ones, and of replays: each kind of function has words of its own."""
+    left: list[str] = []
+
+    def leaving(name: str):
+        def boxed(args):
+            return [args.pop() * 2]
+
+        def pending():
+            if name in left:
+                left.remove(name)
+                raise IndexError(name)
+        boxed.pending = pending
+        return boxed
+    captured = leaving("captured")
+    r, x = Recorded(leaving("plain"), StandIn(), 1, probe=leaving("first"), capture=lambda: captured), torch.ones(2)
+    warm(r, x)
+    for _ in range(2):
+        r([x])
+        for name in ("first", "plain", "captured"):
+            left.append(name)
+            with pytest.raises(IndexError, match=name):
+                r([x])
+    assert r([x])[0].tolist() == [2, 2] and r.counts.plain == graphs.WARM and r.counts.replays == 3
+
+
 def test_paused_calls_run_plainly():
     on = []
     r, x = recorded(lambda x: [x * 2], paused=lambda: bool(on)), torch.ones(2)

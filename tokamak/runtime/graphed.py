@@ -131,7 +131,12 @@ class Graphed:
             return run if isinstance(piece.program.steps[position], Call) else function
 
         def probe(args: list) -> list:
-            out = self.assemble(piece.program, synchronous=self.synchronous, watch=looked)(args)
+            fn = self.assemble(piece.program, synchronous=self.synchronous, watch=looked)
+            out = fn(args)
+
+            def pending(fn=fn) -> None:         # while it is asked, `fn` lives, whose end would be the end of its words
+                fn.pending()
+            probe.pending = pending if fn.pending is not None else None
             if found:
                 with recorder.lock, self.lock:
                     self.refused.update((p, "it waits for the device") for p in found)

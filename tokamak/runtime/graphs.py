@@ -81,8 +81,9 @@ class Counts:
 
 
 class Recording:
-    """One recording: `replay` runs it; `addresses` are those of the inputs, 0 for those that are not `fixed`; `copies` the positions of the others with the buffers that it reads,
-    `back` those of them that it may write. `results` (emptied): what it makes, where it makes it; `held`: the positions of those that are copied out."""
+    """One recording: `replay` runs it; `addresses` are those of the inputs, 0 for those that are not `fixed`; `copies` the positions of the others with
+    the buffers that it reads, `back` those of them that it may write. `results` (emptied): what it makes, where it makes it; `held`: the positions of
+    those that are copied out."""
 
     def __init__(self, replay: Callable[[], None], results: list[torch.Tensor], fixed: list[int], addresses: list[int],
                  copies: list[tuple[int, torch.Tensor]], written: frozenset[int], held: frozenset[int]):
@@ -127,23 +128,26 @@ class Entry:
 
 class Recorded:
     """A boxed function that replays recordings of `fn`, whose first `tensors` arguments are tensors and the others numbers; it may write those at `written`.
-    `probe(args)`: the first call in the place of `fn`, where it is to be looked at. `capture()`: the function to record, where it is another than `fn`; its `pending()` raises what kernels of earlier calls have left. `failed(error)` is
-    called once, when recording raises: from then on `fn` runs. `paused()`: is `fn` to run all the same? `synchronous`: a replay is waited for."""
+    `probe(args)`: the first call in the place of `fn`, where it is to be looked at. `capture()`: the function to record, where it is another than `fn`.
+    The `pending()` of each of the three, if it has one, raises what kernels of its earlier calls have left. `failed(error)` is called once, when
+    recording raises: from then on `fn` runs. `paused()`: is `fn` to run all the same? `synchronous`: a replay is waited for."""
 
     def __init__(self, fn: Boxed, recorder: Recorder, tensors: int, written: frozenset[int] = frozenset(), capture: Callable[[], Boxed] | None = None,
-                 probe: Boxed | None = None, failed: Callable[[Exception], None] = lambda error: None, paused: Callable[[], bool] | None = None, synchronous: bool = False):
+                 probe: Boxed | None = None, failed: Callable[[Exception], None] = lambda error: None, paused: Callable[[], bool] | None = None,
+                 synchronous: bool = False):
         self.fn, self.recorder, self.tensors, self.written = fn, recorder, tensors, written
         self.probe = probe
         self.threads: set[int] = set()          # those that have called `fn`: a library's handles are a thread's own, and not made while recording
         self.capture, self.failed, self.paused, self.synchronous = capture or (lambda: fn), failed, paused, synchronous
-        self.pending: Callable[[], None] | None = None
+        self.pending: list[Callable[[], None]] = []         # what raises errors that kernels of earlier calls have left
+        self._pending_of(fn)
         self.entries: dict[tuple, Entry] = {}
         self.counts, self.broken, self.patience = Counts(), "", WARM
         self.last: tuple | None = None
 
     def __call__(self, args: list) -> list:
-        if self.pending is not None:
-            self.pending()
+        for look in self.pending:
+            look()
         if self.broken or self.recorder.busy() or self.paused is not None and self.paused():
             return self._plain(args)
         with self.recorder.lock:
@@ -160,8 +164,17 @@ class Recorded:
     def _plain(self, args: list) -> list:
         self.counts.plain += 1
         self.threads.add(threading.get_ident())
-        fn, self.probe = self.probe or self.fn, None
-        return fn(args)
+        probe, self.probe = self.probe, None
+        if probe is None:
+            return self.fn(args)
+        out = probe(args)
+        self._pending_of(probe)
+        return out
+
+    def _pending_of(self, fn: Boxed) -> None:
+        look = getattr(fn, "pending", None)
+        if look is not None and look not in self.pending:
+            self.pending.append(look)
 
     def _idle(self, args: list) -> Recording | None:
         """A recording that may be replayed for `args`: of those the one that was replayed first, whose results are the most likely to be gone."""
@@ -195,8 +208,8 @@ class Recorded:
             self._copy([out[i] for i in r.held], [r.templates[i] for i in r.held])
         if self.synchronous:
             self.recorder.finish()
-            if self.pending is not None:
-                self.pending()
+            for look in self.pending:
+                look()
         args.clear()
         return out
 
@@ -274,7 +287,7 @@ class Recorded:
         addresses = [0 if i in entry.buffers else args[i].data_ptr() for i in range(self.tensors)]
         given = [entry.buffers.get(i, a) for i, a in enumerate(args)]
         fn, start = self.capture(), time.perf_counter()
-        self.pending = getattr(fn, "pending", None)
+        self._pending_of(fn)
         try:
             replay, results = self.recorder.record(fn, given)
         except Exception as error:
