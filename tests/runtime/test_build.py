@@ -208,6 +208,23 @@ def test_a_full_disk_keeps_nothing_and_leaves_nothing(folder, monkeypatch):
     assert not list(folder.iterdir())
 
 
+def test_a_folder_that_cannot_be_written_or_read_is_one_warning(folder, monkeypatch):
+    """However many kernels: the message names no file."""
+    cache, opened = caching.Cache(str(folder)), os.open
+
+    def refused(path, *rest, **how):
+        if "dir_fd" in how:
+            raise OSError(5, "Input/output error", path)
+        return opened(path, *rest, **how)
+    monkeypatch.setattr(caching.os, "open", refused)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for n in range(3):
+            cache.put(f"{n:064d}", b"library")
+            assert cache.get(f"{n:064d}") is None
+    assert len(told) == 2 and all("Input/output error" in str(w.message) for w in told)
+
+
 def test_without_memory_files_a_kernel_is_loaded_from_a_private_folder(monkeypatch):
     def refused(*_):
         raise OSError("not here")

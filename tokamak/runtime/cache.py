@@ -48,7 +48,7 @@ class Cache:
             try:
                 info = os.fstat(fd)
                 if not stat.S_ISREG(info.st_mode):
-                    raise OSError(f"{key}.so is no file")
+                    raise OSError("what lies under a key is no file")
                 with open(fd, "rb", closefd=False) as file:
                     content = file.read()
             finally:
@@ -56,7 +56,7 @@ class Cache:
         except FileNotFoundError:
             return None
         except OSError as error:
-            _warn_once(f"a kernel in {self.directory} cannot be read: {error}")
+            _warn_once(f"kernels in {self.directory} cannot be read: {error.strerror or error}")
             return None
         if info.st_uid != os.getuid() or info.st_mode & 0o022:
             _warn_once(f"kernels in {self.directory} that other users could have written are ignored")
@@ -83,7 +83,7 @@ class Cache:
                 os.unlink(temporary, dir_fd=self.fd)
                 raise
         except OSError as error:
-            _warn_once(f"kernels are not kept in {self.directory}: {error}")
+            _warn_once(f"kernels are not kept in {self.directory}: {error.strerror or error}")
 
     def _sweep(self) -> None:
         """Removes, once, what processes that were killed while they wrote have left."""
