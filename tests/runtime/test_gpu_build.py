@@ -115,6 +115,36 @@ def test_a_broken_kernel_is_named_with_the_compilers_words():
             build([*others, broken], HOPPER)
 
 
+def test_the_cause_of_an_error_in_a_function_that_a_kernel_calls_is_told():
+    called = "@triton.jit\ndef inner(x):\n    return x + nothing_of_that_name\n\n\n"
+    text = unit("outer").text.replace("@triton.jit", called + "@triton.jit").replace("x * k0", "inner(x) * k0")
+    for others in ([], [unit()]):
+        with pytest.raises(BuildError, match=r"the kernel outer:\n(?s:.*)inner\(x\)(?s:.*)nothing_of_that_name is not defined"):
+            build([*others, GpuUnit("outer", text, unit().signature)], HOPPER)
+
+
+def test_a_machine_without_a_folder_for_temporary_files_is_named(monkeypatch):
+    def refused(*_, **__):
+        raise OSError(28, "No space left on device")
+    gpu_pool.close()
+    monkeypatch.setattr(tempfile, "mkdtemp", refused)
+    with pytest.raises(BuildError, match="no folder for temporary files: .*No space left.*TMPDIR"):
+        build([unit()], HOPPER)
+
+
+def test_a_child_that_is_forked_while_a_thread_compiles_here_can_compile():
+    done = run("""
+        with gpu_build._HERE, gpu_worker._LOCK:
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(60)
+                build([unit()], HOPPER)
+                os._exit(0)
+            print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    """)
+    assert done.stdout.split() == ["0"], done.stderr
+
+
 def test_without_triton(monkeypatch):
     monkeypatch.setattr(gpu_build, "_triton_folder", lambda: None)
     with pytest.raises(CompilerMissing, match="tokamak\\[gpu\\]"):

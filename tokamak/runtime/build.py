@@ -184,7 +184,7 @@ def _load_all(missing: dict[str, Unit], cc: Compiler, cache: Cache | None, secon
 def _compiled(shards: Sequence[Sequence[Unit]], cc: Compiler, progress: Progress | None) -> Iterator[tuple[int, bytes, float]]:
     """(number of the shard, its library, seconds) as they are done. Whatever ends this early ends the compilers, too."""
     running: set[subprocess.Popen] = set()
-    with _folder() as folder, ThreadPoolExecutor(min(len(shards), _cores())) as workers:
+    with temporary() as folder, ThreadPoolExecutor(min(len(shards), _cores())) as workers:
         one = lambda i: _timed(lambda: compile_text(shard_text(shards[i]), cc, Path(folder) / f"{i}.so", shards[i][0].flags, running))
         try:
             made = {workers.submit(one, i): i for i in range(len(shards))}
@@ -199,7 +199,8 @@ def _compiled(shards: Sequence[Sequence[Unit]], cc: Compiler, progress: Progress
             raise
 
 
-def _folder() -> tempfile.TemporaryDirectory:
+def temporary() -> tempfile.TemporaryDirectory:
+    """A folder to compile in. Raises BuildError."""
     try:
         return tempfile.TemporaryDirectory(prefix="tokamak-")
     except OSError as error:

@@ -12,7 +12,6 @@ import json
 import os
 import re
 import struct
-import tempfile
 import threading
 import time
 import zlib
@@ -23,7 +22,7 @@ from pathlib import Path
 
 from ..errors import BuildError, CompilerMissing
 from . import gpu_pool, gpu_worker
-from .build import finished, Progress
+from .build import finished, Progress, temporary
 from .cache import open_cache
 
 Arch = tuple[str, int | str, int]        # Triton's words for a target: ("cuda", 90, 32), ("hip", "gfx942", 64)
@@ -34,8 +33,9 @@ ABI = 2                                  # of what is kept on disk
 class GpuUnit:
     """Triton text that defines the jitted function `name`, whose parameters have the Triton types `signature`, in order; there are no constexprs.
     `divisible`: positions of parameters that are multiples of 16 (pointers: 16-byte aligned, integers: value % 16 == 0); where a call breaks that, a
-    variant of the kernel is built that does not rely on it, of the text `otherwise`, without boxes, where there is one. `boxes`: (element type, extents of a tile) of the descriptors that stand behind the
-    other parameters; a call gives (address, offset in elements, extents, strides in elements) of each. `cooperative`: all programs of the grid are resident at once (they wait for each other).
+    variant of the kernel is built that does not rely on it, of the text `otherwise`, without boxes, where there is one.
+    `boxes`: (element type, extents of a tile) of the descriptors that stand behind the other parameters; a call gives (address, offset in elements,
+    extents, strides in elements) of each. `cooperative`: all programs of the grid are resident at once (they wait for each other).
     `cluster`: so many neighbours of the grid, which it is a multiple of, run side by side and see each other's shared memory.
     `contract`: a product may be added to something without being rounded first. `registers`: the most that a thread may have; 0 leaves it open.
     `name` stands for the text and all other fields."""
@@ -183,11 +183,21 @@ _HERE = threading.Lock()
 
 def _here(job: dict) -> dict:
     """The job done in this process."""
-    with _HERE, tempfile.TemporaryDirectory(prefix="tokamak-") as folder:
+    with _HERE, temporary() as folder:
         try:
             return gpu_worker.compile_job(job, folder)
         except Exception as error:
-            return {"error": f"{type(error).__name__}: {error}", "said": ""}
+            return {"error": gpu_worker.words(error), "said": ""}
+
+
+def _in_child() -> None:
+    """In a forked child: a thread of the parent may have been compiling."""
+    global _HERE
+    _HERE, gpu_worker._LOCK = threading.Lock(), threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
 
 
 def _shortened(error: str, printed: str) -> str:

@@ -135,8 +135,17 @@ def work(channel: socket.socket, folder: str, log: int) -> None:
         try:
             answer = compile_job(job, folder)
         except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}", "said": said(log)}
+            answer = {"error": words(error), "said": said(log)}
         send(channel, answer)
+
+
+def words(error: BaseException) -> str:
+    """An error and its causes, outermost first: of one in a function that a kernel calls, Triton's outermost says only where the call is."""
+    found, cause = [], error
+    while cause is not None and len(found) < 8:
+        found.append(f"{type(cause).__name__}: {cause}")
+        cause = cause.__cause__
+    return "\n".join(found)
 
 
 def said(log: int) -> str:
