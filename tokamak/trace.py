@@ -51,4 +51,5 @@ def tracer(name: str, kind: str, frame: Frame | None, options: Options) -> Trace
 
 
 # stage -> the topics that can be printed behind it
-TOPICS_AT = {"capture": ("graph",), "lower": ("fusion", "schedule"), "program": ("output_code",), "eager": ("graph",), "graphs": ("cudagraphs",), "build": ("start",)}
+TOPICS_AT = {"capture": ("graph",), "lower": ("fusion", "schedule"), "program": ("output_code",), "eager": ("graph",), "graphs": ("cudagraphs",),
+             "build": ("start",)}

@@ -271,9 +271,11 @@ class Plan:
         found, at = [], self.record.count
         for n, b in enumerate(self.boxes):
             rank = b.rank
-            extents, steps = (words[i] for i in range(at + 1 + rank, at + 1, -1)), (words[i] * b.bytes for i in range(at + 2 * rank, at + 1 + rank, -1))
-            code = _ENCODE(self.record.encode)(maps + 128 * n, b.type, rank, words[at] + words[at + 1] * b.bytes, (ctypes.c_uint64 * 5)(*extents),
-                                               (ctypes.c_uint64 * 5)(*steps), (c_uint * 5)(*b.block[rank - 1::-1]), (c_uint * 5)(*[1] * 5), 0, b.swizzle, 2, 0)
+            extents = (ctypes.c_uint64 * 5)(*(words[i] for i in range(at + 1 + rank, at + 1, -1)))
+            steps = (ctypes.c_uint64 * 5)(*(words[i] * b.bytes for i in range(at + 2 * rank, at + 1 + rank, -1)))
+            block, ones = (c_uint * 5)(*b.block[rank - 1::-1]), (c_uint * 5)(*[1] * 5)
+            start = words[at] + words[at + 1] * b.bytes
+            code = _ENCODE(self.record.encode)(maps + 128 * n, b.type, rank, start, extents, steps, block, ones, 0, b.swizzle, 2, 0)
             if code:
                 return found, code
             first = ctypes.addressof(words) + 8 * (at + 2)

@@ -134,7 +134,7 @@ Step = Let | Alloc | Launch | Call | Drop | Copy | Return
 class Program:
     """`inputs`: argument names in calling order; `errors`: what a kernel's result n + 1 raises: (exception class, message);
     `constants`: tensors that the steps name and that are no inputs; `dtypes`: the traced types of inputs, checked where a kernel reads them.
-    `condition`: text over inputs that are numbers: the sizes that the program is for; "" are all. `devices`: where the inputs are that are tensors."""
+    `condition`: text over inputs that are numbers: the sizes that it is for; "" are all. `devices`: where the inputs are that are tensors."""
     name: str
     inputs: tuple[str, ...]
     steps: tuple[Step, ...]
@@ -177,10 +177,8 @@ def assemble(program: Program, kernels: dict[str, Callable[[bytes, int], int] | 
 
 def _pending(printer: _Printer) -> Callable[[], None] | None:
     """What raises the errors that kernels on GPUs have left so far; None where they leave none."""
-    names = [d for d in printer.errors if d != "cpu"]
-    lines = [f"    if tk_words_{_id(d)} != tk_zeros_{_id(d)}: tk_look()" for d in names]
-    made: dict = {}
-    exec("\n".join(["def tk_pending():", *lines]) if lines else "tk_pending = None", printer.namespace, made)
+    lines = [f"    if tk_words_{_id(d)} != tk_zeros_{_id(d)}: tk_look()" for d in printer.errors if d != "cpu"]
+    exec("\n".join(["def tk_pending():", *lines]) if lines else "tk_pending = None", printer.namespace, made := {})
     return made["tk_pending"]
 
 
@@ -212,9 +210,7 @@ class _Printer:
         self.learns = bool(self.typed) or any(isinstance(s, Call) and _static_results(s) for s in program.steps)
 
     def function(self, learned: dict | None) -> Callable:
-        text = self.text(learned)
-        made: dict = {}
-        exec(compile(text, f"<tokamak {self.program.name}>", "exec"), self.namespace, made)
+        exec(compile(self.text(learned), f"<tokamak {self.program.name}>", "exec"), self.namespace, made := {})
         return made[f"tk_{self.program.name}"]
 
     def text(self, learned: dict | None) -> str:
@@ -273,10 +269,8 @@ class _Printer:
         if on != "cpu":
             self._enter(on)
         grid = [text.replace(RESIDENT, f"{name}.resident") for text in step.grid]
-        words = [self._pointer(text) if kind in ("ptr", "temp") else f"tk_x{position}" if kind == "error" else text for kind, text in step.words]
-        format = "=4q" + "".join("d" if kind == "float" else "q" for kind, _ in step.words)
-        pack = self._bind(struct.Struct(format).pack, f"tk_w{position}")
-        self.lines.append(f"tk_b = {pack}({', '.join((address, *grid, *words))})")
+        words = [f"tk_x{position}" if kind == "error" else self._word(kind, text) for kind, text in step.words]
+        self.lines.append(f"tk_b = {self._pack(position, step, '=4q')}({', '.join((address, *grid, *words))})")
         self.lines.append(f"if {launch}(tk_b, {stream}): {name}(tk_b, {stream})")
         if on == "cpu" and "cpu" in self.errors:
             self._look(("cpu",))
@@ -307,9 +301,7 @@ class _Printer:
     def _launch(self, position: int, step: Launch):
         if step.grid is not None:
             return self._launch_grid(position, step)
-        format = "=" + "".join("d" if kind == "float" else "q" for kind, _ in step.words)
-        pack = self._bind(struct.Struct(format).pack, f"tk_w{position}")
-        words = ", ".join(self._pointer(text) if kind in ("ptr", "temp") else text for kind, text in step.words)
+        pack, words = self._pack(position, step, "="), ", ".join(self._word(*w) for w in step.words)
         made = self.kernels.get(step.kernel)
         kernel = self._bind(made and self._watched(position, made), f"tk_k_{step.kernel}" if self.watch is None else f"tk_k{position}")
         self.lines.append(f"tk_e = {kernel}({pack}({words}), tk_threads())")
@@ -364,6 +356,12 @@ class _Printer:
         self.lines.append(f"return [{', '.join(self._value(i) for i in step.items)}]")
 
     # -- values
+    def _pack(self, position: int, step: Launch, head: str) -> str:
+        return self._bind(struct.Struct(head + "".join("d" if kind == "float" else "q" for kind, _ in step.words)).pack, f"tk_w{position}")
+
+    def _word(self, kind: str, text: str) -> str:
+        return self._pointer(text) if kind in ("ptr", "temp") else text
+
     def _pointer(self, name: str) -> str:
         if self.pointers[name] == 1:
             return f"{name}.data_ptr()"
