@@ -1,6 +1,7 @@
 """AOTAutograd: a Dynamo graph becomes functional graphs of aten calls, one for inference or a pair for training, and each is compiled on its own.
 
-The graphs hold exactly the operations that eager runs (but for the tables of `decompose`). Mutations of inputs stay in the graph as trailing `copy_` calls.
+The graphs hold exactly the operations that eager runs (but for the tables of `decompose`). Mutations of inputs stay in the graph as trailing `copy_`
+calls.
 """
 from __future__ import annotations
 

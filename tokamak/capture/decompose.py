@@ -1,6 +1,6 @@
-"""Operators in whose place the joint graph of a training step holds their parts, because of what backward then needs to be saved: the partitioner keeps a
-row's maximum and sum, or a channel's mean, and computes the elements again. Everything else stays whole. Softmax is contiguous, as torch's own is:
-what follows may view it so.
+"""Operators in whose place the joint graph of a training step holds their parts, because of what backward then needs to be saved: the partitioner
+keeps a row's maximum and sum, or a channel's mean, and computes the elements again. Everything else stays whole. Softmax is contiguous, as torch's
+own is: what follows may view it so.
 """
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ _LISTING = threading.Lock()
 
 def partition(joint: fx.GraphModule, joint_inputs, *, num_fwd_outputs: int, arithmetic_dropout: bool = False,
               **others) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """(forward, backward) graphs of `joint`. The arguments are those of torch's partition functions, and whether what dropout leaves may be computed again
-    of its mask."""
+    """(forward, backward) graphs of `joint`. The arguments are those of torch's partition functions, and whether what dropout leaves may be computed
+    again of its mask."""
     without_identities(joint)
     if arithmetic_dropout:
         dropout_of_masks(joint)

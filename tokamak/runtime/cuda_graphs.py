@@ -1,8 +1,8 @@
 """Recording on NVIDIA's GPUs: CUDA graphs, captured by torch, so that random numbers go on from replay to replay as they do from call to call.
 
-Memory of a recording has two homes. What lives beyond the recording (its results) is allocated between `keep` and `share`, in a pool of the recording's
-own; all else in one pool for all recordings of the device, whose blocks are free again when a capture ends. A block of that second pool is only ever
-written and read within one replay, so it does not matter in which order recordings are replayed, as long as it is one after the other.
+Memory of a recording has two homes. What lives beyond the recording (its results) is allocated between `keep` and `share`, in a pool of the
+recording's own; all else in one pool for all recordings of the device, whose blocks are free again when a capture ends. A block of that second pool
+is only ever written and read within one replay, so it does not matter in which order recordings are replayed, as long as it is one after the other.
 """
 from __future__ import annotations
 

@@ -212,7 +212,8 @@ def _copies() -> dict[str, types.ModuleType]:
 
 
 def _typed(binary_op, int1):
-    """`binary_op` of the interpreter, which gives the result of a comparison the type of what is compared: a single one is a number when it is spread."""
+    """`binary_op` of the interpreter, which gives the result of a comparison the type of what is compared: a single one is a number when it is
+    spread."""
     def typed(self, lhs, rhs, op):
         made = binary_op(self, lhs, rhs, op)
         if made.data.dtype == np.bool_:

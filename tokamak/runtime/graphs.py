@@ -1,17 +1,18 @@
 """Recorded programs: which calls are recorded, into what memory, and when a recording may be replayed. What records is a `Recorder`: on NVIDIA's GPUs
 CUDA graphs (`runtime/cuda_graphs.py`), in tests a stand-in.
 
-A recording reads and writes fixed addresses. So it holds what it makes for good and gives the caller new tensors over that memory; it is replayed when none
-of those of its last replay is alive, which the storages' use counts tell, as for blocks of `memory.Pool`. Only what dies within a call shares memory with
-other recordings: they are replayed one after the other, on one stream or behind an event. When all recordings of a call's sizes are busy, there are three ways:
+A recording reads and writes fixed addresses. So it holds what it makes for good and gives the caller new tensors over that memory; it is replayed
+when none of those of its last replay is alive, which the storages' use counts tell, as for blocks of `memory.Pool`. Only what dies within a call
+shares memory with other recordings: they are replayed one after the other, on one stream or behind an event. When all recordings of a call's sizes
+are busy, there are three ways:
 
     another      a further recording with memory of its own: a result that is held while the next is made (two forwards before a backward)
     copied out   recorded anew, the results that were held now copied to fresh memory by each call: a loss that outlives its step must not cost a
                  second set of all that is saved for backward
     plain        the program runs as if nothing was recorded
 
-An input is read in place as long as calls bring it at few addresses (parameters; what another recording made), each with a recording of its own; one that comes
-from ever new addresses has a buffer that calls copy it to, and from, if the program writes it.
+An input is read in place as long as calls bring it at few addresses (parameters; what another recording made), each with a recording of its own; one
+that comes from ever new addresses has a buffer that calls copy it to, and from, if the program writes it.
 """
 from __future__ import annotations
 
@@ -81,9 +82,9 @@ class Counts:
 
 
 class Recording:
-    """One recording: `replay` runs it; `addresses` are those of the inputs, 0 for those that are not `fixed`; `copies` the positions of the others with
-    the buffers that it reads, `back` those of them that it may write. `results` (emptied): what it makes, where it makes it; `held`: the positions of
-    those that are copied out."""
+    """One recording: `replay` runs it; `addresses` are those of the inputs, 0 for those that are not `fixed`; `copies` the positions of the others
+    with the buffers that it reads, `back` those of them that it may write. `results` (emptied): what it makes, where it makes it; `held`: the
+    positions of those that are copied out."""
 
     def __init__(self, replay: Callable[[], None], results: list[torch.Tensor], fixed: list[int], addresses: list[int],
                  copies: list[tuple[int, torch.Tensor]], written: frozenset[int], held: frozenset[int]):
@@ -116,8 +117,8 @@ class Recording:
 
 @dataclass
 class Entry:
-    """What is known of the calls with the same numbers. `seen`: for each tensor the addresses that it came at; `buffers`: position -> where it is copied to;
-    `held`: positions of results that are copied out."""
+    """What is known of the calls with the same numbers. `seen`: for each tensor the addresses that it came at; `buffers`: position -> where it is
+    copied to; `held`: positions of results that are copied out."""
     seen: list[list[int]]
     calls: int = 0
     made: int = 0
@@ -127,10 +128,10 @@ class Entry:
 
 
 class Recorded:
-    """A boxed function that replays recordings of `fn`, whose first `tensors` arguments are tensors and the others numbers; it may write those at `written`.
-    `probe(args)`: the first call in the place of `fn`, where it is to be looked at. `capture()`: the function to record, where it is another than `fn`.
-    The `pending()` of each of the three, if it has one, raises what kernels of its earlier calls have left. `failed(error)` is called once, when
-    recording raises: from then on `fn` runs. `paused()`: is `fn` to run all the same? `synchronous`: a replay is waited for."""
+    """A boxed function that replays recordings of `fn`, whose first `tensors` arguments are tensors and the others numbers; it may write those at
+    `written`. `probe(args)`: the first call in the place of `fn`, where it is to be looked at. `capture()`: the function to record, where it is
+    another than `fn`. The `pending()` of each of the three, if it has one, raises what kernels of its earlier calls have left. `failed(error)` is
+    called once, when recording raises: from then on `fn` runs. `paused()`: is `fn` to run all the same? `synchronous`: a replay is waited for."""
 
     def __init__(self, fn: Boxed, recorder: Recorder, tensors: int, written: frozenset[int] = frozenset(), capture: Callable[[], Boxed] | None = None,
                  probe: Boxed | None = None, failed: Callable[[Exception], None] = lambda error: None, paused: Callable[[], bool] | None = None,

@@ -2,8 +2,8 @@
 
     Split ::= Piece | Step in order           what runs by itself, with the reason, stands in `left`
 
-A piece is a program of its own: it takes the tensors and numbers that its steps name, and returns what later steps read. Steps that belong to no device
-(numbers of the host, counters of writes, drops) never end a piece. What ends one: values on another device than the piece's, numbers that a
+A piece is a program of its own: it takes the tensors and numbers that its steps name, and returns what later steps read. Steps that belong to no
+device (numbers of the host, counters of writes, drops) never end a piece. What ends one: values on another device than the piece's, numbers that a
 step reads from memory, calls that wait for the device or whose result's size only the run shows, and what a capture was seen to refuse.
 """
 from __future__ import annotations
@@ -28,8 +28,8 @@ _BRANCHES = ("cond", "while_loop", "scan", "associative_scan", "map_impl")
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """`program` takes `tensors`, then numbers, all on `device`; of the tensors it may write those in `written`. `origins`: for each of its steps the position
-    of the step that it was in the program that was cut, -1 for others."""
+    """`program` takes `tensors`, then numbers, all on `device`; of the tensors it may write those in `written`. `origins`: for each of its steps the
+    position of the step that it was in the program that was cut, -1 for others."""
     program: Program
     device: str
     tensors: tuple[str, ...]
@@ -68,8 +68,8 @@ class Split:
 
 
 def split(program: Program, kinds: frozenset[str], refused: Mapping[int, str] | None = None, least: int = LEAST) -> Split:
-    """`program` cut. `kinds`: the kinds of device that graphs are recorded on; `refused`: position of a step -> why a capture did not take it. Pieces of
-    fewer than `least` kernels and calls are left out."""
+    """`program` cut. `kinds`: the kinds of device that graphs are recorded on; `refused`: position of a step -> why a capture did not take it. Pieces
+    of fewer than `least` kernels and calls are left out."""
     facts = _Facts(program, kinds, refused or {})
     runs: list[_Run | tuple[int, Step]] = []
     left: list[Left] = []
@@ -202,7 +202,8 @@ def with_drops(steps: tuple[Step, ...], names: set[str]) -> tuple[Step, ...]:
 
 
 def joined(cut: Split, functions: Mapping[Piece, Callable[[list], list]]) -> tuple[Program, tuple[int, ...]]:
-    """The program that calls `functions` in the places of the pieces; and for each of its steps the position of the step that it was, -1 for others."""
+    """The program that calls `functions` in the places of the pieces; and for each of its steps the position of the step that it was, -1 for
+    others."""
     program, numbered, last = cut.program, [], cut.program.steps[-1]
     for item in cut.items:
         if isinstance(item, Piece):
