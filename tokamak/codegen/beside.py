@@ -48,4 +48,3 @@ def lower_beside(body: Body, schedule: BesideSchedule, hints, device: str, fast:
         lines.append(For(f"if {' and '.join(here)}", list(kernel.lines)))
     aligned = frozenset(p.name for p in last.params if p.kind == "int" and hints.divides(16, p.source))
     return (TileKernel(tuple(last.params), tuple(lines), before, schedule, body, tuple(last.errors), last.sources, (), aligned),)
-

@@ -55,10 +55,10 @@ def store_box(s: Store, dims: tuple[Axis, Axis], hints: Hints) -> Box | None:
 def choose(b: Body, hints: Hints, target) -> PersistentSchedule | None:
     """The schedule of a body whose folds are contractions of many rows and columns, at least one factor of which can be copied; None for any other."""
     found = folds_of(b)
-    if target.arch[0] != "cuda" or target.arch[1] < 90 or found is None or not (found[0].rows and found[0].columns) or inner_of(found) or found[0].digits or found[0].outer or found[0].scales:
+    if target.arch[0] != "cuda" or target.arch[1] < 90 or found is None or inner_of(found):
         return None
     c = found[0]
-    if len(c.rows) > 1 or len(c.columns) > 1:
+    if len(c.rows) != 1 or len(c.columns) != 1 or c.digits or c.outer or c.scales:
         return None
     dims = first, second = _dims(b, c, hints)
     if min(hints(a.extent) for a in dims) <= TURNED or len(found) > MOST_PRODUCTS or not any(boxed(c, dims, hints)):
@@ -103,5 +103,7 @@ def _schedule(b: Body, c: Contraction, sizes: dict[Axis, int], products: int, hi
     stages = min(3 if large else 5 if products == 1 else 4, (SHARED - ends) // step)
     if stages < 2:
         return None
-    return PersistentSchedule((*others, first, second, depth), (first, second), tuple((a, (n,)) for a, n in sizes.items()), frozenset((depth,)), (), 1, exact,
-                              warps, stages, wide=wide(b, hints, target), depth=depth, group=GROUP, resident=target.threads, parts=parts, flat=large and products == 1)
+    pieces = tuple((a, (n,)) for a, n in sizes.items())
+    return PersistentSchedule((*others, first, second, depth), (first, second), pieces, frozenset((depth,)), (), 1, exact, warps, stages,
+                              wide=wide(b, hints, target), depth=depth, group=GROUP, resident=target.threads,
+                              parts=parts, flat=large and products == 1)
