@@ -63,7 +63,7 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mappi
         _warm(example_inputs, chosen)
         with _uncollected():
             made = aot.autograd(gm, example_inputs, partial(compile_or_fall_back, options=chosen, frame=frame_of(gm, chosen)),
-                            chosen.policy == "fast", chosen.opaque_only)
+                            chosen.policy == "fast", chosen.opaque_only, parts=_gpu_graph(example_inputs, chosen))
     except TokamakError as error:
         raise _shortened(error, sys._getframe()) from None
     return made if chosen.recorder is None else chosen.recorder.function(gm, made)
@@ -145,6 +145,11 @@ def _warm(inputs: Sequence[Any], options: Options) -> None:
     used = next((x.device for x in inputs if isinstance(x, torch.Tensor) and x.device.type == "cuda"), None)
     if used is not None and torch.version.hip is None and not options.opaque_only:
         gpu_build.warm(gpu.arch(str(used)))
+
+
+def _gpu_graph(inputs: Sequence[Any], options: Options) -> bool:
+    """Will kernels run on a GPU? On a CPU one kernel serves every size, so that nothing that depends on sizes is decided before there are kernels."""
+    return options.target == "interpret" or any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in inputs)
 
 
 def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, trace: Trace, name: str = "graph",

@@ -43,7 +43,7 @@ class Block(nn.Module):
 
 
 class Dropped(nn.Module):
-    """A norm and dropout, whose mask is made over one flat axis."""
+    """A norm and dropout behind it."""
 
     def __init__(self):
         super().__init__()

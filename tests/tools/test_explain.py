@@ -88,11 +88,14 @@ def test_a_compiled_module_is_explained_as_its_original():
 
 
 def test_loops_that_share_no_axis_are_kernels_of_their_own_whatever_is_known_of_sizes():
-    def kernels(**how):
+    def kernels(fn, **how):
         torch._dynamo.reset()
         with recording() as seen:
-            tokamak.compile(Dropped(), **how)(torch.randn(5, 32, requires_grad=True))
+            tokamak.compile(fn, **how)(torch.randn(5, 32, requires_grad=True))
         return [k.name for g in explanation(seen).graphs if g.kind == "forward" for k in g.kernels]
+    norm = torch.nn.LayerNorm(32)
     for how in ({}, {"dynamic": True}):
-        norm, mask = kernels(**how)
-        assert norm.startswith("per_fused_native_dropout_native_layer_norm") and mask.startswith("poi_fused_native_dropout")
+        rows, flat = kernels(lambda x: (norm(x), x.reshape(-1)[1:] * 2), **how)
+        assert rows.startswith("per_fused_native_layer_norm") and flat.startswith("poi_fused_mul")
+        whole, = kernels(Dropped(), **how)                # a mask that is drawn by rows is the norm's own
+        assert whole.startswith("per_fused_") and "native_dropout" in whole and "native_layer_norm" in whole
