@@ -127,9 +127,8 @@ def test_strides_that_are_not_known_are_not_moved():
 
 
 @pytest.mark.parametrize("shape", [(20, 64), (2, 10, 64), (2, 5, 2, 64)])
-@pytest.mark.parametrize("activation", [F.relu, lambda y: F.gelu(y, approximate="tanh")], ids=["relu", "gelu"])
-def test_the_vendor_makes_activations(shape, activation):
-    fn = lambda x, w, b: activation(F.linear(x, w, b))
+def test_the_vendor_makes_an_activation(shape):
+    fn = lambda x, w, b: F.gelu(F.linear(x, w, b), approximate="tanh")
     got, (record,) = run(fn, *(inputs := (values(*shape), values(48, 64), values(48))), contractions="vendor")
     want = fn(*map(wide, inputs))
     assert got.shape == want.shape and got.is_contiguous() and error(got, want) <= 8e-3
@@ -146,7 +145,7 @@ def test_other_activations_are_ours(fn):
 
 
 def test_a_layer_behind_an_activation_of_another_shape():
-    fn = lambda x, w, b, v: F.linear(F.relu(F.linear(x, w, b)), v).sum(1)
+    fn = lambda x, w, b, v: F.linear(F.gelu(F.linear(x, w, b), approximate="tanh"), v).sum(1)
     got, (record,) = run(fn, *(inputs := (values(3, 10, 64), values(48, 64), values(48), values(32, 48))), contractions="vendor")
     assert error(got, fn(*map(wide, inputs))) <= 1e-2 and "activated" in calls(record)[0]
 

@@ -22,8 +22,8 @@ def activated(bias, left, right, shape, **how):
     return aten._addmm_activation.default(bias, left, right, **how).view(shape)
 
 
-ACTIVATED[aten.addmm.default] = (aten._addmm_activation.default, activated, (
-    (lambda e: Op("max", e, constant(0.0, e.dtype)), {}, False), (lambda e: gelu(Term(e), "tanh").expr, {"use_gelu": True}, True)))
+# not its ReLU: nothing says that it keeps what is no number, as torch's does
+ACTIVATED[aten.addmm.default] = (aten._addmm_activation.default, activated, ((lambda e: gelu(Term(e), "tanh").expr, {"use_gelu": True}, True),))
 
 
 def activated_on_cpu(bias, left, right, shape=None):

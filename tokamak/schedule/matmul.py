@@ -122,7 +122,7 @@ def _wide(many: Axis, few: Axis, c: Contraction, products: int, b: Body, hints: 
     steps, 64, 62."""
     plain = not c.digits and not c.outer and hints(few.extent) <= SIDE and products == 1 and _width(c, many) == 2
     depth = c.depth.extent.constant
-    whole = depth is not None and depth % AHEAD == 0
+    whole = depth is not None and depth > 0 and depth % AHEAD == 0
     return plain and whole and not b.parallel - {many, few} and hints(many.extent) >= 64 * target.threads
 
 
