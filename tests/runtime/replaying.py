@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from contextlib import contextmanager
 
 import torch
 
 
 class StandIn:
-    """`records`: how many there are; `waits`: how often the device was waited for."""
+    """`records`: how many there are; `waits`: how often the device was waited for; `recording`: is one being made?"""
 
     def __init__(self):
-        self.lock, self.owned = threading.RLock(), {}
+        self.lock, self.owned, self.recording = threading.RLock(), {}, False
         self.records = self.waits = 0
 
     def busy(self) -> bool:
@@ -35,7 +36,7 @@ class StandIn:
     def record(self, fn, args):
         self.records += 1
         given = [_at(a) if isinstance(a, torch.Tensor) else a for a in args]
-        with torch.random.fork_rng(), torch.no_grad():
+        with torch.random.fork_rng(), torch.no_grad(), self._marked():
             results = fn([a.clone(memory_format=torch.preserve_format) if isinstance(a, torch.Tensor) else a for a in args])
         homes = [_home(t) for t in results]
         places = [(h.untyped_storage(), h.shape, h.stride(), h.storage_offset(), h.dtype) for h in homes]
@@ -48,6 +49,14 @@ class StandIn:
                 for t, (storage, shape, strides, offset, dtype) in zip(found, places, strict=True):
                     torch.empty(0, dtype=dtype).set_(storage, offset, shape, strides).copy_(t)
         return replay, homes
+
+    @contextmanager
+    def _marked(self):
+        self.recording = True
+        try:
+            yield
+        finally:
+            self.recording = False
 
 
 def _home(t: torch.Tensor) -> torch.Tensor:
