@@ -79,7 +79,7 @@ def compiled(fn, seen: Seen, policy: str = "fast", cache_dir: str | None = None,
     """`fn` (tensors in, a pytree of tensors out) compiled."""
     one = compiler(seen, policy, cache_dir, target)
     return aot_function(fn, fw_compiler=one, bw_compiler=one, inference_compiler=one, keep_inference_input_mutations=True,
-                        decompositions=decompose.TRAINING)
+                        decompositions=decompose.TRAINING if target else decompose.ALWAYS)
 
 
 def agree(fn, tensors, grad: bool = False, policy: str = "fast", cache_dir: str | None = None, calls: int = 1,

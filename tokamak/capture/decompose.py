@@ -58,7 +58,8 @@ def _batch_norm(x: torch.Tensor, weight, bias, running_mean, running_var, traini
     out = out if bias is None else out + along(bias)
     flat = [t.reshape(-1) for t in (mean, rstd, variance * (count / (count - 1)))]
     moved = lambda old, new: (new * momentum + old * (1.0 - momentum)).to(old.dtype)
-    return out.to(x.dtype), flat[0], flat[1], moved(running_mean, flat[0]), moved(running_var, flat[2])
+    saved = [t if x.is_cuda else t.to(running_mean.dtype) for t in flat[:2]]
+    return out.to(x.dtype), *saved, moved(running_mean, flat[0]), moved(running_var, flat[2])
 
 
 ALWAYS = {_aten._log_softmax.default: _log_softmax}
