@@ -63,7 +63,8 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mappi
         _warm(example_inputs, chosen)
         with _uncollected():
             made = aot.autograd(gm, example_inputs, partial(compile_or_fall_back, options=chosen, frame=frame_of(gm, chosen)),
-                            chosen.policy == "fast", chosen.opaque_only, parts=_gpu_graph(example_inputs, chosen))
+                            arithmetic_dropout=chosen.policy == "fast" and not chosen.opaque_only,
+                            parts=not chosen.opaque_only and _gpu_graph(example_inputs, chosen))
     except TokamakError as error:
         raise _shortened(error, sys._getframe()) from None
     return made if chosen.recorder is None else chosen.recorder.function(gm, made)

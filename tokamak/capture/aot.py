@@ -21,11 +21,11 @@ from .partition import partition
 CompileOne = Callable[[fx.GraphModule, Sequence[Any], str], Callable[[list], Any]]
 
 
-def autograd(gm: fx.GraphModule, example_inputs: Sequence[Any], compile_one: CompileOne, own_random: bool = False,
-             whole: bool = False, parts: bool = False) -> Callable:
-    """The function that runs Dynamo's graph `gm`, whose forward, backward and inference graphs `compile_one` has compiled. `own_random`: random
-    numbers are ours, and drawn by kernels. `whole`: every operator that eager runs is called. `parts`: a training
-    step holds the parts of what `decompose` has in TRAINING; which of them backward then computes again is the partitioner's choice by their sizes."""
+def autograd(gm: fx.GraphModule, example_inputs: Sequence[Any], compile_one: CompileOne, arithmetic_dropout: bool = False,
+             parts: bool = False) -> Callable:
+    """The function that runs Dynamo's graph `gm`, whose forward, backward and inference graphs `compile_one` has compiled. `arithmetic_dropout`:
+    as for `partition`. `parts`: a training step holds the parts of what `decompose` has in TRAINING; which of them backward then computes again is the
+    partitioner's choice by their sizes."""
     def compiler(kind: str):
         def compile_kind(graph, inputs):
             _keep_saved()
@@ -34,8 +34,8 @@ def autograd(gm: fx.GraphModule, example_inputs: Sequence[Any], compile_one: Com
 
     compiled = aot_module_simplified(
         gm, example_inputs, fw_compiler=compiler("forward"), bw_compiler=_backward(compiler("backward")), inference_compiler=compiler("inference"),
-        partition_fn=partial(partition, arithmetic_dropout=own_random and not whole), keep_inference_input_mutations=True,
-        decompositions=TRAINING if parts and not whole and _trains(gm, example_inputs) else ALWAYS)
+        partition_fn=partial(partition, arithmetic_dropout=arithmetic_dropout), keep_inference_input_mutations=True,
+        decompositions=TRAINING if parts and _trains(gm, example_inputs) else ALWAYS)
     return _hidden(compiled)
 
 

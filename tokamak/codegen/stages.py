@@ -65,12 +65,13 @@ def schedule_plan(plan: Plan, target, table: Table = _NONE) -> Scheduled:
         if isinstance(g, Group):
             kind = g.kind or g, tuple(n in plan.stores[g] for n in g.nodes())
             first, b, s = kinds.get(kind, (None, None, None))
-            if first is not None and not shared.intersection((*g.reads, *g.nodes())):
+            alone = not shared.intersection((*g.reads, *g.nodes()))
+            if first is not None and alone:
                 copies[g] = first, _memories(correspondence(first, g), memories)
                 made = renamed(b, renaming(copies[g][1]), copies[g][1]), s
             else:
                 made = _schedule(g, plan, target, hints, memories, table)
-                if not shared.intersection((*g.reads, *g.nodes())):
+                if alone:
                     kinds[kind] = g, *made
         if made is not None:
             bodies[g] = made if target.kind != "gpu" else (made[0], tile_sequence.after(made, before, hints))
@@ -85,7 +86,9 @@ def _memories(names: dict, memories: dict) -> dict:
     def memory(x):
         if isinstance(x, Expr):
             return x
-        return memories.setdefault(x, None) or memories.update({x: Memory(x, x.dtype)}) or memories[x]
+        if x not in memories:
+            memories[x] = Memory(x, x.dtype)
+        return memories[x]
     return {memory(x): memory(y) for x, y in names.items()}
 
 

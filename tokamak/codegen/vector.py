@@ -37,7 +37,7 @@ class VectorLowering(MatmulLowering):
     def _step(self, scope: Scope, c: Contraction, carried: str) -> None:
         """The elements of one step, which are multiplied and added to what is carried."""
         digits, flat = self._digits(), None
-        matrix, vector = (c.left, c.right) if self.schedule.dims[0] in c.left.free else (c.right, c.left)
+        matrix, vector = self._sides(c)
         if len(digits) > 1:
             flat = self._flattened(vector)
         lefts = [self._number_tile(scope, "left", self._at(matrix, d), c) for d in digits]

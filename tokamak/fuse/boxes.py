@@ -43,9 +43,15 @@ def movable(c: Contraction, hints: Hints) -> bool:
     return len(c.rows) == len(c.columns) == 1 and len(c.batch) <= 1 and all(_moves(e, c.depth, hints) for e in (c.left, c.right))
 
 
-def _moves(e: Expr, depth: Axis, hints: Hints) -> bool:
+def plain(e: Expr) -> Load | None:
+    """What a factor reads, where it is plain memory of 16 bits."""
     read = e.arg if isinstance(e, Cast) else None
-    if not isinstance(read, Load) or read.guard is not None or not read.dtype.is_half:
+    return read if isinstance(read, Load) and read.guard is None and read.dtype.is_half else None
+
+
+def _moves(e: Expr, depth: Axis, hints: Hints) -> bool:
+    read = plain(e)
+    if read is None:
         return False
     address = sum((i * s for i, s in zip(read.index, read.node.strides)), as_index(0))
     others = [a for a in address.axes() if a is not depth]

@@ -75,9 +75,6 @@ class Graphed:
         self.recorded: tuple[Recorded, ...] = ()
         self._cut()
 
-    def __call__(self, args: list) -> list:
-        return self.fn(args)
-
     @property
     def coverage(self) -> Coverage:
         return Coverage(tuple(len(p.positions) for p in self.cut.pieces), self.cut.left, tuple(r.counts for r in self.recorded))
@@ -86,7 +83,7 @@ class Graphed:
         """A plain function that runs the program as it stands."""
         def run(args: list) -> list:
             return self.fn(args)
-        run._boxed_call, run.graphed = True, self
+        run._boxed_call = True
         return run
 
     def _cut(self) -> None:

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..fuse.boxes import Box, box
+from ..fuse.boxes import Box, box, plain
 from ..fuse.contraction import Contraction
 from ..fuse.cost import Hints
 from ..fuse.products import PRODUCTS, ours
-from ..ir.expr import Cast, Expr, Load, loads
+from ..ir.expr import Expr, loads
 from ..ir.index import Axis
 from .body import Body, Store
 from .matmul import GROUP, TURNED, MatmulSchedule, _side, folds_of, inner_of
@@ -40,10 +40,8 @@ class PersistentSchedule(MatmulSchedule):
 
 def factor_box(e: Expr, dims: tuple[Axis, Axis], hints: Hints) -> Box | None:
     """The box of a factor that is plain memory of 16 bits."""
-    read = e.arg if isinstance(e, Cast) else None
-    if not isinstance(read, Load) or read.guard is not None or not read.dtype.is_half:
-        return None
-    return box(read.node, read.index[0], dims, hints)
+    read = plain(e)
+    return box(read.node, read.index[0], dims, hints) if read is not None else None
 
 
 def store_box(s: Store, dims: tuple[Axis, Axis], hints: Hints) -> Box | None:

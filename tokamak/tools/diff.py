@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -26,7 +25,7 @@ from rich.text import Text
 from ..errors import OptionError
 from .names import size_text
 from .notebook import terminal_html
-from .profile import COMPARE, FORMAT, METRICS
+from .profile import FORMAT, METRICS, compared
 from .profile_report import took
 
 NOISE, LEAST = 0.10, 2e-6           # of a row's time; seconds
@@ -108,11 +107,8 @@ class Diff:
 
 def condition(text: str) -> tuple[str, Callable, float, bool]:
     """(metric, comparison, number, in percent?) of 'step_ms>5%'. Raises OptionError."""
-    found = re.fullmatch(r"\s*(\w+)\s*(>=|<=|==|!=|>|<)\s*(-?[\d.]+)\s*(%?)\s*", text)
-    if found is None or found[1] not in METRICS:
-        raise OptionError(f"'{text.strip()}' is no condition: one of {', '.join(METRICS)}, then > < >= <= == or !=, then how much it grew by, "
-                          "as a number or in percent")
-    return found[1], COMPARE[found[2]], float(found[3]), bool(found[4])
+    name, compare, found = compared(text, r"-?[\d.]+\s*%?", "how much it grew by, as a number or in percent")
+    return name, compare, float(found.rstrip("% ")), found.endswith("%")
 
 
 def load(path: str) -> dict[str, Any]:

@@ -220,10 +220,16 @@ METRICS = ("kernels", "opaque", "graphs", "breaks", "recompiles", "step_ms", "ea
 
 def condition(text: str) -> tuple[str, Callable, float]:
     """(metric, comparison, number) of 'kernels>60'. Raises OptionError."""
-    found = re.fullmatch(r"\s*(\w+)\s*(>=|<=|==|!=|>|<)\s*([\d.]+(?:[eE][+-]?\d+)?)\s*", text)
+    name, compare, found = compared(text, r"[\d.]+(?:[eE][+-]?\d+)?", "a number")
+    return name, compare, float(found)
+
+
+def compared(text: str, number: str, words: str) -> tuple[str, Callable, str]:
+    """(metric, comparison, what it is compared with) of a condition; `number`: the pattern of the last, `words` what it is called."""
+    found = re.fullmatch(rf"\s*(\w+)\s*(>=|<=|==|!=|>|<)\s*({number})\s*", text)
     if found is None or found[1] not in METRICS:
-        raise OptionError(f"'{text.strip()}' is no condition: one of {', '.join(METRICS)}, then > < >= <= == or !=, then a number")
-    return found[1], COMPARE[found[2]], float(found[3])
+        raise OptionError(f"'{text.strip()}' is no condition: one of {', '.join(METRICS)}, then > < >= <= == or !=, then {words}")
+    return found[1], COMPARE[found[2]], found[3]
 
 
 # -- the ways in ---------------------------------------------------------------------------------------------------------
