@@ -120,17 +120,16 @@ def check(spec: Model, mode: str, device: str, first: Callable[[str, int | None]
     return {"error": report.worst, "wrong": report.wrong[:5], "right": not report.wrong}
 
 
-def first_call(spec: Model, mode: str, side: str, device: str) -> dict:
-    """Seconds of the first call; a training step's has its backward pass."""
-    with caches("") as options:
-        _under(side, nn.Linear(8, 8).to(device), **options)(torch.randn(8, 8, device=device))     # imports, processes
-        torch._dynamo.reset()
-        session = Session(spec, mode, side, device, **options)
-        _wait(device)
-        start = time.perf_counter()
-        session.backward()
-        _wait(device)
-        return {"first": time.perf_counter() - start}
+def first_call(spec: Model, mode: str, side: str, device: str, options: dict) -> tuple[dict, Session]:
+    """Seconds of the first call, a training step's with its backward pass, and the session that made it. Nothing may have been compiled before."""
+    _under(side, nn.Linear(8, 8).to(device), **options)(torch.randn(8, 8, device=device))     # imports, processes
+    torch._dynamo.reset()
+    session = Session(spec, mode, side, device, **options)
+    _wait(device)
+    start = time.perf_counter()
+    session.backward()
+    _wait(device)
+    return {"first": time.perf_counter() - start}, session
 
 
 def warm(session: Session) -> Session:
@@ -176,9 +175,10 @@ def _wait(device: str) -> None:
 def serve(name: str, mode: str, side: str, parts, device: str, calls: int, kept: str, lock: str, say: Callable[[dict], None]) -> None:
     """Says {'part', 'result'} for each part; one that raises is a result, too. `kept`, `lock`: see `caches` and `machine_of`."""
     torch.set_float32_matmul_precision("high")
+    process = Process(MODELS[name], mode, side, tuple(parts), device, calls, kept, lock)
     for part in parts:
         try:
-            result = _part(MODELS[name], mode, side, part, device, calls, kept, lock)
+            result = process.part(part)
         except Exception as error:
             result = failure(error)
         say({"part": part, "result": result})
@@ -186,28 +186,63 @@ def serve(name: str, mode: str, side: str, parts, device: str, calls: int, kept:
     say({"end": True})
 
 
-def _part(spec: Model, mode: str, side: str, part: str, device: str, calls: int, kept: str, lock: str) -> dict:
-    """Figures of one part."""
-    if part == "first":
-        with machine_of(lock, True):
-            return first_call(spec, mode, side, device)
-    with caches(kept) as options:
-        if part == "plan":
-            with machine_of(lock, False):
-                return planned(spec, mode, device, options)
-        if part == "right":
+class Process:
+    """A side of a model in a mode: its parts, one after another. Steps are those of the session whose first call was timed, if that is a part."""
+
+    def __init__(self, spec: Model, mode: str, side: str, parts: tuple[str, ...], device: str, calls: int, kept: str, lock: str):
+        self.spec, self.mode, self.side, self.parts, self.device, self.calls, self.kept, self.lock = spec, mode, side, parts, device, calls, kept, lock
+        self.session: Session | None = None
+        self.caches = contextlib.ExitStack()
+
+    def part(self, part: str) -> dict:
+        """Figures of one part. A part that fails leaves nothing to the next."""
+        try:
+            return getattr(self, part)()
+        except Exception:
+            self._end()
+            raise
+
+    def first(self) -> dict:
+        options = self.caches.enter_context(caches(""))
+        with machine_of(self.lock, True):
+            result, self.session = first_call(self.spec, self.mode, self.side, self.device, options)
+        if "step" not in self.parts:
+            self._end()
+        return result
+
+    def build(self) -> dict:
+        start = time.perf_counter()
+        with caches(self.kept) as options, machine_of(self.lock, False):
+            warm(self._session(options))
+        return {"built": time.perf_counter() - start}
+
+    def step(self) -> dict:
+        if self.session is None:
+            self.session = self._session(self.caches.enter_context(caches(self.kept)))
+        with machine_of(self.lock, False):
+            warm(self.session)
+        with machine_of(self.lock, True):
+            result = times(self.session, self.device, self.calls)
+        self._end()
+        return result
+
+    def right(self) -> dict:
+        with caches(self.kept) as options, machine_of(self.lock, False):
             def first(side: str, layers: int | None) -> Outcome:
-                session = Session(spec, mode, side, device, False, layers, **options)
+                session = Session(self.spec, self.mode, side, self.device, False, layers, **options)
                 return session.outcome(session.backward())
-            with machine_of(lock, False):
-                return check(spec, mode, device, first)
-        with machine_of(lock, False):
-            start = time.perf_counter()
-            session = warm(Session(spec, mode, side, device, **options))
-            if part == "build":
-                return {"built": time.perf_counter() - start}
-        with machine_of(lock, True):
-            return times(session, device, calls)
+            return check(self.spec, self.mode, self.device, first)
+
+    def plan(self) -> dict:
+        with caches(self.kept) as options, machine_of(self.lock, False):
+            return planned(self.spec, self.mode, self.device, options)
+
+    def _session(self, options: dict) -> Session:
+        return Session(self.spec, self.mode, self.side, self.device, **options)
+
+    def _end(self) -> None:
+        self.session = None
+        self.caches.close()
 
 
 if __name__ == "__main__":
