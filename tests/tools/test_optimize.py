@@ -70,6 +70,21 @@ def test_a_rung_that_does_not_pay_is_not(clock):
     assert found.best is rungs["eager"] and found.code == "" and "not worth it" in rungs["fuse"].why and "no contractions" in found.stopped
 
 
+def test_steps_beside_other_work_are_measured_again(clock, monkeypatch):
+    """Slower than it was by far, the way before met something else: a rung is not kept for that."""
+    clock(1.0, 2.0)
+    quiet, turns = climbing.interleaved, []
+
+    def loaded(steps, *rest, **kwargs):
+        turns.append(tuple(steps))
+        if turns.count(("before", "now")) == 1 and len(steps) == 2:
+            return {"before": Times(9.0, 9.0, {}, 9.0), "now": Times(3.0, 3.0, {}, 3.0)}
+        return quiet(steps, *rest, **kwargs)
+    monkeypatch.setattr(climbing, "interleaved", loaded)
+    found = optimize(softmax, torch.randn(8, 16))
+    assert [r.kept for r in found.rungs[:2]] == [True, False] and found.rungs[1].step == 2.0 and turns.count(("before", "now")) == 2
+
+
 def test_what_changes_numbers_is_tried_with_consent_and_on_top_of_what_was_kept(clock):
     clock(4.0, 2.0, 1.0)
     found, rungs = climbed(nn.Linear(32, 32), torch.randn(64, 32), allow=("bf16",))

@@ -34,10 +34,11 @@ from .traced import peak_bytes, traced
 from .names import size_text
 from .quantize import apart, quantizer, weight_bytes
 from .verify import as_array, distance, draws, FURTHER, results, ROUNDINGS, twin
-from .watch import Looked, Step, Watcher, interleaved
+from .watch import Looked, Step, Times, Watcher, interleaved
 
 PAYS = 0.97             # of the step before that a rung's may take
 SHARE = 0.03            # of the step that a rung has to be able to make faster
+BUSY, TRIES = 1.5, 3    # times what a way took before, after which it is measured again beside the next; how often
 FLOOR = 1e-4            # of the largest result's norm: what is smaller is measured against that
 AGAIN = "fuse again"    # on top of rungs that made the rest faster
 COMPILES = ("fuse", AGAIN, "launches")      # rungs that call torch.compile, each in place of those before
@@ -247,7 +248,7 @@ class _Climb:
         with recording(watcher):
             made, wide = self.step_of(way), self.error(way)
         self.random = self.random or draws(watcher)
-        times = interleaved({"before": self.kept, "now": made}, self.device, self.seconds)
+        times = self.beside(made)
         self.found = [replace(r, step=min(r.step, times["before"].least)) if r is self.below else r for r in self.found]
         took, error = times["now"].least, None if self.random else wide
         faster, wrong = times["before"].least / took, self.wrong(name, error)
@@ -259,6 +260,15 @@ class _Climb:
             self.look(watcher, made, times["now"].step)
         if kept:
             self.kept, self.changes, self.time, self.kept_error = made, {**self.changes, **changes}, took, wide
+
+    def beside(self, made: Step) -> dict[str, Times]:
+        """Times of the way kept so far and of `made`, in turn: again where all steps of the first were far slower than before, since it was other work on
+        the machine that was measured then."""
+        for _ in range(TRIES):
+            times = interleaved({"before": self.kept, "now": made}, self.device, self.seconds)
+            if times["before"].least <= BUSY * self.below.step:
+                break
+        return times
 
     @property
     def below(self) -> Rung:

@@ -1,0 +1,318 @@
+"""What `tokamak.profile` says of a step beside what other instruments say of the same step, and what profiling costs beyond compiling.
+
+    python -m benchmarks.profiles [--device cuda | cpu] [--cases NAME ...] [--layers N] [--seconds S] [--html FOLDER]
+                                  [--json FILE [--report]] [--write]
+
+Cases on a GPU: BERT-large, GPT-2 medium and ResNet-50, inference and training (forward, loss, backward; float32 parameters under bfloat16
+autocast); Llama 3.2 1B: a prompt, and one token against a cache (all in bfloat16), with CUDA graphs and without. On a CPU: the programs of
+`examples/demo.py`; BERT and GPT-2 of two layers and a ResNet, in training.
+
+Beside a profile stands the same step under eager and under `torch.compile(..., backend="tokamak")`, without any of tokamak's tools. Step: on a GPU
+CUDA events around one, the device idle before it; on a CPU the clock. Busy: on a GPU the device's time by the averages of torch's profiler, which
+watches nothing but the device; on a CPU that of eager's operators, by the same. Peak: torch's allocator's. Medians. `cost`: seconds of the whole call
+of `tokamak.profile`, less those of its first compiled step; the machine's peaks are measured before, once. Exit status 1 where a step or busy time
+is off by over 3% or a cost is over 10 s.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+import tokamak
+from tokamak.tools.machine import peaks
+from tokamak.tools.profile import Profile, Side
+
+from . import gpu_graphs, gpu_zoo
+from .gpu import write
+
+WITHIN, MOST = 0.03, 10.0           # of totals; seconds of profiling
+JUDGED = ("step", "busy")
+STEPS, PROFILED = 7, 5              # at least so many steps are timed; so many are profiled
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+# -- what is run ---------------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Made:
+    """A step: `fn` on its arguments; with `train` its gradients, too."""
+    fn: Callable
+    args: tuple = ()
+    kwargs: dict = field(default_factory=dict)
+    train: bool = False
+
+    def step(self, fn: Callable) -> Callable[[], object]:
+        """What makes a step of `fn`, which stands in the place of the function."""
+        def forward():
+            with torch.set_grad_enabled(self.train):
+                return fn(*self.args, **self.kwargs)
+        if not self.train:
+            return forward
+        out = forward()
+        wanted, ones = leaves(out), torch.ones_like(out)
+        return lambda: torch.autograd.grad(forward(), wanted, ones)
+
+
+def leaves(out: torch.Tensor) -> list[torch.Tensor]:
+    """What `out` has gradients for."""
+    found, seen, todo = [], set(), [out.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        found += [node.variable] if hasattr(node, "variable") else []
+        todo += [n for n, _ in node.next_functions]
+    return found
+
+
+@dataclass(frozen=True)
+class Case:
+    """`make(device, layers)`: the step; `layers` None: as named. `options`: of the compiler."""
+    make: Callable[[str, int | None], Made]
+    options: dict = field(default_factory=dict)
+
+
+def zoo(name: str, train: bool) -> Case:
+    """A model of `gpu_zoo`."""
+    def make(device: str, layers: int | None) -> Made:
+        spec = gpu_zoo.MODELS[name]
+        torch.manual_seed(0)
+        with torch.device(device):
+            model = spec.make(False, layers).train(train)
+        if spec.channels_last:
+            model = model.to(memory_format=torch.channels_last)
+        inputs = {k: v.to(memory_format=torch.channels_last) if spec.channels_last and v.dim() == 4 else v for k, v in spec.inputs(device).items()}
+        of = spec.loss if train else spec.output
+
+        def step(**inputs):
+            with torch.autocast(device, torch.bfloat16):
+                return of(model, inputs)
+        return Made(step, (), inputs, train)
+    return Case(make)
+
+
+def decode(device: str, layers: int | None) -> Made:
+    return Made(*gpu_graphs.built(gpu_graphs.CASES["llama_1b_decode"], device, torch.bfloat16, layers))
+
+
+def small(name: str) -> Case:
+    """A training step of `tests/models/zoo.py`, at two layers."""
+    def make(device: str, layers: int | None) -> Made:
+        from tests.models.zoo import STEPS as models, Size
+        size = Size(4, layers or 2, 256, 128, 4096, 128, 0.5, 0.34)
+        model, inputs = models[name].build(size).to(device), models[name].inputs(size)
+
+        def step(**inputs):
+            return model(**inputs).loss
+        return Made(step, (), {k: v.to(device) for k, v in inputs.items()}, True)
+    return Case(make)
+
+
+def examples() -> dict[str, Case]:
+    """The programs that `examples/demo.py` shows."""
+    sys.path.insert(0, str(EXAMPLES))
+    from programs import EXAMPLES as found
+
+    def make(example, device: str, layers: int | None) -> Made:
+        torch.manual_seed(0)
+        fn, args = example.make()
+        fn = fn.to(device) if isinstance(fn, torch.nn.Module) else fn
+        return Made(fn, tuple(a.to(device).requires_grad_(example.backward) for a in args), train=example.backward)
+    return {e.name: Case(partial(make, e)) for e in found}
+
+
+CASES = {
+    "cuda": {f"{name} {mode}": zoo(name, mode == "train") for mode in ("infer", "train") for name in
+             ("bert_large_32x128", "gpt2_medium_8x512", "resnet50_128_nhwc")}
+    | {"llama_1b decode": Case(decode), "llama_1b decode, CUDA graphs": Case(decode, {"cudagraphs": True}),
+       "llama_1b_4x1024 infer": zoo("llama_1b_4x1024", False)},
+    "cpu": {**examples(), **{f"{name} train": small(name) for name in ("bert", "gpt2", "resnet50")}},
+}
+
+
+# -- by other instruments --------------------------------------------------------------------------------------------------------
+def measured(step: Callable, gpu: bool, seconds: float) -> dict[str, float]:
+    """Figures of a step."""
+    for _ in range(3):
+        step()
+    one, taken, end = (by_events if gpu else by_clock), [], time.perf_counter() + seconds
+    while len(taken) < STEPS or time.perf_counter() < end:
+        taken.append(one(step))
+    found = {"step": statistics.median(taken), "least": min(taken)}
+    return {**found, "busy": device_time(step), "peak": peak(step)} if gpu else {**found, "busy": operator_time(step)}
+
+
+def by_events(step: Callable) -> float:
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    first.record()
+    step()
+    last.record()
+    torch.cuda.synchronize()
+    return first.elapsed_time(last) * 1e-3
+
+
+def by_clock(step: Callable) -> float:
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+def device_time(step: Callable) -> float:
+    """Seconds of everything that a step runs on the device. A profiler's first session may show nothing."""
+    for _ in range(3):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            for _ in range(PROFILED):
+                step()
+            torch.cuda.synchronize()
+        ran = [e for e in profiler.key_averages() if e.device_type == torch.autograd.DeviceType.CUDA and not e.key.endswith(" Sync")]
+        total = sum(e.self_device_time_total for e in ran)
+        if total:
+            return total * 1e-6 / PROFILED
+    raise RuntimeError("torch's profiler shows nothing of what runs on the GPU")
+
+
+def operator_time(step: Callable) -> float:
+    """Seconds of torch's operators on the CPU."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        for _ in range(PROFILED):
+            step()
+    return sum(e.self_cpu_time_total for e in profiler.key_averages() if e.key.startswith("aten::")) * 1e-6 / PROFILED
+
+
+def peak(step: Callable) -> float:
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    kept = step()
+    torch.cuda.synchronize()
+    del kept
+    return torch.cuda.max_memory_allocated() - before
+
+
+# -- side by side ----------------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Compared:
+    """A case. `first`: seconds of the first compiled step; `cost`: of profiling besides; `totals`: (side, quantity, said, found) in seconds or bytes;
+    `named`: the share of the device's time that the profile's rows, and what it lists beside them, make up; `bound`: its verdict."""
+    case: str
+    device: str
+    torch: str
+    first: float
+    cost: float
+    totals: tuple[tuple[str, str, float, float], ...]
+    named: float
+    bound: str
+
+    def far(self) -> list[str]:
+        """What should not be."""
+        judged = [(side, what, said / found - 1) for side, what, said, found in self.totals if what in JUDGED]
+        off = [f"{side} {what} {by:+.1%}" for side, what, by in judged if abs(by) > WITHIN]
+        return off + ([f"cost {self.cost:.1f} s"] if self.cost > MOST else [])
+
+
+def compare(name: str, case: Case, device: str, layers: int | None, seconds: float) -> tuple[Compared, Profile]:
+    """Measures a case both ways: first without the profiler."""
+    gpu, made = device == "cuda", case.make(device, layers)
+    torch._dynamo.reset()
+    whole = torch.compile(made.fn, backend=partial(tokamak.backend.backend, options=case.options))
+    found = {side: measured(made.step(fn), gpu, seconds) for side, fn in (("eager", made.fn), ("compiled", whole))}
+    start = time.perf_counter()
+    with torch.set_grad_enabled(made.train):
+        p = tokamak.profile(made.fn, *made.args, options=case.options, seconds=seconds, **made.kwargs)
+    took = time.perf_counter() - start
+    totals = tuple((side, what, *pair) for side in found for what, pair in pairs(getattr(p, side), found[side], gpu or side == "eager").items())
+    named = (sum(r.seconds for r in p.rows) + sum(o.seconds for o in p.others)) / p.compiled.busy
+    about = torch.cuda.get_device_name() if gpu else p.peaks.device
+    return Compared(name, about, torch.__version__, p.first, took - p.first, totals, named, f"{p.bound}: {p.why}"), p
+
+
+def pairs(said: Side, found: dict[str, float], busy: bool) -> dict[str, tuple[float, float]]:
+    """Quantity -> (what the profile says, what was found)."""
+    return {k: (getattr(said, k), found[k]) for k in ("step", "busy", "peak") if k in found and (busy or k != "busy")}
+
+
+def lines(c: Compared) -> str:
+    out = [f"{c.case}: first step {c.first:.1f} s, profiling {c.cost:.1f} s besides; bound by {c.bound}; rows {c.named:.1%} of busy"]
+    for side, what, said, found in c.totals:
+        unit, factor = ("MB", 1e-6) if what == "peak" else ("ms", 1e3)
+        out.append(f"    {side:9} {what:5} {said * factor:10.3f} {unit} said, {found * factor:10.3f} found {said / found - 1:+7.1%}")
+    return "\n".join(out + [f"    FAR: {', '.join(c.far())}"] * bool(c.far()))
+
+
+def table(rows: list[Compared]) -> str:
+    """For BENCHMARKS.md."""
+    out = [f"Machine: {rows[0].device}, torch {rows[0].torch}. Command: `python -m benchmarks.profiles --write`.", "",
+           "| step | quantity | eager: said | found | off | compiled: said | found | off | profiling s |", "|---|---|" + "---:|" * 7]
+    for c in rows:
+        for what, unit, factor in (("step", "ms", 1e3), ("busy", "ms", 1e3), ("peak", "MB", 1e-6)):
+            cells = {side: f"{a * factor:.2f} | {b * factor:.2f} | {a / b - 1:+.1%}" for side, w, a, b in c.totals if w == what}
+            if cells:
+                first = what == "step"
+                out.append(f"| {c.case if first else ''} | {what} {unit} | {cells.get('eager', ' | | ')} | {cells.get('compiled', ' | | ')} | "
+                           f"{f'{c.cost:.1f}' if first else ''} |")
+    return "\n".join(out)
+
+
+# -- all ---------------------------------------------------------------------------------------------------------------------------
+def read(path: str) -> dict[str, Compared]:
+    """What was measured before, by device and case."""
+    if not path or not Path(path).exists():
+        return {}
+    return {f"{kind} {row['case']}": Compared(**{**row, "totals": tuple(map(tuple, row["totals"]))})
+            for kind, rows in json.loads(Path(path).read_text()).items() for row in rows}
+
+
+def kept(path: str, found: dict[str, Compared]) -> None:
+    Path(path).write_text(json.dumps({d: [asdict(c) for k, c in found.items() if k.startswith(d)] for d in CASES}, indent=1))
+
+
+def arguments(argv=None) -> argparse.Namespace:
+    p = argparse.ArgumentParser(prog="python -m benchmarks.profiles", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--device", choices=CASES, default="cuda" if torch.cuda.is_available() else "cpu")
+    p.add_argument("--cases", nargs="+", help="by default all of the device's")
+    p.add_argument("--layers", type=int, help="instead of each model's own number")
+    p.add_argument("--seconds", type=float, default=1.0, help="of steps, for each figure")
+    p.add_argument("--html", type=Path, help="folder for each case's report")
+    p.add_argument("--json", default="", help="file that keeps what was measured; cases measured again are replaced")
+    p.add_argument("--report", action="store_true", help="measure nothing")
+    p.add_argument("--write", action="store_true", help="put the tables of what there is into BENCHMARKS.md")
+    return p.parse_args(argv)
+
+
+def main(argv=None) -> int:
+    args, every = arguments(argv), {n: c for cases in CASES.values() for n, c in cases.items()}
+    found = read(args.json)
+    torch.set_float32_matmul_precision("high")
+    for name in [] if args.report else args.cases or CASES[args.device]:
+        start = time.perf_counter()
+        peaks(args.device)
+        made, p = compare(name, every[name], args.device, args.layers, args.seconds)
+        found[f"{args.device} {name}"] = made
+        print(lines(made) + f"\n    ({time.perf_counter() - start:.1f} s)", flush=True)
+        if args.html:
+            slug = "".join(c if c.isalnum() else "_" for c in name)
+            p.html(args.html / f"{slug}.html")
+            (args.html / f"{slug}.txt").write_text(str(p))
+        if args.json:
+            kept(args.json, found)
+    if args.write:
+        for device in CASES:
+            rows = [c for k, c in found.items() if k.startswith(device)]
+            if rows:
+                write(table(rows), f"<!-- profiles {device}: begin -->", f"<!-- profiles {device}: end -->")
+    return 1 if any(c.far() for c in found.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""benchmarks.profiles without a GPU: steps are what they say, totals that are off are said, and what was measured is kept and shown."""
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks import profiles
+from benchmarks.profiles import CASES, Case, Compared, Made, compare, kept, leaves, read, table
+
+from .tools.measured import quick  # noqa: F401 (a fixture for all tests here)
+
+TOTALS = (("eager", "step", 1.0e-3, 1.01e-3), ("eager", "busy", 2e-3, 1e-3), ("eager", "peak", 3e6, 1e6), ("compiled", "step", 5e-4, 5e-4))
+SEEN = Compared("a step", "a machine", "0", 1.0, 2.0, TOTALS, 1.0, "memory")
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_a_step_is_measured_both_ways(train):
+    torch.manual_seed(0)
+    model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()), torch.randn(4, 8)
+    found, p = compare("small", Case(lambda device, layers: Made(model, (x,), train=train)), "cpu", None, 0.0)
+    assert [(side, what) for side, what, *_ in found.totals] == [("eager", "step"), ("eager", "busy"), ("compiled", "step")]
+    assert all(said > 0 and other > 0 for *_, said, other in found.totals) and found.named == pytest.approx(1.0)
+    assert p.graphs == (2 if train else 1) and found.first == p.first
+
+
+def test_gradients_are_taken_for_all_that_has_any():
+    x, y, z = (torch.randn(3, requires_grad=n != 1) for n in range(3))
+    assert {id(t) for t in leaves((x * y + x.sin() * z).sum())} == {id(x), id(z)}
+    out, = profiles.Made(lambda a: a * 3, (x,), train=True).step(lambda a: a * 3)()
+    assert torch.equal(out, torch.full_like(x, 3))
+
+
+def test_totals_and_costs_that_are_off_are_said():
+    assert SEEN.far() == ["eager busy +100.0%"]
+    assert Compared(*(*vars(SEEN).values(),)[:4], 10.5, (), 1.0, "").far() == ["cost 10.5 s"]
+
+
+def test_it_is_kept_and_shown(tmp_path, capsys):
+    path = str(tmp_path / "kept.json")
+    kept(path, {"cpu a step": SEEN})
+    assert read(path) == {"cpu a step": SEEN} and read(str(tmp_path / "none")) == {}
+    rows = [line.split(" | ") for line in table([SEEN]).splitlines() if line.startswith("| a step")]
+    assert rows[0][1:] == ["step ms", "1.00", "1.01", "-1.0%", "0.50", "0.50", "+0.0%", "2.0 |"]
+    assert profiles.main(["--json", path, "--report"]) == 1
+
+
+def test_the_cases_are_of_both_kinds():
+    assert len(CASES["cuda"]) == 9 and len(CASES["cpu"]) == 13 and not set(CASES["cuda"]) & set(CASES["cpu"])
