@@ -13,11 +13,12 @@ from rich.text import Text
 
 from .limits import Row
 from .names import count_text, size_text
-from .profile import Profile
+from .profile import Profile, Side
 from .report import place, plural
 
 WIDTH = 160
 WHAT = 70           # columns for the words on a kernel
+NEAR = 0.97         # of its limit: what takes less was faster than that
 KERNELS, LINES, EDGES, OPAQUE = 25, 8, 10, 8            # rows of each table: those that cost most; the JSON has all
 
 
@@ -49,6 +50,11 @@ def head(p: Profile) -> Iterator[Text]:
     yield Text(f"peaks, measured {p.peaks.measured}: copy {size_text(p.peaks.bandwidth)}/s, {rates}, shortest kernel {took(p.peaks.launch)}", "dim")
 
 
+def share(s: Side) -> str:
+    """Of a step, in which nothing works."""
+    return f"{s.idle / s.step:.0%}"
+
+
 @dataclass(frozen=True)
 class Bar:
     """A quantity of both sides, as text."""
@@ -66,13 +72,13 @@ def bars(p: Profile) -> Iterator[Bar]:
         return Bar(name, value(p.eager), value(p.compiled), note)
     yield bar("step", lambda s: took(s.step), "by itself: the device is idle before" if gpu else "")
     yield bar("device busy" if gpu else "in kernels and operators", lambda s: took(s.busy), "" if gpu else "eager's: by torch's profiler, with its cost")
-    yield bar("idle, gaps" if gpu else "the rest: host", lambda s: f"{took(s.idle)}  {s.idle / s.step:.0%}")
+    yield bar("idle, gaps" if gpu else "the rest: host", lambda s: f"{took(s.idle)}  {share(s)}")
     if gpu:
         yield bar("host", lambda s: took(s.host), "until it is done with a step, device idle before")
     for phase in dict.fromkeys((*p.eager.phases, *p.compiled.phases)):
         yield bar(f"  {phase or 'other'}", lambda s: took(s.phases.get(phase, 0.0)), "time on the device" if gpu else "")
     yield bar("kernels" if gpu else "kernels and calls", lambda s: str(s.kernels), "" if gpu else "eager's: its operators, without views")
-    yield bar("bytes read and written", lambda s: size_text(s.bytes), f"fewest possible {size_text(p.fewest)} (counted)")
+    yield bar("bytes read and written", lambda s: size_text(s.bytes), f"counted; fewest possible {size_text(p.fewest)}")
     yield bar("peak memory", lambda s: size_text(s.peak), f"beyond what stands before the step; predicted {size_text(p.predicted)} (estimate)")
     if p.compiled.memory.pools:
         yield Bar("memory of recordings", "", size_text(p.compiled.memory.pools), "that CUDA graphs keep from step to step, besides")
@@ -100,7 +106,8 @@ def coverage(p: Profile) -> Iterator[Text]:
     if p.device == "cpu":
         return
     if not p.coverage:
-        yield Text("CUDA graphs: off; mode=\"reduce-overhead\" records what programs launch and replays it")
+        yield Text('CUDA graphs: off; mode="reduce-overhead" records what programs launch and replays it; '
+                   f"the device is idle in {share(p.compiled)} of a step")
     for c in p.coverage:
         yield Text(f"CUDA graphs: {c.graph}: {c.held} of {c.total} kernels and calls in {plural(c.pieces, 'graph')}; {c.calls}")
         for why, found in by_reason(c.left).items():
@@ -134,11 +141,14 @@ def kernel_table(p: Profile) -> Iterator:
         table.add_column(title, no_wrap=True)
     for r in p.rows[:KERNELS]:
         about = "  ".join(filter(None, (r.name + (" (torch)" if r.opaque else ""), r.module, short(r.source))))
-        made = f"\n    {r.schedule}{resources(r)}" if r.schedule else ""
+        made = f"\n    {resources(r)}{r.schedule}" if r.schedule else ""
         over = f" ({r.bytes / r.fewest:.2f}x)" if r.fewest and r.bytes > 1.005 * r.fewest else ""
         table.add_row(took(r.wasted), took(r.seconds), str(r.calls), f"{r.fraction:.0%}", r.kind, size_text(r.bytes) + over, count_text(r.flops), r.phase,
                       Text("\n".join(line[:WHAT] for line in (about + made).split("\n"))))
     yield table
+    if any(r.seconds < NEAR * r.limit for r in p.rows[:KERNELS]):
+        yield Text("100% and nothing wasted: faster than the limit, since what it read was still in a cache; or since the machine was busy when its "
+                   "peaks were measured (tokamak doctor --measure takes them again)", "dim")
     if len(p.rows) > KERNELS:
         yield Text(f"... and {len(p.rows) - KERNELS} more")
     if p.others:
@@ -163,7 +173,7 @@ def short(source: str) -> str:
 
 
 def resources(r: Row) -> str:
-    return f"  {r.registers} registers" + (f", {r.spilled} bytes of stack" if r.spilled else "") if r.registers is not None else ""
+    return f"{r.registers} registers{f', {r.spilled} bytes of stack' if r.spilled else ''}  " if r.registers is not None else ""
 
 
 def edge_table(p: Profile) -> Iterator:
