@@ -77,7 +77,7 @@ def test_a_row_in_registers_is_read_once():
 @pytest.mark.parametrize("cache, again", [(1 << 40, 0), (1 << 16, 1)])
 def test_a_row_run_through_again_counts_when_no_cache_holds_it(cache, again):
     graph, = records(lambda x: (x / x.pow(2).sum(-1, keepdim=True)).relu(), torch.randn(64, 300_000), until="lower")
-    graph.values["target"] = replace(graph.values["target"], l2=cache)
+    graph.add("target", replace(graph.values["target"], l2=cache))
     found, = kernels(graph)
     assert "looped" in found.schedule and found.name.startswith("red_fused_")
     matrix = 64 * 300_000 * F32

@@ -91,6 +91,10 @@ class Launched:
 
 def launched(record: GraphRecord) -> list[Launched]:
     """The kernels of a graph in running order; none when the compile stopped before they were lowered."""
+    return list(record.once("launched", lambda: _launched(record)))
+
+
+def _launched(record: GraphRecord) -> list[Launched]:
     lowered, program = record.values.get("lower"), record.values.get("program")
     if lowered is None:
         return []
@@ -105,13 +109,13 @@ def launched(record: GraphRecord) -> list[Launched]:
 
 def kernels(record: GraphRecord) -> list[KernelInfo]:
     """What each of them does, in the same order."""
-    return [_info(record, x) for x in launched(record)]
+    return list(record.once("kernels", lambda: [_info(record, x) for x in launched(record)]))
 
 
 def _info(record: GraphRecord, x: Launched) -> KernelInfo:
     lowered: Lowered = record.values["lower"]
     graph, tiles = lowered.plan.graph, isinstance(x.kernel, TileKernel)
-    hints, origins = Hints(graph.hints), operations(graph, x.group.nodes(), record.calls)
+    hints, origins = Hints(graph.hints), operations(graph, x.group.nodes(), record.order)
     reads, writes = (tile_accesses if tiles else accesses)(record, x.kernel, hints)
     body = lowered.bodies[x.group][0]
     work = flops(roots(x.kernel), stores(x.kernel), hints) if tiles else flops(exprs_of(body), body.stores, hints)
@@ -235,16 +239,22 @@ def fetched(address: Index) -> bool:
 # -- opaque calls and totals ---------------------------------------------------------------------------------------------
 def opaques(record: GraphRecord) -> list[Opaqued]:
     """The calls of a graph that torch makes, in running order."""
+    return list(record.once("opaques", lambda: _opaques(record)))
+
+
+def _opaques(record: GraphRecord) -> list[Opaqued]:
     plan = plan_of(record)
     if plan is None:
         return []
     hints, graph = Hints(plan.graph.hints), plan.graph
-    views = {c.name for c in record.calls if c.view}
-    out = []
+    views, out, results = {c.name for c in record.calls if c.view}, [], {}
+    for n in graph.nodes:
+        if isinstance(n, Result):
+            results.setdefault(n.opaque, []).append(n)
     for s in plan.steps:
         if isinstance(s, Opaque):
             at = graph.origin(s)
-            made = [n for n in graph.nodes if isinstance(n, Result) and n.opaque is s]
+            made = results.get(s, [])
             moved = () if at.name in views else (*s.reads, *made)
             out.append(Opaqued(at.name, at.op, s.reason, 0 if at.name in views else len(s.reads), 0 if at.name in views else len(made),
                                sum(node_bytes(n, hints) for n in moved), source_of(at), module((at,))))

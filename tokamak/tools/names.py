@@ -1,6 +1,7 @@
 """Names for people: kernels in Inductor's family form, values by the user's names, bytes and times in units."""
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import count
 
 from ..fuse.axes import Group
@@ -9,7 +10,6 @@ from ..ir.expr import Reduce, Scan, walk
 from ..ir.graph import Graph, Origin, Scatter
 from ..schedule.body import Body, exprs_of
 from ..schedule.tile_schedule import TileSchedule
-from .aten import AtenCall
 from .dynamo import user_name
 from .record import GraphRecord
 
@@ -56,7 +56,7 @@ def kernel_names(record: GraphRecord, plan: Plan) -> dict[Group, tuple[str, ...]
         made = lowered.kernels[g] if lowered is not None else ()
         bodies = [(k.body, k.schedule) for k in made] if isinstance(made, tuple) and made else [scheduled.bodies[g]] if scheduled is not None else []
         kinds = [tile_family(b, s) if isinstance(s, TileSchedule) else family(plan, g) for b, s in bodies] or [family(plan, g)]
-        called = tuple(o.op for o in operations(plan.graph, g.nodes(), record.calls))
+        called = tuple(o.op for o in operations(plan.graph, g.nodes(), record.order))
         found[g] = tuple(kernel_name(kind, called, next(numbers)) for kind in kinds)
     return found
 
@@ -68,9 +68,8 @@ def kernel_name(kind: str, operations: tuple[str, ...], number: int) -> str:
     return "_".join([kind, "fused", *words[:LONGEST], *more, str(number)])
 
 
-def operations(graph: Graph, nodes, calls: tuple[AtenCall, ...]) -> list[Origin]:
-    """The aten calls that `nodes` compute, in the order in which eager makes them."""
-    position = {c.name: i for i, c in enumerate(calls)}
+def operations(graph: Graph, nodes, position: Mapping[str, int]) -> list[Origin]:
+    """The aten calls that `nodes` compute, in the order in which eager makes them: each at its `position`."""
     found = {o.name: o for n in nodes for o in graph.origins.get(n, ()) if o.op}
     return sorted(found.values(), key=lambda o: position.get(o.name, len(position)))
 

@@ -27,7 +27,7 @@ class GraphRecord:
     """One compiled graph. `values`: stage -> what it made; `seconds`: stage -> what it took. `calls`: the aten calls; `labels`: value -> the user's
     name of it ('x', 'gradient of fc.weight'); `outputs`: those of the outputs, in order. `units`: kernel key -> how it was built,
     and for a GPU what came of it. `eager`: why torch runs the graph, if it does. `seen`: the values of its first call, if `check="report"` asked
-    for them."""
+    for them. `worked_out`: what tools have found out of all this so far."""
     name: str
     kind: str
     frame: Frame | None = None
@@ -39,6 +39,7 @@ class GraphRecord:
     units: dict[str, Build | GpuBuild] = field(default_factory=dict)
     eager: str = ""
     seen: Any = None
+    worked_out: dict[str, Any] = field(default_factory=dict, repr=False)
     _since: float = field(default_factory=time.perf_counter, repr=False)
     _named: Graph | None = field(default=None, repr=False)             # the graph whose outputs `_by_node` holds
     _by_node: dict[Any, str] = field(default_factory=dict, repr=False)
@@ -46,6 +47,7 @@ class GraphRecord:
     def add(self, stage: str, value) -> None:
         """Keeps the value of `stage`, which ends now; also what is no stage: the `target`, each `unit` that was built, why torch runs the graph, what
         a call was seen to make."""
+        self.worked_out = {}
         if stage == "check":
             self.seen = value
             return
@@ -62,6 +64,17 @@ class GraphRecord:
             self.calls = tuple(aten_calls(value))
             inputs = self.frame.inputs if self.frame else ()
             self.labels, self.outputs = labels(value, inputs), output_labels(value, inputs)
+
+    def once(self, what: str, work_out: Callable[[], Any]) -> Any:
+        """What `work_out` gives: called once for each `what`, and again when something was added."""
+        if what not in self.worked_out:
+            self.worked_out[what] = work_out()
+        return self.worked_out[what]
+
+    @property
+    def order(self) -> dict[str, int]:
+        """Name of an aten call -> its place among `calls`."""
+        return self.once("order", lambda: {c.name: i for i, c in enumerate(self.calls)})
 
     def resume(self) -> None:
         """The next stage begins now: what recording and printing took is no stage's."""

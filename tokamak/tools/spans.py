@@ -50,7 +50,7 @@ def device_spans(fn: Callable[[], object], calls: int = 1, ranges: str = "") -> 
     only the device is watched, which costs the host least."""
     activities = [ProfilerActivity.CUDA, *([ProfilerActivity.CPU] if ranges else [])]
     torch.cuda.synchronize()
-    with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
+    with torch.profiler.profile(activities=activities) as profiler:
         for _ in range(calls):
             fn()
         torch.cuda.synchronize()

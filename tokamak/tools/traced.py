@@ -98,7 +98,7 @@ def events_of(step: Step, device: str, watcher: Watcher | None = None, calls: in
     phases, gpu = step.phases(), torch.device(device).type == "cuda"
     synchronize(device)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu and not memory else [])]
-    with torch.profiler.profile(activities=activities, profile_memory=memory, acc_events=True) as profiler, ranged(watcher):
+    with torch.profiler.profile(activities=activities, profile_memory=memory) as profiler, ranged(watcher):
         for n in range(calls):
             for name, phase in phases.items():
                 with record_function(f"{PHASE}{name}#{n}"):
