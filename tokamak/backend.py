@@ -216,10 +216,23 @@ def _kernels_and_program(captured: Graph, constants: Mapping, machine: Target, o
     program = trace("program", host_program(check.watched(lowered.plan) if check else lowered.plan, built, constants))
     kernels = (_gpu_kernels if machine.kind == "gpu" else _c_kernels)(built, machine, machine.fast, options, partial(trace, "unit"))
     watch = options.recorder.watch(name) if options.recorder is not None else None
-    run = _graphed(trace, options) if options.cudagraphs and not check else assemble
+    run = _graphed(trace, options) if options.cudagraphs and not check else partial(_looked_at, options)
     call = run(program, kernels, pool=_POOL if options.pool else None, synchronous=options.strict, watch=watch, other=other)
     report = partial(trace, "check") if options.check == "report" else None
     return trace("build", check.checked(call, captured, lowered.plan, constants, report) if check else call)
+
+
+def _looked_at(options: Options, program: Program, kernels: Mapping, *, watch: Callable | None, **others) -> Callable[[list], list]:
+    """As `assemble`; a program that is watched goes by `watch` only while somebody looks, so that nothing is slower in between."""
+    plain = assemble(program, kernels, **others)
+    if watch is None:
+        return plain
+    watched, looking = assemble(program, kernels, watch=watch, **others), options.recorder.looking
+
+    def run(args: list) -> list:
+        return watched(args) if looking() else plain(args)
+    run._boxed_call = True
+    return run
 
 
 def _graphed(trace: Trace, options: Options) -> Callable[..., Callable]:

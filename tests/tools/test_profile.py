@@ -234,6 +234,25 @@ def test_overlapping_spans_are_busy_once():
 
 
 # -- watching ----------------------------------------------------------------------------------------------------------------
+def test_nothing_stands_before_a_kernel_while_nobody_looks():
+    passed = []
+
+    class Counting(Watcher):
+        def watch(self, graph):
+            inner = super().watch(graph)
+            return lambda position, function: lambda *args, **kwargs: (passed.append(position), inner(position, function)(*args, **kwargs))[1]
+    watcher, x = Counting(), torch.randn(8, 32)
+    with torch.no_grad(), recording(watcher):
+        compiled = torch.compile(lambda x: torch.softmax(x, -1) @ x.t(), backend="tokamak")
+        compiled(x)
+        compiled(x)
+        assert not passed
+        watcher.mode = "time"
+        looked = compiled(x)
+        watcher.mode = ""
+        assert len(passed) == 2 and torch.equal(looked, compiled(x)) and len(passed) == 2
+
+
 @pytest.mark.parametrize("target", ["", "interpret"])
 def test_a_watched_program_computes_the_same_and_tells_of_every_kernel(target):
     watcher, args = Watcher(), [torch.randn(8, 32) for _ in range(3)]
