@@ -113,6 +113,10 @@ def test_empty_and_small_shapes(shape, target):
           [torch.randn(shape)], target=target)
 
 
+def test_nothing_beside_something(target):
+    agree(lambda x: (x[:0] * 2, x * 1, x[:, :0].sum(1), x.diagonal(1) + 1), [torch.randn(4, 1)], target=target)
+
+
 def test_expanded_from_nothing(target):
     agree(lambda x: (x.expand(4, 0) + 1, x.expand(4, 0).sum(1), x.expand(4, 0).cumsum(1)), [torch.randn(4, 1)], target=target)
 
@@ -127,6 +131,22 @@ def test_argmax_of_ties_and_strides(target):
     x = torch.randint(0, 3, (33, 70)).float()
     for view in (x, x.t(), x[::2, 1::3], x.flip(1)):
         agree(lambda x: (x.argmax(), x.argmax(0), x.argmax(1), x.argmin(0), x.argmin(1), x.max(1), x.min(0)), [view], target=target)
+
+
+@pytest.mark.parametrize("shape", [(17, 256), (17, 16, 16), (25, 333)])
+def test_argmax_down_columns(shape, target):
+    """A fold of pairs, long enough for sums beside it to lie in a buffer."""
+    x = torch.randint(-3, 3, shape)
+    agree(lambda x: (x.argmax(0), x.min(0), (x * 0.5).sum(0), x.float().argmin(0)), [x], target=target)
+
+
+@pytest.mark.parametrize("fn", [lambda x: x.max(0), lambda x: x.min(0), torch.max, torch.min, torch.aminmax], ids=lambda f: f.__name__)
+def test_the_extreme_of_nothing_raises(fn, target):
+    x, = on(target, torch.zeros(0, 3))
+    with pytest.raises((IndexError, RuntimeError)) as eager:
+        fn(x)
+    with pytest.raises(type(eager.value)):
+        compiled(lambda x: fn(x + 1), Seen(), target=target)(x)
 
 
 @pytest.mark.parametrize("length", [3, 16, 17, 1000])
@@ -255,6 +275,13 @@ def test_large_sums_keep_their_digits(shape, dim, target):
     exact = x.double().var(dim)
     got = compiled(lambda x: x.var(dim), Seen(), target=target)(x)
     assert ((got.double() - exact).abs() / exact).max() < 1e-5
+
+
+@pytest.mark.parametrize("length", [24, 1000, 3000])
+def test_a_row_of_equal_values_has_no_variance(length, target):
+    """A mean that is off by a last place is multiplied by 1/sqrt(eps)."""
+    x, = on(target, torch.full((3, length), 1001.0))
+    assert not compiled(lambda x: F.layer_norm(x, (length,)), Seen(), target=target)(x).any()
 
 
 def test_a_bfloat16_sum_is_carried_wide(target):

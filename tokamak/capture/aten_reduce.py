@@ -61,8 +61,15 @@ def trace(b, x):
 
 
 # -- extremes ------------------------------------------------------------------------------------------------------
+def _of_something(x: Tensor, dims) -> None:
+    """NotCompiled when there is no element to choose: torch raises."""
+    if any(x.shape[d].constant == 0 for d in dims):
+        raise NotCompiled("the extreme of nothing")
+
+
 def extreme(b, which: str, x: Tensor, dims, keepdim: bool = False) -> Tensor:
     """max or min over `dims`; NaN wins. Of bools: any or all."""
+    _of_something(x, dims)
     if x.dtype is BOOL:
         which = "any" if which == "max" else "all"
     return b.reduce(which, compute(x), dims, keepdim)
@@ -76,6 +83,7 @@ def _ordered(x: Tensor) -> Tensor:
 def _extreme_along(b, which: str, x: Tensor, dim: int, keepdim: bool):
     """(values, indices) along `dim`: the first occurrence, NaN before everything."""
     dims = all_dims(x, dim)
+    _of_something(x, dims)
     where_at = coordinate(x, x.axes[dims[0]] if dims else as_index(0))
     pair = (_ordered(x), where_at)
     return tuple(b.reduce(f"arg{which}", pair, dims, keepdim, component) for component in (0, 1))
@@ -84,6 +92,7 @@ def _extreme_along(b, which: str, x: Tensor, dim: int, keepdim: bool):
 def _index_of(b, which: str, x: Tensor, dim, keepdim: bool) -> Tensor:
     """argmax or argmin; over all dimensions (dim None) the row-major position."""
     dims = all_dims(x, dim)
+    _of_something(x, dims)
     position = as_index(0)
     for d in dims:
         position = position * x.shape[d] + x.axes[d]

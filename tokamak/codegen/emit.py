@@ -262,7 +262,8 @@ class Emitter:
                 if isinstance(lane, Coord) and self._counts_lanes(lane.index) and self.vector not in e.args[1 - position].free:
                     return self._emit_lane_compare(e, _FLIPPED[e.name] if position else e.name, lane.index, e.args[1 - position], block)
         entries = [self.emit(a, block) for a in e.args]
-        reciprocal = e.name == "div" and e.dtype is F32 and self.low.s.divide == "reciprocal"
+        whole = isinstance(e.args[0], Reduce)           # once for all that it folds: the mean of equal values is that value
+        reciprocal = e.name == "div" and e.dtype is F32 and self.low.s.divide == "reciprocal" and not whole
         if reciprocal and not self._under(entries[1].home, self._home(block, (), entries)):
             return self._emit_quotient(e, *entries, block)
         var = self.low.fresh()

@@ -187,7 +187,7 @@ class Tree(Emitter):
         vector_free = self.vector is not None and self.vector in f.free
         long = [a for a in bound if a not in self.low.s.unrolled]
         crossing = self._crosses(f)
-        if self.low.s.columns == "buffer" and vector_free and long and self.low.hints.count(long) > 16 and not crossing:
+        if self.low.s.columns == "buffer" and vector_free and long and self.low.hints.count(long) > 16 and not crossing and len(f.args) == 1:
             self._place_buffered_fold(f, free, bound, needs)
             return
         home = self._descend(self.root, free, needs)
@@ -251,8 +251,6 @@ class Tree(Emitter):
         """A fold whose free axes hold the vector axis and whose bound axes are long: partial results of the whole block lie in a buffer, and the
         input is read in its own order."""
         low = self.low
-        if len(f.args) > 1:
-            raise Unschedulable("an arg-fold across long columns")
         outer = [a for a in free if a is not self.vector]
         home = self._descend(self.root, outer, needs)
         wide = F64 if f.monoid == "sum" and f.dtype is F32 else f.dtype

@@ -412,6 +412,8 @@ def divide_exact(a: Index, b: Index) -> Index | None:
         return as_index(1)
     if not a.terms:
         return a
+    if not b.terms:
+        return None
     if len(b.terms) != 1:
         (k, v), (bk, bv) = next(iter(a.terms.items())), next(iter(b.terms.items()))
         q = _divide_monomial(k, v, bk, bv)
