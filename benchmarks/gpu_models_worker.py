@@ -116,7 +116,7 @@ def check(spec: Model, mode: str, device: str, first: Callable[[str, int | None]
     """`error`: as a part of what is allowed; `wrong`: what is beyond it. `first(side, layers)`: what a side's first step leaves, without dropout.
     Models that drop out at random are compared without, at two layers."""
     layers = 2 if spec.drops(mode) else None
-    report = compare(first("tokamak", layers), first("eager", layers), exact(spec, mode, device, layers), UNIT)
+    report = compare(first("tokamak", layers), [first("eager", layers)], exact(spec, mode, device, layers), UNIT)
     return {"error": report.worst, "wrong": report.wrong[:5], "right": not report.wrong}
 
 

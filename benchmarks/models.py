@@ -106,7 +106,7 @@ def measure(args, name: str) -> dict:
     model, inputs = spec.build(args.sizes, args.attention), spec.inputs(args.sizes)
     how = {"autocast": args.bf16, "channels_last": args.channels_last and spec.images}
     torch._dynamo.reset()
-    report = compare(train(model, inputs, compiled=True, strict=True, **how), train(model, inputs, compiled=False, **how), exact(model, inputs),
+    report = compare(train(model, inputs, compiled=True, strict=True, **how), [train(model, inputs, compiled=False, **how)], exact(model, inputs),
                      UNIT[args.bf16])
     torch._dynamo.reset()
     recorder = Recorder()

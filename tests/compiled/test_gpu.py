@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import tokamak
 from tests.compiled.harness import Seen, agree, cache, compiled
 from tests.compiled.op_cases import cases, examine
-from tests.models.steps import compare, exact, train
+from tests.models.steps import compare, eager, exact, train
 from tests.models.test_models import UNIT
 from tests.models.zoo import CONVOLUTIONS, SMALL, STEPS
 from tokamak.runtime import gpu_build
@@ -54,7 +54,7 @@ def test_training_step(name, autocast):
     model, inputs = step.build(SMALL), step.inputs(SMALL)
     how = {"autocast": autocast, "device": "cuda", "channels_last": name in CONVOLUTIONS}
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        report = compare(train(model, inputs, compiled=True, strict=True, cache_dir=cache(), **how), train(model, inputs, compiled=False, **how),
+        report = compare(train(model, inputs, compiled=True, strict=True, cache_dir=cache(), **how), eager(model, inputs, UNIT[autocast], **how),
                          exact(model, inputs), UNIT[autocast])
     assert not report.wrong, "\n".join(report.wrong)
 

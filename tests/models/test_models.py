@@ -6,7 +6,7 @@ import torch
 
 import tokamak
 
-from .steps import compare, exact, train
+from .steps import compare, eager, exact, train
 from .zoo import CONVOLUTIONS, SMALL, STEPS
 
 UNIT = {False: 2.0 ** -20, True: 2.0 ** -8}         # of f32 sums in another order; of a bf16 rounding
@@ -22,7 +22,7 @@ def check(name: str, attention: str = "sdpa", autocast: bool = False, channels_l
     step = STEPS[name]
     model, inputs = step.build(SMALL, attention), step.inputs(SMALL)
     how = {"autocast": autocast, "channels_last": channels_last}
-    report = compare(train(model, inputs, compiled=True, strict=True, **how, **options), train(model, inputs, compiled=False, **how),
+    report = compare(train(model, inputs, compiled=True, strict=True, **how, **options), eager(model, inputs, UNIT[autocast], **how),
                      exact(model, inputs), UNIT[autocast])
     assert not report.wrong, "\n".join(report.wrong)
 
