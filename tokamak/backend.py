@@ -32,6 +32,7 @@ from .fuse.pad import padded
 from .fuse.plan import plan
 from .fuse.sizes import classified, condition
 from .fuse.stream import stream
+from .fuse.unroll import unrolled
 from .fuse.widen import widened
 from .ir.graph import Compute, Graph, Input, Opaque, Result, Scatter, reads
 from .ir.rewrite import simplify
@@ -205,7 +206,7 @@ def _kernels_and_program(captured: Graph, constants: Mapping, machine: Target, o
                          name: str) -> Callable[[list], Any]:
     """The stages behind `simplify`, for sizes of the graph's classes: the boxed function."""
     graph = trace("stream", stream(graph, machine) if options.streaming else graph)
-    graph = trace("inline", widened(inline(padded(graph, machine, MATRICES), machine), machine))
+    graph = trace("inline", widened(inline(padded(unrolled(graph, machine), machine, MATRICES), machine), machine))
     graph = trace("contract", contract(graph, machine, options.contractions, ACTIVATED if machine.kind == "gpu" else ACTIVATED_ON_CPU, ADDED))
     planned = trace("fuse", plan(graph, machine))
     found = tuned.table(options.cache_dir, machine.model) if options.tuned and machine.model and not machine.ordered else {}

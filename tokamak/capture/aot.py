@@ -32,10 +32,11 @@ def autograd(gm: fx.GraphModule, example_inputs: Sequence[Any], compile_one: Com
             return _hidden(compile_one)(graph, inputs, kind)
         return compile_kind
 
+    parts = parts and _trains(gm, example_inputs)
     compiled = aot_module_simplified(
         gm, example_inputs, fw_compiler=compiler("forward"), bw_compiler=_backward(compiler("backward")), inference_compiler=compiler("inference"),
-        partition_fn=partial(partition, arithmetic_dropout=arithmetic_dropout), keep_inference_input_mutations=True,
-        decompositions=TRAINING if parts and _trains(gm, example_inputs) else ALWAYS)
+        partition_fn=partial(partition, arithmetic_dropout=arithmetic_dropout, parts=parts), keep_inference_input_mutations=True,
+        decompositions=TRAINING if parts else ALWAYS)
     return _hidden(compiled)
 
 

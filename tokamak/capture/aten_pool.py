@@ -12,13 +12,14 @@ from typing import Callable, Sequence
 import torch
 
 from ..ir import ops
-from ..ir.dtype import I64
+from ..ir.dtype import I32, I64
 from ..ir.expr import Const, Coord, Expr, Op
 from ..ir.index import Index, as_index, bounds, divide_exact, maximum, minimum, nonnegative
 from .aten_index import coordinates, elements, empty, every, guarded, inside, position, unflatten
 from .aten_scatter import combine
 from .registry import NotCompiled, register
 from .tensor import Tensor, cast, compute, size_value
+from .windows import max_pool_backward as _ours  # noqa: F401 (an operator of torch from here on)
 
 aten = torch.ops.aten
 
@@ -189,6 +190,21 @@ def _maximum_backward(b, grad: Tensor, indices: Tensor, dims) -> Tensor:
         mine = mine * size + h
     value_here = compute(value.expr)
     won = value.with_expr(Op("where", Op("eq", winner.expr, Coord(mine)), value_here, Const(0, value_here.dtype)))
+    return b.reduce("sum", won, _fold_dims(won, windows))
+
+
+@register(torch.ops.tokamak.max_pool_backward.default)
+def max_pool_backward(b, grad, numbers, shape, strides, kernel, stride, padding):
+    """As `_maximum_backward`, of the numbers of the maxima within their windows."""
+    n = len(kernel)
+    dims = _strides(n, b.spec.shape[-n:], grad.shape[-n:], kernel, stride, padding)
+    windows = [d.backward() for d in dims]
+    value, winner = windowed(grad, b.spec.shape[-n:], windows), windowed(numbers, b.spec.shape[-n:], windows, -1)
+    c, mine = coordinates(value.shape), as_index(0)
+    for d, h, j in zip(dims, c[-2 * n:-n], c[-n:]):
+        mine = mine * d.kernel + (h + d.padding) % d.stride + j * d.stride
+    value_here = compute(value.expr)
+    won = value.with_expr(Op("where", Op("eq", cast(winner.expr, I32), cast(Coord(mine), I32)), value_here, Const(0, value_here.dtype)))
     return b.reduce("sum", won, _fold_dims(won, windows))
 
 

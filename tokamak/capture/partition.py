@@ -17,6 +17,7 @@ from torch import fx
 from torch._functorch import partitioners
 
 from .registry import TABLE
+from .windows import places_in_windows
 
 _aten = torch.ops.aten
 IDENTITIES = {_aten.detach.default, _aten.alias.default, _aten.lift_fresh.default}      # in a functional graph: their argument
@@ -25,10 +26,12 @@ _LISTING = threading.Lock()
 
 
 def partition(joint: fx.GraphModule, joint_inputs, *, num_fwd_outputs: int, arithmetic_dropout: bool = False,
-              **others) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """(forward, backward) graphs of `joint`. The arguments are those of torch's partition functions, and whether what dropout leaves may be computed
-    again of its mask."""
+              parts: bool = False, **others) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """(forward, backward) graphs of `joint`. The arguments are those of torch's partition functions, whether what dropout leaves may be computed
+    again of its mask, and whether backward may read `parts` of operators in the place of what they return."""
     without_identities(joint)
+    if parts:
+        places_in_windows(joint)
     if arithmetic_dropout:
         dropout_of_masks(joint)
     with _fusible({getattr(o, "overloadpacket", o) for o in TABLE}):

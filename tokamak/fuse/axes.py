@@ -222,6 +222,22 @@ class Unifier:
         self.mapping_a, self.mapping_b, self.joined, self.taken = saved
         return False
 
+    def follow(self, ia: Index, ib: Index) -> bool:
+        """As `equate`, of what two groups read of one memory: also where the elements are those of two windows, or of two places of one, that move on
+        by the same steps. Then both run along the same axes, though the elements that they read at once are not the same."""
+        if self.equate(ia, ib):
+            return True
+        steps_a, steps_b = (_steps(_closure(i, m)) for i, m in ((ia, self.mapping_a), (ib, self.mapping_b)))
+        if not steps_a or not steps_b or steps_a.keys() != steps_b.keys():
+            return False
+        pairs = [(x, steps_b[step]) for step, x in steps_a.items()]
+        fits = lambda x, y: self.joined.get(y) is x or (y not in self.joined and x not in self.taken and x.extent is y.extent)
+        if not all(fits(x, y) for x, y in pairs):
+            return False
+        for x, y in pairs:
+            self._join(x, y)
+        return True
+
     def _equate(self, ia: Index, ib: Index) -> bool:
         da, db = digits(_closure(ia, self.mapping_a)), digits(_closure(ib, self.mapping_b))
         if da is None or db is None:
@@ -291,6 +307,16 @@ class Unifier:
     def _resolve(self, y: Axis, renames) -> Index:
         full = _closure(as_index(y), renames)
         return _closure(full, self.mapping_a)
+
+
+def _steps(i: Index) -> dict[int, Axis] | None:
+    """Step -> the axis that it belongs to, of a sum of axes times different constants (and a constant); None of another index."""
+    found: dict[int, Axis] = {}
+    for atoms, step in i.terms.items():
+        if len(atoms) > 1 or any(not isinstance(a, Axis) for a in atoms) or (atoms and step in found):
+            return None
+        found.update((step, a) for a in atoms)
+    return found
 
 
 def _axes_of(m: Member) -> set[Axis]:

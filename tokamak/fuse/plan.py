@@ -272,7 +272,7 @@ class _Planner:
             done = False
             for ea in la[:4]:
                 for eb in lb[:4]:
-                    if not done and all(u.equate(x, y) for x, y in zip(ea.index, eb.index)):
+                    if not done and all(u.follow(x, y) for x, y in zip(ea.index, eb.index)):
                         done = True
         joined = u.result(a, b)
         members = tuple(sorted(joined.members, key=lambda m: self.position[m.node]))
