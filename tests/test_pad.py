@@ -75,6 +75,13 @@ def test_views_that_are_no_whole_matrix_stay(always):
     assert run(lambda x, w: x[:, 1:].contiguous() @ w[1:], values(16, 33), values(33, 13))[0][0] == [(16, 32), (32, 13)]
 
 
+@pytest.mark.parametrize("shape", [(1,), (16, 1), (1, 13)])
+@pytest.mark.parametrize("after", [lambda x: x, lambda x: F.gelu(x, approximate="tanh")], ids=["", "gelu"])
+def test_what_is_added_to_every_column_stays(always, shape, after):
+    """A bias that is no vector of columns is spread over them; zeros behind it would be added."""
+    run(lambda x, w, b: after(torch.addmm(b, x, w)), values(16, 32), values(32, 13), values(*shape), grad=True)
+
+
 def test_it_has_to_pay():
     assert run(lambda x, w: x @ w, values(16, 32), values(32, 13))[0][0] == [(16, 32), (32, 13)]
     rates = pad.RATES["cuda", 90]

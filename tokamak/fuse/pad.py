@@ -48,7 +48,7 @@ def _larger(call: Opaque, positions: tuple | None, rates: Rates) -> _Larger | No
     added, (a, b) = positions
     left, right = call.args[a], call.args[b]
     extents = tuple(s.constant for s in (*left.shape, right.shape[1]))
-    if None in extents or not left.node.dtype.is_half or added is not None and len(call.args[added].shape) != 1:
+    if None in extents or not left.node.dtype.is_half or added is not None and [x.constant for x in call.args[added].shape] != [extents[2]]:
         return None
     rows, depth, columns = extents
     along = [columns, *(x for v, (first, second) in ((left, (rows, depth)), (right, (depth, columns)))
