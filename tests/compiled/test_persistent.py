@@ -87,6 +87,35 @@ def test_what_stands_behind(name):
     assert any(isinstance(s, PersistentSchedule) for s in schedules(record))
 
 
+PAIRS = {               # gate and up as a user may hold them: apart, the other way round in memory, in one tensor
+    "apart": lambda a: (a[:152 * 72].view(152, 72), a[156 * 72:308 * 72].view(152, 72)),
+    "turned round": lambda a: (a[156 * 72:308 * 72].view(152, 72), a[:152 * 72].view(152, 72)),
+    "one of which begins anywhere": lambda a: (a[:152 * 72].view(152, 72), a[156 * 72 + 1:308 * 72 + 1].view(152, 72)),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_two_products_of_one_factor_are_one(name):
+    fn = lambda x, g, u: F.silu(F.linear(x, g)) * F.linear(x, u) - F.linear(x, g)
+    made = persistent(fn, values(140, 72), *PAIRS[name](values(310 * 72)))
+    assert made.schedule.paired and not made.otherwise.boxes
+    assert [b.block[0] for b in made.boxes if b.beside is not None] == [2] and len(made.boxes) == 3
+
+
+def test_two_parts_of_one_tensor():
+    fn = lambda x, w: F.gelu(F.linear(x, w[152:])) * F.linear(x, w[:152])
+    assert persistent(fn, values(140, 72), values(304, 72)).schedule.paired
+
+
+def test_pairs_that_one_descriptor_does_not_hold():
+    """Weights that are contiguous along the columns, and two left factors."""
+    fn = lambda x, y, g, u: F.silu(x @ g) * (x @ u)
+    assert not persistent(fn, *(values(*s) for s in ((140, 72), (140, 72), (72, 152), (72, 152)))).schedule.paired
+    fn = lambda x, y, g, u: F.silu(F.linear(x, g)) * F.linear(y, u)
+    _, (record,) = run(fn, *(values(*s) for s in ((140, 72), (140, 72), (152, 72), (152, 72))))
+    assert not any(k.schedule.paired for k in kernels(record) if isinstance(k.schedule, PersistentSchedule))
+
+
 def test_memory_that_is_not_aligned():
     """The same kernel by addresses serves calls whose memory the copy engine cannot read."""
     flat = values(80 * 72 + 1)
@@ -102,6 +131,14 @@ def test_sizes_that_change():
     fn = lambda x, w: F.relu(x @ w)
     got, _ = run(fn, x := values(80, 72), w := values(72, 96), dynamic=True)
     assert error(got, fn(wide(x), wide(w))) <= TOLERANCE[torch.bfloat16]
+
+
+def test_a_pair_compiles_to_one_product():
+    """Both factors stand side by side in shared memory, where products of twice the columns read them."""
+    made = persistent(lambda x, g, u: F.silu(F.linear(x, g)) * F.linear(x, u), values(136, 136), values(136, 136), values(136, 136))
+    unit = parts((made,))[0].unit
+    built = gpu_build.build([unit], ("cuda", 90, 32))[unit.name]
+    assert "m64n256k16" in built.listing and not built.spilled and built.shared <= 227 << 10
 
 
 @pytest.mark.parametrize("arch", [("cuda", 90, 32), ("cuda", 80, 32), ("hip", "gfx942", 64)], ids=str)

@@ -22,6 +22,7 @@ from .reuse import reused
 from .tile_kernel import TileKernel
 
 ERRORS = {"index": (IndexError, "index out of range"), "division": (RuntimeError, "ZeroDivisionError: integer division or modulo by zero")}
+FAR = 1 << 40           # bytes: a descriptor's steps are shorter
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,6 +162,8 @@ class _Translation:
             return ("ptr", self.names[p.source.node])
         if p.kind == "int":
             return ("int", self.text(p.source))
+        if p.kind == "order":
+            return order_word(p.source, self.names, self.text)
         if isinstance(p.source, Const):
             return (("float", repr(p.source.value)) if p.kind == "float" else ("int", repr(int(p.source.value))))
         return ("float", p.source.argument) if p.kind == "float" else ("int", p.source.argument)
@@ -224,8 +227,27 @@ class _Translation:
 
 def box_words(k: TileKernel, names: dict, text=host_text) -> tuple[tuple[str, str], ...]:
     """What a launch gives of a kernel's descriptors, behind its other words."""
-    numbers = lambda b: (("int", text(i)) for i in (b.offset, *b.extents, *b.strides))
-    return tuple(word for b in k.boxes for word in (("ptr", names[b.memory.node]), *numbers(b)))
+    numbers = lambda *indices: tuple(("int", text(i)) for i in indices)
+    found: list[tuple[str, str]] = []
+    for b in k.boxes:
+        if b.beside is None:
+            found += [("ptr", names[b.memory.node]), *numbers(b.offset, *b.extents, *b.strides)]
+        else:
+            first, second = _places(((b.memory, b.offset), b.beside), names, text)
+            step = ("addresses", f"abs({first} - {second}) // {b.memory.dtype.bytes}")
+            found += [("addresses", f"min({first}, {second})"), ("int", "0"), *numbers(*b.extents), step, *numbers(*b.strides[1:])]
+    return tuple(found)
+
+
+def order_word(places, names: dict, text=host_text) -> tuple[str, str]:
+    """What a launch gives of two places that a descriptor holds, see `Boxed`."""
+    first, second = _places(places, names, text)
+    return "addresses", f"(0 if {first} < {second} else 16) if 0 < abs({first} - {second}) < {FAR} else 1"
+
+
+def _places(places, names: dict, text) -> list[str]:
+    """The text of addresses; a memory's own stands in braces."""
+    return [f"({{{names[m.node]}}} + {m.dtype.bytes} * ({text(offset)}))" for m, offset in places]
 
 
 def _fresh_result(call: Opaque) -> bool:

@@ -19,7 +19,7 @@ from ..ir.index import Axis, Index
 @dataclass(frozen=True)
 class Param:
     """`kind` 'memory': address of `source`, a Memory; 'int': `source` an Index that the host computes; 'float': `source` a Const or Scalar, a double;
-    'value': the same for integers."""
+    'value': the same for integers; 'order': which of two places in memory comes first, see `tile_kernel.Boxed`."""
     kind: str
     name: str
     source: object

@@ -37,7 +37,7 @@ class Lowering:
     def param(self, kind: str, key, source, dtype=None) -> str:
         name = self.keys.get((kind, key))
         if name is None:
-            letter = {"memory": "p", "int": "n", "float": "k", "value": "k"}[kind]
+            letter = {"memory": "p", "int": "n", "float": "k", "value": "k", "order": "o"}[kind]
             name = f"{letter}{sum(p.name[0] == letter for p in self.params)}"
             self.keys[(kind, key)] = name
             self.params.append(Param(kind, name, source, dtype))

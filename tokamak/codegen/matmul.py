@@ -211,16 +211,9 @@ class MatmulLowering(TileLowering):
         """The loop over the depth: the register that carries each contraction."""
         s, found, tile = self.schedule, folds_of(self.body_), self.tile
         carried = {c.fold: self.assign(tile, self._nothing(), "a") for c in found}
-        scope, loops, walked = tile, [], s.outer or s.depth
         if s.ahead:
             return self._products_ahead(found, carried, share)
-        if not self._single(walked):
-            step = self.fresh("r")
-            loop = For(f"for {step} in {self._range(*self._depth_of(share), s.sizes(walked)[0])}", [])
-            loops = [loop]
-            scope = Scope(loop.lines, tile.open, tile)
-            self._open_step(scope, walked, step)
-        scope.open = scope.open | {walked, s.depth} | ({self.flat} if self.flat is not None else set())
+        scope, loops = self._along_depth(share)
         for piece in range(len(s.sizes(s.depth))):
             self.piece[s.depth] = piece
             for c in found:
@@ -230,6 +223,19 @@ class MatmulLowering(TileLowering):
                 self._store_all(scope, hidden)
         tile.lines += loops
         return {fold: self._added_up(name) for fold, name in carried.items()}
+
+    def _along_depth(self, share: str | None) -> tuple[Scope, list[For]]:
+        """(the scope of a step along the depth, the loop that it stands in, if any)."""
+        s, tile = self.schedule, self.tile
+        scope, loops, walked = tile, [], s.outer or s.depth
+        if not self._single(walked):
+            step = self.fresh("r")
+            loop = For(f"for {step} in {self._range(*self._depth_of(share), s.sizes(walked)[0])}", [])
+            loops = [loop]
+            scope = Scope(loop.lines, tile.open, tile)
+            self._open_step(scope, walked, step)
+        scope.open = scope.open | {walked, s.depth} | ({self.flat} if self.flat is not None else set())
+        return scope, loops
 
     def _products_ahead(self, found: list[Contraction], carried: dict[Reduce, str], share: str | None) -> dict[Reduce, str]:
         """As `_products`, with the first axis' factors in registers a step before they are multiplied: reads of registers may say that they are read once,

@@ -9,12 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..fuse.boxes import Box
-from ..ir.dtype import DType
+from ..fuse.contraction import product_type
+from ..ir.dtype import F32, DType
 from ..ir.expr import Expr, Reduce
-from ..ir.index import Axis
+from ..ir.index import Axis, as_index
 from ..schedule.body import Body, Store
 from ..schedule.matmul import folds_of
-from ..schedule.persistent import PersistentSchedule, factor_box, store_box
+from ..schedule.persistent import PersistentSchedule, factor_box, pair, store_box
+from . import tile_words as words
 from .matmul import MatmulLowering
 from .tile_kernel import Boxed, Scope, TileKernel, Value
 from .tiles import rounded
@@ -39,7 +41,7 @@ class PersistentLowering(MatmulLowering):
             for fold, name in accumulators.items():
                 self._remember(self.tile, fold, (Value(name, frozenset(s.dims), self.tile, True),))
             self._store_all(self.tile, self.stores)
-        aligned = frozenset(p.name for p in self.params if p.kind == "int" and self.hints.divides(16, p.source))
+        aligned = frozenset(p.name for p in self.params if p.kind == "order" or p.kind == "int" and self.hints.divides(16, p.source))
         return TileKernel(tuple(self.params), (*self.program.lines, *self.after), grid, s, self.body_, tuple(self.errors), self.sources, (), aligned,
                           tuple(self.descriptors.values()))
 
@@ -78,6 +80,23 @@ class PersistentLowering(MatmulLowering):
             made = [{fold: pair[n] for fold, pair in names.items()} for names in halves for n in (0, 1)]
         return made
 
+    def _products(self, share: str | None) -> dict[Reduce, str]:
+        """As for any contraction; of a pair as one product, whose halves are theirs in the order in which the factors lie in memory."""
+        s, found = self.schedule, folds_of(self.body_)
+        if not (s.paired and s.boxes):
+            return super()._products(share)
+        (rows, columns), both = (s.sizes(a)[0] for a in s.dims), pair(found, s.dims, self.hints)
+        total = self.assign(self.tile, words.full(f"[{rows}, {2 * columns}]", 0.0, F32), "a")
+        scope, loops = self._along_depth(share)
+        left = self._tile_of(scope, "left", self._sides(found[0])[0], product_type(found[0]))
+        right = self.assign(scope, f"{self._both(both)}.load([0, {self._corner(both[0])}]).reshape([{2 * columns}, {s.sizes(s.depth)[0]}]).T")
+        scope.lines.append(f"{total} = tk.dot({left}, {right}, {total})")
+        self.tile.lines += loops
+        halves, order = [self.fresh("a"), self.fresh("a")], self.param("order", both, tuple((b.memory, b.offset) for b in both))
+        self.tile.lines.append(f"{', '.join(halves)} = tk.halves({total})")
+        pick = lambda a, b: self.assign(self.tile, f"tl.where({order} == 0, {a}, {b})", "a")
+        return {found[0].fold: pick(*halves), found[1].fold: pick(*reversed(halves))}
+
     # -- descriptors -----------------------------------------------------------------------------------------------------------
     def _descriptor(self, b: Box, block: tuple[int, ...]) -> str:
         """The register of a descriptor of `b` for tiles of `block` elements."""
@@ -85,6 +104,14 @@ class PersistentLowering(MatmulLowering):
         if found is None:
             found = self.descriptors[b, block] = Boxed(f"d{len(self.descriptors)}", b.memory, b.offset, tuple(a.extent for a in b.axes), b.strides, block)
         return found.name
+
+    def _both(self, both: tuple[Box, Box]) -> str:
+        """The register of a descriptor of two factors."""
+        one, other = both
+        name, block = f"d{len(self.descriptors)}", (2, *self._block(one, replace(self.schedule, dims=one.axes)))
+        self.descriptors[both] = Boxed(name, one.memory, one.offset, (as_index(2), *(a.extent for a in one.axes)), (as_index(0), *one.strides), block,
+                                       (other.memory, other.offset))
+        return name
 
     def _corner(self, b: Box, second: int = 0) -> str:
         """Where the tile begins in `b`; `second`: elements further along the accumulator's second axis."""

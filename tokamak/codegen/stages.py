@@ -97,9 +97,11 @@ def _copied(kernels: tuple[TileKernel, ...], names: dict) -> tuple[TileKernel, .
     rename = renaming(names)
 
     def copied(k: TileKernel) -> TileKernel:
-        params = tuple(replace(p, source=names.get(p.source, p.source)) if p.kind in ("memory", "value") else p for p in k.params)
+        place = lambda at: (names.get(at[0], at[0]), at[1])
+        params = tuple(replace(p, source=names.get(p.source, p.source)) if p.kind in ("memory", "value") else
+                       replace(p, source=tuple(map(place, p.source))) if p.kind == "order" else p for p in k.params)
         return replace(k, params=params, body=renamed(k.body, rename, names), sources={v: rename(e) for v, e in k.sources.items()},
-                       boxes=tuple(replace(b, memory=names.get(b.memory, b.memory)) for b in k.boxes),
+                       boxes=tuple(replace(b, memory=names.get(b.memory, b.memory), beside=b.beside and place(b.beside)) for b in k.boxes),
                        otherwise=copied(k.otherwise) if k.otherwise is not None else None)
     return tuple(map(copied, kernels))
 

@@ -60,13 +60,17 @@ class TileKernel:
 
 @dataclass(frozen=True, eq=False)
 class Boxed:
-    """A parameter that is a descriptor of tiles of `block` elements of `memory`, from element `offset` on."""
+    """A parameter that is a descriptor of tiles of `block` elements of `memory`, from element `offset` on. `beside`: of as many elements of another
+    memory, from another element on, in the same steps; then the first of `extents` and of `block` is 2, and the first of `strides` unused: the step
+    from the one to the other is a fact about addresses. The lower one comes first; a parameter of kind 'order', whose source is both places, says
+    which: 0 the first, 16 the other; 1 where one descriptor cannot hold both."""
     name: str
     memory: Memory
     offset: Index
     extents: tuple[Index, ...]
     strides: tuple[Index, ...]
     block: tuple[int, ...]
+    beside: tuple[Memory, Index] | None = None
 
 
 @dataclass(frozen=True, eq=False)

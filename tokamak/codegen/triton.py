@@ -34,7 +34,7 @@ def boxes(k: TileKernel) -> tuple[tuple[str, tuple[int, ...]], ...]:
 def _type(p: Param, wide: bool) -> str:
     if p.kind == "memory":
         return words.pointer_type(p.dtype)
-    return {"int": "i64" if wide else "i32", "float": "fp64", "value": "i64"}[p.kind]
+    return {"int": "i64" if wide else "i32", "float": "fp64", "value": "i64", "order": "i32"}[p.kind]
 
 
 def divisible(k: TileKernel) -> frozenset[int]:

@@ -86,8 +86,8 @@ class Alloc:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel call. Each word is ('ptr' | 'temp', tensor name), ('int', text), ('float', text: the 8 bytes of a double) or, on a GPU, ('error',
-    ''): the address of an int32 that the kernel sets to 1 + the number of its error. `grid`: texts of a GPU kernel's numbers of programs, in which
+    """One kernel call. Each word is ('ptr' | 'temp', tensor name), ('int', text), ('addresses', text: tensor names in braces are their addresses),
+    ('float', text: the 8 bytes of a double) or, on a GPU, ('error', ''): the address of an int32 that the kernel sets to 1 + the number of its error. `grid`: texts of a GPU kernel's numbers of programs, in which
     RESIDENT stands for how many of them the device runs at once; None: a kernel in C. `device`: where it runs; "cpu" with a grid: the interpreter."""
     kernel: str
     words: tuple[tuple[str, str], ...]
@@ -204,8 +204,8 @@ class _Printer:
         self.pointers: dict[str, int] = {}
         for step in program.steps:
             for kind, name in step.words if isinstance(step, Launch) else ():
-                if kind in ("ptr", "temp"):
-                    self.pointers[name] = self.pointers.get(name, 0) + 1
+                for found in re.findall(r"\{(\w+)\}", name) if kind == "addresses" else [name] if kind in ("ptr", "temp") else []:
+                    self.pointers[found] = self.pointers.get(found, 0) + 1
         self.typed = {name: dtype for name, dtype in program.dtypes.items() if name in self.pointers}
         self.learns = bool(self.typed) or any(isinstance(s, Call) and _static_results(s) for s in program.steps)
 
@@ -360,6 +360,8 @@ class _Printer:
         return self._bind(struct.Struct(head + "".join("d" if kind == "float" else "q" for kind, _ in step.words)).pack, f"tk_w{position}")
 
     def _word(self, kind: str, text: str) -> str:
+        if kind == "addresses":
+            return re.sub(r"\{(\w+)\}", lambda found: self._pointer(found[1]), text)
         return self._pointer(text) if kind in ("ptr", "temp") else text
 
     def _pointer(self, name: str) -> str:

@@ -5,6 +5,7 @@ in parts of the tile, so that it finds registers beside the accumulators.
     parts       of how many columns' ranges the tile is finished, one after the other
     boxes       are descriptors used at all; without, every read and write is by address (where a call's memory is not aligned)
     flat        are the loops over tiles and depth run as one, so that the next tile's first steps load while this one is finished
+    paired      are two products of one left factor made as one of twice the columns: a descriptor with a dimension of two reads both right factors
 
 What can be copied is a fact about addresses: `fuse.boxes`. What a tile's sides are is what `fuse.products` says is fastest.
 """
@@ -32,9 +33,10 @@ class PersistentSchedule(MatmulSchedule):
     parts: int = 1
     boxes: bool = True
     flat: bool = True
+    paired: bool = False
 
     def __str__(self) -> str:
-        words = {f"parts({self.parts})": self.parts > 1, "addressed": not self.boxes, "flat": self.flat}
+        words = {f"parts({self.parts})": self.parts > 1, "addressed": not self.boxes, "flat": self.flat, "paired": self.paired}
         return " ".join((super().__str__(), *(text for text, shown in words.items() if shown)))
 
 
@@ -63,7 +65,7 @@ def choose(b: Body, hints: Hints, target) -> PersistentSchedule | None:
         return None
     wanted = _columns(b, c, dims, len(found), hints, target)
     sizes = {first: _side(first, 128, hints), second: _side(second, wanted, hints), c.depth: _side(c.depth, 64, hints)}
-    return _schedule(b, c, sizes, len(found), hints, target)
+    return _schedule(b, found, sizes, hints, target)
 
 
 def _columns(b: Body, c: Contraction, dims: tuple[Axis, Axis], products: int, hints: Hints, target) -> int:
@@ -87,21 +89,35 @@ def boxed(c: Contraction, dims: tuple[Axis, Axis], hints: Hints) -> tuple[bool, 
     return factor_box(left, (dims[0], c.depth), hints) is not None, factor_box(right, (dims[1], c.depth), hints) is not None
 
 
-def _schedule(b: Body, c: Contraction, sizes: dict[Axis, int], products: int, hints: Hints, target) -> PersistentSchedule | None:
-    first, second, depth = sizes
+def pair(found: list[Contraction], dims: tuple[Axis, Axis], hints: Hints) -> tuple[Box, Box] | None:
+    """The boxes of two products' factors along the second of `dims`, where one descriptor can hold both, contiguous along the depth, beside a factor
+    along the first that they share."""
+    sides = [(c.left, c.right) if dims[0] in c.left.free else (c.right, c.left) for c in found]
+    if len(found) != 2 or sides[0][0] != sides[1][0] or found[0].depth is not found[1].depth:
+        return None
+    first, second = (factor_box(right, (dims[1], found[0].depth), hints) for _, right in sides)
+    if first is None or second is None or first.memory.dtype is not second.memory.dtype:
+        return None
+    return (first, second) if (first.axes, first.strides) == (second.axes, second.strides) and first.axes == (dims[1], found[0].depth) else None
+
+
+def _schedule(b: Body, found: list[Contraction], sizes: dict[Axis, int], hints: Hints, target) -> PersistentSchedule | None:
+    (first, second, depth), c, products = sizes, found[0], len(found)
+    paired = pair(found, (first, second), hints) is not None
     others = tuple(sorted(b.parallel - {first, second}, key=b.axes.index))
     exact = frozenset(a for a, n in sizes.items() if a.extent.constant is not None and a.extent.constant % n == 0)
     elements = sizes[first] * sizes[second] * products
     large = elements >= 128 * 256
     warps = 8 if elements >= 128 * 128 else 4
+    single = products == 1 or paired
     parts = 2 if large and products == 1 else 1
     beside = {e.node for s in b.stores for e in loads(s.expr) if {first, second} <= e.free and depth not in e.free}
     ends = sizes[first] * sizes[second] // parts * sum(m.dtype.bytes for m in (*beside, *(s.memory for s in b.stores)))
     step = 2 * (sizes[first] + products * sizes[second]) * sizes[depth]
-    stages = min(3 if large else 5 if products == 1 else 4, (SHARED - ends) // step)
+    stages = min(3 if large and single else 5 if products == 1 else 4, (SHARED - ends) // step)
     if stages < 2:
         return None
     pieces = tuple((a, (n,)) for a, n in sizes.items())
     return PersistentSchedule((*others, first, second, depth), (first, second), pieces, frozenset((depth,)), (), 1, exact, warps, stages,
                               wide=wide(b, hints, target), depth=depth, group=GROUP, resident=target.threads,
-                              parts=parts, flat=large and products == 1)
+                              parts=parts, flat=large and single, paired=paired)

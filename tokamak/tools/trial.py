@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ..capture.fx import TORCH_DTYPES
-from ..codegen.host import Part, box_words, host_text, span
+from ..codegen.host import Part, box_words, host_text, order_word, span
 from ..codegen.scope import Unschedulable
 from ..codegen.stages import parts
 from ..codegen.tile_kernel import Workspace
@@ -159,6 +159,8 @@ def _word(p, names: dict) -> tuple[str, str]:
         return "ptr", names[p.source.node]
     if p.kind == "int":
         return "int", host_text(p.source)
+    if p.kind == "order":
+        return order_word(p.source, names)
     number = p.source.value if isinstance(p.source, Const) else 1
     return ("float", repr(float(number))) if p.kind == "float" else ("int", repr(int(number)))
 
