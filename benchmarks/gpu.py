@@ -1,10 +1,12 @@
 """GPU benchmark: every case under eager, Inductor and tokamak in one run, by device time against the limit of the machine.
 
     python -m benchmarks.gpu [--cases GLOB ...] [--group NAME ...] [--grid NAME ...] [--dtypes D ...] [--near -1 0 1]
-                             [--symbolic] [--rows LOW:HIGH] [--columns LOW:HIGH] [--elements LOW:HIGH] [--sides eager,inductor,tokamak]
+                             [--symbolic] [--sample N] [--cached]
+                             [--rows LOW:HIGH] [--columns LOW:HIGH] [--elements LOW:HIGH] [--sides eager,inductor,tokamak]
                              [--json FILE] [--redo SIDES] [--plot FILE] [--write] [--quick] [--budget SECONDS] [--report] [--list]
 
-Without --cases, --group and --grid: the list of `benchmarks/gpu_cases.py`. `--json` keeps every result as soon as it is there; what is in it is not
+--grid gemm: products with what stands behind them; its summary, and what --write puts into BENCHMARKS.md, are of `gpu_products.py`. Without
+--cases, --group and --grid: the list of `benchmarks/gpu_cases.py`. `--json` keeps every result as soon as it is there; what is in it is not
 measured again, except the sides of `--redo`. A line a case: the limit, percent of it by side (e, i, t), then of the last side kernels (k), wall
 time in microseconds (w), first call (c) and relative error. First calls: caches off, after an unrelated compile; kernels that the
 process still holds are not built again, so for a first call of a process of its own add --isolate.
@@ -19,7 +21,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from . import gpu_grid, gpu_plot, gpu_report, gpu_sides
+from . import gpu_grid, gpu_plot, gpu_products, gpu_report, gpu_sides
 from .gpu_cases import SYMBOLIC, case, chosen
 from .gpu_run import Results, process, run
 from .gpu_sides import SIDES
@@ -35,10 +37,10 @@ def bounds(text: str) -> tuple[int, int]:
 
 
 def sides(text: str) -> tuple[str, ...]:
-    found = tuple(t for t in text.split(",") if t)
-    if not set(found) <= set(SIDES):
-        raise argparse.ArgumentTypeError(f"sides are {', '.join(SIDES)}")
-    return tuple(s for s in SIDES if s in found)
+    found, every = tuple(t for t in text.split(",") if t), ("eager", "inductor", gpu_sides.AUTOTUNED, "tokamak")
+    if not set(found) <= set(every):
+        raise argparse.ArgumentTypeError(f"sides are {', '.join(every)}")
+    return tuple(s for s in every if s in found)
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -46,12 +48,14 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     p.add_argument("--cases", nargs="+", default=[], metavar="GLOB", help="cases by name, with * and ?; also names of any other size")
     p.add_argument("--group", nargs="+", default=[], help="cases of these groups; 'more': norms and sizes beyond the list")
     p.add_argument("--grid", nargs="+", default=[], choices=gpu_grid.GRIDS)
-    p.add_argument("--dtypes", nargs="+", default=["bf16"], help="of a grid: f16 bf16 f32 (or fp16, fp32)")
+    p.add_argument("--dtypes", nargs="+", default=["bf16"], help="of a grid: f16 bf16 f32 tf32 (or fp16, fp32)")
     p.add_argument("--near", nargs="+", type=int, default=[0], help="of a grid: what is added to the columns, as -1 0 1")
     p.add_argument("--rows", type=bounds, help="of a grid: least and most rows, LOW:HIGH")
     p.add_argument("--columns", type=bounds, help="of a grid: least and most columns, LOW:HIGH")
     p.add_argument("--elements", type=bounds, help="of a grid: least and most elements of the input, LOW:HIGH")
-    p.add_argument("--sides", type=sides, default=SIDES)
+    p.add_argument("--sample", type=int, help="so many of a grid's cases, the same ones in every run")
+    p.add_argument("--cached", action="store_true", help="compile with what the caches hold: quicker, and first calls say nothing")
+    p.add_argument("--sides", type=sides, default=SIDES, help="of eager,inductor,autotune,tokamak; autotune is Inductor with max-autotune")
     p.add_argument("--symbolic", action="store_true", help="static and symbolic sizes under tokamak beside each other, on a sample of the cases or "
                    "those chosen, in place of --sides")
     p.add_argument("--redo", type=sides, default=(), help="sides that are measured again though --json has them")
@@ -77,6 +81,7 @@ def names(args: argparse.Namespace) -> list[str]:
         return list(SYMBOLIC)
     dtypes = [d.replace("fp", "f") for d in args.dtypes]
     found = [n for g in args.grid for n in gpu_grid.names(g, dtypes, args.near, args.rows, args.columns, args.elements)]
+    found = gpu_grid.sample(found, args.sample) if args.sample else found
     if not args.grid or args.cases or args.group:
         found += chosen(args.cases, args.group)
     return list(dict.fromkeys(found))
@@ -94,7 +99,7 @@ def measure(args: argparse.Namespace, results: Results, todo) -> bool:
             progress.update(bar, advance=1, description=name)
             if side == last[name]:
                 progress.console.print(gpu_report.line(name, results.rows[name]), highlight=False, markup=False, soft_wrap=True)
-        worker = process(args.sides, 7 if args.quick else 15, args.seed, args.patience, args.isolate)
+        worker = process(args.sides, 7 if args.quick else 15, args.seed, args.patience, args.isolate, cached=args.cached)
         return run(results, todo, worker, said, args.budget)
 
 
@@ -121,13 +126,17 @@ def main(argv: list[str] | None = None) -> int:
     done = measure(args, results, todo) if todo else True
     rows = {n: results.rows[n] for n in wanted if n in results.rows}
     if rows:
-        print(gpu_report.symbolic(rows) if args.symbolic else gpu_report.summary(rows, args.sides))
+        products = gpu_products.summary(rows) if args.grid == ["gemm"] else ""
+        print(gpu_report.symbolic(rows) if args.symbolic else products or gpu_report.summary(rows, args.sides))
     if results.runs:
         print(f"copy {results.runs[-1]['copy'] / 1e12:.2f} TB/s, matmul {results.runs[-1]['matmul'] / 1e12:.0f} TFLOP/s")
     if args.plot and (message := gpu_plot.plot(rows, args.plot)):
         print(message)
     if args.write:
-        write(gpu_report.table(results.runs, results.rows), START, END)
+        if args.grid == ["gemm"]:
+            write(gpu_products.table(results.runs, rows), gpu_products.START, gpu_products.END)
+        else:
+            write(gpu_report.table(results.runs, results.rows), START, END)
     if not done:
         print(f"stopped at the budget: {len(results.missing(wanted, args.sides))} cases left")
     return 0 if done else 2

@@ -18,12 +18,12 @@ from functools import cached_property
 import torch
 from torch.utils._pytree import tree_leaves
 
-DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
+DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "tf32": torch.float32, "f64": torch.float64}
 LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last, "ncdhw": torch.contiguous_format, "ndhwc": torch.channels_last_3d}
 BACKWARD_GROUPS = {"pointwise": "pointwise-bwd", "overhead": "pointwise-bwd", "norm": "norm-bwd", "reduction": "reduction-bwd",
                    "attention": "attention-bwd"}
 SMALL = 1 << 20                 # a pointwise case of fewer bytes than this measures the overhead of a call
-NAME = re.compile(r"(?P<family>[a-z]\w*?)(?P<backward>_bwd)?_(?P<dtype>f16|bf16|f32|f64)(_(?P<layout>nchw|nhwc|ncdhw|ndhwc))?"
+NAME = re.compile(r"(?P<family>[a-z]\w*?)(?P<backward>_bwd)?_(?P<dtype>f16|bf16|f32|tf32|f64)(_(?P<layout>nchw|nhwc|ncdhw|ndhwc))?"
                   r"(_(?P<sizes>\d+(x\d+)*(Ki|Mi)?))?$")
 
 
@@ -75,7 +75,8 @@ class Family:
 
 @dataclass(frozen=True)
 class Case:
-    """A function and its inputs. `mode`: 'forward' or 'backward'. `sizes`: all of them, defaults included."""
+    """A function and its inputs. `mode`: 'forward' or 'backward'. `sizes`: all of them, defaults included. `tf32`: the user has allowed that products of
+    float32 round their factors to TF32."""
     name: str
     family: str
     group: str
@@ -83,6 +84,7 @@ class Case:
     dtype: torch.dtype
     sizes: tuple[int, ...]
     recipe: Recipe
+    tf32: bool = False
 
     @property
     def fn(self) -> Callable:
@@ -110,7 +112,7 @@ class Case:
 
     def limit(self, copy: float, matmul: float) -> float:
         """Seconds that no implementation beats, at `copy` bytes a second and `matmul` FLOPs a second."""
-        return max(self.bytes / copy, self.flops / matmul)
+        return max(self.bytes / copy, self.flops / matmul * (2 if self.tf32 else 1))
 
     def inputs(self, device: str, seed: int = 0) -> list[torch.Tensor]:
         generator = torch.Generator(device).manual_seed(seed)
@@ -137,10 +139,11 @@ def parse(name: str) -> Case:
     made = FAMILIES[found["family"]]
     if bool(found["layout"]) != made.images:
         raise ValueError(f"'{name}': " + ("give a layout, nchw or nhwc" if made.images else f"{found['family']} takes no layout"))
-    return build(name, found["family"], bool(found["backward"]), DTYPES[found["dtype"]], sizes, LAYOUTS[found["layout"] or "nchw"])
+    return build(name, found["family"], bool(found["backward"]), DTYPES[found["dtype"]], sizes, LAYOUTS[found["layout"] or "nchw"],
+                 found["dtype"] == "tf32")
 
 
-def build(name: str, family: str, backward: bool, dtype: torch.dtype, sizes, layout=torch.contiguous_format) -> Case:
+def build(name: str, family: str, backward: bool, dtype: torch.dtype, sizes, layout=torch.contiguous_format, tf32: bool = False) -> Case:
     """A case of a family at these sizes; ValueError when their number is wrong."""
     made = FAMILIES[family]
     how = {"layout": layout} if made.images else {}
@@ -154,7 +157,7 @@ def build(name: str, family: str, backward: bool, dtype: torch.dtype, sizes, lay
     if group == "pointwise" and sum(s.bytes for s in recipe.specs) < SMALL:
         group = "overhead"
     return Case(name, family, BACKWARD_GROUPS.get(group, group) if backward else group, "backward" if backward else "forward", dtype,
-                tuple(a for a in bound.args[1:] if isinstance(a, int)), recipe)
+                tuple(a for a in bound.args[1:] if isinstance(a, int)), recipe, tf32)
 
 
 def shrunk(case: Case, most: int = 32) -> Case:
@@ -165,7 +168,7 @@ def shrunk(case: Case, most: int = 32) -> Case:
             m //= 2
         return m | 1 if n % 2 and n > most else m
     layout = next((s.layout for s in case.specs if s.layout != torch.contiguous_format), torch.contiguous_format)
-    return build(case.name, case.family, case.mode == "backward", case.dtype, [small(n) for n in case.sizes], layout)
+    return build(case.name, case.family, case.mode == "backward", case.dtype, [small(n) for n in case.sizes], layout, case.tf32)
 
 
 def _number(text: str) -> int:

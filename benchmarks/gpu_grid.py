@@ -5,6 +5,7 @@ and small enough to be quick: between 2^20 and 2^27 elements.
 """
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
 from .gpu_case import DTYPES
@@ -50,6 +51,11 @@ def names(grid: str, dtypes=("bf16",), near=(0,), rows: tuple[int, int] | None =
     else:
         sizes = [(r, c) for c in _powers(columns or _exponents(g.columns)) for r in _powers(rows or _exponents(g.rows))]
     return [f"{f}_{d}_{r}x{c + n}" for d in dtypes for f in g.families for r, c in sizes for n in near if low <= r * c <= high]
+
+
+def sample(found: list[str], count: int, seed: int = 0) -> list[str]:
+    """`count` of the names, the same ones whenever it is asked."""
+    return random.Random(seed).sample(found, min(count, len(found)))
 
 
 def _exponents(bounds: tuple[int, int]) -> tuple[int, int]:

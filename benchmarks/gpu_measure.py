@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 FLUSH = 256 << 20               # bytes written before each call: several times the second-level cache of any GPU of today
 NORM = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2, torch.float64: 1e-12}          # tolerance for ||out - ref|| / ||ref||
+TF32 = 2e-3, 1e-2              # both, where products round their factors to TF32
 PEAK = {torch.float32: 2e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2, torch.float64: 1e-11}          # and for max |out - ref| / max |ref|
 
 
@@ -157,6 +158,7 @@ def _error(got, reference) -> tuple[float, float]:
     return (float(difference.norm() / reference.norm().clamp_min(tiny)), float(difference.abs().max() / reference.abs().max().clamp_min(tiny)))
 
 
-def right(found: tuple[float, float], dtype: torch.dtype) -> bool:
-    """Whether both errors are within the tolerance of the case's dtype."""
-    return found[0] <= NORM[dtype] and found[1] <= PEAK[dtype]
+def right(found: tuple[float, float], dtype: torch.dtype, tf32: bool = False) -> bool:
+    """Whether both errors are within the tolerance of the case's dtype, of which products may be made in TF32."""
+    norm, peak = TF32 if tf32 else (NORM[dtype], PEAK[dtype])
+    return found[0] <= norm and found[1] <= peak

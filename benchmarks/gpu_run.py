@@ -121,10 +121,11 @@ def _lost(at: tuple[str, str] | None, left: set[tuple[str, str]]) -> list[tuple[
 COMMAND = (sys.executable, "-m", "benchmarks.gpu_worker")
 
 
-def process(sides: Sequence[str], calls: int, seed: int, patience: float, isolate: bool = False, command: Sequence[str] = COMMAND) -> Worker:
+def process(sides: Sequence[str], calls: int, seed: int, patience: float, isolate: bool = False, command: Sequence[str] = COMMAND,
+            cached: bool = False) -> Worker:
     """A worker that is a process of its own, see `spoken`. `isolate`: a process a case."""
     def worker(todo: Todo, rates: dict | None) -> Iterator[dict]:
-        job = {"todo": todo[:1] if isolate else todo, "sides": list(sides), "calls": calls, "seed": seed, "rates": rates}
+        job = {"todo": todo[:1] if isolate else todo, "sides": list(sides), "calls": calls, "seed": seed, "rates": rates, "cached": cached}
         return spoken(command, job, patience)
     return worker
 

@@ -16,18 +16,41 @@ from .gpu_case import Case
 from .gpu_measure import Times, errors, right, worst as _worst
 
 SIDES = ("eager", "inductor", "tokamak")
+AUTOTUNED = "autotune"          # Inductor with max-autotune
 SYMBOLIC = "symbolic"           # tokamak, with every size of the inputs symbolic
 
 
-def compiled(side: str, fn: Callable, **options) -> Callable:
-    """`fn` under a side: itself, or compiled with caches off, as users call it (see `cold`), for static sizes but on the side SYMBOLIC.
+def compiled(side: str, fn: Callable, cached: bool = False, **options) -> Callable:
+    """`fn` under a side: itself, or compiled with caches off (see `cold`) unless `cached`, as users call it, for static sizes but on the side SYMBOLIC.
     `options` are tokamak's."""
     if side == "eager":
         return fn
-    if side == "inductor":
-        return torch.compile(fn, dynamic=False)
+    if side in ("inductor", AUTOTUNED):
+        return torch.compile(fn, dynamic=False, mode="max-autotune-no-cudagraphs" if side == AUTOTUNED else None)
     from tokamak.backend import backend
-    return torch.compile(fn, dynamic=side == SYMBOLIC, backend=functools.partial(backend, options={"cache_dir": "", **options}))
+    return torch.compile(fn, dynamic=side == SYMBOLIC, backend=functools.partial(backend, options={**({} if cached else {"cache_dir": ""}), **options}))
+
+
+@contextlib.contextmanager
+def multiplying(case: Case):
+    """The precision of float32 products that the case allows."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if case.tf32 else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextlib.contextmanager
+def warm():
+    """As `cold`, with what the caches hold."""
+    import torch._functorch.config as functorch
+    torch._dynamo.reset()
+    with functorch.patch(donated_buffer=False), warnings.catch_warnings():
+        warnings.filterwarnings("error", message="tokamak: ")
+        yield
+    torch._dynamo.reset()
 
 
 @contextlib.contextmanager
@@ -121,13 +144,15 @@ def dropped(case: Case, fn: Callable, inputs) -> float:
 
 
 # -- one side ----------------------------------------------------------------------------------------------------------------
-def measure(case: Case, side: str, inputs, expected, timer: Callable[[Callable], Times], seed: int = 0) -> dict:
+def measure(case: Case, side: str, inputs, expected, timer: Callable[[Callable], Times], seed: int = 0, cached: bool = False) -> dict:
     """Figures of one side. Times in seconds, `peak` in bytes above the inputs, `error` and `peak_error` against float64 (see `gpu_measure.errors`),
-    `right`. Raises whatever the side raises."""
+    `right`; of tokamak `left`: why contractions stayed with the vendor's library. `cached`: compiled with what the caches hold, so that nothing is
+    said of first calls. Raises whatever the side raises."""
     inputs = own(case, inputs)
-    with cold():
-        fn = compiled(side, case.fn)
-        first, value = _timed(inputs, lambda: once(case, fn, inputs, seed))
+    with warm() if cached else cold(), multiplying(case):
+        fn = compiled(side, case.fn, cached=cached)
+        with _reasons(case, side) as left:
+            first, value = _timed(inputs, lambda: once(case, fn, inputs, seed))
         found = [errors(_steady_value(case, side, inputs, seed) if case.recipe.steady else value, expected)]
         value = None
         share = dropped(case, fn, inputs) if case.recipe.dropped else 0.0
@@ -135,9 +160,23 @@ def measure(case: Case, side: str, inputs, expected, timer: Callable[[Callable],
         times, late = _repeat(case, fn, inputs, expected, timer, seed)
     worst = _worst(e[0] for e in (*found, late)), _worst(e[1] for e in (*found, late))
     wanted = case.recipe.dropped
-    good = right(worst, case.dtype) and abs(share - wanted) <= 5 * (wanted / max(inputs[0].numel(), 1)) ** 0.5
+    good = right(worst, case.dtype, case.tf32) and abs(share - wanted) <= 5 * (wanted / max(inputs[0].numel(), 1)) ** 0.5
     return {"device": times.device, "wall": times.wall, "kernels": times.kernels, "first": first, "peak": peak,
-            "error": worst[0], "peak_error": worst[1], "right": bool(good), "names": [[n[:120], t] for n, t in times.names[:4]]}
+            "error": worst[0], "peak_error": worst[1], "right": bool(good), "names": [[n[:120], t] for n, t in times.names[:4]], "left": left}
+
+
+@contextlib.contextmanager
+def _reasons(case: Case, side: str):
+    """Filled with why each contraction of a forward pass under tokamak stays with the vendor's library."""
+    found: list[str] = []
+    if side != "tokamak" or case.group not in ("gemm", "mlp"):
+        yield found
+        return
+    from tokamak.tools.record import recording
+    with recording() as recorder:
+        yield found
+    graphs = (r.values["contract"] for r in recorder.graphs if "contract" in r.values)
+    found += [n.reason for g in graphs for n in g.nodes if getattr(n, "reason", "").startswith("contraction ")]
 
 
 def _repeat(case: Case, fn: Callable, inputs, expected, timer, seed: int) -> tuple[Times, tuple[float, float]]:

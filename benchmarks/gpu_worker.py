@@ -47,7 +47,7 @@ def free() -> None:
         torch.cuda.empty_cache()
 
 
-def work(todo: Todo, say: Callable[[dict], None], timer, device: str, seed: int = 0) -> None:
+def work(todo: Todo, say: Callable[[dict], None], timer, device: str, seed: int = 0, cached: bool = False) -> None:
     """Measures every side of every case, in order. Inputs and the float64 run are made once a case."""
     for name, sides in todo:
         one = case(name)
@@ -65,7 +65,7 @@ def work(todo: Todo, say: Callable[[dict], None], timer, device: str, seed: int 
             say({"begin": name, "side": side})
             start = time.perf_counter()
             try:
-                result = measure(one, side, inputs, expected, timer, seed)
+                result = measure(one, side, inputs, expected, timer, seed, cached)
             except Exception as error:
                 result = failure(error)
             say({"case": name, "side": side, "result": {**result, "took": time.perf_counter() - start}})
@@ -86,14 +86,14 @@ def warm_up(sides) -> None:
 
 
 def serve(pipe: IO[str], job: dict) -> None:
-    """Runs a job, {'todo', 'sides', 'calls', 'seed', 'rates'}, on this machine's GPU, saying so on `pipe`."""
+    """Runs a job, {'todo', 'sides', 'calls', 'seed', 'rates', 'cached'}, on this machine's GPU, saying so on `pipe`."""
     def say(message: dict) -> None:
         pipe.write(json.dumps(message) + "\n")
         pipe.flush()
     timer = Timer(job["calls"])
     say({"ready": {**machine(), **(job["rates"] or rates(timer))}})
     warm_up(job["sides"])
-    work(job["todo"], say, timer, "cuda", job["seed"])
+    work(job["todo"], say, timer, "cuda", job["seed"], job["cached"])
     say({"end": True})
 
 

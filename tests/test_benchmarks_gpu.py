@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import gpu_choice, gpu, gpu_grid, gpu_host, gpu_models, gpu_models_worker, gpu_plot, gpu_report, gpu_run, gpu_sides, gpu_worker
+from benchmarks import gpu_choice, gpu, gpu_grid, gpu_host, gpu_models, gpu_models_worker, gpu_plot, gpu_products, gpu_report, gpu_run, gpu_sides, gpu_worker
 from benchmarks.gpu_case import shrunk
 from benchmarks.gpu_cases import MORE, NAMES, case, chosen
 from benchmarks.gpu_measure import Span, Times, cut, errors, right, span, summary
@@ -313,6 +313,37 @@ def test_the_summary():
     assert gpu_report.ratio(rows[SOME[1]]) == 1.0                # a wrong side is no competitor
     assert "iERR" in gpu_report.line(SOME[2], rows[SOME[2]]) and "WRONG" in gpu_report.line(SOME[1], rows[SOME[1]])
     assert all(len(gpu_report.line(n, r).splitlines()[0]) < 110 for n, r in rows.items())
+
+
+def test_products_in_words(tmp_path, monkeypatch):
+    names = gpu_grid.names("gemm", ("bf16", "tf32"), rows=(16, 1024))
+    some = gpu_grid.sample(names, 40)
+    assert some == gpu_grid.sample(names, 40) and len(set(some)) == 40 and len(gpu_grid.sample(names[:3], 40)) == 3
+    why = "contraction 1x2x3 bf16: unprofitable: 12 us in one kernel, the vendor 3 us and 4 us behind it"
+    side = lambda us, **more: {"device": 1e-6 * us, "right": True, **more}
+    rows = {n: {"eager": side(120), "inductor": side(108), "tokamak": side(100, left=[why])} for n in some}
+    rows[some[0]] = {"eager": side(120), "inductor": side(90), "tokamak": side(100, left=[])}
+    rows[some[1]]["eager"] = {"failed": "no memory"}
+    rows[some[2]]["tokamak"]["right"] = False
+    text = gpu_products.summary(rows)
+    assert f"under 0.97 of Inductor: {some[0]} 0.90" in text and f"wrong or failed: {some[1]}/eager, {some[2]}/tokamak" in text
+    assert "unprofitable: x us in one kernel, the vendor x us and x us behind it: 39 cases" in text and "type tf32" in text
+    assert gpu_products.ratio(rows[some[2]], "eager") is None and gpu_products.worst(rows, "inductor")[0] == (0.9, some[0])
+    run = {"device": "none", "torch": "2", "triton": "3"}
+    table = gpu_products.table([run], rows)
+    assert f"| {some[0]} | 90.0 | 100.0 | 0.90 | 1.20 |  |" in table
+    with pytest.raises(ValueError):
+        gpu_products.table([run], {})
+    assert all((Path(gpu.__file__).parent.parent / "BENCHMARKS.md").read_text().count(m) == 1 for m in (gpu_products.START, gpu_products.END))
+
+
+def test_tf32_where_a_case_says_so():
+    one, before = case("linear_bias_tf32_64x32x16"), torch.get_float32_matmul_precision()
+    assert one.dtype is torch.float32 and one.tf32 and not case("linear_bias_f32_64x32x16").tf32
+    with gpu_sides.multiplying(one):
+        assert torch.backends.cuda.matmul.allow_tf32
+    assert torch.get_float32_matmul_precision() == before
+    assert gpu_sides.measure(one, "tokamak", (x := one.inputs("cpu")), gpu_sides.reference(one, x, 0), untimed, cached=True)["right"]
 
 
 def test_the_tables_are_written_between_their_marks(tmp_path, monkeypatch):
