@@ -12,13 +12,16 @@ from dataclasses import dataclass
 
 from ..ir.expr import loads
 from ..ir.graph import Compute, Graph, Opaque, Result, elements, is_pointwise, reads
+from .boxes import plain
 from .contraction import Contraction
 from .cost import Hints, node_bytes, pinned_nodes, weight
 from .reason import Reason
+from .sizes import runs_along
 from .vendor import Own
 
 DEPTH = 64              # of a step
 HALF = 2                # bytes of an element
+OVERLAP = 3             # the larger, the better products and reading hide each other
 
 
 @dataclass(frozen=True)
@@ -32,35 +35,43 @@ class Tile:
 
 @dataclass(frozen=True)
 class Products:
-    """Of a machine, 16-bit factors. `tiles`: of a kernel of ours, `pair`: of two products in one kernel, `start`: seconds besides the tiles. `vendor`:
-    what the library is taken to choose from, `call`: seconds besides; `shared`: seconds besides, where it shares out the depth, of which partial results
-    go through memory. `copy`: bytes a second; `beside`: the same of products, and for what a tile's end reads and writes beside its result; `pass_`:
-    seconds of a kernel that does next to nothing; `operation`: seconds an operation on one element takes one multiprocessor. `tired`: (share,
-    seconds): by how much the machine is slower when it multiplies for longer than that."""
+    """Of a machine, 16-bit factors. `tiles`: of a kernel of ours, `pair`: of two products in one kernel, `paired`: where one descriptor reads a factor of
+    both, `start`: seconds besides the tiles. `vendor`: what the library is taken to choose from, `call`: seconds besides; `shared`: seconds besides, where
+    it shares out the depth, of which partial results go through memory. `copy`: bytes a second; `factors`: the same of products that wait for memory;
+    `beside`: for what a tile's end reads and writes beside its result; `pass_`: seconds of a kernel that does next to nothing; `operation`: seconds an
+    operation on one element takes one multiprocessor. `tired`: (share, seconds): by how much the machine is slower when it multiplies for longer than
+    that; `vendor_tired`: the same of the vendor's."""
     tiles: tuple[Tile, ...]
     pair: Tile
+    paired: Tile
     start: float
     vendor: tuple[Tile, ...]
     call: float
     shared: float
     copy: float
+    factors: float
     beside: float
     pass_: float
     operation: float
     tired: tuple[float, float]
+    vendor_tired: tuple[float, float]
 
 
-# Triton's words for a machine -> what was measured. H200, bf16, device time behind a flushed cache; fitted on 36 of 96 sizes (256 to 8192 rows,
-# widths of 1024, 4096, 11008, 14336): off by 5% on the others, ours and the vendor's, which are wrong together; a choice between them loses 0.4% on average.
+# Triton's words for a machine -> what was measured. H200, bf16, device time behind a flushed cache; fitted on half of 112 sizes (128 to 8192 rows,
+# widths of 1024, 4096, 11008, 14336) measured twice; off by 4.5% on the others, ours and the vendor's, which are wrong together; a choice between one
+# kernel and the vendor's with a pass behind it loses 0.4% on average, 13% at most (256x14336x4096).
 # us, 8192x1024x4096 (rows, depth, columns): the vendor 100, a pass behind it 34; in one kernel with a ReLU 107, GELU 121, a residual 130
-#   4096x4096x4096: 179 and 16, a ReLU 186, a residual 196; 8192x4096x1024: 91 and 13, a residual 101; gate of 4096x1024x4096: 138, 124 in one kernel
+#   4096x4096x4096: 179 and 16, a ReLU 186, a residual 196; 8192x4096x1024: 91 and 13, a residual 101; gate of 4096x1024x4096: 129, 115 in one kernel
+#   of two accumulators, 109 paired; of 4096x4096x14336: 1299, 1323, 1268; of 2048x4096x11008: 507, 498, 478; of 1024x4096x14336: 319, 320, 306
 PRODUCTS: dict[tuple, Products] = {
     ("cuda", 90): Products(
-        tiles=(Tile(128, 256, 0.647e-6, 2.8e-6), Tile(128, 128, 0.338e-6, 2.5e-6)), pair=Tile(128, 128, 0.651e-6, 2.7e-6), start=6.5e-6,
-        vendor=(Tile(128, 256, 0.64e-6, 1.24e-6), Tile(256, 128, 0.64e-6, 1.24e-6), Tile(128, 192, 0.49e-6, 0.93e-6),
-                Tile(192, 128, 0.49e-6, 0.93e-6), Tile(128, 128, 0.32e-6, 0.62e-6), Tile(64, 256, 0.32e-6, 0.62e-6),
-                Tile(64, 128, 0.254e-6, 0.31e-6), Tile(128, 64, 0.254e-6, 0.31e-6), Tile(64, 64, 0.14e-6, 0.15e-6)),
-        call=6.5e-6, shared=4e-6, copy=4.2e12, beside=3.2e12, pass_=1.8e-6, operation=3e-12, tired=(0.18, 900e-6))}
+        tiles=(Tile(128, 256, 0.628e-6, 3.2e-6), Tile(128, 128, 0.322e-6, 2.8e-6)), pair=Tile(128, 128, 0.651e-6, 2.7e-6),
+        paired=Tile(128, 128, 0.6e-6, 2e-6), start=6.7e-6,
+        vendor=(Tile(128, 256, 0.647e-6, 0.99e-6), Tile(256, 128, 0.647e-6, 0.99e-6), Tile(128, 192, 0.457e-6, 0.75e-6),
+                Tile(192, 128, 0.457e-6, 0.75e-6), Tile(128, 128, 0.309e-6, 0.67e-6), Tile(64, 256, 0.309e-6, 0.67e-6),
+                Tile(64, 128, 0.239e-6, 0.29e-6), Tile(128, 64, 0.239e-6, 0.29e-6), Tile(64, 64, 0.122e-6, 0.15e-6)),
+        call=6.5e-6, shared=3.7e-6, copy=4.2e12, factors=4.5e12, beside=3.2e12, pass_=1.8e-6, operation=3e-12,
+        tired=(0.2, 1170e-6), vendor_tired=(0.325, 1400e-6))}
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,16 +89,17 @@ class Behind:
 
 
 def ours(p: Products, processors: int, sizes: tuple[int, int, int, int], products: int = 1, beside: int = 0,
-         operations: int = 0) -> tuple[float, Tile]:
+         operations: int = 0, paired: bool = False) -> tuple[float, Tile]:
     """Seconds of one kernel that makes `products` contractions of these extents (batch, rows, columns, depth), reads and writes `beside` bytes behind
-    them and does `operations` on each element; and the tile of its result."""
+    them and does `operations` on each element; and the tile of its result. `paired`: of two it makes one."""
     b, m, n, k = sizes
 
     def seconds(t: Tile) -> float:
         end = t.finish + operations * p.operation * t.rows * t.columns
-        rounds = _rounds(b * -(-m // t.rows) * -(-n // t.columns), processors)
-        return _tired(p, p.start + rounds * (-(-k // DEPTH) * t.step + end)) + beside / p.beside
-    return min(((seconds(t), t) for t in (p.tiles if products == 1 else (p.pair,))), key=lambda x: x[0])
+        rounds = -(-b * -(-m // t.rows) * -(-n // t.columns) // processors)
+        factors = HALF * b * (m * k + products * k * n) / p.factors
+        return _tired(p.tired, p.start + _together(rounds * (-(-k // DEPTH) * t.step + end), factors)) + beside / p.beside
+    return min(((seconds(t), t) for t in (p.tiles if products == 1 else (p.paired if paired else p.pair,))), key=lambda x: x[0])
 
 
 def vendors(p: Products, processors: int, sizes: tuple[int, int, int, int]) -> float:
@@ -100,16 +112,21 @@ def vendors(p: Products, processors: int, sizes: tuple[int, int, int, int]) -> f
             if share == 1 or tiles * share <= processors and steps >= 4 * share:
                 partial = p.shared + 4 * share * b * m * n / p.beside if share > 1 else 0.0
                 found.append(_rounds(tiles * share, processors) * (-(-steps // share) * t.step + t.finish) + partial)
-    return _tired(p, p.call + max(HALF * b * (m * k + k * n + m * n) / p.beside, min(found)))
+    return _tired(p.vendor_tired, p.call + _together(HALF * b * (m * k + k * n + m * n) / p.factors, min(found)))
+
+
+def _together(a: float, b: float) -> float:
+    """Seconds of two things that a kernel does at once, neither quite behind the other."""
+    return (a ** OVERLAP + b ** OVERLAP) ** (1 / OVERLAP)
 
 
 def _rounds(tiles: int, processors: int) -> float:
-    """How many tiles a multiprocessor makes: the last ones are faster where some have none."""
+    """How many tiles a multiprocessor of the vendor's makes: the last ones are faster where some have none."""
     return max(1.0, 0.75 * -(-tiles // processors) + 0.25 * tiles / processors)
 
 
-def _tired(p: Products, seconds: float) -> float:
-    share, long = p.tired
+def _tired(tired: tuple[float, float], seconds: float) -> float:
+    share, long = tired
     return seconds * (1 + share * seconds / (seconds + long))
 
 
@@ -139,7 +156,7 @@ def choices(p: Products, processors: int, graph: Graph, found: dict[Opaque, Cont
         sizes, products = found[x.calls[0]].sizes(hints), len(x.calls)
         result = products * HALF * sizes[0] * sizes[1] * sizes[2]
         passed = (result + x.read + x.written) / p.copy + p.pass_ if x.apart else (x.read + x.written) / p.copy
-        kernel, _ = ours(p, processors, sizes, products, x.read + x.kept, x.operations)
+        kernel, _ = ours(p, processors, sizes, products, x.read + x.kept, x.operations, _paired([found[n] for n in x.calls]))
         if any(n in own and own[n].node is x.node for n in x.calls):
             passed = x.read / p.copy if any(own[n].kept is not None for n in x.calls if n in own) else 0.0
         made.append(Choice(x, kernel, products * vendors(p, processors, sizes), passed))
@@ -193,6 +210,12 @@ def _whole(node: Compute, r: Result) -> bool:
 def _alike(calls: list[Opaque], found: dict[Opaque, Contraction]) -> tuple[Opaque, ...]:
     """Those of `calls` that one kernel can make: of one left factor and equal extents, like the first; others are read by it."""
     return tuple(n for n in calls if n is calls[0] or _factor(found[n]) == _factor(found[calls[0]]))
+
+
+def _paired(calls: list[Contraction]) -> bool:
+    """Do the right factors of two contractions lie contiguously along the depth, so that one descriptor may hold both?"""
+    factors = [plain(c.right) for c in calls]
+    return len(calls) == 2 and all(e is not None and runs_along(e, c.depth) for e, c in zip(factors, calls))
 
 
 def _factor(c: Contraction):
