@@ -11,9 +11,10 @@ import tokamak
 from tokamak.codegen import stages
 from tokamak.errors import CheckFailed
 from tokamak.runtime import gpu_build
-from tokamak.tools import cli
+from tokamak.tools import cli, limits
 from tokamak.tools.explain import explanation
 from tokamak.tools.kernels import kernels, memory_operations
+from tokamak.tools.machine import Peaks
 from tokamak.tools.record import recording
 from tokamak.tools.show import STAGE_TEXTS, TOPICS, exact_text
 
@@ -281,3 +282,25 @@ def test_what_a_gpu_ran_is_checked():
     fn = tokamak.compile(lambda *a: layer_norm(*a) @ a[0].t(), check=True, strict=True)
     fn(x, w, b).sum().backward()
     assert x.grad.isfinite().all()
+
+
+# -- against the machine's limits ------------------------------------------------------------------------------------------
+PEAKS = Peaks("some GPU", ((8192, 1e-9), (1 << 20, 1e-8)), {"float32": 1e12, "bfloat16": 1e14, "float16": 2e14}, 1e-9, "2026-01-01")
+
+
+@pytest.mark.parametrize("dtype, rows, found", [(torch.bfloat16, 64, "bfloat16"), (torch.float16, 64, "float16"), (torch.bfloat16, 1, "float32")])
+def test_products_of_tiles_are_judged_by_the_rate_of_their_type(dtype, rows, found):
+    """A kernel of ours with a product in it is no faster than its limit: its FLOPs are made where the machine multiplies tiles; one row is not."""
+    x, w = torch.randn(rows, 256, dtype=dtype), torch.randn(128, 256, dtype=dtype)
+    graph, = records(lambda x, w: F.linear(x, w).relu(), x, w, contractions="kernels")
+    kernel = max(kernels(graph), key=lambda k: k.flops)
+    row = limits.kernel_row(kernel, "", (graph.name, 0), 1.0, PEAKS)
+    assert kernel.flops > 2 * rows * 256 * 128 * 0.9 and kernel.dtype == row.dtype == found
+    assert row.limit == pytest.approx(max(kernel.flops / PEAKS.matmul[found], PEAKS.memory_seconds(kernel.fewest)))
+
+
+def test_products_side_by_side_are_of_their_type():
+    x, w, v = (torch.randn(*s, dtype=torch.bfloat16) for s in ((16, 256), (256, 128), (256, 64)))
+    graph, = records(lambda x, w, v: torch.cat((x @ w, x @ v), 1), x, w, v, contractions="kernels")
+    product = max(kernels(graph), key=lambda k: k.flops)
+    assert product.schedule.startswith("beside(") and product.dtype == "bfloat16"

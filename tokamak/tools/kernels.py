@@ -15,20 +15,27 @@ from ..codegen.kernel import Kernel, Loop, Phase, Read, Write
 from ..codegen.stages import Lowered
 from ..codegen.tile_kernel import TileKernel, Workspace
 from ..fuse.axes import Group
+from ..fuse.contraction import held, product_type
 from ..fuse.cost import Hints, node_bytes
 from ..ir import ops
+from ..ir.dtype import BF16, F16
 from ..ir.expr import Expr, Op, Reduce, Scan, walk
 from ..ir.graph import Graph, Input, Opaque, reads, Result, View
 from ..ir.index import Index, Size
 from ..runtime.gpu_build import GpuBuild
 from ..runtime.program import RESIDENT, Launch
+from ..schedule.beside import BesideSchedule
 from ..schedule.body import Store, exprs_of
+from ..schedule.matmul import MatmulSchedule, VectorSchedule
 from ..schedule.schedule import Schedule
 from ..schedule.tile_schedule import TileSchedule
 from .names import kernel_names, module, operations
 from .record import GraphRecord
 from .sources import Source, source_of, sources_of
 from .traffic import roots, stores, traffic
+
+
+HALVES = {BF16: "bfloat16", F16: "float16"}
 
 
 @dataclass(frozen=True)
@@ -56,8 +63,9 @@ class Opaqued:
 @dataclass(frozen=True)
 class KernelInfo:
     """One kernel of a graph. `words`: what it is launched with, by the name in its text; `key` stands for its text; `how` it was built.
-    `bytes`: what its loops move; `fewest`: each memory once. Of a kernel on a GPU also the `device`, how many `programs` run, and once it is built
-    `registers` and bytes of stack (`spilled`) a thread, and bytes of memory that a program's threads share (`shared`)."""
+    `bytes`: what its loops move; `fewest`: each memory once; `dtype`: the type in which its FLOPs are made. Of a kernel on a GPU also the `device`, how
+    many `programs` run, and once it is built `registers` and bytes of stack (`spilled`) a thread, and bytes of memory that a program's threads share
+    (`shared`)."""
     name: str
     key: str
     operations: tuple[str, ...]
@@ -77,6 +85,7 @@ class KernelInfo:
     registers: int | None = None
     spilled: int | None = None
     shared: int | None = None
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +137,16 @@ def _info(record: GraphRecord, x: Launched) -> KernelInfo:
         how=build.how if build is not None else "", compile_seconds=build.seconds if build is not None else 0.0,
         bytes=sum(a.bytes for a in (*reads, *writes)), fewest=sum(a.fewest for a in (*reads, *writes)),
         device=record.values["target"].name if tiles else "", programs=programs(x) if tiles else "",
-        registers=binary and binary.registers, spilled=binary and binary.spilled, shared=binary and binary.shared)
+        registers=binary and binary.registers, spilled=binary and binary.spilled, shared=binary and binary.shared,
+        dtype=made_in(x))
+
+
+def made_in(x: Launched) -> str:
+    """The type in which a kernel makes its FLOPs: that of the factors where the machine multiplies tiles of them."""
+    made = [s for _, s in x.schedule.parts] if isinstance(x.schedule, BesideSchedule) else [x.schedule]
+    if not all(isinstance(s, MatmulSchedule) and not isinstance(s, VectorSchedule) for s in made):
+        return "float32"
+    return next((HALVES[product_type(c)] for c in held(x.group)), "float32")
 
 
 def programs(x: Launched) -> str:

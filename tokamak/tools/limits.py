@@ -101,9 +101,9 @@ def _rows(record: GraphRecord, seconds: Mapping, peaks: Peaks):
 
 
 def kernel_row(info: KernelInfo, phase: str, at: tuple[str, int], took: float, peaks: Peaks) -> Row:
-    limit = max(peaks.memory_seconds(info.fewest), peaks.arithmetic_seconds(info.flops))
+    limit = max(peaks.memory_seconds(info.fewest), peaks.arithmetic_seconds(info.flops, info.dtype))
     return Row(info.name, phase, info.module, str(info.sources[0]) if info.sources else "", 1, took, info.bytes, info.fewest, info.flops, limit, "",
-               info.schedule, info.registers, info.spilled, positions=(at,))
+               info.schedule, info.registers, info.spilled, dtype=info.dtype, positions=(at,))
 
 
 def call_row(record: GraphRecord, call: Opaqued, phase: str, at: tuple[str, int], took: float, peaks: Peaks) -> Row:

@@ -261,7 +261,7 @@ def profile(fn: Callable, *inputs, optimizer: torch.optim.Optimizer | None = Non
 
 
 def name_of(fn: Callable) -> str:
-    return type(fn).__name__ if isinstance(fn, torch.nn.Module) else getattr(fn, "__qualname__", type(fn).__name__)
+    return type(fn).__name__ if isinstance(fn, torch.nn.Module) else getattr(fn, "__qualname__", type(fn).__name__).split("<locals>.")[-1]
 
 
 def profile_called(watcher: Watcher, seconds: float = SECONDS, title: str = "") -> Profile:

@@ -156,7 +156,7 @@ function roofline() {
       "FLOPs and bytes are counted, times measured." +
       (left ? ` ${plural(left, "row")} without arithmetic: see the copies.` : "") +
       (above
-        ? ` ${above} above the roof of its type: the machine was busy when its peaks were measured, ` +
+        ? ` ${above} above the flat roof of its type: the machine was busy when its peaks were measured, ` +
           "so percentages are too high; tokamak doctor --measure takes them again."
         : ""),
   );
