@@ -10,6 +10,7 @@ from tokamak.fuse import pad
 from tokamak.tools.record import Recorder
 
 BF16 = torch.bfloat16
+PRODUCTS = {f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "baddbmm")}
 
 
 def values(*shape, seed=0):
@@ -18,7 +19,7 @@ def values(*shape, seed=0):
 
 def products(recorder: Recorder) -> list:
     """(extents of the factors and the result, reason) of each call of a product in the final graphs."""
-    calls = [s for g in recorder.graphs for s in g.values["lower"].plan.steps if str(getattr(s, "target", "")) in ("aten.mm.default", "aten.addmm.default")]
+    calls = [s for g in recorder.graphs for s in g.values["lower"].plan.steps if str(getattr(s, "target", "")) in PRODUCTS]
     return [([tuple(x.constant for x in v.shape) for v in c.args if hasattr(v, "node")], c.reason) for c in calls]
 
 
@@ -53,6 +54,13 @@ CASES = {
     "all": (lambda x, w: x @ w, (values(11, 13), values(13, 21))),
     "left_transposed": (lambda x, w: x.t() @ w, (values(13, 11), values(13, 21))),
     "two": (lambda x, w, v: F.linear(x, w) @ v, (values(16, 32), values(13, 32), values(13, 9))),
+    "scaled": (lambda c, x, w: torch.addmm(c, x, w, beta=0.5, alpha=2), (values(16, 13), values(16, 32), values(32, 13))),
+    "many": (torch.bmm, (values(3, 16, 32), values(3, 32, 13))),
+    "many_transposed": (lambda x, w: x.mT @ w.mT, (values(3, 13, 11), values(3, 21, 13))),
+    "many_depth": (torch.bmm, (values(3, 16, 13), values(3, 13, 24))),
+    "many_added": (lambda c, x, w: torch.baddbmm(c, x, w, beta=0.5, alpha=2), (values(3, 11, 13), values(3, 11, 32), values(3, 32, 13))),
+    "many_with_vector": (lambda c, x, w: torch.baddbmm(c, x, w), (values(13), values(3, 11, 32), values(3, 32, 13))),
+    "attention": (lambda q, k, v: ((q @ k.mT) * 0.3).softmax(-1) @ v, (values(2, 3, 11, 16), values(2, 3, 11, 16), values(2, 3, 11, 16))),
     "computed": (lambda x, w: F.linear(torch.tanh(x), torch.sigmoid(w)).softmax(-1), (values(16, 32), values(13, 32))),
 }
 
@@ -82,17 +90,31 @@ def test_what_is_added_to_every_column_stays(always, shape, after):
     run(lambda x, w, b: after(torch.addmm(b, x, w)), values(16, 32), values(32, 13), values(*shape), grad=True)
 
 
+def test_many_products_of_shared_memory(always):
+    """One factor the same for all of them, one a window on larger memory: those stay as they are where their rows do."""
+    shapes, why = run(lambda x, w: torch.bmm(x.expand(3, 16, 32), w), values(1, 16, 32), values(3, 32, 13))[0]
+    assert shapes == [(3, 16, 32), (3, 32, 16)] and "16 x 32 x 13 made 16 x 32 x 16" in why
+    assert run(torch.bmm, values(0, 16, 32), values(0, 32, 13))[0][0] == [(0, 16, 32), (0, 32, 13)]
+    shapes, _ = run(lambda x, w: torch.bmm(x, w[..., 1:]), values(3, 16, 32), values(3, 32, 14))[0]
+    assert shapes == [(3, 16, 32), (3, 32, 13)]
+    shapes, _ = run(lambda x, w: torch.bmm(x[..., 1:], w), values(3, 16, 33), values(3, 32, 13))[0]
+    assert shapes == [(3, 16, 32), (3, 32, 16)]
+
+
 def test_it_has_to_pay():
     assert run(lambda x, w: x @ w, values(16, 32), values(32, 13))[0][0] == [(16, 32), (32, 13)]
     rates = pad.RATES["cuda", 90]
 
-    def larger(m, k, n):
+    def larger(m, k, n, batch=(), there=lambda node: True):
         from tokamak.ir.graph import Input, Opaque, View
         from tokamak.ir.index import as_index, row_major
         from tokamak.ir.dtype import BF16 as half
-        nodes = [Input(c, tuple(map(as_index, s)), row_major(tuple(map(as_index, s))), half) for c, s in (("x", (m, k)), ("w", (k, n)))]
-        call = Opaque(torch.ops.aten.mm.default, tuple(View(i, i.shape, i.strides, as_index(0)) for i in nodes), {}, (None,), True, "", tuple(nodes))
-        return pad._larger(call, (None, (0, 1)), rates)
+        nodes = [Input(c, tuple(map(as_index, s)), row_major(tuple(map(as_index, s))), half) for c, s in (("x", (*batch, m, k)), ("w", (*batch, k, n)))]
+        op = torch.ops.aten.bmm.default if batch else torch.ops.aten.mm.default
+        call = Opaque(op, tuple(View(i, i.shape, i.strides, as_index(0)) for i in nodes), {}, (None,), True, "", tuple(nodes))
+        return pad._larger(call, (None, (0, 1)), rates, there)
     assert larger(4096, 1024, 50257).after == (4096, 1024, 50264)
     assert larger(4096, 50257, 1024).after == (4096, 50264, 1024)
     assert larger(4096, 1024, 50264) is None and larger(1, 1024, 50257) is None and larger(64, 64, 65) is None
+    assert larger(197, 64, 197, (768,)).after == (197, 64, 200) and larger(200, 64, 200, (768,)) is None and larger(33, 64, 33, (12,)) is None
+    assert larger(197, 197, 64, (768,), lambda node: False).after == (197, 200, 64) and larger(197, 197, 64, (768,)) is None

@@ -14,7 +14,8 @@ from .registry import ACTIVATED, ACTIVATED_ON_CPU, ADDED, INTO, MATRICES, means
 from .tensor import Tensor, broadcast_shapes, cast, compute, constant
 
 aten = torch.ops.aten
-MATRICES.update({aten.mm.default: (None, (0, 1)), aten.addmm.default: (0, (1, 2))})
+MATRICES.update(dict.fromkeys((aten.mm.default, aten.bmm.default), (None, (0, 1))))
+MATRICES.update(dict.fromkeys((aten.addmm.default, aten.baddbmm.default), (0, (1, 2))))
 
 
 def activated(bias, left, right, shape, **how):

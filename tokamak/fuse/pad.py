@@ -7,13 +7,14 @@ once; what is in memory already is copied, which is little beside the product.
 """
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ..ir.dtype import I64
 from ..ir.expr import Const, Coord, Load, Op
-from ..ir.graph import Compute, Graph, Opaque, Result, View
-from ..ir.index import Axis, Index, as_index, axis, substitute
+from ..ir.graph import Compute, Graph, Node, Opaque, Result, View
+from ..ir.index import Axis, Index, as_index, axis, row_major, substitute
 from ..ir.rewrite import GraphRewrite
 from ..ir.text import spec_parts
 from .price import RATES, Rates
@@ -22,50 +23,90 @@ PITCH = 8               # elements of 16 bits: 16 bytes
 UNALIGNED = {1: 96e12, 2: 245e12, 4: 262e12}     # operations a second by the power of two that divides the extents, where the rate is 700e12: products of
                         # 4096 x 1024 x 50257 in 4.40 ms forward, 3.06 and 2.88 backward, 0.58, 0.53 and 0.55 so; x 30522: 1.04, 0.96, 1.09; 0.35, 0.32, 0.35
                         # x 50258 and x 50260: 1.60, x 50264: 0.56; 4096 x 4092 x 4096: 0.53, 4096 x 4096 x 4092: 0.49, x 4096: 0.17
+BATCHED = {True: {1: 28e12, 2: 41e12, 4: 41e12}, False: {1: 50e12, 2: 75e12, 4: 75e12}}     # of many at once: are they the result's, or a factor's?
+                        # 768 of 197 x 64 x 197 in 135 to 156 us, x 197 x 64 in 91, with 198 in 100 and 50, in whole words 40 and 34; 96 of 577 x 64 x 577 in
+                        # 116 and 37, x 577 x 64 in 96 and 31
+DEEP = 256              # of a depth from which on many at once are like one: 16 of 1025 x 512 x 1023 in 178 us and 33, 64 of 197 x 1024 x 197 in 73 and 24
+MOVED = 2.4e12          # bytes a second at most, of what many at once read and write
 WORTH = 2.0             # times as much as copying takes that has to be saved
 
 
 @dataclass(frozen=True)
 class _Larger:
-    """What a call is made of: positions of its matrices, and of a vector that is added, among its arguments; extents (rows, depth, columns) before and
-    after."""
+    """What a call is made of: positions of its matrices, and of what is added, among its arguments; extents (rows, depth, columns) before and after;
+    how many products it makes, None for one without an axis of them."""
     matrices: tuple[int, int]
     added: int | None
     before: tuple[int, int, int]
     after: tuple[int, int, int]
+    batch: int | None = None
+
+    def shape(self, *extents: int) -> tuple[int, ...]:
+        """The shape of matrices of these extents."""
+        return extents if self.batch is None else (self.batch, *extents)
+
+    @property
+    def changed(self) -> bool:
+        """Does the result lie otherwise: are its rows longer, or is there more between one matrix and the next?"""
+        return self.after[2] != self.before[2] or self.batch is not None and self.after[0] != self.before[0]
 
 
 def padded(graph: Graph, target, products: Mapping) -> Graph:
-    """`graph` with such products made larger where that pays, on GPUs that were measured. `products`: target of a call -> the positions of a vector that is
+    """`graph` with such products made larger where that pays, on GPUs that were measured. `products`: target of a call -> the positions of what is
     added (or None) and of its two matrices."""
     rates = RATES.get(tuple(target.arch[:2])) if target.kind == "gpu" and not target.ordered else None
-    found = {n: made for n in graph.nodes if isinstance(n, Opaque) and (made := _larger(n, products.get(n.target), rates)) is not None} if rates is not None else {}
+    if rates is None:
+        return graph
+    there = _in_memory(graph)
+    found = {n: made for n in graph.nodes if isinstance(n, Opaque) and (made := _larger(n, products.get(n.target), rates, there)) is not None}
     return _Padded(graph, found).result() if found else graph
 
 
-def _larger(call: Opaque, positions: tuple | None, rates: Rates) -> _Larger | None:
-    if positions is None or call.kwargs:
+def _in_memory(graph: Graph) -> Callable[[Node], bool]:
+    """Is a node in memory at its own pitch, whatever one call does with it: does another call, or a caller, have it, or was it there?"""
+    shown = {v.node for v in (*graph.outputs, *(w.source for w in graph.writes)) if isinstance(v, View)}
+    calls = Counter(r for n in graph.nodes if isinstance(n, Opaque) for r in set(n.reads))
+    return lambda n: n in shown or not isinstance(n, Compute) or calls[n] > 1
+
+
+def _larger(call: Opaque, positions: tuple | None, rates: Rates, there: Callable[[Node], bool] = lambda n: True) -> _Larger | None:
+    """How `call` is made larger; None where it is not. `there`: is a node in memory, so that a larger one is a copy?"""
+    if positions is None:
         return None
     added, (a, b) = positions
     left, right = call.args[a], call.args[b]
-    extents = tuple(s.constant for s in (*left.shape, right.shape[1]))
-    if None in extents or not left.node.dtype.is_half or added is not None and [x.constant for x in call.args[added].shape] != [extents[2]]:
+    extents = tuple(s.constant for s in (*left.shape, right.shape[-1]))
+    if None in extents or not left.node.dtype.is_half:
         return None
-    rows, depth, columns = extents
-    along = [columns, *(x for v, (first, second) in ((left, (rows, depth)), (right, (depth, columns)))
-                        for x in ((second,) if v.strides[1] == 1 else (first,) if v.strides[0] == 1 else ()))]
-    bad = [x for x in along if x % PITCH]
-    if not bad:
+    *batch, rows, depth, columns = extents
+    before, along = (rows, depth, columns), {2}             # positions of extents that rows of the result, or of a factor, have
+    for v, (first, second) in ((left, (0, 1)), (right, (1, 2))):
+        along |= {second} if v.strides[-1] == 1 else {first} if v.strides[-2] == 1 else set()
+    after = tuple(-(-x // PITCH) * PITCH if n in along else x for n, x in enumerate(before))
+    if before == after:
         return None
-    after = tuple(-(-x // PITCH) * PITCH if x in bad else x for x in extents)
-    made = _Larger((a, b), added, extents, after)
-    if _element(left) is None or _element(right) is None or added is not None and _element(call.args[added]) is None:
+    made = _Larger((a, b), added, before, after, batch[0] if batch else None)
+    wider = [(v, old, new) for v, old, new in ((left, before[:2], after[:2]), (right, before[1:], after[1:])) if old != new]
+    if any(_element(v) is None for v, _, _ in wider) or added is not None and not _can_be_added(call.args[added], made):
         return None
-    slow = UNALIGNED[min(x & -x for x in bad)]
-    saved = 2 * rows * depth * columns * (1 / slow - 1 / rates.products)
-    copied = sum(4 * p * q for p, q, old in ((after[0], after[1], extents[:2]), (after[1], after[2], extents[1:])) if (p, q) != old)
-    copied += 4 * rows * columns if after[2] != columns else 0
-    return made if saved > WORTH * (copied / rates.copy + 3 * rates.step) else None
+    copied = sum(4 * new[0] * new[1] for v, _, new in wider if there(v.node)) + 4 * rows * columns * made.changed
+    saved = _seconds(made, True, rates) - _seconds(made, False, rates)
+    return made if saved > WORTH * ((made.batch or 1) * copied / rates.copy + 3 * rates.step) else None
+
+
+def _seconds(x: _Larger, ragged: bool, rates: Rates) -> float:
+    """What the vendor takes for a product with its rows as they are (`ragged`), or where they begin at whole words."""
+    rows, depth, columns = x.before
+    batch, least = x.batch or 1, min(e & -e for e, larger in zip(x.before, x.after) if e != larger)
+    moved = 2 * batch * (rows * depth + depth * columns + rows * columns) / MOVED if x.batch is not None else 0.0
+    slow = UNALIGNED if x.batch is None or depth >= DEEP else BATCHED[columns != x.after[2]]
+    return max(2 * batch * rows * depth * columns / (slow[least] if ragged else rates.products), moved)
+
+
+def _can_be_added(view, x: _Larger) -> bool:
+    """Is `view` a vector of all columns, or a value of the result's own shape, of which a larger one can be made?"""
+    shapes = (x.before[2],), x.shape(x.before[0], x.before[2])
+    return isinstance(view, View) and tuple(s.constant for s in view.shape) in shapes and _element(view) is not None
 
 
 def _element(view: View) -> tuple[Index, ...] | None:
@@ -109,12 +150,13 @@ class _Padded(GraphRewrite):
         if plan is None:
             return made
         (a, b), args, (rows, depth, columns) = plan.matrices, list(made.args), plan.after
-        args[a], args[b] = _wider(args[a], (rows, depth)), _wider(args[b], (depth, columns))
+        args[a], args[b] = _wider(args[a], plan.shape(rows, depth)), _wider(args[b], plan.shape(depth, columns))
         if plan.added is not None:
-            args[plan.added] = _wider(args[plan.added], (columns,))
-        spec = _wider_spec(made.results[0], (as_index(rows), as_index(columns)))
+            args[plan.added] = _wider(args[plan.added], (columns,) if len(args[plan.added].shape) == 1 else plan.shape(rows, columns))
+        spec = _wider_spec(made.results[0], tuple(map(as_index, plan.shape(rows, columns))))
         why = f"{made.reason}; {' x '.join(map(str, plan.before))} made {' x '.join(map(str, plan.after))}, so that rows begin at whole words"
-        return Opaque(made.target, tuple(args), made.kwargs, (spec,), made.single, why, tuple(dict.fromkeys(x.node for x in args if isinstance(x, View))))
+        handed = tuple(dict.fromkeys(x.node for x in args if isinstance(x, View)))
+        return Opaque(made.target, tuple(args), made.kwargs, (spec,), made.single, why, handed)
 
     def opaque_result(self, node: Result) -> Result:
         plan = self.found.get(node.opaque)
@@ -122,7 +164,7 @@ class _Padded(GraphRewrite):
             return super().opaque_result(node)
         shape, strides, dtype, device = spec_parts(self.nodes[node.opaque].results[0])
         made = Result(self.nodes[node.opaque], node.position, shape, strides, dtype, device)
-        if plan.after[2] != plan.before[2]:
+        if plan.changed:
             self.whole[node] = Compute(node.shape, node.strides, Load(made, tuple(axis(i, s) for i, s in enumerate(node.shape))), node.device)
         return made
 
@@ -133,10 +175,13 @@ class _Padded(GraphRewrite):
 
 
 def _wider(view: View, extents: tuple[int, ...]) -> View:
-    """A window of `extents` on a node that holds the view's elements, zeros behind them, contiguous along the same dimension; the view where it is as large."""
+    """A window of `extents` on a node that holds the view's elements, zeros behind them, contiguous along the same dimension; the view where it is as
+    large."""
     if tuple(s.constant for s in view.shape) == extents:
         return view
-    order = (1, 0) if len(extents) == 2 and view.strides[1] != 1 else tuple(range(len(extents)))
+    order = list(range(len(extents)))
+    if len(order) > 1 and view.strides[-1] != 1:
+        order[-2:] = order[:-3:-1]
     place = {d: i for i, d in enumerate(order)}
     shape = tuple(as_index(extents[d]) for d in order)
     at = {Axis(d, s): axis(place[d], as_index(extents[d])) for d, s in enumerate(view.shape)}
@@ -151,5 +196,5 @@ def _wider(view: View, extents: tuple[int, ...]) -> View:
 
 
 def _wider_spec(spec, shape: tuple[Index, ...]):
-    strides = (shape[1], as_index(1))
+    strides = row_major(shape)
     return (shape, strides, *spec[2:]) if isinstance(spec, tuple) else replace(spec, shape=shape, strides=strides)
