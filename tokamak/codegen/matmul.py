@@ -15,16 +15,18 @@ loads it once.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
-from ..fuse.contraction import Contraction, contraction, product_type, small
+from ..fuse.contraction import ONES, Contraction, contraction, product_type, small
 from ..fuse.scales import unpacking
 from ..ir.dtype import F32, DType
 from ..ir.expr import Cast, Const, Expr, Load, Random, Reduce, Rewriter, walk
 from ..ir.index import Axis, Index, as_index, floordiv, minimum
 from ..ir.rewrite import Simplifier
 from ..schedule.body import Body
-from ..schedule.matmul import MatmulSchedule, folds_of, hidden_stores
+from ..schedule.matmul import MatmulSchedule, folds_beside, folds_of, hidden_stores
 from . import tile_words as words
 from .scope import Unschedulable
 from .tile_kernel import For, Scope, TileKernel, Value
@@ -35,6 +37,7 @@ from .tiles import TileLowering, combining, rounded
 class MatmulLowering(TileLowering):
     """The kernel of a body of contractions."""
     flat: Axis | None = None            # depth and the axes that are written out, counted as one
+    sums: Mapping[Reduce, str] = MappingProxyType({})       # of factors along the depth, beside the product -> what carries them
 
     def kernel(self) -> TileKernel:
         s = self.schedule = self.s
@@ -44,10 +47,12 @@ class MatmulLowering(TileLowering):
         self._show("out")
         self.tile, grid, share = self._place_program()
         self._early(share)
+        self.sums = {e: self.assign(self.tile, self._nothing_beside(e), "a") for e in folds_beside(self.body_)}
         accumulators = self._products(share)
+        accumulators |= {e: self._added_ones(e, name) for e, name in self.sums.items()}
         self._show("out")
         for fold, name in accumulators.items():
-            self._remember(self.tile, fold, (Value(name, frozenset(s.dims), self.tile, True),))
+            self._remember(self.tile, fold, (Value(name, fold.free & frozenset(s.dims), self.tile, True),))
         if share is None:
             self._store_all(self.tile, [st for st in self.stores if st not in hidden_stores(self.body_)])
         else:
@@ -286,6 +291,29 @@ class MatmulLowering(TileLowering):
         """The text of an accumulator before anything is added."""
         return words.full(f"[{', '.join(str(self.schedule.sizes(a)[0]) for a in (*self._slices(), *self.schedule.dims))}]", 0.0, F32)
 
+    def _space_axes(self, e: Reduce) -> list[Axis]:
+        """The axes of partial sums, as those of the result lie: what adds them up goes through both in order."""
+        result = next((st.address for st in self.stores if e in walk(st.expr)), None)
+        return sorted(super()._space_axes(e), key=lambda a: result is not None and result.coefficient(a) == 1)
+
+    def _nothing_beside(self, e: Reduce) -> str:
+        """The text of a sum of a factor before anything is added, a column for each of ones. Programs whose tiles lie along the other axis all make it,
+        and write the same numbers."""
+        first, second = self.schedule.dims
+        return words.full(f"[{self.schedule.sizes(first if first in e.free else second)[0]}, {ONES}]", 0.0, F32)
+
+    def _ones(self, rows: int, wanted: DType) -> str:
+        """A register with ones, which add up a tile's rows where it is multiplied by them: folds across threads at every step would take longer."""
+        found = self.program.memo.get(("ones", rows))
+        if found is None:
+            found = self.program.memo["ones", rows] = self.assign(self.program, f"{words.full(f'[{rows}, {ONES}]', 1.0, F32)}.to({words.triton_type(wanted)})", "o")
+        return found
+
+    def _added_ones(self, e: Reduce, name: str) -> str:
+        """What was added up so, as a column or row of the result's tile."""
+        total = f"tl.sum({name}, 1, keep_dims=True) * {1 / ONES}"
+        return self.assign(self.tile, total if self.schedule.dims[0] in e.free else f"tl.trans({total})", "a")
+
     def _step(self, scope: Scope, c: Contraction, carried: str) -> None:
         """The products of one piece of the depth, which are added to what is carried."""
         digits, (left, right) = self._digits(), self._sides(c)
@@ -297,6 +325,9 @@ class MatmulLowering(TileLowering):
         else:
             rights = [self._tile_of(scope, "right", self._at(right, d), product_type(c)) for d in digits]
         total = carried if not c.scales else self._nothing()
+        for e, name in self.sums.items():
+            tile = lefts[0] if e.args[0] is left else f"tl.trans({rights[0]})"
+            scope.lines.append(f"{name} = tk.dot({tile}, {self._ones(self.schedule.sizes(c.depth)[0], product_type(c))}, {name})")
         for x, y in zip(lefts, rights):
             total = self.assign(scope, f"tk.dot({x}, {y}, {total})", "d") if c.scales else total
             scope.lines += [] if c.scales else [f"{carried} = tk.dot({x}, {y}, {carried})"]

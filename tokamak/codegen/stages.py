@@ -16,7 +16,7 @@ from ..fuse.reason import Decision, Reason
 from ..fuse.roles import best_roles, plainest_roles
 from ..ir.expr import Expr
 from ..schedule.body import Body, Memory, body, coalesce, renamed, shared_extremes, unfolded
-from ..schedule import beside, matmul, persistent, tile_sequence, tiles
+from ..schedule import beside, matmul, persistent, rows, tile_sequence, tiles
 from ..schedule.schedule import Schedule, choose
 from ..schedule.tile_schedule import TileSchedule
 from . import triton, tuned
@@ -28,6 +28,7 @@ from .kernel import Kernel
 from .lower import lower
 from .matmul import lower_matmul
 from .persistent import lower_persistent
+from .rows import lower_rows
 from .scope import Unschedulable
 from .tile_kernel import TileKernel
 from .tile_parts import lower_tiles
@@ -112,6 +113,8 @@ def _schedule(g: Group, plan: Plan, target, hints: Hints, memories: dict, table:
         b = shared_extremes(b)
         stays = persistent.choose(b, hints, target)
         product = (b, stays) if stays is not None else matmul.choose(b, hints, target) or beside.choose(b, hints, target)
+        if product is None and (stepped := rows.choose(b, hints, target)) is not None:
+            return b, stepped
         if product is not None:
             return product
         s, plain = tuned.choose(b, hints, target, table), unfolded(b)
@@ -125,7 +128,8 @@ def _lower(b: Body, s: Schedule | TileSchedule, hints: Hints, target, table: Tab
     if isinstance(s, beside.BesideSchedule):
         return lower_beside(b, s, hints, target.name, target.fast)
     if target.kind == "gpu":
-        lowered = lower_vector if isinstance(s, matmul.VectorSchedule) else lower_matmul if isinstance(s, matmul.MatmulSchedule) else lower_tiles
+        kinds = ((rows.RowsSchedule, lower_rows), (matmul.VectorSchedule, lower_vector), (matmul.MatmulSchedule, lower_matmul), (TileSchedule, lower_tiles))
+        lowered = next(how for kind, how in kinds if isinstance(s, kind))
         return lowered(b, s, hints, target.name, lambda again: tuned.choose(again, hints, target, table), target.fast)
     return lower(b, s, hints)
 

@@ -164,7 +164,7 @@ class TileLowering(TileFolds):
 
     def _leave(self, e: Reduce, accumulators, share: str) -> None:
         """Folds a program's carried values and stores them: workspace[share, free coordinates]."""
-        free = [a for a in self.s.order if a in e.free]
+        free = self._space_axes(e)
         size = as_index(1)
         strides: dict = {}
         for a in reversed(free):
@@ -184,6 +184,10 @@ class TileLowering(TileFolds):
                 address, dims = self.text(flat, ("space", size))
                 self._write(self.program, memory, f"{share} * {rest} + {address}", dims, value)
         self._first_pieces()
+
+    def _space_axes(self, e: Reduce) -> list[Axis]:
+        """The axes of what is left of `e`, in the order in which they lie in the workspace."""
+        return [a for a in self.s.order if a in e.free]
 
     # -- a run over the rows -------------------------------------------------------------------------------------------------
     def _run(self, outer: Scope, stores, crossing, carried=None) -> None:

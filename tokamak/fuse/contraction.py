@@ -7,7 +7,7 @@ from ..ir.dtype import F32, DType
 from ..ir.expr import Cast, Expr, Op, Reduce, Scan, walk
 from ..ir.graph import Scatter
 from ..ir.index import Axis
-from .axes import Group, fold_of
+from .axes import Group, Member, fold_of
 from .cost import Hints
 from .legal import Roles
 from .scales import unpacking
@@ -15,6 +15,7 @@ from .scales import unpacking
 NARROW = 128            # widest of two layers that are made back to back
 LITTLE = 32             # rows up to which a kernel reads its weights as fast as memory gives them
 SIDE = 16               # least extent of a tile that the machine multiplies
+ONES = 16               # columns of ones, by which a tile is multiplied where its rows are added up
 SLICE = 512             # elements at most of a slice of the depth, all of which is in a step
 DIGIT = 8               # largest extent of a summed axis that is written out, coordinate by coordinate
 
@@ -107,6 +108,12 @@ def size_text(c: Contraction, hints: Hints) -> str:
     return f"{f'{b} of ' if b > 1 else ''}{m}x{k}x{n} {product_type(c) or c.left.dtype}"
 
 
+def summed(e: Expr, c: Contraction) -> bool:
+    """Is `e` the sum of one of the factors of `c` along its depth, as the gradient of a bias is beside that of the weights?"""
+    plain = not (c.batch or c.digits or c.outer or c.scales)
+    return plain and isinstance(e, Reduce) and e.monoid == "sum" and e.over == c.fold.over and e.args[0] in (c.left, c.right)
+
+
 # -- which groups ----------------------------------------------------------------------------------------------------------
 def held(group: Group) -> list[Contraction]:
     """The contractions among the members of a group."""
@@ -116,14 +123,32 @@ def held(group: Group) -> list[Contraction]:
 
 def shared_roles(group: Group, found: list[Contraction], hints: Hints) -> Roles | None:
     """The roles in a group of contractions and of what is computed pointwise from their results, in parallel over all coordinates of these; None for
-    a group that holds anything else. One may stand in front of another, see `chained`."""
+    a group that holds anything else. One may stand in front of another, see `chained`; beside a single one there may be sums of its factors, and what is
+    computed pointwise from these."""
     outer = [c for c in found if not any(c.fold.free - x.fold.free == {x.depth} for x in found)]
     inner = [c for c in found if c not in outer]
     if not outer or len(inner) > 1 or inner and (len(outer) > 1 or not chained(outer[0], inner[0], hints)):
         return None
     first, places = outer[0], {outer[0].fold.free, *(c.fold.free for c in inner)}
     together = all((c.fold.free, c.fold.over, c.rows, c.columns) == (first.fold.free, first.fold.over, first.rows, first.columns) for c in outer)
-    folds = sum(isinstance(e, (Reduce, Scan)) for m in group.members for e in walk(m.expr))
-    if not together or folds != len(found) or any(m.free not in places or isinstance(m.node, Scatter) for m in group.members):
+    sums = _sums_beside(group, first) if len(found) == 1 else []
+    folds = sum(isinstance(e, (Reduce, Scan)) for m in group.members for e in walk(*m.roots()))
+    apart = sum(isinstance(e, (Reduce, Scan)) for m in sums for e in walk(*m.roots()))
+    rest = [m for m in group.members if m not in sums]
+    if not together or folds != len(found) + apart or any(m.free not in places or isinstance(m.node, Scatter) for m in rest):
+        return None
+    made = {m.node for m in sums}
+    if any(e.node in made for m in rest for e in m.loads):
         return None
     return Roles(first.fold.free, group.members, (), ())
+
+
+def _sums_beside(group: Group, c: Contraction) -> list[Member]:
+    """The members of a group that are sums of a factor of `c`, see `summed`, or computed pointwise from such sums alone."""
+    found: dict = {}
+    for m in group.members:
+        places = [found[e.node].free for e in m.loads if e.node in found]
+        alone = fold_of(m.expr) is None and places and all(x == m.free for x in places) and not isinstance(m.node, Scatter)
+        if summed(fold_of(m.expr), c) or alone and not any(isinstance(e, (Reduce, Scan)) for e in walk(*m.roots())):
+            found[m.node] = m
+    return list(found.values())

@@ -5,6 +5,7 @@ from ..ir.dtype import BOOL, DType
 from ..ir.expr import Load, Reduce, Scan, walk
 from ..ir.graph import Compute, Scatter
 from ..ir.index import as_index
+from . import narrow
 from .axes import Group
 from .cost import BLOCK, Hints, contiguous_axis, parallelism
 from .legal import Roles, inner_reads
@@ -154,6 +155,8 @@ def _held_bytes(group: Group, v) -> int:
 
 def infeasible(group: Group, r: Roles, hints: Hints, target) -> Reason | None:
     """Why no program can run `group` in parallel over `r.parallel`, or None."""
+    if narrow.stepped(group, r):
+        return narrow.infeasible([x for m in group.members for x in m.roots()], *r.parallel)
     rows = frozenset(a for m in group.members for a in m.free | m.bound) - r.parallel
     if _carried_together(group, r, rows, hints, target):
         return None

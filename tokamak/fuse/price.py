@@ -9,6 +9,7 @@ from ..ir.graph import Compute, Graph, Opaque, Result, is_pointwise, reads
 from .beside import MOST, few_rows
 from .contraction import LITTLE, SIDE, Contraction
 from .cost import Hints, node_bytes
+from .gradients import GRADIENTS, gradients
 from .reason import Reason
 from .boxes import movable
 from .products import PRODUCTS, fused, micro
@@ -84,7 +85,7 @@ def unprofitable(site: Site, hints: Hints, target) -> dict[Opaque, Reason | None
             reasons.update(dict.fromkeys(calls))
     for last, (first, stored) in site.pairs.items():
         reasons[last] = reasons[first] = _narrow_layers(site.found[first], site.found[last], stored, hints, rates)
-    return reasons
+    return reasons | gradients(GRADIENTS[target.arch[:2]], site.graph, site.found, site.pairs, reasons, hints)
 
 
 def vendor_time(c: Contraction, hints: Hints, rates: Rates) -> float:

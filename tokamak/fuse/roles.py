@@ -6,6 +6,7 @@ from .axes import Group
 from .contraction import held, shared_roles
 from .cost import Hints, cpu_roles
 from .legal import Roles, candidates
+from .narrow import narrow_roles
 
 
 def best_roles(group: Group, hints: Hints, target) -> Roles | None:
@@ -13,7 +14,7 @@ def best_roles(group: Group, hints: Hints, target) -> Roles | None:
     sizes beside it."""
     products = held(group) if target.kind == "gpu" else []
     if products:
-        return shared_roles(group, products, hints)
+        return shared_roles(group, products, hints) or (narrow_roles(group) if not target.ordered else None)
     found = [r for r in candidates(group, gpu.updates(group, target)) if not target.ordered or not r.accumulating]
     if not found:
         return None

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..fuse.contraction import LITTLE, SIDE, SLICE, Contraction, chained, contraction, multiplied, of_vector
+from ..fuse.contraction import LITTLE, SIDE, SLICE, Contraction, chained, contraction, multiplied, of_vector, summed
 from ..fuse.cost import Hints
 from ..ir.expr import Load, Reduce, Rewriter, Scan, loads, walk
 from ..ir.index import Axis, as_index
@@ -34,6 +34,7 @@ SHARED = 200 << 10      # bytes of shared memory that a program may fill with st
 MOST_STAGES = 5
 GROUP = 8               # tiles along the first axis that share what they read along the second
 RESIDENT = 4            # programs to a multiprocessor that make narrow layers tile after tile
+BACK_ROWS, BACK_WARPS = 64, 4           # of a tile of narrow layers that are made back to back, and its warps
 HELD_BLOCKS = 4         # of the hidden axis that are written out at most
 HELD_STAGES = 3         # tiles of rows under way then: 131072 rows, 128 to 256 to 128, 47.9 us, 57 where each tile reads the weights, 65 with 2
 ABREAST = 2             # products with a vector that a program carries at once: each holds a tile of f32
@@ -74,6 +75,9 @@ def choose(b: Body, hints: Hints, target, alone: bool = True) -> tuple[Body, Mat
     found = folds_of(b)
     if found is None:
         return None
+    if sums_beside(b):
+        made = _choose(b, found, hints, target, alone)
+        return (b, made) if made is not None and not made.ahead else None
     if not multiplied(found[0]):
         if target.ordered or len(found) > ABREAST:
             return None
@@ -99,7 +103,8 @@ def _choose(b: Body, found: list[Contraction], hints: Hints, target, alone: bool
         return _back_to_back(b, c, within[0], rows, columns, hints, target)
     if c.outer and (c.depth.extent.constant is None or c.depth.extent.constant > SLICE):
         return None
-    few, many = sorted((rows, columns), key=lambda a: hints(a.extent))
+    result = next(s.address for s in b.stores if s.axes == b.parallel)
+    few, many = sorted((rows, columns), key=lambda a: (hints(a.extent), result.coefficient(a) != 1))
     turned = hints(few.extent) <= TURNED
     if _wide(many, few, c, len(found), b, hints, target):
         sizes = {many: 64, few: max(SIDE, power(hints(few.extent))), c.depth: AHEAD}
@@ -200,7 +205,7 @@ def _side(a: Axis, most: int, hints: Hints) -> int:
 def _back_to_back(b: Body, c: Contraction, inner: Contraction, rows: Axis, columns: Axis, hints: Hints, target) -> MatmulSchedule:
     """Two contractions in a step: all columns and the inner depth are held, the hidden axis is run through, or held too, in blocks that are written
     out, where shared memory has room for both layers' weights: then a program reads them once."""
-    sizes = {rows: _side(rows, 64, hints), columns: power(columns.extent.constant), c.depth: _side(c.depth, 64, hints)}
+    sizes = {rows: _side(rows, BACK_ROWS, hints), columns: power(columns.extent.constant), c.depth: _side(c.depth, 64, hints)}
     hidden, width = hints(c.depth.extent), max(SIDE, power(inner.depth.extent.constant))
     blocks = -(-hidden // sizes[c.depth])
     left = c.left if rows in c.left.free else c.right
@@ -208,7 +213,7 @@ def _back_to_back(b: Body, c: Contraction, inner: Contraction, rows: Axis, colum
     each = sizes[rows] * (2 * width + beside * blocks * sizes[c.depth])
     held = 2 * blocks * sizes[c.depth] * (width + sizes[columns]) + (HELD_STAGES - 1) * each
     if 1 < blocks <= HELD_BLOCKS and c.depth.extent.constant is not None and held <= SHARED:
-        return _schedule(b, c, sizes, hints, target, inner=inner.depth, stages=HELD_STAGES, resident=target.threads, blocks=blocks)
+        return _schedule(b, c, sizes, hints, target, inner=inner.depth, stages=HELD_STAGES, resident=target.threads, blocks=blocks, warps=BACK_WARPS)
     return _schedule(b, c, sizes, hints, target, inner=inner.depth, stages=3 if blocks == 1 else 2, resident=RESIDENT * target.threads)
 
 
@@ -253,20 +258,32 @@ def _stages(sizes: dict[Axis, int], c: Contraction, products: int, shared: int, 
 def folds_of(b: Body) -> list[Contraction] | None:
     """The outermost contractions of `b` in order when they are its only folds, and all its stores and products are over the same axes and sum along
     one depth."""
-    hidden = hidden_stores(b)
-    found = [contraction(e) for e in outermost(s.expr for s in b.stores if s not in hidden)]
+    hidden, sums = hidden_stores(b), sums_beside(b)
+    found = [contraction(e) for e in outermost(s.expr for s in b.stores if s not in hidden and s not in sums)]
     if not found or any(c is None for c in found) or b.base is not None or any(s.monoid is not None or s.guard is not None for s in b.stores):
         return None
     first = found[0]
     same = all((c.rows, c.columns, c.batch, c.fold.over) == (first.rows, first.columns, first.batch, first.fold.over) for c in found)
-    everywhere = all(s.axes == first.fold.free for s in b.stores if s not in hidden) and b.parallel == first.fold.free
+    everywhere = all(s.axes == first.fold.free for s in b.stores if s not in hidden and s not in sums) and b.parallel == first.fold.free
     beside = {e for s in hidden for e in outermost([s.expr])} <= {c.fold for c in inner_of(found) if c is not None}
+    if sums and (len(found) > 1 or hidden or not multiplied(first) or any(inner_of(found)) or not all(summed(e, first) for e in folds_beside(b))):
+        return None
     return found if same and everywhere and beside and (all(map(multiplied, found)) or all(map(of_vector, found)) and not hidden) else None
 
 
 def hidden_stores(b: Body) -> tuple[Store, ...]:
     """The stores of what lies between two contractions that are made back to back: over rows and depth."""
-    return tuple(s for s in b.stores if s.axes != b.parallel)
+    return tuple(s for s in b.stores if not s.axes <= b.parallel)
+
+
+def sums_beside(b: Body) -> tuple[Store, ...]:
+    """The stores of what is made of sums of a contraction's factors along its depth: over rows or columns alone."""
+    return tuple(s for s in b.stores if s.axes < b.parallel and any(isinstance(e, Reduce) for e in walk(s.expr)))
+
+
+def folds_beside(b: Body) -> list[Reduce]:
+    """These sums, each once."""
+    return outermost(s.expr for s in sums_beside(b))
 
 
 def left_over(b: Body, s: TileSchedule) -> bool:

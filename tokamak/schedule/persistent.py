@@ -20,7 +20,7 @@ from ..fuse.products import PRODUCTS, ours
 from ..ir.expr import Expr, loads
 from ..ir.index import Axis
 from .body import Body, Store
-from .matmul import GROUP, TURNED, MatmulSchedule, _side, folds_of, inner_of
+from .matmul import GROUP, TURNED, MatmulSchedule, _side, folds_of, inner_of, sums_beside
 from .tiles import wide
 
 SHARED = 226 << 10      # bytes of shared memory for steps under way, and for what is read and written behind them
@@ -55,7 +55,7 @@ def store_box(s: Store, dims: tuple[Axis, Axis], hints: Hints) -> Box | None:
 def choose(b: Body, hints: Hints, target) -> PersistentSchedule | None:
     """The schedule of a body whose folds are contractions of many rows and columns, at least one factor of which can be copied; None for any other."""
     found = folds_of(b)
-    if target.arch[:1] != ("cuda",) or target.arch[1] < 90 or found is None or inner_of(found):
+    if target.arch[:1] != ("cuda",) or target.arch[1] < 90 or found is None or inner_of(found) or sums_beside(b):
         return None
     c = found[0]
     if len(c.rows) != 1 or len(c.columns) != 1 or c.digits or c.outer or c.scales:

@@ -1,0 +1,131 @@
+"""Gradients of linear layers as kernels, in Triton's interpreter: sums of a factor beside the product that reads it, against float64."""
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tokamak
+from tests.compiled.test_contractions import TOLERANCE, calls, error, run, schedules, values, wide
+from tokamak.schedule.matmul import MatmulSchedule, sums_beside
+from tokamak.schedule.rows import RowsSchedule
+from tokamak.tools.record import recording
+
+pytest.importorskip("triton")
+
+
+def bodies(record) -> list:
+    """The bodies of the kernels that have sums beside a contraction, in its own way or row by row."""
+    made = record.values["lower"].bodies.values()
+    return [b for b, s in made if isinstance(s, RowsSchedule) or isinstance(s, MatmulSchedule) and sums_beside(b)]
+
+
+BESIDE = {
+    "columns of the left": lambda x, g: (g.t() @ x, g.sum(0)),
+    "columns of the right": lambda x, g: (x.t() @ g, g.sum(0)),
+    "both": lambda x, g: (x.t() @ g, g.sum(0), x.sum(0)),
+    "what is made of them": lambda x, g: (x.t() @ g, torch.tanh(g.sum(0) * 0.1) + 1),
+    "in f32": lambda x, g: (x.t() @ g, g.sum(0, dtype=torch.float32)),
+    "transposed": lambda x, g: (g.t() @ x.t().contiguous().t(), g.sum(0)),
+    "read with the product": lambda x, g: (torch.relu(g.t() @ x) * g.sum(0)[:, None],),
+    "kept along": lambda x, g: (g.t() @ x, g.sum(0, keepdim=True)),
+}
+
+
+@pytest.mark.parametrize("rows, first, second", [(2500, 64, 48), (130, 33, 150), (2100, 200, 17)])
+@pytest.mark.parametrize("name", BESIDE)
+def test_sums_of_a_factor_beside_a_product(name, rows, first, second):
+    torch.manual_seed(rows)
+    inputs = values(rows, first), values(rows, second)
+    got, (record,) = run(BESIDE[name], *inputs)
+    for g, w in zip(got, BESIDE[name](*map(wide, inputs)), strict=True):
+        assert g.shape == w.shape and error(g, w) <= TOLERANCE[torch.bfloat16]
+    assert not calls(record) and len(bodies(record)) == 1
+
+
+@pytest.mark.parametrize("shapes", [((0, 40), (0, 24)), ((1, 40), (1, 24)), ((20, 1), (20, 24))])
+def test_few_or_no_rows(shapes):
+    fn = BESIDE["both"]
+    inputs = [values(*s) for s in shapes]
+    got, _ = run(fn, *inputs)
+    for g, w in zip(got, fn(*map(wide, inputs)), strict=True):
+        assert g.shape == w.shape and error(g, w) <= TOLERANCE[torch.bfloat16]
+
+
+OTHERS = {
+    "a sum of other values": lambda x, g: (g.t() @ x, (g.float() * 3).sum(0)),
+    "a sum along another axis": lambda x, g: (g.t() @ x, g.sum(1)),
+    "a maximum": lambda x, g: (g.t() @ x, g.amax(0)),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_stands_apart(name):
+    inputs = values(200, 48), values(200, 40)
+    got, (record,) = run(OTHERS[name], *inputs)
+    want = OTHERS[name](*map(wide, inputs))
+    for g, w in zip(got, want, strict=True):
+        assert g.shape == w.shape and error(g, w) <= TOLERANCE[torch.bfloat16]
+    assert not bodies(record)
+
+
+def step(fn, inputs, **options):
+    """Checks result and gradients of `fn` against float64; gives the records of its graphs."""
+    torch._dynamo.reset()
+    torch.manual_seed(2)
+    options = {"target": "interpret", "strict": True, "dynamic": False, "cache_dir": "", "contractions": "kernels", **options}
+    with recording() as recorder:
+        got = tokamak.compile(fn, **options)(*inputs)
+        gradient = values(*got.shape, dtype=got.dtype)
+        found = torch.autograd.grad(got, inputs, gradient)
+    exact, plain = [wide(i) for i in inputs], torch.autograd.grad(fn(*inputs), inputs, gradient)
+    for g, e, w in zip(found, plain, torch.autograd.grad(fn(*exact), exact, gradient.double()), strict=True):
+        assert g.shape == w.shape and error(g, w) <= max(1.5 * error(e, w), 1e-2)
+    return recorder.graphs
+
+
+def narrow(record) -> list:
+    return [s for s in schedules(record) if isinstance(s, RowsSchedule)]
+
+
+def layers(rows, inner, hidden, out, dtype=torch.bfloat16):
+    return [values(*s, dtype=dtype).div(3).requires_grad_() for s in ((rows, inner), (hidden, inner), (hidden,), (out, hidden), (out,))]
+
+
+BETWEEN = {"relu": F.relu, "gelu": F.gelu, "scaled": lambda h: torch.sigmoid(h) * 2 + 1, "swish": F.silu}
+
+
+@pytest.mark.parametrize("rows, inner, hidden, out", [(300, 64, 64, 64), (1000, 48, 33, 20), (129, 17, 128, 5), (200, 128, 64, 64)])
+@pytest.mark.parametrize("between", BETWEEN)
+def test_a_step_of_narrow_layers(between, rows, inner, hidden, out):
+    fn = lambda x, w, b, v, c: F.linear(BETWEEN[between](F.linear(x, w, b)), v, c)
+    (backward,) = [r for r in step(fn, layers(rows, inner, hidden, out)) if r.kind == "backward"]
+    assert not calls(backward) and len(narrow(backward)) == 1
+    assert len(schedules(backward)) == 1 or inner == 128        # a wide layer's rows and weights may not find room beside each other
+
+
+STEPS = {
+    "one layer": (3, lambda x, w, b: F.linear(x, w, b)),
+    "no biases": (4, lambda x, w, b, v: F.linear(F.relu(F.linear(x, w)), v) * b.sum()),
+    "three layers": (5, lambda x, w, b, v, c: F.linear(F.relu(F.linear(F.relu(F.linear(x, w, b)), v, c)), w, b)),
+    "a residual": (5, lambda x, w, b, v, c: F.linear(F.relu(F.linear(x, w, b)), v, c) + x),
+    "a norm in front": (5, lambda x, w, b, v, c: F.linear(F.relu(F.linear(F.layer_norm(x, (48,)), w, b)), v, c)),
+    "rows in two dimensions": (5, lambda x, w, b, v, c: F.linear(F.relu(F.linear(x.view(10, -1, 48), w, b)), v, c)),
+    "a transposed input": (5, lambda x, w, b, v, c: F.linear(F.relu(F.linear(x.t().contiguous().t(), w, b)), v, c)),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_steps(name, dtype):
+    count, fn = STEPS[name]
+    step(fn, layers(310, 48, 40, 48, dtype)[:count])
+
+
+def test_the_gradients_of_one_narrow_layer_are_one_kernel():
+    fn = lambda x, w, b, g: torch.autograd.grad(F.linear(x, w, b), (x, w, b), g)
+    inputs = [values(*s).requires_grad_() for s in ((700, 48), (64, 48), (64,))] + [values(700, 64)]
+    got, (record,) = run(lambda g, x, w: (g @ w, g.t() @ x, g.sum(0)), inputs[3].detach(), inputs[0].detach(), inputs[1].detach())
+    for g, w in zip(got, fn(*(wide(i) for i in inputs)), strict=True):
+        assert error(g, w) <= TOLERANCE[torch.bfloat16]
+    assert len(narrow(record)) == len(schedules(record)) == 1

@@ -1,0 +1,153 @@
+"""(Body, RowsSchedule) -> TileKernels: narrow layers, a block of rows after the other.
+
+A program has a view of its tile for each pair of axes that a value has: rows and a narrow axis, or two narrow axes for weights and for what is summed
+over the rows. A row's value is made once, in its view, whatever reads it; a sum over rows is the product of its tile, turned, with another one's, or
+with ones.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..fuse import narrow
+from ..fuse.contraction import ONES, halves
+from ..ir.dtype import F32
+from ..ir.expr import Expr, Load, Reduce
+from ..ir.index import Axis, as_index, floordiv
+from ..schedule.body import Body
+from ..schedule.rows import RowsSchedule, crossing, local
+from . import tile_words as words
+from .matmul import MatmulLowering
+from .scope import Unschedulable
+from .tile_kernel import For, Scope, TileKernel, Value
+from .tile_parts import lower_tiles
+from .tiles import combining, rounded
+
+
+class RowsLowering(MatmulLowering):
+    """The kernel of a body of narrow layers."""
+
+    def kernel(self) -> TileKernel:
+        s = self.schedule = self.s
+        rows, program, self.held = s.depth, self.program, []
+        self.piece.update({a: 0 for a, _ in s.pieces})
+        self.views = {pair: (replace(s, dims=pair), {}) for pair in self._pairs()}
+        self._show(next(iter(self.views)))
+        number = self.assign(program, self._program() + (".to(tl.int64)" if s.wide else ""), "b")
+        for a in s.widths:
+            self._put_everywhere(program, a, "")
+        program.open = frozenset(s.widths)
+        carried = {e: self.assign(program, self._nothing_across(e), "a") for e in crossing(self.body_)}
+        step, count = self.fresh("b"), self.param("int", ("blocks", rows), self.blocks(rows))
+        loop = For(f"for {step} in {self._range(number, count, s.programs)}", [])
+        scope = self.tile = Scope(loop.lines, program.open, program)
+        self._put_everywhere(scope, rows, f"{step} * {s.sizes(rows)[0]}")
+        scope.open = program.open | {rows}
+        self._block(scope, carried)
+        program.lines.append(loop)
+        for e, name in carried.items():
+            self._leave_sum(e, name, number)
+        aligned = frozenset(p.name for p in self.params if p.kind == "int" and self.hints.divides(16, p.source))
+        return TileKernel(tuple(self.params), tuple(program.lines), as_index(s.programs), s, self.body_, tuple(self.errors), self.sources,
+                          tuple(self.spaces.values()), aligned)
+
+    def blocks(self, a: Axis):
+        return floordiv(a.extent + (narrow.ROWS - 1), as_index(narrow.ROWS))
+
+    def _pairs(self) -> list[tuple[Axis, Axis]]:
+        """The pairs of axes that values have, in the order in which they are met."""
+        rows, found = self.schedule.depth, {}
+        for st in local(self.body_):
+            found[rows, self._other(st.axes)] = None
+        for e in narrow.folds([s.expr for s in self.stores]):
+            if (c := narrow.within(e, rows)) is not None:
+                found |= dict.fromkeys(((rows, c.depth), (c.depth, c.columns[0]), (rows, c.columns[0])))
+            else:
+                found |= dict.fromkeys((*((rows, a) for a in sorted(e.free, key=lambda a: a.id)), self._sum_view(e)))
+        return list(found)
+
+    def _other(self, axes) -> Axis:
+        return next(a for a in axes if a is not self.schedule.depth)
+
+    def _sum_view(self, e: Reduce) -> tuple[Axis, Axis]:
+        """The view of what is summed over rows: weights as they lie, of a sum of one axis any with that first."""
+        if (c := narrow.across(e, self.schedule.depth)) is not None:
+            return tuple(self._space_axes(e)) if len(self._space_axes(e)) == 2 else (c.rows[0], c.columns[0])
+        a, = e.free
+        return a, next(x for x in self.schedule.widths if x is not a)
+
+    # -- a block of rows -------------------------------------------------------------------------------------------------------
+    def _block(self, scope: Scope, carried: dict[Reduce, str]) -> None:
+        """What one block of rows stores, and adds to what is carried."""
+        self.scope, rows = scope, self.schedule.depth
+        for st in local(self.body_):
+            self._show((rows, self._other(st.axes)))
+            self._store_all(scope, [st])
+        for e, name in carried.items():
+            self.scope = scope
+            c = narrow.across(e, rows)
+            if c is not None:
+                first, second = self._sum_view(e)
+                left, right = (c.left, c.right) if first in c.left.free else (c.right, c.left)
+                x, y = self._multiplied(scope, (rows, first), left, rows), self._multiplied(scope, (rows, second), right, rows)
+                scope.lines.append(f"{name} = tk.dot(tl.trans({x}), {y}, {name})")
+            elif halves(e.args[0]) is not None:
+                x = self._multiplied(scope, (rows, *e.free), e.args[0], rows)
+                scope.lines.append(f"{name} = tk.dot(tl.trans({x}), {self._ones(narrow.ROWS, halves(e.args[0]))}, {name})")
+            else:
+                self._show((rows, *e.free))
+                value = self._cut(self.emit(e.args[0]), frozenset((rows,)))
+                scope.lines.append(f"{name} += tl.trans(tl.sum({value.var}, 0, keep_dims=True))")
+
+    def _nothing_across(self, e: Reduce) -> str:
+        """The text of a sum before any row."""
+        sizes = [self.schedule.sizes(a)[0] for a in self._sum_view(e)]
+        if narrow.across(e, self.schedule.depth) is None:
+            sizes[1] = ONES if halves(e.args[0]) is not None else 1
+        return words.full(str(sizes), 0.0, F32)
+
+    def _leave_sum(self, e: Reduce, name: str, share: str) -> None:
+        """Stores what this program has carried."""
+        self._show(self._sum_view(e))
+        if narrow.across(e, self.schedule.depth) is None and halves(e.args[0]) is not None:
+            name = self.assign(self.program, f"tl.sum({name}, 1, keep_dims=True) * {1 / ONES}", "a")
+        self.scope = self.program
+        self._leave(e, {self._key(e.free): (name,)}, share)
+
+    # -- values ----------------------------------------------------------------------------------------------------------------
+    def _multiplied(self, scope: Scope, view: tuple[Axis, Axis], e: Expr, folded: Axis) -> str:
+        """A register with a factor's tile of 16 bits, 0 where the axis `folded` is over."""
+        shown, self.scope = self.view, scope
+        self._show(view)
+        value = self._plain_tile(e.arg, frozenset((folded,)))
+        var = value.var
+        if value.dims != frozenset(view):
+            var = self._put(None, f"tl.broadcast_to({var}, {self.shape(view)})", (), (value,)).var
+        self._show(shown)
+        return var
+
+    def _emit_load(self, e: Load) -> Value:
+        """Idle lanes are 0: a value that is multiplied is read as any other."""
+        _, dims = self.text(e.index[0], ("address", e.node))
+        return self._loaded(e, frozenset()) if e.guard is None and dims else super()._emit_load(e)
+
+    def _emit_reduce(self, e: Reduce) -> Value:
+        """A row's product with weights."""
+        rows = self.schedule.depth
+        c = narrow.within(e, rows)
+        if c is None:
+            raise Unschedulable("a fold that is neither within rows nor across them")
+        scope = self.scope
+        left, right = self._multiplied(scope, (rows, c.depth), c.left, c.depth), self._multiplied(scope, (c.depth, c.columns[0]), c.right, c.depth)
+        self.scope = scope
+        dims = frozenset((rows, c.columns[0]))
+        shape = str([self.schedule.sizes(a)[0] for a in (rows, c.columns[0])])
+        return self._put(e, f"tk.dot({left}, {right}, {words.full(shape, 0.0, F32)})", e.free | {rows}, (), dims, True)
+
+
+def lower_rows(body: Body, schedule: RowsSchedule, hints, device: str, choose_again, fast: bool = False) -> tuple[TileKernel, ...]:
+    """The kernels of `body` in running order; as `tiles.lower_tiles`."""
+    made = RowsLowering(body, schedule, hints, device, fast=fast and rounded(body))
+    kernels = [made.kernel()]
+    for second in combining(body, schedule, made.spaces):
+        kernels += lower_tiles(second, choose_again(second), hints, device, choose_again, fast)
+    return tuple(kernels)

@@ -1,0 +1,60 @@
+"""A RowsSchedule: how narrow layers whose gradients are summed over the rows run on a GPU. Programs share the rows; each holds all weights, runs
+through its blocks of rows, and carries what is summed over them.
+
+    depth       the axis of rows, which is the one that is split
+    widths      the narrow axes, all of which a tile holds
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..fuse import narrow
+from ..fuse.cost import Hints
+from ..ir.expr import Reduce, walk
+from ..ir.index import Axis
+from .body import Body, Store, exprs_of
+from .matmul import MatmulSchedule
+from .tiles import wide
+
+PER = 2
+FEW = 10240             # elements that are carried by four warps; more by eight
+
+
+@dataclass(frozen=True)
+class RowsSchedule(MatmulSchedule):
+    """The schedule of narrow layers, row by row."""
+    widths: tuple[Axis, ...] = ()
+
+    def __str__(self) -> str:
+        return f"narrow layers, {super().__str__()}"
+
+
+def crossing(b: Body) -> list[Reduce]:
+    """What is summed over rows, each once."""
+    return [e for e in narrow.folds([s.expr for s in b.stores]) if set(e.over) & b.parallel]
+
+
+def local(b: Body) -> tuple[Store, ...]:
+    """The stores along the rows."""
+    return tuple(s for s in b.stores if b.parallel <= s.axes)
+
+
+def choose(b: Body, hints: Hints, target) -> RowsSchedule | None:
+    """The schedule of a body whose folds are all within its rows or across them; None for any other."""
+    rows = narrow.rows_of(b.axes)
+    exprs = exprs_of(b)
+    if target.ordered or rows is None or b.parallel != {rows} or b.base is not None or any(s.monoid is not None or s.guard is not None for s in b.stores):
+        return None
+    if not narrow.expressed(exprs, rows) or narrow.infeasible(exprs, rows) is not None or not crossing(b):
+        return None
+    if any(len(s.axes) != 2 for s in local(b)) or any(b.parallel <= s.axes and any(e in crossing(b) for e in walk(s.expr)) for s in b.stores):
+        return None
+    widths = tuple(a for a in b.axes if a is not rows)
+    carried = sum(narrow.held(c.rows[0]) * narrow.held(c.columns[0]) for e in crossing(b) if (c := narrow.across(e, rows)) is not None)
+    warps, stages = 4 if carried <= FEW else 8, narrow.stages(exprs, rows)
+    blocks = -(-hints(rows.extent) // narrow.ROWS)
+    programs = max(1, min((PER if warps == 4 else 1) * target.threads, blocks))
+    pieces = ((rows, (narrow.ROWS,)), *((a, (narrow.held(a),)) for a in widths))
+    exact = frozenset(a for a, (n,) in pieces if a.extent.constant is not None and a.extent.constant % n == 0)
+    return RowsSchedule((rows, *widths), (rows, widths[0]), pieces, frozenset(), (rows,), programs, exact, warps, stages,
+                        wide=wide(b, hints, target), depth=rows, group=1, widths=widths)
