@@ -1,9 +1,11 @@
 """Host time a call on a GPU: eager, AOTAutograd alone (`floor`), Inductor and tokamak, each as it is and with CUDA graphs (`+graphs`).
 
-    python -m benchmarks.gpu_host [--programs NAME ...] [--sides eager,floor,inductor,tokamak,inductor+graphs,tokamak+graphs] [--calls N] [--profile]
+    python -m benchmarks.gpu_host [--programs NAME ...] [--sides eager,floor,inductor,tokamak,inductor+graphs,tokamak+graphs] [--calls N] [--profile] [--write]
 
-Microseconds of the host, the least of several runs of calls in a row, too few to fill the device's queue. `chain` is many kernels one after the other that
-no compiler joins: its line says microseconds a kernel, from a long and a short one. --profile: where tokamak's calls spend theirs.
+Microseconds of the host a call, the least of several runs of calls in a row. `chain` is many small kernels one after the other that no compiler joins.
+A run has so few launches that they find room in the device's queue, and starts when the device is idle, so that the host never waits for it: what the
+device takes is the column `device`, of the same calls until it is done. `launches`: kernels, copies and sets of a call. --profile: where tokamak's
+calls spend theirs.
 """
 from __future__ import annotations
 
@@ -18,13 +20,16 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from .gpu_measure import span
+from .gpu import write
+from .gpu_measure import machine, span
 from .gpu_sides import cold, compiled
 
 SIDES = ("eager", "floor", "inductor", "tokamak", "inductor+graphs", "tokamak+graphs")
-RUNS = 5
+START, END = "<!-- gpu host: begin -->", "<!-- gpu host: end -->"
+RUNS = 8
 WARM = 6                        # calls until what records has recorded
-CHAIN = 8, 40                   # links of the short and the long chain
+QUEUE = 400                     # launches of a run: well under the 1024 that a device's queue holds
+LINKS = 100
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,14 @@ class Program:
     def inputs(self, device: str) -> list[torch.Tensor]:
         g = torch.Generator().manual_seed(1)
         return [torch.rand(s, generator=g).to(device).requires_grad_(self.train) for s in self.shapes]
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds a call: of the host, and until the device is done; and how many launches it makes (0: not known)."""
+    host: float
+    device: float
+    launches: int
 
 
 def _gelu(x):
@@ -53,11 +66,15 @@ def _products(x, w):
     return x
 
 
+def _mlp(x, a, b, w):
+    return F.linear(F.gelu(F.linear(F.layer_norm(x, (x.shape[-1],), w), a)), b)
+
+
 def chain(links: int) -> Callable:
-    """Each link divides by the sum of all: kernels that need each other's whole result."""
+    """Sums that run along the rows and the columns in turn: each link needs all of the one before, and leaves all to the next."""
     def run(x):
-        for _ in range(links):
-            x = x / x.sum()
+        for i in range(links):
+            x = torch.cumsum(x * 0.02, i % 2)
         return x
     return run
 
@@ -67,6 +84,8 @@ PROGRAMS = {
     "two": Program(_two, ((64, 64), (64,))),
     "products": Program(_products, ((64, 64), (64, 64))),
     "gelu_train": Program(_gelu, ((64, 64),), train=True),
+    "mlp_train": Program(_mlp, ((64, 64), (256, 64), (64, 256), (64,)), train=True),
+    "chain": Program(chain(LINKS), ((64, 64),)),
 }
 
 
@@ -91,8 +110,8 @@ def under(side: str, fn: Callable) -> Callable:
     return compiled(name, fn, **({"cudagraphs": True} if graphs else {}))
 
 
-def host_time(program: Program, side: str, device: str, calls: int) -> tuple[float, Callable]:
-    """(seconds of the host a call, what makes one). The device is waited for between runs only."""
+def measure(program: Program, side: str, device: str, calls: int, look: Callable[[Callable], None] | None = None) -> Times:
+    """The times of a side. `look` is handed what makes a call, last."""
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     with cold():
         inputs = program.inputs(device)
@@ -100,29 +119,24 @@ def host_time(program: Program, side: str, device: str, calls: int) -> tuple[flo
         call = lambda: step(fn, program, inputs)
         for _ in range(WARM):
             call()
-        times = []
-        for n in (min(calls, 20), *[calls] * RUNS):
+        launches = launched(call) if device == "cuda" else 0
+        several = max(1, min(calls, QUEUE // max(launches, 1)))
+        host, whole = [], []
+        for _ in range(RUNS):
             wait()
             start = time.perf_counter()
-            for _ in range(n):
+            for _ in range(several):
                 call()
-            times.append((time.perf_counter() - start) / n)
-        wait()
-        return min(times[1:]), call
-
-
-def a_kernel(side: str, device: str, calls: int) -> float:
-    """Seconds of the host a kernel (without a GPU: a link), from chains of two lengths."""
-    times, kernels = [], []
-    for links in CHAIN:
-        took, call = host_time(Program(chain(links), ((1 << 20,),)), side, device, min(calls, 8))
-        times.append(took)
-        kernels.append(launched(call) if device == "cuda" else links)
-    return (times[1] - times[0]) / (kernels[1] - kernels[0])
+            host.append((time.perf_counter() - start) / several)
+            wait()
+            whole.append((time.perf_counter() - start) / several)
+        if look is not None:
+            look(call)
+        return Times(min(host), min(whole), launches)
 
 
 def launched(call: Callable) -> int:
-    """How many kernels, copies and sets a call runs on the device."""
+    """How many kernels, copies and sets a call runs on the device; a graph's count as those that it holds."""
     for _ in range(3):              # a profiler's first session may show nothing
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
             call()
@@ -141,14 +155,23 @@ def profile(call: Callable, calls: int) -> None:
     pstats.Stats(found, stream=sys.stdout).sort_stats("tottime").print_stats(16)
 
 
+def table(rows: dict[tuple[str, str], Times]) -> str:
+    out = ["| program | side | host us | launches | host us a launch | device us |", "|---|---|---:|---:|---:|---:|"]
+    for (program, side), t in rows.items():
+        each = f"{t.host * 1e6 / t.launches:.2f}" if t.launches else ""
+        out.append(f"| {program} | {side} | {t.host * 1e6:.1f} | {t.launches or ''} | {each} | {t.device * 1e6:.1f} |")
+    return "\n".join(out)
+
+
 def arguments(argv=None) -> argparse.Namespace:
     several = lambda text: tuple(t for t in text.split(",") if t)
     p = argparse.ArgumentParser(prog="python -m benchmarks.gpu_host", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--programs", nargs="+", choices=(*PROGRAMS, "chain"), default=[*PROGRAMS, "chain"])
+    p.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
     p.add_argument("--sides", type=several, default=SIDES)
-    p.add_argument("--calls", type=int, default=300)
+    p.add_argument("--calls", type=int, default=100, help="at most so many in a run")
     p.add_argument("--device", default="cuda", help="cpu: to try the command")
     p.add_argument("--profile", action="store_true")
+    p.add_argument("--write", action="store_true", help="put the table into BENCHMARKS.md")
     return p.parse_args(argv)
 
 
@@ -156,15 +179,16 @@ def main(argv=None) -> int:
     args = arguments(argv)
     if args.device == "cuda" and not torch.cuda.is_available():
         sys.exit("no CUDA device: nothing can be measured here")
+    rows: dict[tuple[str, str], Times] = {}
     for name in args.programs:
         for side in args.sides:
-            if name == "chain":
-                print(f"{name:12} {side:10} {a_kernel(side, args.device, args.calls) * 1e6:8.2f} us a kernel", flush=True)
-                continue
-            took, call = host_time(PROGRAMS[name], side, args.device, args.calls)
-            print(f"{name:12} {side:10} {took * 1e6:8.2f} us a call", flush=True)
-            if args.profile and side.startswith("tokamak"):
-                profile(call, args.calls)
+            look = (lambda call: profile(call, args.calls)) if args.profile and side.startswith("tokamak") else None
+            rows[name, side] = measure(PROGRAMS[name], side, args.device, args.calls, look)
+            print(table({(name, side): rows[name, side]}).splitlines()[-1], flush=True)
+    if args.write:
+        run = machine()
+        about = f"Machine: {run['device']}, torch {run['torch']}, Triton {run['triton']}. Command: `python -m benchmarks.gpu_host --write`."
+        write(f"{about}\n\n{table(rows)}", START, END)
     return 0
 
 

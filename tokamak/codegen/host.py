@@ -15,7 +15,7 @@ from ..fuse.sizes import condition
 from ..ir.expr import Const, Scalar
 from ..ir.graph import Compute, Input, Opaque, Result, View, reads
 from ..ir.index import FloorDiv, Index, Max, Min, Mod, Size, as_index, maximum
-from ..runtime.program import Alloc, Call, Copy, Drop, Host, Launch, Let, Program, Ref, Return, Step, TensorSpec
+from ..runtime.steps import Alloc, Call, Copy, Drop, Host, Launch, Let, made, Program, read, Ref, Return, Step, TensorSpec
 from ..runtime.gpu_build import GpuUnit
 from .kernel import Kernel
 from .reuse import reused
@@ -98,7 +98,9 @@ class _Translation:
         constants = {self.names[n]: t for n, t in self.constants.items()}
         dtypes = {i.name: TORCH_DTYPES[i.dtype] for i in graph.inputs if isinstance(i, Input) and i.dtype in TORCH_DTYPES}
         devices = {i.name: i.device for i in graph.inputs if isinstance(i, Input)}
-        return Program(graph.name, inputs, (*lets, *with_drops(tuple(steps), set(inputs))), tuple(self.errors), constants, dtypes, condition(graph), devices)
+        spans = {i.name: span(i).constant for i in graph.inputs if isinstance(i, Input) and span(i).constant is not None}
+        steps = (*lets, *with_drops(tuple(steps), set(inputs)))
+        return Program(graph.name, inputs, steps, tuple(self.errors), constants, dtypes, condition(graph), devices, spans)
 
     def _name_nodes(self, taken: set[str]) -> None:
         self.taken = taken
@@ -285,7 +287,7 @@ def with_drops(steps: tuple[Step, ...], inputs: set[str]) -> tuple[Step, ...]:
     """`steps` with a Drop behind the last use of each input, each result and each stored value."""
     last: dict[str, int] = {}
     for position, step in enumerate(steps):
-        for name in _tensors(step):
+        for name in (*read(step), *(n for n, _ in made(step))):
             last[name] = position
     behind: dict[int, list[str]] = {}
     for name, position in last.items():
@@ -297,30 +299,3 @@ def with_drops(steps: tuple[Step, ...], inputs: set[str]) -> tuple[Step, ...]:
         if not isinstance(step, Return):
             out += [Drop(n) for n in behind.get(position, ())]
     return tuple(out)
-
-
-def _tensors(step: Step) -> list[str]:
-    """The names of tensors that `step` reads or makes."""
-    found: list[str] = []
-
-    def visit(value):
-        if isinstance(value, Ref):
-            found.append(value.name)
-        elif isinstance(value, (tuple, list)):
-            for v in value:
-                visit(v)
-        elif isinstance(value, dict):
-            for v in value.values():
-                visit(v)
-    if isinstance(step, Call):
-        visit((step.args, step.kwargs))
-        found += [n for n, _ in step.results if n is not None]
-    elif isinstance(step, Launch):
-        found += [name for kind, name in step.words if kind == "ptr"]
-    elif isinstance(step, Alloc):
-        found.append(step.name)
-    elif isinstance(step, Copy):
-        visit((step.target, step.source))
-    elif isinstance(step, Return):
-        visit(step.items)
-    return found

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 
 from .graphs import copied
-from .program import _WAITING, Alloc, Call, Copy, Drop, Host, Launch, Let, Program, Ref, Return, Step, TensorSpec
+from .program import _WAITING
+from .steps import BRACED, Alloc, Call, Copy, Drop, held, Host, Launch, leaves, Let, made, Program, read, Ref, Return, Step
 
 LEAST = 2               # kernels and calls: one alone is launched in less time than a graph that holds it
 _NAME = re.compile(r"\b[A-Za-z_]\w*")
-_WORDS = frozenset("min max math inf nan float tk_resident if else and or not".split())
+_WORDS = frozenset("abs min max math inf nan float tk_resident if else and or not".split())
 _COUNTING = frozenset({torch.autograd.graph.increment_version})         # calls that touch the host's bookkeeping alone
 _RANDOM_STATE = ("run_and_save_rng_state", "run_with_rng_state", "graphsafe_run_with_rng_state")
 _BRANCHES = ("cond", "while_loop", "scan", "associative_scan", "map_impl")
@@ -250,38 +251,23 @@ class _Apart:
     target: Callable
 
     def __call__(self, *args, **kwargs):
-        given = {t.untyped_storage().data_ptr() for t in _leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        given = {t.untyped_storage().data_ptr() for t in leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
         out = self.target(*args, **kwargs)
         apart = lambda t: copied(t) if isinstance(t, torch.Tensor) and t.untyped_storage().data_ptr() in given else t
         return type(out)(map(apart, out)) if type(out) in (tuple, list) else apart(out)
 
 
 # -- what steps name -----------------------------------------------------------------------------------------------------
-def read(step: Step) -> list[str]:
-    """The tensors that `step` names, those that it makes aside."""
-    if isinstance(step, Launch):
-        return [name for kind, name in step.words if kind in ("ptr", "temp")]
-    if isinstance(step, Drop):
-        return []
-    return [r.name for r in _leaves(_held(step)) if isinstance(r, Ref)]
-
-
-def made(step: Step) -> list[tuple[str, TensorSpec | None]]:
-    if isinstance(step, Alloc):
-        return [(step.name, step.spec)]
-    return [(n, s) for n, s in step.results if n is not None] if isinstance(step, Call) else []
-
-
 def names_in(step: Step) -> set[str]:
     """The names in texts that `step` computes on the host."""
     texts: list[str] = []
     if isinstance(step, Alloc):
         texts = [*step.spec.shape, *step.spec.strides, step.nbytes_text]
     elif isinstance(step, Launch):
-        texts = [t for kind, t in step.words if kind in ("int", "float")] + list(step.grid or ())
+        texts = [BRACED.sub("", t) for kind, t in step.words if kind in ("int", "float", "addresses")] + list(step.grid or ())
     elif isinstance(step, Call):
         texts = [t for _, s in step.results if s is not None for t in (*s.shape, *s.strides)]
-    for leaf in _leaves(_held(step)):
+    for leaf in leaves(held(step)):
         if isinstance(leaf, Host):
             texts.append(leaf.text)
         elif isinstance(leaf, Ref):
@@ -310,24 +296,7 @@ def _mutated(step: Call) -> Iterator[str]:
     for position, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = step.args[position] if position < len(step.args) else step.kwargs.get(argument.name)
-            yield from (r.name for r in _leaves(value) if isinstance(r, Ref))
-
-
-def _held(step: Step) -> Any:
-    if isinstance(step, Call):
-        return step.args, step.kwargs
-    return (step.target, step.source) if isinstance(step, Copy) else step.items if isinstance(step, Return) else ()
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, (tuple, list)):
-        for v in value:
-            yield from _leaves(v)
-    elif isinstance(value, dict):
-        for v in value.values():
-            yield from _leaves(v)
-    else:
-        yield value
+            yield from (r.name for r in leaves(value) if isinstance(r, Ref))
 
 
 def _name(step: Step) -> str:

@@ -22,127 +22,20 @@ import math
 import re
 import struct
 import weakref
-from dataclasses import dataclass, field
 from typing import Any, Callable, Iterable
 
 import torch
 
 from ..errors import InternalError
 from . import gpu, gpu_errors, memory
+from .runs import Group, grouped, layout, Run, Word
+from .steps import BRACED, RESIDENT, Alloc, Call, Copy, Drop, Host, is_int, ints, Launch, Let, Program, read, Ref, Return, Step, TensorSpec
 
 _RESERVED = "tk_"
 NO_MEMORY = 63          # what a kernel returns that could not have its scratch memory
-RESIDENT = "tk_resident"
 Watch = Callable[[int, Callable], Callable]
 _WAITING = frozenset({torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default, torch.ops.aten.equal.default,
                       torch.ops.aten.masked_select.default, torch.ops.aten.is_nonzero.default})      # calls after which the device is done
-
-
-# -- the steps ---------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class TensorSpec:
-    """A tensor's traced description; `shape` and `strides` (in elements) are texts of integers."""
-    shape: tuple[str, ...]
-    strides: tuple[str, ...]
-    dtype: torch.dtype
-    device: str = "cpu"
-
-    @property
-    def static(self) -> bool:
-        return all(_is_int(t) for t in (*self.shape, *self.strides))
-
-
-@dataclass(frozen=True)
-class Ref:
-    """Tensor `name`, or a strided window on it: `offset` in elements, counted from the tensor's own first element."""
-    name: str
-    shape: tuple[str, ...] | None = None
-    strides: tuple[str, ...] | None = None
-    offset: str | None = None
-
-
-@dataclass(frozen=True)
-class Host:
-    """A number computed on the host."""
-    text: str
-
-
-@dataclass(frozen=True)
-class Let:
-    """Host integer `name` is `text`."""
-    name: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Alloc:
-    """Fresh memory for tensor `name`, uninitialised, with exactly `spec`'s strides; `nbytes_text` covers its largest offset.
-    `kind`: 'output' (escapes from the call) or 'temp'."""
-    name: str
-    spec: TensorSpec
-    nbytes_text: str
-    kind: str = "output"
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One kernel call. Each word is ('ptr' | 'temp', tensor name), ('int', text), ('addresses', text: tensor names in braces are their addresses),
-    ('float', text: the 8 bytes of a double) or, on a GPU, ('error', ''): the address of an int32 that the kernel sets to 1 + the number of its error. `grid`: texts of a GPU kernel's numbers of programs, in which
-    RESIDENT stands for how many of them the device runs at once; None: a kernel in C. `device`: where it runs; "cpu" with a grid: the interpreter."""
-    kernel: str
-    words: tuple[tuple[str, str], ...]
-    first_error: int = 0            # where this kernel's errors begin in the program's
-    grid: tuple[str, str, str] | None = None
-    device: str = "cpu"
-
-
-@dataclass(frozen=True)
-class Call:
-    """`target(*args, **kwargs)` by torch. `args` hold Ref, Host and plain values, nested in tuples, lists and dicts. `results` has (name or None,
-    TensorSpec or None) for each output; `single`: the target returns its one result bare. `reason` says why no kernel was made of it."""
-    target: Any
-    args: tuple
-    kwargs: dict
-    results: tuple[tuple[str | None, TensorSpec | None], ...]
-    single: bool
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class Drop:
-    """The last use of `name` is past."""
-    name: str
-
-
-@dataclass(frozen=True)
-class Copy:
-    """`target` (an input, mutated by the user's program) receives `source`."""
-    target: Ref
-    source: Ref
-
-
-@dataclass(frozen=True)
-class Return:
-    """The results: Ref, Host, None and plain values."""
-    items: tuple
-
-
-Step = Let | Alloc | Launch | Call | Drop | Copy | Return
-
-
-@dataclass(frozen=True)
-class Program:
-    """`inputs`: argument names in calling order; `errors`: what a kernel's result n + 1 raises: (exception class, message);
-    `constants`: tensors that the steps name and that are no inputs; `dtypes`: the traced types of inputs, checked where a kernel reads them.
-    `condition`: text over inputs that are numbers: the sizes that it is for; "" are all. `devices`: where the inputs are that are tensors."""
-    name: str
-    inputs: tuple[str, ...]
-    steps: tuple[Step, ...]
-    errors: tuple[tuple[type, str], ...] = ()
-    constants: dict[str, Any] = field(default_factory=dict)
-    dtypes: dict[str, torch.dtype] = field(default_factory=dict)
-    condition: str = ""
-    devices: dict[str, str] = field(default_factory=dict)
 
 
 # -- from steps to a function --------------------------------------------------------------------------------------------
@@ -197,15 +90,18 @@ class _Printer:
             "math": math, "torch": torch, "tk_threads": torch.get_num_threads, "tk_conform": _conform, "tk_fail": _failure(program.errors),
             "tk_window": memory.window, "tk_empty": memory.empty, "tk_alloc": memory.alloc(pool),
             "tk_take": pool.take if pool is not None else None, "tk_empty_gpu": gpu.empty, "tk_exchange": gpu.exchange_device,
-            "tk_stream": gpu.raw_stream, "tk_wait": gpu.wait, **program.constants}
+            "tk_stream": gpu.raw_stream, "tk_wait": gpu.wait, "tk_uint8": torch.uint8, **program.constants}
+        self.block = layout(program)
+        self.places = self.block.places if self.block is not None else {}
+        self.items = grouped(program, self.places, watch is not None)
         self.gpus = _gpus(program)
         self.errors = _error_slots(program)
         self.constants: dict[int, str] = {}
         self.pointers: dict[str, int] = {}
-        for step in program.steps:
-            for kind, name in step.words if isinstance(step, Launch) else ():
-                for found in re.findall(r"\{(\w+)\}", name) if kind == "addresses" else [name] if kind in ("ptr", "temp") else []:
-                    self.pointers[found] = self.pointers.get(found, 0) + 1
+        for _, item in self.items:
+            for name, uses in _pointed(item).items():
+                name = "tk_m" if name in self.places else name
+                self.pointers[name] = self.pointers.get(name, 0) + uses
         self.typed = {name: dtype for name, dtype in program.dtypes.items() if name in self.pointers}
         self.learns = bool(self.typed) or any(isinstance(s, Call) and _static_results(s) for s in program.steps)
 
@@ -229,8 +125,9 @@ class _Printer:
         self._look(self.errors)
         head, self.lines = self.lines, []
         self.current = self.gpus[0] if self.gpus else None
-        for position, step in enumerate(self.program.steps):
-            getattr(self, f"_{type(step).__name__.lower()}")(position, step)
+        self._block()
+        for position, item in self.items:
+            getattr(self, f"_{type(item).__name__.lower()}")(position, item)
         lines = [*head, *(self._guarded() if self.gpus else self.lines)]
         return f"def tk_{self.program.name}(args):\n    " + "\n    ".join(lines) + "\n"
 
@@ -259,21 +156,49 @@ class _Printer:
         """Raises what kernels have left in the error words of `devices`; a plain read of memory."""
         self.lines += [f"if tk_words_{_id(d)} != tk_zeros_{_id(d)}: tk_look()" for d in devices]
 
-    def _launch_grid(self, position: int, step: Launch):
-        kernel, on = self.kernels.get(step.kernel), step.device
-        placed = kernel.on(on) if kernel is not None else None
-        name, address = self._bind(placed, f"tk_k{position}"), self._bind(placed and placed.address, f"tk_a{position}")
-        own = self.watch is not None or on == "cpu"
-        launch = self._bind(placed and self._watched(position, placed.launch), f"tk_launch{position}" if own else "tk_launch")
-        stream = f"tk_s{_index(on)}" if on != "cpu" else "0"
+    def _block(self):
+        """Memory for the small values that kernels alone see."""
+        if self.block is not None:
+            take = "tk_empty"
+            if torch.device(self.block.device).type == "cuda":
+                self._enter(self.block.device)
+                take = "tk_empty_gpu"
+            self.lines.append(f"tk_m = {take}(({self.block.size},), (1,), tk_uint8)")
+
+    def _group(self, position: int, group: Group):
+        """One call for all launches of the group; a comment says what each is."""
+        on = group.device
         if on != "cpu":
             self._enter(on)
-        grid = [text.replace(RESIDENT, f"{name}.resident") for text in step.grid]
-        words = [f"tk_x{position}" if kind == "error" else self._word(kind, text) for kind, text in step.words]
-        self.lines.append(f"tk_b = {self._pack(position, step, '=4q')}({', '.join((address, *grid, *words))})")
-        self.lines.append(f"if {launch}(tk_b, {stream}): {name}(tk_b, {stream})")
-        if on == "cpu" and "cpu" in self.errors:
-            self._look(("cpu",))
+        values: dict[tuple[str, str], int] = {}
+        launches = [(self._placed(at, step), [self._launch_word(values, at, step, *w) for w in self._launch_words(at, step)]) for at, step in group.launches]
+        for _, step in group.launches:
+            self.lines.append(f"# {step.kernel}[{', '.join(step.grid)}]({', '.join(text or kind for kind, text in step.words)})")
+        run = Run(launches, [kind == "float" for kind, _ in values]).call if all(placed is not None for placed, _ in launches) else None
+        name = self._bind(run and self._watched(position, run), f"tk_r{position}")
+        given = [f"tk_s{_index(on)}" if on != "cpu" else "0", *(self._word(*v) for v in values)]
+        self.lines.append(f"{name}({', '.join(given)})")
+        if on == "cpu" and on in self.errors:
+            self._look((on,))
+
+    def _placed(self, position: int, step: Launch):
+        kernel = self.kernels.get(step.kernel)
+        placed = kernel.on(step.device) if kernel is not None else None
+        self._bind(placed, f"tk_k{position}")
+        return placed
+
+    def _launch_words(self, position: int, step: Launch) -> list[tuple[str, str]]:
+        return [*(("int", text.replace(RESIDENT, f"tk_k{position}.resident")) for text in step.grid), *step.words]
+
+    def _launch_word(self, values: dict[tuple[str, str], int], position: int, step: Launch, kind: str, text: str) -> Word:
+        """What is known of a word before a call; what is not becomes one of `values`."""
+        if kind == "error":
+            return Word(self.namespace.get(f"tk_x{position}", 0))
+        constant = self.places.get(text, 0) if kind in ("ptr", "temp") else _number(kind, text)
+        if constant is not None and kind in ("int", "float"):
+            return Word(constant)
+        wanted = ("ptr", "tk_m" if text in self.places else text) if kind in ("ptr", "temp") else (kind, text)
+        return Word(constant or 0, values.setdefault(wanted, len(values)))
 
     # -- one method a kind of step
     def _let(self, _, step: Let):
@@ -283,25 +208,27 @@ class _Printer:
     def _alloc(self, _, step: Alloc):
         _check_name(step.name)
         spec = step.spec
+        if step.name in self.places:
+            self.lines.append(f"# {step.name}: {_tuple(spec.shape)} of {spec.dtype} in tk_m from byte {self.places[step.name]}")
+            return
         shape, strides, dtype = _tuple(spec.shape), _tuple(spec.strides), self._value(spec.dtype)
         if torch.device(spec.device).type == "cuda":
             self._enter(spec.device)
             self.lines.append(f"{step.name} = tk_empty_gpu({shape}, {strides}, {dtype})")
         elif spec.device != "cpu":
             self.lines.append(f"{step.name} = torch.empty_strided({shape}, {strides}, dtype={dtype}, device={spec.device!r})")
-        elif self.pool is None or _is_int(step.nbytes_text) and int(step.nbytes_text) < memory.SMALL:
+        elif self.pool is None or is_int(step.nbytes_text) and int(step.nbytes_text) < memory.SMALL:
             self.lines.append(f"{step.name} = tk_empty({shape}, {strides}, {dtype})")
         else:
             layout, size, take = f"({shape}, {strides}, {dtype})", step.nbytes_text, "tk_alloc"
-            if spec.static and _is_int(size):
-                layout = self._bind((_ints(spec.shape), _ints(spec.strides), spec.dtype), f"tk_l_{step.name}")
+            if spec.static and is_int(size):
+                layout = self._bind((ints(spec.shape), ints(spec.strides), spec.dtype), f"tk_l_{step.name}")
                 size, take = memory.size_class(int(size)), "tk_take"
             self.lines.append(f"{step.name} = {take}({layout}, {size})")
 
     def _launch(self, position: int, step: Launch):
-        if step.grid is not None:
-            return self._launch_grid(position, step)
-        pack, words = self._pack(position, step, "="), ", ".join(self._word(*w) for w in step.words)
+        words = ", ".join(self._word(*w) for w in step.words)
+        pack = self._bind(struct.Struct("=" + "".join("d" if kind == "float" else "q" for kind, _ in step.words)).pack, f"tk_w{position}")
         made = self.kernels.get(step.kernel)
         kernel = self._bind(made and self._watched(position, made), f"tk_k_{step.kernel}" if self.watch is None else f"tk_k{position}")
         self.lines.append(f"tk_e = {kernel}({pack}({words}), tk_threads())")
@@ -356,12 +283,9 @@ class _Printer:
         self.lines.append(f"return [{', '.join(self._value(i) for i in step.items)}]")
 
     # -- values
-    def _pack(self, position: int, step: Launch, head: str) -> str:
-        return self._bind(struct.Struct(head + "".join("d" if kind == "float" else "q" for kind, _ in step.words)).pack, f"tk_w{position}")
-
     def _word(self, kind: str, text: str) -> str:
         if kind == "addresses":
-            return re.sub(r"\{(\w+)\}", lambda found: self._pointer(found[1]), text)
+            return BRACED.sub(lambda found: f"({self._pointer('tk_m')} + {self.places[found[1]]})" if found[1] in self.places else self._pointer(found[1]), text)
         return self._pointer(text) if kind in ("ptr", "temp") else text
 
     def _pointer(self, name: str) -> str:
@@ -437,12 +361,19 @@ def _error_slots(program: Program) -> dict[str, list[int]]:
     return slots
 
 
-def _is_int(text: str) -> bool:
-    return text.isdigit() or text[:1] == "-" and text[1:].isdigit()
+def _pointed(item: Step | Group) -> dict[str, int]:
+    """The tensors whose addresses an item needs, and how often its text would ask for them."""
+    launches = [s for _, s in item.launches] if isinstance(item, Group) else [item] if isinstance(item, Launch) else []
+    plain = {name: 1 for s in launches for name in read(s)}
+    return plain | {name: 2 for s in launches for kind, text in s.words if kind == "addresses" for name in BRACED.findall(text)}
 
 
-def _ints(texts: tuple[str, ...]) -> tuple[int, ...]:
-    return tuple(int(t) for t in texts)
+def _number(kind: str, text: str) -> int | float | None:
+    """What `text` is; None where a call shows it."""
+    try:
+        return float(text) if kind == "float" else int(text)
+    except ValueError:
+        return None
 
 
 def _tuple(texts: tuple[str, ...]) -> str:
