@@ -74,7 +74,7 @@ def chain(links: int) -> Callable:
     """Sums that run along the rows and the columns in turn: each link needs all of the one before, and leaves all to the next."""
     def run(x):
         for i in range(links):
-            x = torch.cumsum(x * 0.02, i % 2)
+            x = torch.cumsum(x * 0.25, i % 2)
         return x
     return run
 
