@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from tests.runtime.driving import device, fake, launch, library                # fixtures
 from tokamak.runtime import gpu
 from tokamak.runtime.program import assemble, source
+from tokamak.runtime.pieces import names_in
 from tokamak.runtime.runs import SMALL, Group, Run, Word, grouped, layout
-from tokamak.runtime.steps import Alloc, Call, Copy, Drop, Launch, Let, Program, Ref, Return, TensorSpec
+from tokamak.runtime.steps import Alloc, Call, Copy, Drop, Launch, Let, Program, Ref, Return, TensorSpec, read
 
 ON = "cuda:0"
 
@@ -239,3 +240,15 @@ def test_a_program_makes_one_call_of_a_chain(fake, device, launch):
         assert [s.arguments[0] for s in seen] == [block, block + 512, block, y.data_ptr(), block + 512]
         assert [s.small for s in seen] == [n, 2, 3, 4, 5] and all(list(s.shape[:3]) == [n, 1, 1] and s.stream == 701 for s in seen)
     assert device.log == ["stream 1", "empty on 1", "empty on 1"] * 2
+
+
+def test_numbers_of_addresses_know_where_the_block_is(fake, device, launch):
+    text, step = "abs(({a} + 4 * (n)) - ({x}))", lambda a, number: Launch("k", (("ptr", a), number, ("float", "0.5")), grid=("1", "1", "1"), device=ON)
+    p = Program("p", ("x",), (Let("n", "x.shape[0]"), alloc("a"), step("a", ("int", "1")), alloc("b"), step("b", ("addresses", f"{text} - {text} + 3")),
+                              step("a", ("addresses", "{b} - {a}")), Return(())))
+    assert set(layout(p).places) == {"a", "b"} and set(read(p.steps[4])) == {"b", "a", "x"} and names_in(p.steps[4]) == {"n"}
+    fn = assemble(p, {"k": fake.kernel(launch)})
+    for _ in range(2):
+        fn([torch.empty(8)])
+    base = fake.launches[0].arguments[0]
+    assert [(s.arguments[0] - base, s.small) for s in fake.launches[:3]] == [(0, 1), (512, 3), (0, 512)]
