@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 
 import pytest
 import torch
@@ -99,3 +100,11 @@ def test_everything_compiles(name, everything, tmp_path):
     wanted = {n: u for n, u in everything.items() if name.startswith("sm") or not u.registers}         # rows in stages are NVIDIA's
     made = gpu_build.build(list(wanted.values()), ARCHITECTURES[name], cache_dir=str(tmp_path))
     assert made.keys() == wanted.keys() and all(b.code for b in made.values())
+
+
+@pytest.mark.parametrize("columns, dtype, wide", [(1000, torch.bfloat16, True), (1004, torch.float32, True), (250, torch.bfloat16, False)])
+def test_rows_of_whole_words(columns, dtype, wide, tmp_path):
+    """What strides and extents are multiples of is known where they are used: rows of so many words are read in words, masked elements too."""
+    found = units(lambda x: x.float().square().sum(-1), [values(64, columns, dtype=dtype)])
+    made = gpu_build.build(list(found.values()), ("cuda", 90, 32), cache_dir=str(tmp_path))
+    assert any(re.search(r"ld\.global\S*\.v4", b.listing) for b in made.values()) == wide

@@ -229,6 +229,29 @@ def test_large_means():
     close(lambda x: torch.var(x, 0), x.t().contiguous(), tolerance=2e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_large_means_of_halves(dtype):
+    """Elements of 16 bits are carried as they are: their deviations are large beside what f32 keeps of their mean."""
+    x = torch.randn(4, 200000) * 30
+    x[0] += 1e4
+    x[1, 0] = 6e4
+    x[2] = 1000
+    x = x.to(dtype)
+    wanted = x.double().var(-1), x.double().mean(-1)
+    got = tokamak.compile(lambda x: torch.var_mean(x.float(), -1), target="interpret", strict=True, dynamic=False, cache_dir="")(x)
+    torch.testing.assert_close(got[0].double(), wanted[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(got[1].double(), wanted[1], rtol=1e-5, atol=1e-5)
+
+
+def test_infinities_of_halves():
+    x = torch.randn(4, 40000).half()
+    x[0, 0], x[1, 39999], x[2, 4096] = INF, -INF, NAN
+    got = tokamak.compile(lambda x: torch.var_mean(x.float(), -1), target="interpret", strict=True, dynamic=False, cache_dir="")(x)
+    assert got[0][:3].isnan().all()
+    torch.testing.assert_close(got[0][3], torch.var(x[3].float()))
+    torch.testing.assert_close(got[1], x.float().mean(-1), equal_nan=True)
+
+
 def test_unknown_sizes():
     fn = tokamak.compile(lambda x: (torch.var(x, -1), torch.softmax(x, -1)), target="interpret", strict=True, dynamic=True, cache_dir="")
     torch._dynamo.reset()

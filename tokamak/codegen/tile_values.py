@@ -13,6 +13,8 @@ from .lower import Lowering
 from .scope import Named, all_atoms
 from .tile_kernel import Scope, Value
 
+KNOWN = (16, 8, 4, 2)       # multiples of which kernels know factors and extents to be; the first one by what parameters say of themselves
+
 
 class TileValues(Lowering):
     """Names, coordinates and expressions of one kernel."""
@@ -105,6 +107,22 @@ class TileValues(Lowering):
             parts.append(" * ".join(texts + ([str(v)] if v != 1 or not texts else [])))
         return " + ".join(parts) or "0", dims
 
+    def _factor(self, factor: Index, key) -> Index:
+        """Of a factor that is a multiple of 8, 4 or 2, but not of 16 (which parameters say of themselves), that is written out: accesses are as wide."""
+        known = self._known_factor(factor)
+        return super()._factor(floordiv(factor, as_index(known)), (key, known)) * known if known > 1 else super()._factor(factor, key)
+
+    def _known_factor(self, i: Index) -> int:
+        known = next((n for n in KNOWN if self.hints.divides(n, i)), 1)
+        return known if known < 16 and i.constant != 0 else 1
+
+    def extent(self, a: Axis) -> Index:
+        known = self._known_factor(a.extent) if a not in self.s.unrolled else 1
+        if known == 1:
+            return super().extent(a)
+        self.names.setdefault(a, f"i{len(self.names)}")
+        return as_index(Size(self.param("int", ("extent", a), floordiv(a.extent, as_index(known))))) * known
+
     # -- coordinates and masks ---------------------------------------------------------------------------------------------
     def coordinate(self, a: Axis) -> tuple[str, frozenset]:
         value, _ = self.coords[a, self.piece.get(a, 0)]
@@ -125,7 +143,8 @@ class TileValues(Lowering):
         self.coords[a, piece] = (Value(var, frozenset((a,)), scope, True), mask)
 
     def _number(self, i: Index) -> str:      # an extent: a parameter or a literal
-        return self._plain(i)[0]
+        text = self._plain(i)[0]
+        return text if text.isalnum() else f"({text})"
 
     def _scalar_coordinate(self, scope: Scope, a: Axis, var: str) -> None:
         self.coords[a, 0] = (Value(var, frozenset(), scope, False), None)

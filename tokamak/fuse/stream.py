@@ -1,11 +1,11 @@
 """Chains of folds along the same axes become one fold that rescales what it carries, so that what is folded is read once.
 
-    s = sum[r](x)    q = sum[r]((x - h)^2)    h made from s    =>   q = moments.1[r](x - p, 0, 1) + (s - n h)^2 / n
+    s = sum[r](x)    q = sum[r]((x - h)^2)    h made from s    =>   q = moments.1[r](x - p, 0, 1) + (s - n h)^2 / n    (with p = 0: s = moments.0)
     m = max[r](x)    t = sum[r](exp(x - h))   h made from m    =>   m, t0 = expsum[r](x, 1)    t = t0 exp(m - h)
 
 The equations hold for every h and p that are the same along r; n is how many elements r has. p is the first of them: what is carried stays
 small where a mean is large beside the deviations from it, and the variance is as exact as by two folds (at a mean of 10^4 deviations in f32 within
-2e-7; 1e-5 without p). With h = s / n and h = m the corrections are 0 and 1 but for rows with infinities, where they are what the two folds would
+2e-7; 1e-5 without p, which elements of 16 bits need not: they have no such deviations). With h = s / n and h = m the corrections are 0 and 1 but for rows with infinities, where they are what the two folds would
 have given: NaN, mostly. Variance, the statistics of norms, softmax and logsumexp are instances; nothing here knows them. Pointwise producers between
 the folds and their operands are looked through.
 
@@ -67,11 +67,16 @@ class Chain:
     corrected: Callable[[Expr, Expr, Expr, Expr], Expr]
     shifted: bool = False
 
+    def shifts(self, part: Reduce) -> bool:
+        """Is x - p carried, rather than x? Not of elements of 16 bits: their deviations are no smaller beside a mean than what f32 keeps of it."""
+        x, = part.args
+        return self.shifted and not (isinstance(x, Cast) and isinstance(x.arg, Load) and x.arg.dtype.is_half)
+
     def carried(self, part: Reduce, n: Index, component: int) -> Reduce:
         """The fold of the single elements that `part`, the first fold, has; each is the carrier of a set of one."""
         x, = part.args
         rest = (Const(0, x.dtype),) * (len(CARRIERS[self.carrier]) - 2)
-        return Reduce(self.carrier, part.over, (Op("sub", x, first_of(part, n)) if self.shifted else x, *rest, Const(1, x.dtype)), component)
+        return Reduce(self.carrier, part.over, (Op("sub", x, first_of(part, n)) if self.shifts(part) else x, *rest, Const(1, x.dtype)), component)
 
 
 CHAINS: tuple[Chain, ...] = (
@@ -230,14 +235,14 @@ class _Streams(GraphRewrite):
         if node in self.found:
             return self._derived(node, self.found[node])
         chain = self.chains.get(node)
-        return super().compute(node) if chain is None or chain.shifted else self._like(node, chain.carried(fold(node), _extent(fold(node)), 0))
+        return super().compute(node) if chain is None or chain.shifts(fold(node)) else self._like(node, chain.carried(fold(node), _extent(fold(node)), 0))
 
     def _derived(self, node: Compute, link: _Link) -> Compute:
         part, chain = fold(link.first), link.chain
         n = _extent(part)
         axes = tuple(as_index(a) if a.extent != 1 else as_index(0) for a in node.axes)
         made = lambda e: Compute(node.shape, None, self.expr(e), node.device)
-        first = self.nodes[link.first] if link.first.expr is part else made(part if chain.shifted else chain.carried(part, n, 0))
+        first = self.nodes[link.first] if link.first.expr is part else made(part if chain.shifts(part) else chain.carried(part, n, 0))
         second = made(chain.carried(part, n, 1))
         self.made.update({first: link.first, second: node})
         value = chain.corrected(Load(first, axes), Load(second, axes), link.h, Cast(part.dtype, Coord(n)))

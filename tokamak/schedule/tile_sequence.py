@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from ..fuse.cost import Hints
 from ..ir.expr import Load, walk
+from ..ir.index import Axis
 from .body import Body, exprs_of
 from .tile_schedule import TileSchedule
 
@@ -19,8 +20,17 @@ def after(made: tuple[Body, TileSchedule], before: tuple[Body, TileSchedule] | N
     if before is None or s.split or s.staged is not None or not before[1].split:
         return s
     read = [{e.node: e.index[0] for e in walk(*exprs_of(x)) if isinstance(e, Load)} for x in (b, before[0])]
-    size = sum(hints.count(i.axes()) * m.dtype.bytes for m, i in read[0].items() if m in read[1])
-    return replace(s, backward=True) if size >= AGAIN else s
+    shared = [m for m in read[0] if m in read[1]]
+    if sum(hints.count(read[0][m].axes()) * m.dtype.bytes for m in shared) < AGAIN:
+        return s
+    return replace(s, backward=True, order=_ordered(s, before[1], [(read[0][m], read[1][m]) for m in shared]) if before[1].programs > 1 else s.order)
+
+
+def _ordered(s: TileSchedule, first: TileSchedule, shared) -> tuple[Axis, ...]:
+    """The axes of `s` with those foremost, which programs take last to first, that `first` runs along in its loops, in all of its programs at once: only
+    what it has read last in each of them is still there. `shared`: addresses of the same memory in both."""
+    along = {(m, address.coefficient(a)) for m, (_, address) in enumerate(shared) for a in first.split if a in address.axes()}
+    return tuple(sorted(s.order, key=lambda a: not any((m, address.coefficient(a)) in along for m, (address, _) in enumerate(shared) if a in address.axes())))
 
 
 def leaving(made: tuple[Body, TileSchedule], hints: Hints) -> TileSchedule:
