@@ -1,21 +1,30 @@
 """Steps that are bound by launches, with CUDA graphs and without: a decode of one token, a layer at batch 1, small MLPs, in training too.
 
-    python -m benchmarks.gpu_graphs [--cases NAME ...] [--sides eager,inductor+graphs,tokamak,tokamak+graphs] [--layers N] [--write]
+    python -m benchmarks.gpu_graphs [--cases NAME ...] [--sides eager,inductor+graphs,tokamak,tokamak+graphs] [--layers N] [--kept] [--json FILE]
+                                    [--report] [--write]
 
 Wall: microseconds a step, many in a row, the device waited for at the end. Host: until the host is done with a step, the device idle before it. Both
 the least of several runs. `error`: of the result, against float64 (decode: against eager in float32), relative; steps that drop out at random have none.
+`--kept`: compilers find what they kept of an earlier run; then first calls have no figure. `--json` adds every result to a file as soon as it is there;
+`--report` measures nothing and shows what the file has.
 """
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
+import pathlib
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from tokamak import Options
 
 from .gpu import write
 from .gpu_host import WARM, under
@@ -136,17 +145,28 @@ def step(case: Case, fn: Callable, inputs: tuple, parameters: list) -> torch.Ten
     return out.detach()
 
 
-def measure(case: Case, side: str, device: str, layers: int | None, expected: torch.Tensor | None) -> dict:
-    """Figures of one side."""
+@contextlib.contextmanager
+def kept():
+    """As `gpu_sides.cold`, with the caches as they are."""
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="tokamak: ")
+        yield
+    torch._dynamo.reset()
+
+
+def measure(case: Case, side: str, device: str, layers: int | None, expected: torch.Tensor | None, keep: bool = False) -> dict:
+    """Figures of one side; no first call where caches are kept."""
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    with cold():
+    with kept() if keep else cold():
         model, inputs = built(case, device, case.dtype, layers)
-        fn, parameters = under(side, model) if side != "eager" else model, list(model.parameters())
+        options = {"cache_dir": Options().cache_dir} if keep and side.startswith("tokamak") else {}
+        fn, parameters = under(side, model, **options) if side != "eager" else model, list(model.parameters())
         start = time.perf_counter()
         call = lambda: step(case, fn, inputs, parameters)
         call()
         wait()
-        made = {"first": time.perf_counter() - start}
+        made = {} if keep else {"first": time.perf_counter() - start}
         for _ in range(WARM):
             out = call()
         if expected is not None:
@@ -191,7 +211,8 @@ def table(rows: dict[tuple[str, str], dict]) -> str:
     out = ["| step | side | wall us | host us | first call s | peak MB | error |", "|---|---|---:|---:|---:|---:|---:|"]
     for (case, side), r in rows.items():
         peak, error = (f"{r['peak'] / 1e6:.0f}" if "peak" in r else ""), (f"{r['error']:.1e}" if "error" in r else "")
-        out.append(f"| {case} | {side} | {r['wall'] * 1e6:.1f} | {r['host'] * 1e6:.1f} | {r['first']:.1f} | {peak} | {error} |")
+        first = f"{r['first']:.1f}" if "first" in r else ""
+        out.append(f"| {case} | {side} | {r['wall'] * 1e6:.1f} | {r['host'] * 1e6:.1f} | {first} | {peak} | {error} |")
     return "\n".join(out)
 
 
@@ -201,25 +222,48 @@ def arguments(argv=None) -> argparse.Namespace:
     p.add_argument("--sides", type=lambda text: tuple(t for t in text.split(",") if t), default=SIDES)
     p.add_argument("--layers", type=int, help="instead of the case's own number")
     p.add_argument("--device", default="cuda", help="cpu: to try the command")
+    p.add_argument("--kept", action="store_true", help="with the compilers' caches: first calls are not timed")
+    p.add_argument("--json", type=pathlib.Path, help="results are added to this file")
+    p.add_argument("--report", action="store_true", help="measure nothing: what --json has; needs no GPU")
     p.add_argument("--write", action="store_true", help="put the table into BENCHMARKS.md")
     return p.parse_args(argv)
 
 
-def main(argv=None) -> int:
-    args = arguments(argv)
-    if args.device == "cuda" and not torch.cuda.is_available():
-        sys.exit("no CUDA device: nothing can be measured here")
+def stored(path: pathlib.Path | None) -> dict:
+    """What a file of results has: `run`, the machine; `rows`, by case and side."""
+    kept = json.loads(path.read_text()) if path is not None and path.exists() else {"run": {}, "rows": []}
+    return {"run": kept["run"], "rows": {(case, side): row for case, side, row in kept["rows"]}}
+
+
+def store(path: pathlib.Path | None, found: dict) -> None:
+    if path is not None:
+        path.write_text(json.dumps({"run": found["run"], "rows": [[*key, row] for key, row in found["rows"].items()]}, indent=1))
+
+
+def run(args: argparse.Namespace, found: dict) -> None:
+    """Measures what is asked for into `found`, and prints and keeps each result."""
     torch.set_float32_matmul_precision("high")
-    rows: dict[tuple[str, str], dict] = {}
+    found["run"] = machine() if args.device == "cuda" else {}
     for name in args.cases:
         true = expected(CASES[name], args.device, args.layers)
         for side in args.sides:
-            rows[name, side] = measure(CASES[name], side, args.device, args.layers, true)
-            print(table({(name, side): rows[name, side]}).splitlines()[-1], flush=True)
+            row = found["rows"][name, side] = measure(CASES[name], side, args.device, args.layers, true, args.kept)
+            store(args.json, found)
+            print(table({(name, side): row}).splitlines()[-1], flush=True)
+
+
+def main(argv=None) -> int:
+    args = arguments(argv)
+    if args.device == "cuda" and not args.report and not torch.cuda.is_available():
+        sys.exit("no CUDA device: nothing can be measured here")
+    found = stored(args.json)
+    if args.report:
+        print(table(found["rows"]))
+    else:
+        run(args, found)
     if args.write:
-        run = machine()
-        about = f"Machine: {run['device']}, torch {run['torch']}, Triton {run['triton']}. Command: `python -m benchmarks.gpu_graphs --write`."
-        write(f"{about}\n\n{table(rows)}", START, END)
+        made = "Machine: {device}, torch {torch}, Triton {triton}.".format(**found["run"])
+        write(f"{made} Command: `python -m benchmarks.gpu_graphs`.\n\n{table(found['rows'])}", START, END)
     return 0
 
 

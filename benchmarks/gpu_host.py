@@ -100,14 +100,14 @@ def step(fn: Callable, program: Program, inputs: list[torch.Tensor]) -> None:
             fn(*inputs)
 
 
-def under(side: str, fn: Callable) -> Callable:
-    """`fn` compiled; with CUDA graphs under `+graphs`."""
+def under(side: str, fn: Callable, **options) -> Callable:
+    """`fn` compiled; with CUDA graphs under `+graphs`. `options` are tokamak's."""
     name, _, graphs = side.partition("+")
     if name == "floor":
         return torch.compile(fn, dynamic=False, backend="aot_eager")
     if graphs and name == "inductor":
         return torch.compile(fn, dynamic=False, mode="reduce-overhead")
-    return compiled(name, fn, **({"cudagraphs": True} if graphs else {}))
+    return compiled(name, fn, **({"cudagraphs": True} if graphs else {}), **options)
 
 
 def measure(program: Program, side: str, device: str, calls: int, look: Callable[[Callable], None] | None = None) -> Times:

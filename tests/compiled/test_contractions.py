@@ -294,6 +294,51 @@ def test_a_matrix_and_a_vector(columns, depth):
     assert [type(s) for s in schedules(record)] == [VectorSchedule] and schedules(record)[0].once
 
 
+def normed(x, g, b, u, d):
+    """A norm, the layer behind it, and one behind that."""
+    h = F.rms_norm(x, x.shape[-1:], g)
+    return F.linear(F.silu(F.linear(h, u)) * F.linear(h, b), d)
+
+
+def layers(width, hidden, scale=1.0):
+    return values(1, width), values(width), values(hidden, width) * scale, values(hidden, width) * scale, values(width, hidden) * scale
+
+
+@pytest.mark.parametrize("policy", ["fast", "eager"])
+def test_a_norm_in_front_of_products_with_a_vector(policy):
+    inputs = layers(96, 300, 0.2)
+    got, (record,) = run(normed, *inputs, policy=policy)
+    assert error(got, normed(*map(wide, inputs))) <= 1e-2 and not calls(record)
+
+
+def test_the_scale_of_a_norm_stands_in_the_products_with_its_row():
+    """Four kernels: the norm's sum; both products of the normed row, and what is made of them; the last product, which takes in nothing, and does not
+    fold its own results for the sum behind it."""
+    fn = lambda *inputs: (y := normed(*inputs), y.float().square().sum(-1))
+    _, (record,) = run(fn, *layers(1024, 2048), until="lower")
+    assert [isinstance(s, VectorSchedule) for s in schedules(record)] == [False, True, True, False]
+
+
+FRONTS = {
+    "a sum": (lambda x, y, w: F.linear(x + y, w), 1),
+    "of which there is a result": (lambda x, y, w: (F.linear(x * y, w), x * y), 2),
+    "work": (lambda x, y, w: F.linear(torch.tanh(x) * torch.sin(y) + torch.exp(x), w), 2),
+    "another product": (lambda x, y, w: F.linear(F.linear(x, w) + y, w), 2),
+}
+
+
+@pytest.mark.parametrize("name", FRONTS)
+def test_what_stands_in_front_of_a_vector(name):
+    """Computed again by every program of its product, or not."""
+    fn, kernels = FRONTS[name]
+    inputs = values(1, 144), values(1, 144), values(144, 144) * 0.1
+    got, (record,) = run(fn, *inputs)
+    want = fn(*map(wide, inputs))
+    assert all(error(g, w) <= 1e-2 for g, w in (zip(got, want) if isinstance(got, tuple) else [(got, want)])) and not calls(record)
+    _, (record,) = run(fn, values(1, 1024), values(1, 1024), values(1024, 1024), until="lower")
+    assert len(schedules(record)) == kernels and isinstance(schedules(record)[-1], VectorSchedule)
+
+
 @pytest.mark.parametrize("rows", [3, 16])
 def test_weights_of_many_columns_are_read_a_step_ahead(rows):
     x, w, b = values(rows, 512), values(300, 512), values(300)

@@ -6,7 +6,8 @@ from ..ir.expr import Load, Reduce, Scan, walk
 from ..ir.graph import Compute, Scatter
 from ..ir.index import as_index
 from . import narrow
-from .axes import Group
+from .axes import Group, fold_of
+from .contraction import contraction, of_vector
 from .cost import BLOCK, Hints, contiguous_axis, parallelism
 from .legal import Roles, inner_reads
 from .reason import Reason
@@ -36,6 +37,7 @@ COLUMN = 64             # elements of a column that are held beside folds along 
 FILL = 2                # programs that each multiprocessor should have
 CARRIED_ROW = (256, 8192)       # columns of which one program carries the sums along whole rows, rather than those of a few columns down many rows
 SHORT = 16384           # elements that one program works through in the time of a launch: with less to do each, few programs will do
+MATRIX = 1 << 20        # elements of a matrix from which on its product with a vector has no folds across its programs beside it
 
 
 def atomic(monoid: str, d: DType) -> bool:
@@ -228,11 +230,19 @@ def _cuts_lines(group: Group, r: Roles, v, hints: Hints) -> bool:
     return False
 
 
+def _times_vector(m, hints: Hints) -> bool:
+    """Is a member the product of a vector with a matrix of many elements?"""
+    c = contraction(fold) if (fold := fold_of(m.expr)) is not None else None
+    return c is not None and of_vector(c) and hints.count(m.free | m.bound) >= MATRIX
+
+
 def unprofitable(a: Group, b: Group, joined: Group, r: Roles, before: tuple[Roles, Roles], hints: Hints, target) -> Reason | None:
     """Why `a` and `b`, whose own roles are `before`, are better two kernels; None when one is."""
     reason = infeasible(joined, r, hints, target)
     if reason is not None:
         return reason
+    if r.accumulating and any(_times_vector(m, hints) for m in joined.members):
+        return Reason("no_saving", "unprofitable", "a matrix times a vector is read faster than by programs that carry sums of its results")
     v = contiguous_axis(joined, hints)
     if v in r.parallel and _cuts_lines(joined, r, v, hints):
         return Reason("no_saving", "unprofitable", "rows that begin anywhere would be read one by one, not several as one")

@@ -8,16 +8,18 @@ as, or it has one reader that uses each element once. Everything else stays a no
 from __future__ import annotations
 
 from ..ir.dtype import F32
-from ..ir.expr import Cast, Const, Expr, Load, Op, Reduce, Rewriter, walk, loads
+from ..ir.expr import Cast, Const, Expr, Load, Op, Random, Reduce, Rewriter, walk, loads
 from ..ir.graph import Compute, Graph, Input, Opaque, Result, Scatter, View, Write, is_pointwise, topological
 from ..ir.index import Axis
+from ..ir.ops import OPS
 from ..ir.rewrite import Simplifier
 from .axes import fold_of
-from .contraction import contraction, multiplied
+from .contraction import contraction, multiplied, of_vector
 from .cost import estimates, is_heavy, pinned_nodes, weight
 
 SMALL = 4           # operations below which computing again is cheaper than any memory traffic
 GROWN = 160         # operations to which an inlined expression may grow
+IN_FRONT = 8        # operations an element of a vector that every program of its product with a matrix may compute again
 
 
 def inline(graph: Graph, target, moves: frozenset = frozenset()) -> Graph:
@@ -34,7 +36,8 @@ class _Inliner:
         self.simplify = Simplifier()
         self.hints = estimates(graph, target)
         self.pinned = pinned_nodes(graph)
-        self.products = {n for n in graph.nodes if isinstance(n, Compute) and _is_product(n)}
+        self.products = {n for n in graph.nodes if isinstance(n, Compute) and _is_product(n, multiplied)}
+        self.vectors = {n for n in graph.nodes if isinstance(n, Compute) and _is_product(n, of_vector)} if target.kind == "gpu" else frozenset()
         self.uses: dict = {}
         for n in graph.nodes:
             for e in _loads_of(n):
@@ -105,6 +108,8 @@ class _Inliner:
             return True
         if any(reader in self.products for reader, _ in uses):
             return False            # tiles are multiplied as they lie in memory
+        if all(reader in self.vectors for reader, _ in uses) and self._in_front(n, expr):
+            return True
         inner = loads(expr)
         cost = weight(expr)
         size = n.dtype.bytes
@@ -116,6 +121,16 @@ class _Inliner:
         reader, _ = uses[0]
         return self._domain(reader) <= self.hints.extents(n.shape) * 1.01 or (cheap and cost == 0)
 
+    def _in_front(self, n: Compute, expr: Expr) -> bool:
+        """Is it the vector of every product that reads it, cheap, and nothing that a product can have behind it: a norm's scale, say? Each program of
+        such a product reads the whole vector in any case, and a kernel that makes it takes as long as it takes to start."""
+        length = self.hints.extents(n.shape)
+        whole = all(self.hints.count(fold_of(reader.expr).over) == length for reader, _ in self.uses[n])
+        long = [e.node for e in loads(expr) if self.hints.extents(e.node.shape) > 1]
+        made = any(m in self.vectors or isinstance(m, Result) for m in long)
+        work = sum(OPS[x.name].flops for x in walk(expr) if isinstance(x, Op) and x.free)
+        return whole and not made and len(long) <= 2 and work <= IN_FRONT and not any(isinstance(x, Random) for x in walk(expr))
+
     def _domain(self, reader) -> int:
         """How many elements a reader evaluates, its folded axes included."""
         if isinstance(reader, Scatter):
@@ -124,10 +139,11 @@ class _Inliner:
         return self.hints.count((*reader.axes, *bound))
 
 
-def _is_product(n: Compute) -> bool:
+def _is_product(n: Compute, kind) -> bool:
+    """Is the fold of `n` a contraction of this kind?"""
     fold = fold_of(n.expr)
     found = contraction(fold) if fold is not None else None
-    return found is not None and multiplied(found)
+    return found is not None and kind(found)
 
 
 def _loads_of(n) -> list[Load]:
