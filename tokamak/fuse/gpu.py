@@ -236,12 +236,19 @@ def _times_vector(m, hints: Hints) -> bool:
     return c is not None and of_vector(c) and hints.count(m.free | m.bound) >= MATRIX
 
 
+def _share_a_matrix(a: Group, b: Group, hints: Hints) -> bool:
+    """Does anything of as many elements lie between two groups, or do both read it?"""
+    touched = [{*g.nodes(), *g.reads} for g in (a, b)]
+    return any(hints.extents(n.shape) >= MATRIX for n in touched[0] & touched[1])
+
+
 def unprofitable(a: Group, b: Group, joined: Group, r: Roles, before: tuple[Roles, Roles], hints: Hints, target) -> Reason | None:
     """Why `a` and `b`, whose own roles are `before`, are better two kernels; None when one is."""
     reason = infeasible(joined, r, hints, target)
     if reason is not None:
         return reason
-    if r.accumulating and any(_times_vector(m, hints) for m in joined.members):
+    products = [x for g, x in zip((a, b), before) if any(_times_vector(m, hints) for m in g.members)]
+    if r.accumulating and products and not any(x.accumulating for x in products) and not _share_a_matrix(a, b, hints):
         return Reason("no_saving", "unprofitable", "a matrix times a vector is read faster than by programs that carry sums of its results")
     v = contiguous_axis(joined, hints)
     if v in r.parallel and _cuts_lines(joined, r, v, hints):
