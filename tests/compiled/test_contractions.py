@@ -6,12 +6,14 @@ import torch
 import torch.nn.functional as F
 
 import tokamak
-from tokamak.fuse.contract import contractions
+from tokamak.backend import ACTIVATED, ADDED
+from tokamak.fuse.contract import contract, contractions
 from tokamak.fuse.cost import Hints
 from tokamak.fuse.price import RATES, Site, _alone
 from tokamak.ir.graph import Opaque
 from tokamak.schedule.beside import BesideSchedule
 from tokamak.schedule.matmul import MatmulSchedule, VectorSchedule
+from tokamak.target import Target
 from tokamak.tools.record import recording
 
 pytest.importorskip("triton")
@@ -149,6 +151,49 @@ def test_products_of_the_same_few_rows_are_one_launch(rows):
     assert all(error(g, w) <= 1e-2 for g, w in zip(got, fn(*map(wide, inputs)))) and not calls(record)
     made, = (s for s in schedules(record) if isinstance(s, BesideSchedule))
     assert len(made.parts) == 3 or rows == 1 and len(made.parts) == 2
+
+
+def experts(x, *weights):
+    """Rows of their own for each of several layers, as a loop."""
+    return torch.cat([F.silu(F.linear(x[4 * n:4 * n + 4], w)) for n, w in enumerate(weights)])
+
+
+def low_rank(x, w, v, a, b, c, d):
+    """Two layers, each with a product of a low rank beside it."""
+    return F.linear(x, w) + F.linear(F.linear(x, a), b), F.linear(x, v) * F.linear(F.linear(x, c), d)
+
+
+INDEPENDENT = {
+    "experts": (experts, ((20, 48), *((40, 48),) * 5), 4),
+    "one expert behind another": (lambda x, v, w: (y := F.linear(x[:4], v), F.linear(x[4:] + y.sum(), w)), ((8, 48), (40, 48), (40, 48)), 1),
+    "low rank": (low_rank, ((5, 64), (40, 64), (48, 64), (16, 64), (40, 16), (16, 64), (48, 16)), 2),
+    "vectors": (lambda x, y, v, w: (F.linear(x, v), F.linear(y, w) * 2), ((1, 64), (1, 96), (300, 64), (200, 96)), 2),
+}
+
+
+@pytest.mark.parametrize("name", INDEPENDENT)
+def test_small_products_that_do_not_need_each_other_are_one_launch(name):
+    torch.manual_seed(3)
+    """`most`: products in the largest launch."""
+    fn, shapes, most = INDEPENDENT[name]
+    inputs = [values(*s) for s in shapes]
+    got, (record,) = run(fn, *inputs)
+    want = fn(*map(wide, inputs))
+    for g, w in zip(*(x if isinstance(x, tuple) else (x,) for x in (got, want))):
+        assert error(g, w) <= 1.5e-2
+    assert not calls(record) and max(len(s.parts) if isinstance(s, BesideSchedule) else 1 for s in schedules(record)) == most
+
+
+HOPPER = Target("cuda:0", 16, 132, l1=1 << 18, l2=50 << 20, kind="gpu", arch=("cuda", 90, 32), fast=True)
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_the_vendors_products_are_added_to_what_kernels_made(rows):
+    """By price: the first products of a low rank are kernels with those of the same rows, the second ones are too small."""
+    shapes = (rows, 2048), (2048, 2048), (2048, 2048), (12, 2048), (2048, 12), (12, 2048), (2048, 12)
+    _, (record,) = run(low_rank, *(values(*s) for s in shapes), contractions="vendor", until="inline")
+    made = contract(record.values["inline"], HOPPER, "", ACTIVATED, ADDED)
+    assert sum(isinstance(n, Opaque) for n in made.nodes) == 2
 
 
 def test_equal_layers_have_launches_of_their_own_memory():

@@ -1,9 +1,10 @@
 """Kernels side by side: contractions that read the same few rows (queries, keys and values; a gate and what it gates) become one launch, each program
-with a tile of one of them. Each would take little longer than a launch, and the machine is fuller with all of them.
+with a tile of one of them. Each would take little longer than a launch, and the machine is fuller with all of them. So do small ones of different rows
+that do not need each other (experts, one after the other; both layers of a low rank beside others).
 """
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ..ir.expr import loads
 from .axes import Group, fold_of
@@ -11,6 +12,8 @@ from .contraction import LITTLE, Contraction, contraction, held, of_vector, shar
 from .cost import Hints
 
 MOST = 4            # contractions side by side
+SMALL = 8 << 20     # elements of the weights of each, up to which those of different rows stand side by side: as long as about two launches take
+NEAR = 8            # others, in the order of the program, among which a contraction's neighbours are looked for
 
 
 def families(groups: Iterable, hints: Hints) -> list[list[Group]]:
@@ -23,16 +26,44 @@ def families(groups: Iterable, hints: Hints) -> list[list[Group]]:
     return [f for f in found.values() if len(f) > 1]
 
 
+def small(groups: Iterable, hints: Hints) -> list[Group]:
+    """Groups of contractions of few rows each and of little weight, in order; none of which makes another one's factor."""
+    found = ((g, _products_of(g, hints)) for g in groups if isinstance(g, Group))
+    return [g for g, products in found if products and len({c.fold.free for c in products}) == 1 and all(is_small(c, hints) for c in products)]
+
+
+def is_small(c: Contraction, hints: Hints) -> bool:
+    """Has it few rows, and little weight?"""
+    return few_rows(c, hints) is not None and max(map(hints.count, (c.rows, c.columns))) * hints.count(c.fold.over) <= SMALL
+
+
+def together(found: Iterable, independent: Callable[[list, object], bool]) -> list[list]:
+    """`found`, in order, as lists of at most MOST that stand side by side: what is `independent` of those in a list so far, and near its first."""
+    waiting, made = list(found), []
+    while waiting:
+        line, left = [waiting[0]], []
+        for n, x in enumerate(waiting[1:]):
+            (line if len(line) < MOST and n < NEAR and independent(line, x) else left).append(x)
+        waiting = left
+        made.append(line)
+    return made
+
+
+def _products_of(g: Group, hints: Hints) -> list[Contraction]:
+    """The contractions of a group that holds nothing but those and what is made of them."""
+    products = held(g) or [c for m in g.members if (c := contraction(fold_of(m.expr))) is not None and of_vector(c)]
+    return products if products and shared_roles(g, products, hints) is not None else []
+
+
 def _rows_of(g: Group, hints: Hints) -> tuple | None:
     """What tells the few rows of a group of contractions from others, and along what they are folded; None of any other group."""
-    products = held(g) or [c for m in g.members if (c := contraction(fold_of(m.expr))) is not None and of_vector(c)]
-    if not products or shared_roles(g, products, hints) is None:
-        return None
-    rows = {few_rows(c, hints) for c in products}
+    rows = {few_rows(c, hints) for c in _products_of(g, hints)}
     return rows.pop() if len(rows) == 1 else None
 
 
 def few_rows(c: Contraction, hints: Hints) -> tuple | None:
     """(what a factor of few rows reads, how many rows, their depth), or None where both factors have many or there are batches."""
-    few, many = sorted(((hints.count(a), e) for a, e in ((c.rows, c.left), (c.columns, c.right))), key=lambda x: x[0])
-    return (frozenset(e.node for e in loads(few[1])), few[0], hints.count(c.fold.over)) if few[0] <= LITTLE < many[0] and not c.batch else None
+    (few, side), (many, _) = sorted(((hints.count(a), e) for a, e in ((c.rows, c.left), (c.columns, c.right))), key=lambda x: x[0])
+    if few > LITTLE or few == many or c.batch:
+        return None
+    return frozenset(e.node for e in loads(side)), few, hints.count(c.fold.over)

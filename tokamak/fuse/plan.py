@@ -106,19 +106,34 @@ class _Planner:
         return True
 
     def _put_beside(self) -> None:
-        """Contractions that read the same few rows, and do not need each other's results, are one launch."""
-        for first, *others in beside.families(list(dict.fromkeys(self.group.values())), self.hints):
-            whole, count = first, 1
-            for g in others:
-                direct = any(s in g.nodes() for n in whole.nodes() for s in self.sources[n]) or \
-                    any(s in whole.nodes() for n in g.nodes() for s in self.sources[n])
-                if count < beside.MOST and not direct and not self._between(whole, g) and not self._between(g, whole):
-                    own = {a: Axis(next(self.fresh), a.extent) for a in g.axes}         # equal groups may have their axes in common
-                    other = remap(g, {a: as_index(x) for a, x in own.items()})
-                    members = tuple(sorted(whole.members + other.members, key=lambda m: self.position[m.node]))
-                    roles = Roles(self.roles[whole].parallel | {own[a] for a in self.roles[g].parallel}, members, (), ())
-                    whole, count = Group(whole.axes + other.axes, members), count + 1
-                    self._place(whole, roles)
+        """Contractions that do not need each other's results, and read the same few rows or are small, are one launch."""
+        groups = lambda: list(dict.fromkeys(self.group.values()))
+        for family in beside.families(groups(), self.hints):
+            self._launch(family)
+        self._launch(beside.small(groups(), self.hints))
+
+    def _launch(self, groups: list[Group]) -> None:
+        """Groups side by side, a few to a launch."""
+        wholes: dict = {}                   # first group of a launch -> all of it so far
+        def joins(line: list[Group], g: Group) -> bool:
+            whole = wholes.get(line[0], line[0])
+            apart = not self._direct(whole, g) and not self._between(whole, g) and not self._between(g, whole)
+            if apart:
+                wholes[line[0]] = self._beside(whole, g)
+            return apart
+        beside.together(groups, joins)
+
+    def _direct(self, a: Group, b: Group) -> bool:
+        """Does one read what the other makes?"""
+        return any(s in y.nodes() for x, y in ((a, b), (b, a)) for n in x.nodes() for s in self.sources[n])
+
+    def _beside(self, whole: Group, g: Group) -> Group:
+        own = {a: Axis(next(self.fresh), a.extent) for a in g.axes}         # equal groups may have their axes in common
+        other = remap(g, {a: as_index(x) for a, x in own.items()})
+        members = tuple(sorted(whole.members + other.members, key=lambda m: self.position[m.node]))
+        made = Group(whole.axes + other.axes, members)
+        self._place(made, Roles(self.roles[whole].parallel | {own[a] for a in self.roles[g].parallel}, members, (), ()))
+        return made
 
     def _place(self, g: Group, r: Roles | None) -> None:
         for m in g.members:

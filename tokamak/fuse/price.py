@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..ir.expr import loads
 from ..ir.graph import Compute, Graph, Opaque, Result, is_pointwise, reads
-from .beside import MOST, few_rows
+from .beside import MOST, few_rows, is_small, together
 from .contraction import LITTLE, SIDE, Contraction
 from .cost import Hints, node_bytes
 from .gradients import GRADIENTS, gradients
@@ -54,6 +54,7 @@ RATES: dict[tuple, Rates] = {
                         one_row=(3.9e12, 3.1e-6), wide=3.9e12, more_rows=9e-7, few_tiles=8e-7, unpacked=3e12, narrow_vendor=(2.7e12, 2e-6),
                         narrow=(3.5e12, 2e-6), narrow_products=320e12)}
 WEIGHTS = 1 << 20       # elements of weights below which nothing was measured
+FAMILY = 1 << 16        # the same of several side by side, which take a launch where the vendor's take one each
 TILES = 128 * SIDE      # columns below which programs share the depth of a tile
 LONG = 2048             # depth from which on they do
 MANY = 96               # rows and columns from which on results are made in tiles of 128
@@ -129,13 +130,27 @@ def _few_rows(site: Site, call: Opaque, c: Contraction, hints: Hints, rates: Rat
 
 
 def _families(site: Site, hints: Hints) -> list[list[Opaque]]:
-    """Calls that read the same few rows, and whose kernels would be one launch."""
+    """Calls whose kernels would be one launch: that read the same few rows, or are small and do not need each other."""
     found: dict = {}
     for n, c in site.found.items():
         key = few_rows(c, hints) if _along_depth(c, hints.count(c.rows) <= hints.count(c.columns)) else None
         if key is not None:
             found.setdefault(key, []).append(n)
-    return [calls[:MOST] for calls in found.values() if len(calls) > 1]
+    same = [calls[:MOST] for calls in found.values() if len(calls) > 1]
+    few = [n for n, c in site.found.items() if is_small(c, hints) and _along_depth(c, hints.count(c.rows) <= hints.count(c.columns))]
+    needs, bit = _needs(site.graph, few), {n: 1 << i for i, n in enumerate(few)}
+    apart = lambda line, n: not any(needs[n] & bit[m] or needs[m] & bit[n] for m in line)
+    return same + [calls for calls in together(few, apart) if len(calls) > 1]
+
+
+def _needs(graph: Graph, calls: list[Opaque]) -> dict:
+    """Node -> the numbers, as bits, of those of `calls` that it needs, itself included."""
+    bits, found = {n: 1 << i for i, n in enumerate(calls)}, {}
+    for n in graph.nodes:
+        found[n] = bits.get(n, 0)
+        for r in reads(n):
+            found[n] |= found.get(r, 0)
+    return found
 
 
 def _side_by_side(site: Site, calls: list[Opaque], hints: Hints, rates: Rates) -> bool:
@@ -143,7 +158,7 @@ def _side_by_side(site: Site, calls: list[Opaque], hints: Hints, rates: Rates) -
     ours = [_few_rows(site, n, site.found[n], hints, rates) for n in calls]
     vendor = sum(vendor_time(site.found[n], hints, rates) + _around(site, n, hints, rates) for n in calls)
     many = sum(max(site.found[n].sizes(hints)[1:3]) * site.found[n].sizes(hints)[3] for n in calls)
-    return many >= WEIGHTS and sum(moving for moving, _ in ours) + min(besides for _, besides in ours) < LEAST * vendor
+    return many >= FAMILY and sum(moving for moving, _ in ours) + min(besides for _, besides in ours) < LEAST * vendor
 
 
 def _along_depth(c: Contraction, few_rows: bool) -> bool:
