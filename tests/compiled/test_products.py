@@ -156,6 +156,34 @@ def test_which_factors_are_moved(stages):
     assert not movable(found, Hints({}))
 
 
+BIASED = {      # name: function of x, w, b, r; what the vendor makes of it, if anything
+    "a vector": (lambda x, w, b, r: x @ w + b, "biased"),
+    "a vector in front": (lambda x, w, b, r: b + x @ w, "biased"),
+    "three dimensions": (lambda x, w, b, r: x.view(2, 10, 64) @ w + b, "biased"),
+    "a computed vector": (lambda x, w, b, r: x @ w + torch.tanh(b), "biased"),
+    "an activation": (lambda x, w, b, r: F.gelu(x @ w + b, approximate="tanh"), "biased"),
+    "a transposed factor": (lambda x, w, b, r: x @ w.t().contiguous().t() + b, "biased"),
+    "a column": (lambda x, w, b, r: x @ w + r[:, :1], None),
+    "a row of a matrix": (lambda x, w, b, r: x @ w + r[3], None),
+    "a scaled product": (lambda x, w, b, r: (x @ w) * 2 + b, None),
+    "more readers": (lambda x, w, b, r: ((y := x @ w) + b) * torch.tanh(y), None),
+    "another type": (lambda x, w, b, r: x @ w + b.float(), None),
+    "one number": (lambda x, w, b, r: x @ w + b[:1], None),
+}
+
+
+@pytest.mark.parametrize("name", BIASED)
+def test_a_vector_that_is_added_behind_a_product_is_its_bias(name):
+    fn, own = BIASED[name]
+    torch.manual_seed(0)
+    inputs = values(20, 64), values(64, 48), values(48), values(20, 48)
+    got, (record,) = run(fn, *inputs, contractions="vendor")
+    assert got.shape == fn(*inputs).shape and error(got, fn(*map(wide, inputs))) <= 1e-2
+    assert (own in calls(record)[0]) if own else calls(record) == ["aten.mm.default"]
+    strict, (record,) = run(fn, *inputs, contractions="vendor", policy="eager")
+    assert calls(record) == ["aten.mm.default"] and error(strict, fn(*map(wide, inputs))) <= 2e-2
+
+
 SUMS = {        # name: function of x, w, r, v; is the sum made where a value lay?
     "of three dimensions": (lambda x, w, r, v: (y := torch.tanh(r).view(2, 10, 48)) + F.linear(F.linear(y, v.view(64, 48)), w), True),
     "another product": (lambda x, w, r, v: F.linear(x, w) + F.linear(x, v), True),

@@ -27,6 +27,15 @@ def activated(bias, left, right, shape, **how):
 ACTIVATED[aten.addmm.default] = (aten._addmm_activation.default, activated, ((lambda e: gelu(Term(e), "tanh").expr, {"use_gelu": True}, True),))
 
 
+def biased(bias, left, right, shape=None, **how):
+    """The library's product with a bias that was added behind it, and perhaps an activation behind that, as `shape`."""
+    made = aten._addmm_activation.default(bias, left, right, **how) if how else torch.addmm(bias, left, right)
+    return made if shape is None else made.view(shape)
+
+
+ACTIVATED[aten.mm.default] = (biased, biased, ((lambda e: e, {}, True), *ACTIVATED[aten.addmm.default][2]))
+
+
 def activated_on_cpu(bias, left, right, shape=None):
     """The same with a ReLU on a CPU, by oneDNN where it takes the operands as they lie (the weights of a linear layer). The
     ReLU is torch's: oneDNN's own makes 0 of what is no number."""

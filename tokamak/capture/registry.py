@@ -18,7 +18,8 @@ TABLE: dict[object, Callable] = {}
 MEANINGS: dict[object, Callable] = {}        # overload that torch runs -> what it computes: `fn(b, *args, **kwargs)` gives a Tensor, or None for a variant
 
 MATRICES: dict[object, tuple] = {}           # overload that multiplies two matrices -> positions of a vector that is added (or None), and of the two
-ACTIVATED: dict[object, tuple] = {}         # overload of (added vector, left, right) -> the library's own with an activation behind; the same of
+ACTIVATED: dict[object, tuple] = {}         # overload of (added vector, left, right), or of (left, right) where one is added behind -> the library's own
+#                                             of the three with an activation behind; the same of
 #                                             another shape, a further argument; of each activation: Expr -> Expr, the keywords that ask for it, and
 #                                             whether it would be another one behind the product's rounding
 ACTIVATED_ON_CPU: dict[object, tuple] = {}  # the same on CPUs

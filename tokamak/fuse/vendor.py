@@ -24,16 +24,29 @@ class Own:
 
 
 def activations_behind(graph: Graph, activated: Mapping, fast: bool) -> dict[Opaque, Own]:
-    """Products with a vector that nothing reads but an activation which the vendor makes. `fast`: also where it leaves out the product's rounding."""
+    """Products with a vector, their own or one that is added behind, that nothing reads but an activation which the vendor makes. `fast`: also where it
+    leaves out the product's rounding."""
     found = {}
     for call, reader, read in _single_readers(graph, activated):
         own, shaped, functions = activated[call.target]
-        if len(call.args) != 3 or call.kwargs or len(call.args[0].shape) != 1:
+        if call.kwargs or len(call.args) == 3 and len(call.args[0].shape) != 1:
             continue
         same = reader.shape == read.node.shape
-        for function, kwargs, rounds in functions:
-            if (fast or not rounds) and _is(reader, function(_carried(read))):
-                found[call] = Own(reader, own if same else shaped, kwargs, further=() if same else (reader.shape,), reshaped=not same)
+        for value, vector in [(_carried(read), None)] if len(call.args) == 3 else _with_vectors(reader, read):
+            for function, kwargs, rounds in functions:
+                if (fast or not rounds) and _is(reader, function(value)):
+                    kept = View(vector, vector.shape, vector.strides, as_index(0)) if vector is not None else None
+                    found[call] = Own(reader, own if same else shaped, kwargs, further=() if same else (reader.shape,), reshaped=not same, kept=kept)
+    return found
+
+
+def _with_vectors(reader: Compute, read: Load) -> list[tuple[Expr, object]]:
+    """(what `read` and an element of a vector for each column add up to, the vector), of the vectors that `reader` reads so."""
+    found, column = [], as_index(reader.axes[-1]) if reader.axes else None
+    for e in loads(reader.expr):
+        whole = e.guard is None and e.index == (column,) and e.node.shape == read.node.shape[-1:] == reader.shape[-1:]
+        if e is not read and whole and e.dtype is read.dtype and e.node.strides == row_major(e.node.shape):
+            found += [(Op("add", *pair), e.node) for pair in ((_carried(read), _carried(e)), (_carried(e), _carried(read)))]
     return found
 
 
