@@ -11,7 +11,7 @@ import tokamak
 from tokamak.errors import OptionError
 from tokamak.runtime.graphed import Coverage
 from tokamak.runtime.pieces import Left
-from tokamak.tools import profile as profiling
+from tokamak.tools import profile as profiling, watch
 from tokamak.tools.advice import for_break, for_recompile
 from tokamak.tools.cli import main
 from tokamak.tools.limits import Row, bound, kind_of
@@ -231,6 +231,21 @@ def test_a_timeline_of_what_the_profiler_saw():
 
 def test_overlapping_spans_are_busy_once():
     assert Traced([Span("a", 0, 10), Span("b", 5, 10), Span("c", 30, 1)], [], 1).busy == pytest.approx(16e-9)
+
+
+# -- steps in turn -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("turn, order", [(1e9, "aabbaabb"), (-1.0, "abab")])
+def test_the_first_short_step_of_a_turn_does_not_count(monkeypatch, turn, order):
+    """It finds caches that another side has filled; a long step makes a turn alone."""
+    monkeypatch.setattr(watch, "TURN", turn)
+    made, watcher = [], Watcher()
+    steps = {name: Step([(made.append, (name,), {})]) for name in "ab"}
+    looked = watch.Looked("b", watcher)
+    for s in steps.values():
+        s()
+    made.clear()
+    found = watch.interleaved(steps, "cpu", 0.0, least=2, looked=looked)
+    assert "".join(made) == order and len(looked.steps) == 2 and all(0 < t.least <= t.step for t in found.values())
 
 
 # -- watching ----------------------------------------------------------------------------------------------------------------

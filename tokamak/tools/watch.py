@@ -19,6 +19,7 @@ from .explain import leaves_of
 from .record import Recorder
 
 KERNEL, PHASE = "tokamak:", "phase:"            # how the ranges begin that torch's profiler is given
+TURN = 0.1                                      # seconds in which steps of one side follow each other, before it is another's turn
 LONG, FEWEST = 2.0, 3                           # seconds beyond those asked for, after which so few steps of each side will do
 
 
@@ -163,14 +164,13 @@ class Times:
 
 
 def interleaved(steps: dict[str, Step], device: str, seconds: float, least: int = 5, looked: Looked | None = None) -> dict[str, Times]:
-    """Times of several ways of making a step, taken in turn, so that other work on the machine meets all of them alike. `looked` at one of them: its
+    """Times of several ways of making a step, taken in turns, so that other work on the machine meets all of them alike. `looked` at one of them: its
     kernels are timed in the same steps."""
     taken: dict[str, list[Took]] = {name: [] for name in steps}
     end = time.perf_counter() + seconds * len(steps)
     while (now := time.perf_counter()) < end or min(map(len, taken.values())) < (least if now < end + LONG else FEWEST):
         for name, step in steps.items():
-            with looked.step() if looked is not None and looked.name == name else contextlib.nullcontext():
-                taken[name].append(_one(step, device))
+            taken[name] += _turn(step, device, min(TURN, seconds / 5), looked if looked is not None and looked.name == name else None)
     return {name: _medians(found) for name, found in taken.items()}
 
 
@@ -201,6 +201,23 @@ class Looked:
             for key, took in sums.items():
                 taken.setdefault(key, []).append(took * 1e-9)
         return {key: statistics.median(found) for key, found in taken.items()}
+
+
+def _turn(step: Step, device: str, seconds: float, looked: Looked | None) -> list[Took]:
+    """Steps in a row, for `seconds`. The first finds the caches full of what another way has left there, which costs a short step up to as much again,
+    so it does not count; a step that takes longer than a turn makes it alone, and does."""
+    def one() -> Took:
+        with looked.step() if looked is not None else contextlib.nullcontext():
+            return _one(step, device)
+    start, first = time.perf_counter(), one()
+    if first.step > TURN:
+        return [first]
+    if looked is not None:
+        looked.steps.pop()
+    found = [one()]
+    while time.perf_counter() - start < seconds:
+        found.append(one())
+    return found
 
 
 def _one(step: Step, device: str) -> Took:
