@@ -16,6 +16,7 @@ from tokamak.tools.advice import for_break, for_recompile
 from tokamak.tools.cli import main
 from tokamak.tools.limits import Row, bound, kind_of
 from tokamak.tools.profile import METRICS, Other, beyond, by_position, condition, profile
+from tokamak.tools.profile_report import flops
 from tokamak.tools.record import recording
 from tokamak.tools.spans import Mark, Span, marks_of, spans_of
 from tokamak.tools.traced import Slice, Traced, memory_use, peak_bytes, thinned
@@ -231,6 +232,15 @@ def test_a_timeline_of_what_the_profiler_saw():
 
 def test_overlapping_spans_are_busy_once():
     assert Traced([Span("a", 0, 10), Span("b", 5, 10), Span("c", 30, 1)], [], 1).busy == pytest.approx(16e-9)
+
+
+def test_no_bytes_are_fewer_than_the_fewest_possible():
+    """A table of which a few rows are read counts as what is read of it; and what torch counts no FLOPs of has none to show."""
+    picked = lambda table, i: torch.nn.functional.embedding(i, table) * 2
+    p = tokamak.profile(picked, torch.randn(5000, 8), torch.tensor([1, 2]), seconds=0.0)
+    assert 0 < p.fewest <= p.compiled.bytes < 5000 * 8 * 4
+    call = Row("sort.default", "inference", "", "", 1, 1.0, 8, 8, 0, 0.5, "memory", opaque="no table entry")
+    assert (flops(call), flops(replace(call, opaque="")), flops(replace(call, flops=2000))) == ("–", "0", "2k")
 
 
 # -- steps in turn -----------------------------------------------------------------------------------------------------------

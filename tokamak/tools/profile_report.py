@@ -143,7 +143,7 @@ def kernel_table(p: Profile) -> Iterator:
         about = "  ".join(filter(None, (r.name + (" (torch)" if r.opaque else ""), r.module, short(r.source))))
         made = f"\n    {resources(r)}{r.schedule}" if r.schedule else ""
         over = f" ({r.bytes / r.fewest:.2f}x)" if r.fewest and r.bytes > 1.005 * r.fewest else ""
-        table.add_row(took(r.wasted), took(r.seconds), str(r.calls), f"{r.fraction:.0%}", r.kind, size_text(r.bytes) + over, count_text(r.flops), r.phase,
+        table.add_row(took(r.wasted), took(r.seconds), str(r.calls), f"{r.fraction:.0%}", r.kind, size_text(r.bytes) + over, flops(r), r.phase,
                       Text("\n".join(line[:WHAT] for line in (about + made).split("\n"))))
     yield table
     if any(r.seconds < NEAR * r.limit for r in p.rows[:KERNELS]):
@@ -154,6 +154,11 @@ def kernel_table(p: Profile) -> Iterator:
     if p.others:
         names = "; ".join(f"{took(o.seconds)} {o.name[:WHAT]} x{o.calls:.3g}" for o in p.others[:3])
         yield Text(f"beyond these, {took(sum(o.seconds for o in p.others))} on the device: {names}" + ("; ..." if len(p.others) > 3 else ""), "dim")
+
+
+def flops(r: Row) -> str:
+    """Those of a call for which torch has no formula are not known."""
+    return "–" if r.opaque and not r.flops else count_text(r.flops)
 
 
 def line_table(p: Profile) -> Iterator:
