@@ -140,6 +140,7 @@ def test_channels_last(how):
 def test_vmap_and_grad(how):
     check(how, lambda x, w: torch.func.vmap(lambda row: (row * w).sum().tanh())(x), torch.randn(5, 4), torch.randn(4))
     check(how, lambda x: torch.func.grad(lambda y: (y.sin() * y).sum())(x), torch.randn(7))
+    check(how, lambda x: torch.func.vmap(lambda number: number * 2.5)(x), torch.randn(5))        # the factor is cast to a tensor's type
 
 
 def test_mutated_input(how):

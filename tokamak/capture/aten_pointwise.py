@@ -295,7 +295,9 @@ def clone(b, x: Tensor, memory_format=None) -> Tensor:
 
 @register(aten._to_copy.default, aten.to.dtype, torch.ops.prims.convert_element_type.default)
 def to_copy(b, x: Tensor, *args, **kwargs) -> Tensor:
-    """A cast that the user wrote: it rounds."""
+    """A cast that the user wrote: it rounds. `vmap` casts numbers, too."""
+    if not isinstance(x, Tensor):
+        return pointwise(b, lambda v: v, x, wide=False)
     if b.spec.device != x.device:
         raise NotCompiled("a copy to another device")
     return x.cast(b.spec.dtype)
