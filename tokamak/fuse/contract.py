@@ -46,8 +46,8 @@ def contract(graph: Graph, target, choice: str = "", activated: Mapping = Mappin
         site = Site(graph, possible, taken, back_to_back(graph, possible), behind)
         asked = Reason("vendor", "not attempted", "as asked")
         reasons.update(unprofitable(site, hints, target) if choice == "" else dict.fromkeys(possible, asked))
-    vendors = lambda n: reasons.get(n, n) is not None
-    behind = {n: x for n, x in behind.items() if reasons.get(n) is not None and vendors(x.kept)}
+    kernel = lambda kept: isinstance(kept, Opaque) and kept in reasons and reasons[kept] is None
+    behind = {n: x for n, x in behind.items() if reasons.get(n) is not None and not kernel(x.kept)}
     made = decided(graph, reasons, hints, target.fast, {n: taken[n] for n, r in reasons.items() if r is None and n in taken}, behind)
     return inline(made, target) if None in reasons.values() else made
 
