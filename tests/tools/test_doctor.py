@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import tokamak
+from tokamak.errors import BuildError
 from tokamak.runtime import build as building
 from tokamak.runtime import cache as caching
 from tokamak.tools import doctor, machine
@@ -55,6 +56,17 @@ def test_no_compiler_is_missing_and_says_what_to_install(monkeypatch, tmp_path):
     found = facts(cache_dir=str(tmp_path / "cache"))
     assert found["status"] == 1 and found["C compiler"].state == found["a kernel on cpu"].state == "missing"
     assert found["C compiler"].mend.startswith("apt install gcc")
+
+
+def test_who_launches_kernels(monkeypatch):
+    asked = lambda: list(doctor.launching(tokamak.Options(), ["cuda:0"]))
+    assert [(f.found, f.state) for f in asked()] == [("by C", "ok")] and not list(doctor.launching(tokamak.Options(), []))
+
+    def fails(*_, **__):
+        raise BuildError("the C compiler failed\n  with many words")
+    monkeypatch.setattr(building, "build", fails)
+    fact, = asked()
+    assert fact.state == "note" and fact.found.endswith("longer than C: the C compiler failed") and fact.mend == "apt install gcc"
 
 
 def test_a_compiler_that_is_none(tmp_path):

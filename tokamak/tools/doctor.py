@@ -21,7 +21,7 @@ from .. import __version__
 from ..backend import compile
 from ..errors import BuildError, CompilerMissing, TokamakError
 from ..options import Options, current
-from ..runtime import threads
+from ..runtime import gpu_launcher, threads
 from ..runtime.build import compiler
 from ..runtime.cache import open_cache
 from ..target import target
@@ -69,7 +69,7 @@ def examine(measure: bool = False) -> Checkup:
     """Looks at everything, and runs one kernel on each kind of device. `measure`: the devices' peaks are measured now."""
     options = current()
     gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() and torch.version.hip is None else []
-    facts = [*versions(), *c_compiler(options), *processor(), *gpu(gpus), *triton(bool(gpus)), *cache(options)]
+    facts = [*versions(), *c_compiler(options), *processor(), *gpu(gpus), *triton(bool(gpus)), *launching(options, gpus), *cache(options)]
     for device in ("cpu", *gpus[:1]):
         facts += [works(device), *peaks(device, measure)]
     return Checkup(tuple(facts))
@@ -135,6 +135,17 @@ def gpu(devices: list[str]) -> Iterator[Fact]:
     else:
         yield Fact("GPU", "NVIDIA's driver is here, but torch finds no device", MISSING,
                    "nvidia-smi    # what does the driver say? is CUDA_VISIBLE_DEVICES empty?")
+
+
+def launching(options: Options, devices: list[str]) -> Iterator[Fact]:
+    if not devices:
+        return
+    try:
+        gpu_launcher.compiled(options.cache_dir, options.cc)
+    except (CompilerMissing, BuildError) as why:
+        yield Fact("launches", f"by Python, which takes the host longer than C: {str(why).splitlines()[0]}", NOTE, "apt install gcc")
+    else:
+        yield Fact("launches", "by C")
 
 
 def nvidia_driver() -> bool:
