@@ -68,7 +68,8 @@ def test_inputs_are_held_when_they_are_known_to_be_small(known, expected):
 
 
 def test_what_ends_a_group():
-    for between in (call("x"), Copy(Ref("x"), Ref("y")), Let("n", "1"), Launch("c", (("ptr", "x"),)), kernel("x", on="cuda:1"), kernel("x", on="cpu")):
+    others = kernel("x", on="cuda:1"), kernel("x", on="cpu"), Launch("c", (("ptr", "x"),))
+    for between in (call("x"), Copy(Ref("x"), Ref("y")), Let("n", "1"), *others):
         found = shape(grouped(program(kernel("x"), between, kernel("x"))))
         assert found == [[0], [1] if isinstance(between, Launch) and between.grid else type(between).__name__, [2], "Return"]
 
@@ -127,8 +128,8 @@ def arrived(fake):
 def test_values_are_added_to_what_is_known(fake, launch):
     a, b = fake.kernel(launch).on("cuda:0"), fake.kernel(launch).on("cuda:0")
     words = lambda *w: tuple(x if isinstance(x, Word) else Word(x) for x in w)
-    run = Run([(a, words(5, Word(0, 2), 1, Word(32, 0), -3, 2.5)), (b, words(1, 1, 1, Word(64, 0), Word(0, 2), Word(0, 1))), (a, words(2, 1, 1, 16, 7, -0.0))],
-              (False, True, False))
+    run = Run([(a, words(5, Word(0, 2), 1, Word(32, 0), -3, 2.5)), (b, words(1, 1, 1, Word(64, 0), Word(0, 2), Word(0, 1))),
+               (a, words(2, 1, 1, 16, 7, -0.0))], (False, True, False))
     for base, x, n in ((1 << 46, -1.0, 9), (160, float("inf"), 3)):                     # the first call loads
         before = len(fake.launches)
         assert run.call(77, base, x, n) == 0
@@ -227,8 +228,9 @@ def test_a_program_makes_one_call_of_a_chain(fake, device, launch):
     """x -> y through two small values: three launches, one block, addresses inside it."""
     words = lambda a, n: (("ptr", a), ("int", n), ("float", "0.5"))
     step = lambda a, n: Launch("k", words(a, n), grid=("n", "1", "1"), device="cuda:1")
-    p = Program("p", ("x",), (Let("n", "x.shape[0]"), alloc("a", on="cuda:1"), step("a", "n"), alloc("b", on="cuda:1"), step("b", "2"), step("a", "3"), Drop("a"),
-                              alloc("y", kind="output", on="cuda:1"), step("y", "4"), step("b", "5"), Drop("b"), Return((Ref("y"),))))
+    p = Program("p", ("x",), (Let("n", "x.shape[0]"), alloc("a", on="cuda:1"), step("a", "n"), alloc("b", on="cuda:1"), step("b", "2"),
+                              step("a", "3"), Drop("a"), alloc("y", kind="output", on="cuda:1"), step("y", "4"), step("b", "5"), Drop("b"),
+                              Return((Ref("y"),))))
     text = source(p)
     assert text.count("tk_r") == 1 and "tk_m = tk_empty_gpu((912,), (1,), tk_uint8)" in text and "del" not in text
     fn = assemble(p, {"k": fake.kernel(launch)})
@@ -243,9 +245,10 @@ def test_a_program_makes_one_call_of_a_chain(fake, device, launch):
 
 
 def test_numbers_of_addresses_know_where_the_block_is(fake, device, launch):
-    text, step = "abs(({a} + 4 * (n)) - ({x}))", lambda a, number: Launch("k", (("ptr", a), number, ("float", "0.5")), grid=("1", "1", "1"), device=ON)
-    p = Program("p", ("x",), (Let("n", "x.shape[0]"), alloc("a"), step("a", ("int", "1")), alloc("b"), step("b", ("addresses", f"{text} - {text} + 3")),
-                              step("a", ("addresses", "{b} - {a}")), Return(())))
+    text = "abs(({a} + 4 * (n)) - ({x}))"
+    step = lambda a, *number: Launch("k", (("ptr", a), number, ("float", "0.5")), grid=("1", "1", "1"), device=ON)
+    p = Program("p", ("x",), (Let("n", "x.shape[0]"), alloc("a"), step("a", "int", "1"), alloc("b"), step("b", "addresses", f"{text} - {text} + 3"),
+                              step("a", "addresses", "{b} - {a}"), Return(())))
     assert set(layout(p).places) == {"a", "b"} and set(read(p.steps[4])) == {"b", "a", "x"} and names_in(p.steps[4]) == {"n"}
     fn = assemble(p, {"k": fake.kernel(launch)})
     for _ in range(2):

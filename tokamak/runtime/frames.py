@@ -2,7 +2,8 @@
 
 A Frame is memory that the driver reads: the words of all launches, those that a call does not change in place; where each parameter of each kernel
 stands; a configuration a launch. A call writes its values, once each, and has the driver launch one after the other. Calls of several threads have
-a Frame each. What is not ordinary (code that is not loaded, memory less aligned than a kernel assumes, descriptors, workspaces) goes launch by launch.
+a Frame each. What is not ordinary (code that is not loaded, memory less aligned than a kernel assumes, descriptors, workspaces, grids that only the
+call shows) goes launch by launch.
 """
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ class Frame:
             constants, hidden = self._constants(frames, words[HEAD:]), (c_int64 * max(record.hidden, 1))()
             own, shared = ctypes.addressof(constants), ctypes.addressof(self.values)
             at = [own + 8 * i if w.value is None else shared + 8 * frames.slots[w.value, w.constant] for i, w in enumerate(words[HEAD:])]
-            parameters = (c_uint64 * (len(at) + record.hidden))(*at, *range(ctypes.addressof(hidden), ctypes.addressof(hidden) + 8 * record.hidden, 8))
+            at += range(ctypes.addressof(hidden), ctypes.addressof(hidden) + 8 * record.hidden, 8)
+            parameters = (c_uint64 * max(len(at), 1))(*at)
             size = Attribute(4, 0, (record.cluster, 1, 1))
             how = Configuration(tuple(w.constant for w in words[1:HEAD]), (record.threads, 1, 1), record.shared, None,
                                 ctypes.pointer(size) if record.cluster > 1 else None, record.cluster > 1)

@@ -171,7 +171,8 @@ class _Printer:
         if on != "cpu":
             self._enter(on)
         values: dict[tuple[str, str], int] = {}
-        launches = [(self._placed(at, step), [self._launch_word(values, at, step, *w) for w in self._launch_words(at, step)]) for at, step in group.launches]
+        words = lambda at, step: [self._launch_word(values, at, *w) for w in self._launch_words(at, step)]
+        launches = [(self._placed(at, step), words(at, step)) for at, step in group.launches]
         for _, step in group.launches:
             self.lines.append(f"# {step.kernel}[{', '.join(step.grid)}]({', '.join(text or kind for kind, text in step.words)})")
         run = Run(launches, [kind == "float" for kind, _ in values]).call if all(placed is not None for placed, _ in launches) else None
@@ -190,7 +191,7 @@ class _Printer:
     def _launch_words(self, position: int, step: Launch) -> list[tuple[str, str]]:
         return [*(("int", text.replace(RESIDENT, f"tk_k{position}.resident")) for text in step.grid), *step.words]
 
-    def _launch_word(self, values: dict[tuple[str, str], int], position: int, step: Launch, kind: str, text: str) -> Word:
+    def _launch_word(self, values: dict[tuple[str, str], int], position: int, kind: str, text: str) -> Word:
         """What is known of a word before a call; what is not becomes one of `values`."""
         if kind == "error":
             return Word(self.namespace.get(f"tk_x{position}", 0))
@@ -285,8 +286,11 @@ class _Printer:
     # -- values
     def _word(self, kind: str, text: str) -> str:
         if kind == "addresses":
-            return BRACED.sub(lambda found: f"({self._pointer('tk_m')} + {self.places[found[1]]})" if found[1] in self.places else self._pointer(found[1]), text)
+            return BRACED.sub(lambda found: self._address(found[1]), text)
         return self._pointer(text) if kind in ("ptr", "temp") else text
+
+    def _address(self, name: str) -> str:
+        return f"({self._pointer('tk_m')} + {self.places[name]})" if name in self.places else self._pointer(name)
 
     def _pointer(self, name: str) -> str:
         if self.pointers[name] == 1:

@@ -1,8 +1,8 @@
 """Kernels that follow each other: one call of the host's for all of them, and one block of memory for small values that only they see.
 
-`grouped` puts the launches of a program that nothing separates into Groups: memory for all is taken before the first, and small memory given back behind
-the last. `Layout` has places in one block for small values that kernels alone read: two of them share bytes where no launch needs both, since a
-device runs launches of one stream in order. `Run` is a Group at work.
+`grouped` puts the launches of a program that nothing separates into Groups: memory for all is taken before the first, and small memory given back
+behind the last. `Layout` has places in one block for small values that kernels alone read: two of them share bytes where no launch needs both, since
+a device runs launches of one stream in order. `Run` is a Group at work.
 """
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from .steps import Alloc, Call, Drop, Launch, Program, Step, TensorSpec, ints, is_int, made, read
 
-SMALL = 1 << 20             # bytes up to which memory may be held for a few kernels longer, and that all values of a block may take: what torch calls small
+SMALL = 1 << 20             # bytes: so much may be held for a few kernels longer, and so much a block may take; what torch's allocator calls small
 _ALIGN = 512                # as torch's own blocks on GPUs
 
 
@@ -79,8 +79,8 @@ def layout(program: Program) -> Layout | None:
     """The block of `program`: of the device of its first launch with a grid."""
     device = next((s.device for s in program.steps if isinstance(s, Launch) and s.grid is not None), None)
     shown = {n for s in program.steps if not (isinstance(s, Launch) and s.grid is not None) for n in read(s)}
-    sizes = {s.name: int(s.nbytes_text) for s in program.steps
-             if isinstance(s, Alloc) and s.kind == "temp" and s.spec.static and s.spec.device == device and is_int(s.nbytes_text) and s.name not in shown}
+    temporary = [s for s in program.steps if isinstance(s, Alloc) and s.kind == "temp" and s.spec.device == device and s.name not in shown]
+    sizes = {s.name: int(s.nbytes_text) for s in temporary if s.spec.static and is_int(s.nbytes_text)}
     spans: dict[str, list[int]] = {}
     for position, step in enumerate(program.steps):
         for name in read(step) if isinstance(step, Launch) else ():
@@ -91,7 +91,7 @@ def layout(program: Program) -> Layout | None:
 
 
 def _places(wanted: Iterable[tuple[int, int, str, int]]) -> dict[str, int]:
-    """First bytes of values (first launch, last launch, name, bytes): the lowest that no other in use has. Those that would end behind SMALL have none."""
+    """First bytes of values (first launch, last launch, name, bytes): the lowest that no other in use has. What would end behind SMALL has none."""
     places: dict[str, int] = {}
     used: list[tuple[int, int, int]] = []           # (begin, end, last launch), by begin
     for first, last, name, size in sorted(wanted):
@@ -116,8 +116,8 @@ class Word:
 
 
 class Run:
-    """Launches of kernels (`Placed`, or others with `address`, `launch` and a call of the same meaning), each with its words behind the address. `floats`:
-    of each value of a call, is it one? `call(stream, *values)` makes them all."""
+    """Launches of kernels (`Placed`, or others with `address`, `launch` and a call of the same meaning), each with its words behind the address.
+    `floats`: of each value of a call, is it one? `call(stream, *values)` makes them all."""
 
     def __init__(self, launches: Sequence[tuple[Any, Sequence[Word]]], floats: Sequence[bool]):
         self.kernels = tuple(kernel for kernel, _ in launches)
@@ -139,7 +139,7 @@ class Run:
         if len(values) != len(self.floats):
             raise TypeError(f"{len(self.floats)} values are expected, not {len(values)}")
         for kernel, words, pack in zip(self.kernels[first:], self.words[first:], self.packs[first:]):
-            packed = pack(*[w.constant if w.value is None else values[w.value] if self.floats[w.value] else w.constant + values[w.value] for w in words])
+            packed = pack(*[w.constant if w.value is None else values[w.value] + w.constant if w.constant else values[w.value] for w in words])
             if kernel.launch(packed, stream):
                 kernel(packed, stream)
         return 0

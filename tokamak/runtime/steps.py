@@ -67,7 +67,8 @@ class Alloc:
 class Launch:
     """One kernel call. Each word is ('ptr' | 'temp', tensor name), ('int', text), ('addresses', text: tensor names in braces are their addresses),
     ('float', text: the 8 bytes of a double) or, on a GPU, ('error', ''): the address of an int32 that the kernel sets to 1 + the number of its error.
-    `grid`: texts of a GPU kernel's numbers of programs, in which RESIDENT stands for how many of them the device runs at once; None: a kernel in C. `device`: where it runs; "cpu" with a grid: the interpreter."""
+    `grid`: texts of a GPU kernel's numbers of programs, in which RESIDENT stands for how many of them the device runs at once; None: a kernel in C.
+    `device`: where it runs; "cpu" with a grid: the interpreter."""
     kernel: str
     words: tuple[tuple[str, str], ...]
     first_error: int = 0            # where this kernel's errors begin in the program's
@@ -113,8 +114,8 @@ Step = Let | Alloc | Launch | Call | Drop | Copy | Return
 class Program:
     """`inputs`: argument names in calling order; `errors`: what a kernel's result n + 1 raises: (exception class, message);
     `constants`: tensors that the steps name and that are no inputs; `dtypes`: the traced types of inputs, checked where a kernel reads them.
-    `condition`: text over inputs that are numbers: the sizes that it is for; "" are all. `devices`: where the inputs are that are tensors; `spans`: the
-    bytes from their first element to behind their last, where they are known."""
+    `condition`: text over inputs that are numbers: the sizes that it is for; "" are all. `devices`: where the inputs are that are tensors; `spans`:
+    the bytes from their first element to behind their last, where they are known."""
     name: str
     inputs: tuple[str, ...]
     steps: tuple[Step, ...]
