@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 
 import tokamak
-from tokamak.fuse import pad
+from tokamak.fuse import pad, price
+from tokamak.fuse import products as prices
 from tokamak.tools.record import Recorder
 
 BF16 = torch.bfloat16
@@ -23,7 +24,7 @@ def products(recorder: Recorder) -> list:
     return [([tuple(x.constant for x in v.shape) for v in c.args if hasattr(v, "node")], c.reason) for c in calls]
 
 
-def run(fn, *args, grad=False):
+def run(fn, *args, grad=False, choice="vendor"):
     """(what `fn` gives compiled, its products); with `grad` the gradients of a weighted sum too."""
     def outcome(f):
         given = [a.clone().requires_grad_(grad) for a in args]
@@ -33,7 +34,7 @@ def run(fn, *args, grad=False):
     recorder = Recorder()
     with torch.no_grad():
         weights = torch.linspace(-1, 1, fn(*args).numel()).view(fn(*args).shape)
-    got, want = outcome(tokamak.compile(fn, target="interpret", strict=True, recorder=recorder, cache_dir="", contractions="vendor")), outcome(fn)
+    got, want = outcome(tokamak.compile(fn, target="interpret", strict=True, recorder=recorder, cache_dir="", contractions=choice)), outcome(fn)
     for g, w in zip(got, want, strict=True):
         assert g.stride() == w.stride() and g.dtype is w.dtype
         torch.testing.assert_close(g, w, rtol=3e-2, atol=3e-2)
@@ -118,3 +119,22 @@ def test_it_has_to_pay():
     assert larger(4096, 1024, 50264) is None and larger(1, 1024, 50257) is None and larger(64, 64, 65) is None
     assert larger(197, 64, 197, (768,)).after == (197, 64, 200) and larger(200, 64, 200, (768,)) is None and larger(33, 64, 33, (12,)) is None
     assert larger(197, 197, 64, (768,), lambda node: False).after == (197, 200, 64) and larger(197, 197, 64, (768,)) is None
+
+
+def test_a_result_that_has_to_lie_as_it_is_comes_from_a_kernel_of_ours(monkeypatch):
+    """Where that is worth it: no wider result is copied. What is computed further from a wider result needs no copy."""
+    weights = values(100, 32, seed=1), values(101, 32, seed=2)
+    linear = lambda x, w: F.linear(x, w)
+    monkeypatch.setattr(pad, "WORTH", -1.0)
+    assert "made 128 x 32 x 104" in run(linear, values(4, 32, 32), weights[1], choice="")[0][1]
+    monkeypatch.setattr(price, "LEAST", 1e9)
+    monkeypatch.setattr(pad, "SPARED", 1e9)
+    assert not run(linear, values(4, 32, 32), weights[1], choice="")
+    assert run(linear, values(4, 32, 32), weights[1])
+    assert "made 128 x 32 x 104" in run(lambda x, w: F.linear(x, w).float().logsumexp(-1), values(4, 32, 32), weights[0], choice="")[0][1]
+
+
+def test_the_price_of_rows_that_begin_anywhere():
+    p = prices.PRODUCTS["cuda", 90]
+    sizes = (1, 4096, 50257, 1024)
+    assert prices.ours(p, 132, sizes)[0] < prices.ragged(p, 132, sizes) < 2 * prices.ours(p, 132, sizes)[0]

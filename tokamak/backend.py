@@ -206,7 +206,7 @@ def _kernels_and_program(captured: Graph, constants: Mapping, machine: Target, o
                          name: str) -> Callable[[list], Any]:
     """The stages behind `simplify`, for sizes of the graph's classes: the boxed function."""
     graph = trace("stream", stream(graph, machine) if options.streaming else graph)
-    graph = trace("inline", widened(inline(padded(unrolled(graph, machine), machine, MATRICES), machine), machine))
+    graph = trace("inline", widened(inline(padded(unrolled(graph, machine), machine, MATRICES, options.contractions), machine), machine))
     graph = trace("contract", contract(graph, machine, options.contractions, ACTIVATED if machine.kind == "gpu" else ACTIVATED_ON_CPU, ADDED))
     planned = trace("fuse", plan(graph, machine))
     found = tuned.table(options.cache_dir, machine.model) if options.tuned and machine.model and not machine.ordered else {}

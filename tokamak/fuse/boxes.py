@@ -4,7 +4,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..ir.expr import Cast, Expr, Load
-from ..ir.index import Axis, Index, as_index
+from ..ir.index import Axis, FloorDiv, Index, Mod, as_index
 from .contraction import Contraction
 from .cost import Hints
 
@@ -38,9 +38,10 @@ def box(memory, address: Index, dims: tuple[Axis, ...], hints: Hints) -> Box | N
     return Box(memory, rest, order, tuple(strides[a] for a in order))
 
 
-def movable(c: Contraction, hints: Hints) -> bool:
-    """Can the engine move both factors, as they lie in memory? Of rows and columns of one axis each: others were not seen to work."""
-    return len(c.rows) == len(c.columns) == 1 and len(c.batch) <= 1 and all(_moves(e, c.depth, hints) for e in (c.left, c.right))
+def movable(c: Contraction, hints: Hints, joined: bool = False) -> bool:
+    """Can the engine move both factors, as they lie in memory? Of rows and columns of one axis each: others were not seen to work. `joined`: also where
+    rows are those of a view of contiguous memory that has more dimensions."""
+    return len(c.rows) == len(c.columns) == 1 and len(c.batch) <= 1 and all(_moves(e, c.depth, hints, joined) for e in (c.left, c.right))
 
 
 def plain(e: Expr) -> Load | None:
@@ -49,10 +50,20 @@ def plain(e: Expr) -> Load | None:
     return read if isinstance(read, Load) and read.guard is None and read.dtype.is_half else None
 
 
-def _moves(e: Expr, depth: Axis, hints: Hints) -> bool:
+def _moves(e: Expr, depth: Axis, hints: Hints, joined: bool) -> bool:
     read = plain(e)
     if read is None:
         return False
     address = sum((i * s for i, s in zip(read.index, read.node.strides)), as_index(0))
+    address = _joined(address) if joined else address
     others = [a for a in address.axes() if a is not depth]
     return any(box(read.node, address, (a, depth), hints) is not None for a in others)
+
+
+def _joined(i: Index) -> Index:
+    """`i` with (a // n) * (c * n) + (a % n) * c as a * c."""
+    for high in [a for a in i.atoms() if isinstance(a, FloorDiv)]:
+        low = next((a for a in i.atoms() if isinstance(a, Mod) and a.a is high.a and a.b is high.b), None)
+        if low is not None and i.coefficient(high) is i.coefficient(low) * high.b:
+            i = i.without(high).without(low) + high.a * i.coefficient(low)
+    return i

@@ -17,18 +17,18 @@ from ..ir.graph import Compute, Graph, Node, Opaque, Result, View
 from ..ir.index import Axis, Index, as_index, axis, row_major, substitute
 from ..ir.rewrite import GraphRewrite
 from ..ir.text import spec_parts
-from .price import RATES, Rates
+from .contract import contractions
+from .cost import estimates, pinned_nodes
+from .price import PITCH, RATES, UNALIGNED, Rates, writes_any_row
+from .products import PRODUCTS, ragged, vendors
 
-PITCH = 8               # elements of 16 bits: 16 bytes
-UNALIGNED = {1: 96e12, 2: 245e12, 4: 262e12}     # operations a second by the power of two that divides the extents, where the rate is 700e12: products of
-                        # 4096 x 1024 x 50257 in 4.40 ms forward, 3.06 and 2.88 backward, 0.58, 0.53 and 0.55 so; x 30522: 1.04, 0.96, 1.09; 0.35, 0.32, 0.35
-                        # x 50258 and x 50260: 1.60, x 50264: 0.56; 4096 x 4092 x 4096: 0.53, 4096 x 4096 x 4092: 0.49, x 4096: 0.17
 BATCHED = {True: {1: 28e12, 2: 41e12, 4: 41e12}, False: {1: 50e12, 2: 75e12, 4: 75e12}}     # of many at once: are they the result's, or a factor's?
                         # 768 of 197 x 64 x 197 in 135 to 156 us, x 197 x 64 in 91, with 198 in 100 and 50, in whole words 40 and 34; 96 of 577 x 64 x 577 in
                         # 116 and 37, x 577 x 64 in 96 and 31
 DEEP = 256              # of a depth from which on many at once are like one: 16 of 1025 x 512 x 1023 in 178 us and 33, 64 of 197 x 1024 x 197 in 73 and 24
 MOVED = 2.4e12          # bytes a second at most, of what many at once read and write
 WORTH = 2.0             # times as much as copying takes that has to be saved
+SPARED = 1.1            # times as long as the vendor's call and a copy of its result a kernel of ours may take, which needs no second result in memory
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,16 @@ class _Larger:
         return self.after[2] != self.before[2] or self.batch is not None and self.after[0] != self.before[0]
 
 
-def padded(graph: Graph, target, products: Mapping) -> Graph:
+def padded(graph: Graph, target, products: Mapping, choice: str = "") -> Graph:
     """`graph` with such products made larger where that pays, on GPUs that were measured. `products`: target of a call -> the positions of what is
-    added (or None) and of its two matrices."""
+    added (or None) and of its two matrices. `choice`: as for `contract`."""
     rates = RATES.get(tuple(target.arch[:2])) if target.kind == "gpu" and not target.ordered else None
     if rates is None:
         return graph
     there = _in_memory(graph)
     found = {n: made for n in graph.nodes if isinstance(n, Opaque) and (made := _larger(n, products.get(n.target), rates, there)) is not None}
+    own = _by_kernels(graph, found, target) if found and choice != "vendor" else set()
+    found = {n: made for n, made in found.items() if n not in own}
     return _Padded(graph, found).result() if found else graph
 
 
@@ -67,6 +69,21 @@ def _in_memory(graph: Graph) -> Callable[[Node], bool]:
     shown = {v.node for v in (*graph.outputs, *(w.source for w in graph.writes)) if isinstance(v, View)}
     calls = Counter(r for n in graph.nodes if isinstance(n, Opaque) for r in set(n.reads))
     return lambda n: n in shown or not isinstance(n, Compute) or calls[n] > 1
+
+
+def _by_kernels(graph: Graph, found: Mapping[Opaque, _Larger], target) -> set[Opaque]:
+    """Those of `found` that stay as they are, since a kernel of ours writes such rows: only the result's are bad, and it has to lie in memory as it is, so
+    that a wider one would be copied."""
+    shown, made, hints = pinned_nodes(graph), contractions(graph), estimates(graph, target)
+    copied = {r.opaque for r in graph.nodes if isinstance(r, Result) and r in shown}
+
+    def spared(n: Opaque) -> bool:
+        c, plan = made.get(n), found[n]
+        if c is None or n not in copied or plan.after[:2] != plan.before[:2] or not writes_any_row(c, target, hints):
+            return False
+        sizes, p = c.sizes(hints), PRODUCTS[target.arch[:2]]
+        return ragged(p, target.threads, sizes) < SPARED * (vendors(p, target.threads, sizes) + 4 * sizes[1] * sizes[2] / p.copy + p.pass_)
+    return {n for n in found if spared(n)}
 
 
 def _larger(call: Opaque, positions: tuple | None, rates: Rates, there: Callable[[Node], bool] = lambda n: True) -> _Larger | None:

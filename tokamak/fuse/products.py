@@ -38,9 +38,9 @@ class Products:
     """Of a machine, 16-bit factors. `tiles`: of a kernel of ours, `pair`: of two products in one kernel, `paired`: where one descriptor reads a factor of
     both, `start`: seconds besides the tiles. `vendor`: what the library is taken to choose from, `call`: seconds besides; `shared`: seconds besides, where
     it shares out the depth, of which partial results go through memory. `copy`: bytes a second; `factors`: the same of products that wait for memory;
-    `beside`: for what a tile's end reads and writes beside its result; `pass_`: seconds of a kernel that does next to nothing; `operation`: seconds an
-    operation on one element takes one multiprocessor. `tired`: (share, seconds): by how much the machine is slower when it multiplies for longer than
-    that; `vendor_tired`: the same of the vendor's."""
+    `beside`: for what a tile's end reads and writes beside its result; `pass_`: seconds of a kernel that does next to nothing; `ragged`: bytes a second of
+    what our kernels write besides where rows begin anywhere; `operation`: seconds an operation on one element takes one multiprocessor. `tired`: (share,
+    seconds): by how much the machine is slower when it multiplies for longer than that; `vendor_tired`: the same of the vendor's."""
     tiles: tuple[Tile, ...]
     pair: Tile
     paired: Tile
@@ -52,6 +52,7 @@ class Products:
     factors: float
     beside: float
     pass_: float
+    ragged: float
     operation: float
     tired: tuple[float, float]
     vendor_tired: tuple[float, float]
@@ -70,7 +71,7 @@ PRODUCTS: dict[tuple, Products] = {
         vendor=(Tile(128, 256, 0.647e-6, 0.99e-6), Tile(256, 128, 0.647e-6, 0.99e-6), Tile(128, 192, 0.457e-6, 0.75e-6),
                 Tile(192, 128, 0.457e-6, 0.75e-6), Tile(128, 128, 0.309e-6, 0.67e-6), Tile(64, 256, 0.309e-6, 0.67e-6),
                 Tile(64, 128, 0.239e-6, 0.29e-6), Tile(128, 64, 0.239e-6, 0.29e-6), Tile(64, 64, 0.122e-6, 0.15e-6)),
-        call=6.5e-6, shared=3.7e-6, copy=4.2e12, factors=4.5e12, beside=3.2e12, pass_=1.8e-6, operation=3e-12,
+        call=6.5e-6, shared=3.7e-6, copy=4.2e12, factors=4.5e12, beside=3.2e12, pass_=1.8e-6, ragged=4e12, operation=3e-12,
         tired=(0.2, 1170e-6), vendor_tired=(0.325, 1400e-6))}
 
 
@@ -100,6 +101,13 @@ def ours(p: Products, processors: int, sizes: tuple[int, int, int, int], product
         factors = HALF * b * (m * k + products * k * n) / p.factors
         return _tired(p.tired, p.start + _together(rounds * (-(-k // DEPTH) * t.step + end), factors)) + beside / p.beside
     return min(((seconds(t), t) for t in (p.tiles if products == 1 else (p.paired if paired else p.pair,))), key=lambda x: x[0])
+
+
+def ragged(p: Products, processors: int, sizes: tuple[int, int, int, int]) -> float:
+    """Seconds of one kernel that makes a contraction of these extents whose rows of the result begin anywhere: no engine writes them, so each element is
+    stored by itself."""
+    b, m, n, _ = sizes
+    return ours(p, processors, sizes)[0] + HALF * b * m * n / p.ragged
 
 
 def vendors(p: Products, processors: int, sizes: tuple[int, int, int, int]) -> float:
