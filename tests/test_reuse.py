@@ -6,6 +6,8 @@ import torch
 
 import tokamak
 from tokamak.codegen import host
+from tokamak.fuse.axes import Group
+from tokamak.schedule.matmul import MatmulSchedule
 from tokamak.tools.record import Recorder
 
 
@@ -74,3 +76,35 @@ def test_training():
     got = torch.autograd.grad(run(x).square().sum(), [x, *layers.parameters()])
     for g, w in zip(got, step(x)):
         torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-5)
+
+
+# -- behind products ---------------------------------------------------------------------------------------------------------
+def half(*shape, seed=0):
+    return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) / 4).bfloat16()
+
+
+def added(fn, *args) -> list[int]:
+    """As `taken`, of 16-bit products that are kernels of ours: how many of these take over memory."""
+    torch._dynamo.reset()
+    recorder = Recorder()
+    run = tokamak.compile(fn, target="interpret", strict=True, cache_dir="", contractions="kernels", recorder=recorder)
+    before = [a.clone() for a in args]
+    for _ in range(2):
+        torch.testing.assert_close(run(*args), fn(*args), rtol=3e-2, atol=3e-2)
+    assert all(torch.equal(a, b) for a, b in zip(args, before))
+    return [sum(isinstance(g.values["lower"].bodies[s][1], MatmulSchedule) and any(n in found for n in s.nodes())
+                for s in g.values["lower"].plan.steps if isinstance(s, Group))
+            for g in recorder.graphs for found in [host.reused(g.values["lower"].plan, g.values["render"])]]
+
+
+@pytest.mark.parametrize("fn, count", [
+    (lambda r, x, w, v: ((x @ w) + r.sort().values).relu(), 1),
+    (lambda r, x, w, v: [(s := r.sort().values), ((x @ w) + s).relu()], 0),               # a result stays
+    (lambda r, x, w, v: ((x @ w) + (s := r.sort().values)).relu() * s.t(), 0),                    # read at other places, too
+    (lambda r, x, w, v: ((s := r.sort().values) @ w + s).relu(), 0),                      # a factor, too
+    (lambda r, x, w, v: ((h := (x @ w + r.sort().values).relu()) @ v).relu() + h.sum(), 1),       # a second layer behind it reads what is written
+    (lambda r, x, w, v: ((h := (x @ w + (s := r.sort().values)).relu()) @ v).relu() + s, 0),      # that one reads it once more
+], ids=lambda x: str(x) if isinstance(x, int) else "")
+def test_products_write_over_what_is_added_to_them(fn, count):
+    args = half(128, 128), half(128, 128, seed=1), half(128, 128, seed=2), half(128, 128, seed=3)
+    assert added(fn, *args) == [count]

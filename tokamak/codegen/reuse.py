@@ -1,4 +1,5 @@
-"""Which stored values take over memory that nobody needs any more: on a GPU a pointwise kernel writes its result where it has read an operand.
+"""Which stored values take over memory that nobody needs any more: on a GPU a pointwise kernel writes its result where it has read an operand, and a
+product where it has read what is added to it (a residual).
 
     every element of the operand is read by the iteration that writes the same place, in the expression of that store alone: no other iteration, and no
     other store, can see the difference
@@ -7,11 +8,15 @@
 """
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..fuse.axes import Group
 from ..fuse.plan import Plan
-from ..ir.expr import Load, Reduce, Scan, walk
+from ..ir.expr import Expr, Load, Reduce, Scan, walk
 from ..ir.graph import Compute, Opaque, Result, View, reads
 from ..schedule.body import Body, Store
+from ..schedule.matmul import MatmulSchedule, VectorSchedule, sums_beside
+from .tile_kernel import TileKernel
 
 
 def reused(plan: Plan, built: dict) -> dict:
@@ -24,11 +29,13 @@ def reused(plan: Plan, built: dict) -> dict:
     found: dict = {}
     for i, s in enumerate(plan.steps):
         parts = getattr(built.get(s), "parts", ()) if isinstance(s, Group) else ()
-        if len(parts) != 1 or not _pointwise(parts[0].kernel.body):
+        kernel = parts[0].kernel if len(parts) == 1 else None
+        if kernel is None or not (_pointwise(kernel.body) or _products(kernel)):
             continue
         taken: set = set()
-        for store in parts[0].kernel.body.stores:
-            gone = next((m for m in _operands(store, parts[0].kernel.body) if m not in taken and m not in kept and last.get(m) == i
+        for store in kernel.body.stores:
+            found_here = _operands(store, kernel.body) if _pointwise(kernel.body) else _added(store, kernel)
+            gone = next((m for m in found_here if m not in taken and m not in kept and last.get(m) == i
                          and _alike(m, store.memory.node)), None)
             if gone is not None and store.memory.node not in plan.inplace:
                 found[store.memory.node] = gone
@@ -57,6 +64,46 @@ def _pointwise(body: Body) -> bool:
     exprs = [s.expr for s in body.stores]
     return body.base is None and not any(s.monoid is not None or s.guard is not None for s in body.stores) and \
         not any(isinstance(e, (Reduce, Scan)) for e in walk(*exprs))
+
+
+def _products(kernel: TileKernel) -> bool:
+    """Does each program make tiles of contractions, or of one behind another, to their ends?"""
+    s, body = kernel.schedule, kernel.body
+    return (isinstance(s, MatmulSchedule) and not isinstance(s, VectorSchedule) and s.programs == 1 and not kernel.spaces and not sums_beside(body)
+            and body.base is None and not any(x.monoid is not None or x.guard is not None for x in body.stores))
+
+
+def _added(store: Store, kernel: TileKernel) -> list:
+    """Nodes that the store's expression reads behind its contractions, at the very place that it writes, and nothing else does: another store only as
+    a part of what this one writes (the tile lies in registers then)."""
+    body, whole = kernel.body, {a for a, n in kernel.schedule.pieces if a.extent.constant is not None and sum(n) >= a.extent.constant}
+    if not body.parallel - store.axes <= whole:
+        return []                       # several programs make it
+    behind, inside = _above(store.expr, lambda e: isinstance(e, Reduce))
+    others = [e for x in body.stores if x is not store for e in _above(x.expr, lambda e: e is store.expr)[0]]
+    others += [e for fold in inside for e in walk(fold)]
+    barred = {e.node for e in others if isinstance(e, Load)}
+    read: dict = {}
+    for e in behind:
+        if isinstance(e, Load):
+            read.setdefault(e.node, []).append(e)
+    here = [m for m, loads in read.items() if m not in barred and all(e.guard is None and e.index[0] is store.address for e in loads)]
+    return [m.node for m in here if isinstance(m.node, (Compute, Result))]
+
+
+def _above(root: Expr, stops: Callable[[Expr], bool]) -> tuple[list[Expr], list[Expr]]:
+    """The parts of `root` that are reached without passing one that `stops`, and those that stop."""
+    found, ends, left = {}, {}, [root]
+    while left:
+        e = left.pop()
+        if e in found or e in ends:
+            continue
+        if stops(e):
+            ends[e] = None
+        else:
+            found[e] = None
+            left += e.children()
+    return list(found), list(ends)
 
 
 def _operands(store: Store, body: Body) -> list:
