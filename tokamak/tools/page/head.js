@@ -23,8 +23,10 @@ function headCard() {
   const all = [...new Set([...Object.keys(DATA.eager.phases), ...Object.keys(DATA.compiled.phases)])];
   const top = Math.max(DATA.eager.step, DATA.compiled.step);
   const bar = (name, side) => {
-    const known = sum(all, p => side.phases[p] || 0) || side.step,
-      device = DATA.device !== "cpu";
+    const device = DATA.device !== "cpu",
+      shown = sum(all, p => side.phases[p] || 0),
+      known = (device ? Math.max(shown, side.step) : shown) || side.step,
+      rest = device ? known - shown : 0;
     return h(
       "div",
       {class: "hero-row"},
@@ -46,6 +48,12 @@ function headCard() {
               (((side.phases[p] || 0) / known) * side.step) / top > 0.13 && h("span", {}, p || "other"),
             ),
           ),
+          rest > 0 &&
+            h(
+              "i",
+              {class: "phase p-idle", style: {"flex-grow": rest / known}, title: `idle: ${time(rest)}`},
+              ((rest / known) * side.step) / top > 0.08 && h("span", {}, "idle"),
+            ),
         ),
       ),
       h("b", {class: "num"}, time(side.step)),
@@ -85,7 +93,7 @@ function headCard() {
         "div",
         {class: "muted small"},
         "Seconds of a step, medians of steps taken in turn; the range holds half of them. ",
-        DATA.device === "cpu" ? "" : "Parts of a bar: the device's time in each phase.",
+        DATA.device === "cpu" ? "" : "Parts of a bar: the device's time in each phase, and idle.",
       ),
     ),
   );
