@@ -138,7 +138,7 @@ function accesses(x) {
           .map(k =>
             h(
               "button",
-              {class: "link", onclick: () => Selection.set(at(x.g, k), "drawer")},
+              {class: "link", title: x.drawing.nodes[k].name, onclick: () => Selection.set(at(x.g, k), "drawer")},
               (written ? "→ " : "← ") + shortName(x.drawing.nodes[k]),
             ),
           ),
