@@ -10,15 +10,17 @@ autocast); Llama 3.2 1B: a prompt, and one token against a cache (all in bfloat1
 Beside a profile stands the same step under eager and under `torch.compile(..., backend="tokamak")`, without any of tokamak's tools. Step: on a GPU
 CUDA events around one, the device idle before it; on a CPU the clock. Busy: on a GPU the device's time by the averages of torch's profiler, which
 watches nothing but the device; on a CPU that of eager's operators, by the same. Peak: torch's allocator's. Medians. `cost`: seconds of the whole call
-of `tokamak.profile`, less those of its first compiled step; the machine's peaks are measured before, once. Exit status 1 where a step or busy time
-is off by over 3% or a cost is over 10 s.
+of `tokamak.profile`, less those of its first compiled step; the first of all pays for the machine's peaks. Both have a process of their own. Exit
+status 1 where a step or busy time is off by over 3% or a cost is over 10 s.
 """
 from __future__ import annotations
 
 import argparse
 import json
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -29,8 +31,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import tokamak
-from tokamak.tools.machine import peaks
-from tokamak.tools.profile import Profile, Side
+from tokamak.tools.profile import Profile
 
 from . import gpu_graphs, gpu_zoo
 from .gpu import write
@@ -141,15 +142,21 @@ CASES = {
 
 
 # -- by other instruments --------------------------------------------------------------------------------------------------------
-def measured(step: Callable, gpu: bool, seconds: float) -> dict[str, float]:
-    """Figures of a step."""
+def measured(steps: dict[str, Callable], gpu: bool, seconds: float) -> dict[str, dict[str, float]]:
+    """Figures of the steps of each side. All are timed before torch's profiler is first used, which leaves its process slower."""
+    found = {side: timed(step, by_events if gpu else by_clock, seconds) for side, step in steps.items()}
+    more = (lambda step: {"busy": device_time(step), "peak": peak(step)}) if gpu else (lambda step: {"busy": operator_time(step)})
+    return {side: {**found[side], **more(step)} for side, step in steps.items()}
+
+
+def timed(step: Callable, one: Callable, seconds: float) -> dict[str, float]:
+    """Seconds of a step by itself: the median and the least."""
     for _ in range(3):
         step()
-    one, taken, end = (by_events if gpu else by_clock), [], time.perf_counter() + seconds
+    taken, end = [], time.perf_counter() + seconds
     while len(taken) < STEPS or time.perf_counter() < end:
         taken.append(one(step))
-    found = {"step": statistics.median(taken), "least": min(taken)}
-    return {**found, "busy": device_time(step), "peak": peak(step)} if gpu else {**found, "busy": operator_time(step)}
+    return {"step": statistics.median(taken), "least": min(taken)}
 
 
 def by_events(step: Callable) -> float:
@@ -221,25 +228,51 @@ class Compared:
         return off + ([f"cost {self.cost:.1f} s"] if self.cost > MOST else [])
 
 
-def compare(name: str, case: Case, device: str, layers: int | None, seconds: float) -> tuple[Compared, Profile]:
-    """Measures a case both ways: first without the profiler."""
-    gpu, made = device == "cuda", case.make(device, layers)
+def found(case: Case, device: str, layers: int | None, seconds: float) -> dict[str, dict[str, float]]:
+    """Figures of both sides, without tokamak's tools."""
+    made = case.make(device, layers)
     torch._dynamo.reset()
     whole = torch.compile(made.fn, backend=partial(tokamak.backend.backend, options=case.options))
-    found = {side: measured(made.step(fn), gpu, seconds) for side, fn in (("eager", made.fn), ("compiled", whole))}
-    start = time.perf_counter()
+    return measured({"eager": made.step(made.fn), "compiled": made.step(whole)}, device == "cuda", seconds)
+
+
+def said(case: Case, device: str, layers: int | None, seconds: float) -> tuple[dict, Profile]:
+    """What the profile says of both sides, and of itself; and the profile."""
+    made, start = case.make(device, layers), time.perf_counter()
     with torch.set_grad_enabled(made.train):
         p = tokamak.profile(made.fn, *made.args, options=case.options, seconds=seconds, **made.kwargs)
     took = time.perf_counter() - start
-    totals = tuple((side, what, *pair) for side in found for what, pair in pairs(getattr(p, side), found[side], gpu or side == "eager").items())
+    sides = {name: {k: getattr(side, k) for k in ("step", "busy", "peak")} for name, side in (("eager", p.eager), ("compiled", p.compiled))}
     named = (sum(r.seconds for r in p.rows) + sum(o.seconds for o in p.others)) / p.compiled.busy
-    about = torch.cuda.get_device_name() if gpu else p.peaks.device
-    return Compared(name, about, torch.__version__, p.first, took - p.first, totals, named, f"{p.bound}: {p.why}"), p
+    return {**sides, "device": p.peaks.device, "first": p.first, "cost": took - p.first, "named": named, "bound": f"{p.bound}: {p.why}"}, p
 
 
-def pairs(said: Side, found: dict[str, float], busy: bool) -> dict[str, tuple[float, float]]:
-    """Quantity -> (what the profile says, what was found)."""
-    return {k: (getattr(said, k), found[k]) for k in ("step", "busy", "peak") if k in found and (busy or k != "busy")}
+def compared(name: str, said: dict, found: dict[str, dict[str, float]], gpu: bool) -> Compared:
+    """Both side by side. On a CPU nothing but eager's operators is seen by torch's profiler."""
+    totals = tuple((side, what, said[side][what], found[side][what]) for side in ("eager", "compiled") for what in ("step", "busy", "peak")
+                   if what in found[side] and (gpu or side == "eager" or what != "busy"))
+    return Compared(name, said["device"], torch.__version__, said["first"], said["cost"], totals, said["named"], said["bound"])
+
+
+def in_a_process(part: str, name: str, args: argparse.Namespace) -> dict:
+    """One part of a case in a process of its own, in which torch's profiler has not been used before. Raises CalledProcessError."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "out.json")
+        more = [f"--layers={args.layers}"] * (args.layers is not None) + [f"--html={args.html}"] * (args.html is not None)
+        command = [sys.executable, "-m", "benchmarks.profiles", "--device", args.device, "--cases", name, "--seconds", str(args.seconds), *more]
+        subprocess.run([*command, "--part", part, "--out", str(out)], check=True)
+        return json.loads(out.read_text())
+
+
+def one_part(args: argparse.Namespace, case: Case) -> dict:
+    if args.part == "found":
+        return found(case, args.device, args.layers, args.seconds)
+    made, p = said(case, args.device, args.layers, args.seconds)
+    if args.html:
+        name = "".join(c if c.isalnum() else "_" for c in args.cases[0])
+        p.html(args.html / f"{name}.html")
+        (args.html / f"{name}.txt").write_text(str(p))
+    return made
 
 
 def lines(c: Compared) -> str:
@@ -287,31 +320,29 @@ def arguments(argv=None) -> argparse.Namespace:
     p.add_argument("--json", default="", help="file that keeps what was measured; cases measured again are replaced")
     p.add_argument("--report", action="store_true", help="measure nothing")
     p.add_argument("--write", action="store_true", help="put the tables of what there is into BENCHMARKS.md")
+    p.add_argument("--part", choices=("found", "said"), default="", help=argparse.SUPPRESS)
+    p.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     return p.parse_args(argv)
 
 
 def main(argv=None) -> int:
     args, every = arguments(argv), {n: c for cases in CASES.values() for n, c in cases.items()}
-    found = read(args.json)
     torch.set_float32_matmul_precision("high")
+    if args.part:
+        args.out.write_text(json.dumps(one_part(args, every[args.cases[0]])))
+        return 0
+    rows = read(args.json)
     for name in [] if args.report else args.cases or CASES[args.device]:
-        start = time.perf_counter()
-        peaks(args.device)
-        made, p = compare(name, every[name], args.device, args.layers, args.seconds)
-        found[f"{args.device} {name}"] = made
-        print(lines(made) + f"\n    ({time.perf_counter() - start:.1f} s)", flush=True)
-        if args.html:
-            slug = "".join(c if c.isalnum() else "_" for c in name)
-            p.html(args.html / f"{slug}.html")
-            (args.html / f"{slug}.txt").write_text(str(p))
+        parts = {part: in_a_process(part, name, args) for part in ("found", "said")}
+        made = rows[f"{args.device} {name}"] = compared(name, parts["said"], parts["found"], args.device == "cuda")
+        print(lines(made), flush=True)
         if args.json:
-            kept(args.json, found)
-    if args.write:
-        for device in CASES:
-            rows = [c for k, c in found.items() if k.startswith(device)]
-            if rows:
-                write(table(rows), f"<!-- profiles {device}: begin -->", f"<!-- profiles {device}: end -->")
-    return 1 if any(c.far() for c in found.values()) else 0
+            kept(args.json, rows)
+    for device in CASES if args.write else ():
+        of = [c for k, c in rows.items() if k.startswith(device)]
+        if of:
+            write(table(of), f"<!-- profiles {device}: begin -->", f"<!-- profiles {device}: end -->")
+    return 1 if any(c.far() for c in rows.values()) else 0
 
 
 if __name__ == "__main__":

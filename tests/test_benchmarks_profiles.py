@@ -1,11 +1,14 @@
 """benchmarks.profiles without a GPU: steps are what they say, totals that are off are said, and what was measured is kept and shown."""
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
 from benchmarks import profiles
-from benchmarks.profiles import CASES, Case, Compared, Made, compare, kept, leaves, read, table
+from benchmarks.profiles import CASES, Case, Compared, Made, kept, leaves, read, table
 
 from .tools.measured import quick  # noqa: F401 (a fixture for all tests here)
 
@@ -17,10 +20,26 @@ SEEN = Compared("a step", "a machine", "0", 1.0, 2.0, TOTALS, 1.0, "memory")
 def test_a_step_is_measured_both_ways(train):
     torch.manual_seed(0)
     model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()), torch.randn(4, 8)
-    found, p = compare("small", Case(lambda device, layers: Made(model, (x,), train=train)), "cpu", None, 0.0)
-    assert [(side, what) for side, what, *_ in found.totals] == [("eager", "step"), ("eager", "busy"), ("compiled", "step")]
-    assert all(said > 0 and other > 0 for *_, said, other in found.totals) and found.named == pytest.approx(1.0)
-    assert p.graphs == (2 if train else 1) and found.first == p.first
+    case = Case(lambda device, layers: Made(model, (x,), train=train))
+    other, (words, p) = profiles.found(case, "cpu", None, 0.0), profiles.said(case, "cpu", None, 0.0)
+    made = profiles.compared("small", words, other, False)
+    assert [(side, what) for side, what, *_ in made.totals] == [("eager", "step"), ("eager", "busy"), ("compiled", "step")]
+    assert all(said > 0 and found > 0 for *_, said, found in made.totals) and made.named == pytest.approx(1.0)
+    assert p.graphs == (2 if train else 1) and made.first == p.first and json.loads(json.dumps([words, other])) == [words, other]
+
+
+def test_each_part_has_a_process_of_its_own(tmp_path, monkeypatch, capsys):
+    ran = []
+
+    def run(command, check):
+        ran.append(command)
+        side = {"step": 1.0, "busy": 1.0, "peak": 1}
+        Path(command[command.index("--out") + 1]).write_text(json.dumps(
+            {"eager": side, "compiled": side, "device": "a machine", "first": 1.0, "cost": 1.0, "named": 1.0, "bound": "memory"}))
+    monkeypatch.setattr(profiles.subprocess, "run", run)
+    assert profiles.main(["--device", "cpu", "--cases", "nn.Linear", "--json", str(tmp_path / "kept.json"), "--layers", "2"]) == 0
+    assert [c[c.index("--part") + 1] for c in ran] == ["found", "said"] and all("--layers=2" in c for c in ran)
+    assert "nn.Linear" in capsys.readouterr().out and list(read(str(tmp_path / "kept.json"))) == ["cpu nn.Linear"]
 
 
 def test_gradients_are_taken_for_all_that_has_any():

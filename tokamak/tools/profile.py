@@ -241,7 +241,6 @@ def profile(fn: Callable, *inputs, optimizer: torch.optim.Optimizer | None = Non
     original = getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", None) or fn
     found, began = device_of((original, inputs, kwargs)), time.perf_counter()
     parameters = [p for g in optimizer.param_groups for p in g["params"]] if optimizer is not None else []
-    here = peaks(found)
     torch._dynamo.reset()
     watcher = Watcher()
     with restored(optimizer, parameters):
@@ -254,7 +253,7 @@ def profile(fn: Callable, *inputs, optimizer: torch.optim.Optimizer | None = Non
             first = timed(made)
             timed(made)
         try:
-            made = examined(watcher, eager, made, found, here, first, seconds, name_of(original))
+            made = examined(watcher, eager, made, found, first, seconds, name_of(original))
             return replace(made, took=time.perf_counter() - began - first)
         finally:
             torch._dynamo.reset()
@@ -274,7 +273,7 @@ def profile_called(watcher: Watcher, seconds: float = SECONDS, title: str = "") 
     watcher.keep_arguments = False
     for step in (eager, made, made):
         step()
-    return replace(examined(watcher, eager, made, found, peaks(found), watcher.compiling, seconds, title), took=time.perf_counter() - began)
+    return replace(examined(watcher, eager, made, found, watcher.compiling, seconds, title), took=time.perf_counter() - began)
 
 
 def each(calls: Sequence[tuple[Callable, tuple]]) -> None:
@@ -314,11 +313,13 @@ def restored(optimizer: torch.optim.Optimizer | None, parameters: Sequence[torch
 
 
 # -- measuring -------------------------------------------------------------------------------------------------------------
-def examined(watcher: Watcher, eager: Step, made: Step, device: str, here: Peaks, first: float, seconds: float, title: str = "") -> Profile:
-    """Measures both steps, which have run before, and puts together what is known of them."""
+def examined(watcher: Watcher, eager: Step, made: Step, device: str, first: float, seconds: float, title: str = "") -> Profile:
+    """Measures both steps, which have run before, and puts together what is known of them. Steps are timed before anything else: behind a use of
+    torch's profiler, by which peaks are measured too, a step of 519 launches was seen to take 9.0 ms that had taken 7.4 in the same process."""
     gpu = device != "cpu"
     looked, steps = Looked("looked at", watcher), {"eager": eager, "compiled": made}
     times = interleaved(steps if gpu else {**steps, looked.name: made}, device, seconds, looked=looked)      # to look at kernels takes time, too
+    here = peaks(device)
     e, records = explanation(watcher), watcher.graphs
     each, others, sides = (on_gpu if gpu else on_cpu)(eager, made, device, times, looked, records)
     found = limits.rows([r for r in records if any(name == r.name for name, _ in each)], each, here)
@@ -372,8 +373,8 @@ def covered(records: Sequence[GraphRecord]) -> Iterator[Covered]:
 
 
 def fewest_bytes(records: Sequence[GraphRecord]) -> int:
-    """Bytes that any way of running the graphs moves: inputs and outputs, each once. Of a table of which rows are picked, or a cache that is written in
-    one place, that counts too much, so it is at most what ours moves."""
+    """Bytes that any way of running the graphs moves: inputs and outputs, each once. Of a table of which rows are picked, or a cache that is written
+    in one place, that counts too much, so it is at most what ours moves."""
     return sum(min(least_bytes(plan_of(r).graph), memory_operations(r)[1].bytes) for r in records if plan_of(r) is not None and not r.eager)
 
 
