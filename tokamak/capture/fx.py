@@ -23,7 +23,7 @@ from .hosted import hosted
 from .regions import Regions, aliases
 from .registry import MEANINGS, TABLE, NotCompiled
 from .sizes import Sizes
-from .tensor import Tensor, cast, strided
+from .tensor import Tensor, cast, overlapping, strided
 
 _DTYPES = {torch.bool: dt.BOOL, torch.uint8: dt.U8, torch.int8: dt.I8, torch.int16: dt.I16, torch.int32: dt.I32, torch.int64: dt.I64,
            torch.float16: dt.F16, torch.bfloat16: dt.BF16, torch.float32: dt.F32, torch.float64: dt.F64}
@@ -311,6 +311,8 @@ class Capture:
         if not whole or not isinstance(spot.node, Input):
             raise Unsupported("copy_ into something that is no whole input")
         into = spot.node
+        if overlapping(into.shape, into.strides):
+            raise Unsupported("copy_ into an input whose elements share memory")
         value = source.expand(into.shape).cast(into.dtype) if source.shape != into.shape or source.dtype is not into.dtype else source
         view = strided(value)
         same = view is not None and all(x is y or e == 1 for x, y, e in zip(view.strides, into.strides, into.shape))

@@ -206,3 +206,14 @@ def strided(t: Tensor) -> View | None:
     if flat.axes() or any(type(a).__name__ == "Fetch" for a in flat.atoms()):
         return None
     return View(e.node, t.shape, tuple(strides), flat)
+
+
+def overlapping(shape: Sequence[Index], strides: Sequence[Index]) -> bool:
+    """May two elements lie at one place? Seen of constant extents and strides alone, and of interleaved ones it is said, too."""
+    reach = 0
+    known = [(t.constant, s.constant) for s, t in zip(shape, strides) if s.constant is not None and t.constant is not None]
+    for stride, extent in sorted(x for x in known if x[1] > 1):
+        if stride <= reach:
+            return True
+        reach += stride * (extent - 1)
+    return False
