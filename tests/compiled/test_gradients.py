@@ -61,7 +61,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_stands_apart(name):
-    inputs = values(200, 48), values(200, 40)
+    inputs = values(200, 160), values(200, 140)
     got, (record,) = run(OTHERS[name], *inputs)
     want = OTHERS[name](*map(wide, inputs))
     for g, w in zip(got, want, strict=True):
@@ -102,6 +102,29 @@ def test_a_step_of_narrow_layers(between, rows, inner, hidden, out):
     (backward,) = [r for r in step(fn, layers(rows, inner, hidden, out)) if r.kind == "backward"]
     assert not calls(backward) and len(narrow(backward)) == 1
     assert len(schedules(backward)) == 1 or inner == 128        # a wide layer's rows and weights may not find room beside each other
+
+
+@pytest.mark.parametrize("shape", [(6, 50, 48), (2, 3, 64, 48)])
+def test_rows_in_several_dimensions_are_rows(shape):
+    fn = lambda x, w, b, v, c: F.linear(F.relu(F.linear(x, w, b)), v, c)
+    inputs = [values(*shape).div(3).requires_grad_(), *layers(1, 48, 40, 33)[1:]]
+    (backward,) = [r for r in step(fn, inputs) if r.kind == "backward"]
+    assert not calls(backward) and len(narrow(backward)) == len(schedules(backward)) == 1
+
+
+def test_pointwise_and_sums_of_columns_alone_are_no_narrow_layers():
+    fn = lambda x, g: ((y := torch.where(x > 0, g, 0.0)), y.sum(0))
+    inputs = values(3000, 64), values(3000, 64)
+    got, (record,) = run(fn, *inputs)
+    for g, w in zip(got, fn(*map(wide, inputs)), strict=True):
+        assert error(g, w) <= TOLERANCE[torch.bfloat16]
+    assert not narrow(record)
+
+
+def test_what_does_not_fit_stands_apart():
+    """Gradients of weights that no program can carry beside each other."""
+    (backward,) = [r for r in step(lambda x, w, b, v, c: F.linear(F.relu(F.linear(x, w, b)), v, c), layers(300, 128, 128, 128)) if r.kind == "backward"]
+    assert not calls(backward) and len(schedules(backward)) > 1
 
 
 STEPS = {

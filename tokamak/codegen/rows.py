@@ -56,11 +56,12 @@ class RowsLowering(MatmulLowering):
     def _pairs(self) -> list[tuple[Axis, Axis]]:
         """The pairs of axes that values have, in the order in which they are met."""
         rows, found = self.schedule.depth, {}
+        every = frozenset((rows,))
         for st in local(self.body_):
             found[rows, self._other(st.axes)] = None
         for e in narrow.folds([s.expr for s in self.stores]):
-            if (c := narrow.within(e, rows)) is not None:
-                found |= dict.fromkeys(((rows, c.depth), (c.depth, c.columns[0]), (rows, c.columns[0])))
+            if (c := narrow.within(e, every)) is not None:
+                found |= dict.fromkeys(((rows, c.first), (c.first, c.second), (rows, c.second)))
             else:
                 found |= dict.fromkeys((*((rows, a) for a in sorted(e.free, key=lambda a: a.id)), self._sum_view(e)))
         return list(found)
@@ -70,10 +71,13 @@ class RowsLowering(MatmulLowering):
 
     def _sum_view(self, e: Reduce) -> tuple[Axis, Axis]:
         """The view of what is summed over rows: weights as they lie, of a sum of one axis any with that first."""
-        if (c := narrow.across(e, self.schedule.depth)) is not None:
-            return tuple(self._space_axes(e)) if len(self._space_axes(e)) == 2 else (c.rows[0], c.columns[0])
+        if self._across_rows(e) is not None:
+            return tuple(self._space_axes(e))
         a, = e.free
         return a, next(x for x in self.schedule.widths if x is not a)
+
+    def _across_rows(self, e: Reduce) -> narrow.Product | None:
+        return narrow.across(e, frozenset((self.schedule.depth,)))
 
     # -- a block of rows -------------------------------------------------------------------------------------------------------
     def _block(self, scope: Scope, carried: dict[Reduce, str]) -> None:
@@ -84,7 +88,7 @@ class RowsLowering(MatmulLowering):
             self._store_all(scope, [st])
         for e, name in carried.items():
             self.scope = scope
-            c = narrow.across(e, rows)
+            c = self._across_rows(e)
             if c is not None:
                 first, second = self._sum_view(e)
                 left, right = (c.left, c.right) if first in c.left.free else (c.right, c.left)
@@ -101,14 +105,14 @@ class RowsLowering(MatmulLowering):
     def _nothing_across(self, e: Reduce) -> str:
         """The text of a sum before any row."""
         sizes = [self.schedule.sizes(a)[0] for a in self._sum_view(e)]
-        if narrow.across(e, self.schedule.depth) is None:
+        if self._across_rows(e) is None:
             sizes[1] = ONES if halves(e.args[0]) is not None else 1
         return words.full(str(sizes), 0.0, F32)
 
     def _leave_sum(self, e: Reduce, name: str, share: str) -> None:
         """Stores what this program has carried."""
         self._show(self._sum_view(e))
-        if narrow.across(e, self.schedule.depth) is None and halves(e.args[0]) is not None:
+        if self._across_rows(e) is None and halves(e.args[0]) is not None:
             name = self.assign(self.program, f"tl.sum({name}, 1, keep_dims=True) * {1 / ONES}", "a")
         self.scope = self.program
         self._leave(e, {self._key(e.free): (name,)}, share)
@@ -133,14 +137,14 @@ class RowsLowering(MatmulLowering):
     def _emit_reduce(self, e: Reduce) -> Value:
         """A row's product with weights."""
         rows = self.schedule.depth
-        c = narrow.within(e, rows)
+        c = narrow.within(e, frozenset((rows,)))
         if c is None:
             raise Unschedulable("a fold that is neither within rows nor across them")
         scope = self.scope
-        left, right = self._multiplied(scope, (rows, c.depth), c.left, c.depth), self._multiplied(scope, (c.depth, c.columns[0]), c.right, c.depth)
+        left, right = self._multiplied(scope, (rows, c.first), c.left, c.first), self._multiplied(scope, (c.first, c.second), c.right, c.first)
         self.scope = scope
-        dims = frozenset((rows, c.columns[0]))
-        shape = str([self.schedule.sizes(a)[0] for a in (rows, c.columns[0])])
+        dims = frozenset((rows, c.second))
+        shape = str([self.schedule.sizes(a)[0] for a in (rows, c.second)])
         return self._put(e, f"tk.dot({left}, {right}, {words.full(shape, 0.0, F32)})", e.free | {rows}, (), dims, True)
 
 

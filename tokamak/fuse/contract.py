@@ -118,9 +118,20 @@ def long_steps(e: Expr, depth: Axis | None = None, most: int = DIGIT) -> bool:
         for a in i.atoms():
             if isinstance(a, (FloorDiv, Mod)):
                 yield from (a, *divided(a.a))
-    indices = [i for x in walk(e) for i in (x.index if isinstance(x, Load) else (x.index,) if isinstance(x, (Coord, Random)) else ())]
+    indices = [i for x in walk(e) for i in (_address(x) if isinstance(x, Load) else (x.index,) if isinstance(x, (Coord, Random)) else ())]
     found = [a for i in indices for a in divided(i)]
     return any((a.b.constant is None or a.b.constant > most) and (depth is None or depth in a.a.axes()) for a in found)
+
+
+def _address(e: Load) -> tuple[Index, ...]:
+    """The indices of `e`, but for a quotient and the rest of one division that are next to each other in memory: these are the coordinate itself there."""
+    found, strides = list(e.index), list(getattr(e.node, "strides", ()))
+    for d in range(len(found) - 1 if len(strides) == len(found) else 0):
+        (high, *more), (low, *others) = found[d].atoms() or (None,), found[d + 1].atoms() or (None,)
+        whole = isinstance(high, FloorDiv) and isinstance(low, Mod) and not more and not others and (high.a, high.b) == (low.a, low.b)
+        if whole and found[d] is as_index(high) and found[d + 1] is as_index(low) and strides[d] is strides[d + 1] * high.b:
+            found[d], found[d + 1] = as_index(0), high.a
+    return tuple(found)
 
 
 def _read_once(graph: Graph):

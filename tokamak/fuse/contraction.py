@@ -110,7 +110,7 @@ def size_text(c: Contraction, hints: Hints) -> str:
 
 def summed(e: Expr, c: Contraction) -> bool:
     """Is `e` the sum of one of the factors of `c` along its depth, as the gradient of a bias is beside that of the weights?"""
-    plain = not (c.batch or c.digits or c.outer or c.scales)
+    plain = not (c.batch or c.digits or c.scales)
     return plain and isinstance(e, Reduce) and e.monoid == "sum" and e.over == c.fold.over and e.args[0] in (c.left, c.right)
 
 

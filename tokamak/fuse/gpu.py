@@ -158,7 +158,7 @@ def _held_bytes(group: Group, v) -> int:
 def infeasible(group: Group, r: Roles, hints: Hints, target) -> Reason | None:
     """Why no program can run `group` in parallel over `r.parallel`, or None."""
     if narrow.stepped(group, r):
-        return narrow.infeasible([x for m in group.members for x in m.roots()], *r.parallel)
+        return narrow.infeasible([x for m in group.members for x in m.roots()], r.parallel)
     rows = frozenset(a for m in group.members for a in m.free | m.bound) - r.parallel
     if _carried_together(group, r, rows, hints, target):
         return None

@@ -34,9 +34,9 @@ SHARED = 200 << 10      # bytes of shared memory that a program may fill with st
 MOST_STAGES = 5
 GROUP = 8               # tiles along the first axis that share what they read along the second
 RESIDENT = 4            # programs to a multiprocessor that make narrow layers tile after tile
-BACK_ROWS, BACK_WARPS = 64, 4           # of a tile of narrow layers that are made back to back, and its warps
 HELD_BLOCKS = 4         # of the hidden axis that are written out at most
-HELD_STAGES = 3         # tiles of rows under way then: 131072 rows, 128 to 256 to 128, 47.9 us, 57 where each tile reads the weights, 65 with 2
+HELD_STAGES = 3         # tiles of rows under way then: 131072 rows, 128 to 256 to 128, 47.9 us, 57 where each tile reads the weights, 65 with 2;
+                        # 49.7 with tiles of 128 rows by 8 warps; backward, in steps, 83 and 97
 ABREAST = 2             # products with a vector that a program carries at once: each holds a tile of f32
 AHEAD = 256             # elements of a step along the depth of what is read a step ahead
 STEPS = 8               # steps along the depth that a program should have at least
@@ -205,7 +205,7 @@ def _side(a: Axis, most: int, hints: Hints) -> int:
 def _back_to_back(b: Body, c: Contraction, inner: Contraction, rows: Axis, columns: Axis, hints: Hints, target) -> MatmulSchedule:
     """Two contractions in a step: all columns and the inner depth are held, the hidden axis is run through, or held too, in blocks that are written
     out, where shared memory has room for both layers' weights: then a program reads them once."""
-    sizes = {rows: _side(rows, BACK_ROWS, hints), columns: power(columns.extent.constant), c.depth: _side(c.depth, 64, hints)}
+    sizes = {rows: _side(rows, 64, hints), columns: power(columns.extent.constant), c.depth: _side(c.depth, 64, hints)}
     hidden, width = hints(c.depth.extent), max(SIDE, power(inner.depth.extent.constant))
     blocks = -(-hidden // sizes[c.depth])
     left = c.left if rows in c.left.free else c.right
@@ -213,7 +213,7 @@ def _back_to_back(b: Body, c: Contraction, inner: Contraction, rows: Axis, colum
     each = sizes[rows] * (2 * width + beside * blocks * sizes[c.depth])
     held = 2 * blocks * sizes[c.depth] * (width + sizes[columns]) + (HELD_STAGES - 1) * each
     if 1 < blocks <= HELD_BLOCKS and c.depth.extent.constant is not None and held <= SHARED:
-        return _schedule(b, c, sizes, hints, target, inner=inner.depth, stages=HELD_STAGES, resident=target.threads, blocks=blocks, warps=BACK_WARPS)
+        return _schedule(b, c, sizes, hints, target, inner=inner.depth, stages=HELD_STAGES, resident=target.threads, blocks=blocks)
     return _schedule(b, c, sizes, hints, target, inner=inner.depth, stages=3 if blocks == 1 else 2, resident=RESIDENT * target.threads)
 
 
@@ -266,7 +266,8 @@ def folds_of(b: Body) -> list[Contraction] | None:
     same = all((c.rows, c.columns, c.batch, c.fold.over) == (first.rows, first.columns, first.batch, first.fold.over) for c in found)
     everywhere = all(s.axes == first.fold.free for s in b.stores if s not in hidden and s not in sums) and b.parallel == first.fold.free
     beside = {e for s in hidden for e in outermost([s.expr])} <= {c.fold for c in inner_of(found) if c is not None}
-    if sums and (len(found) > 1 or hidden or not multiplied(first) or any(inner_of(found)) or not all(summed(e, first) for e in folds_beside(b))):
+    alone = len(found) == 1 and not hidden and not first.outer and multiplied(first) and not any(inner_of(found))
+    if sums and not (alone and all(summed(e, first) for e in folds_beside(b))):
         return None
     return found if same and everywhere and beside and (all(map(multiplied, found)) or all(map(of_vector, found)) and not hidden) else None
 

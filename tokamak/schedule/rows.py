@@ -41,17 +41,17 @@ def local(b: Body) -> tuple[Store, ...]:
 
 def choose(b: Body, hints: Hints, target) -> RowsSchedule | None:
     """The schedule of a body whose folds are all within its rows or across them; None for any other."""
-    rows = narrow.rows_of(b.axes)
     exprs = exprs_of(b)
-    if target.ordered or rows is None or b.parallel != {rows} or b.base is not None or any(s.monoid is not None or s.guard is not None for s in b.stores):
+    found = narrow.rows_of(b.axes, exprs) if narrow.multiplied(exprs) else None
+    if target.ordered or found != b.parallel or len(found) != 1 or b.base is not None or any(s.monoid is not None or s.guard is not None for s in b.stores):
         return None
-    if not narrow.expressed(exprs, rows) or narrow.infeasible(exprs, rows) is not None or not crossing(b):
+    if not narrow.expressed(exprs, found) or narrow.infeasible(exprs, found) is not None:
         return None
-    if any(len(s.axes) != 2 for s in local(b)) or any(b.parallel <= s.axes and any(e in crossing(b) for e in walk(s.expr)) for s in b.stores):
+    if any(len(s.axes) != 2 for s in local(b)) or any(found <= s.axes and any(e in crossing(b) for e in walk(s.expr)) for s in b.stores):
         return None
+    rows, = found
     widths = tuple(a for a in b.axes if a is not rows)
-    carried = sum(narrow.held(c.rows[0]) * narrow.held(c.columns[0]) for e in crossing(b) if (c := narrow.across(e, rows)) is not None)
-    warps, stages = 4 if carried <= FEW else 8, narrow.stages(exprs, rows)
+    warps, stages = 4 if narrow.carried(exprs, found) <= FEW else 8, narrow.stages(exprs, found)
     blocks = -(-hints(rows.extent) // narrow.ROWS)
     programs = max(1, min((PER if warps == 4 else 1) * target.threads, blocks))
     pieces = ((rows, (narrow.ROWS,)), *((a, (narrow.held(a),)) for a in widths))
