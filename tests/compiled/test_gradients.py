@@ -123,7 +123,8 @@ def test_pointwise_and_sums_of_columns_alone_are_no_narrow_layers():
 
 def test_what_does_not_fit_stands_apart():
     """Gradients of weights that no program can carry beside each other."""
-    (backward,) = [r for r in step(lambda x, w, b, v, c: F.linear(F.relu(F.linear(x, w, b)), v, c), layers(300, 128, 128, 128)) if r.kind == "backward"]
+    fn = lambda x, w, b, v, c: F.linear(F.relu(F.linear(x, w, b)), v, c)
+    (backward,) = [r for r in step(fn, layers(300, 128, 128, 128)) if r.kind == "backward"]
     assert not calls(backward) and len(schedules(backward)) > 1
 
 

@@ -297,8 +297,8 @@ class MatmulLowering(TileLowering):
         return sorted(super()._space_axes(e), key=lambda a: result is not None and result.coefficient(a) == 1)
 
     def _nothing_beside(self, e: Reduce) -> str:
-        """The text of a sum of a factor before anything is added, a column for each of ones. Programs whose tiles lie along the other axis all make it,
-        and write the same numbers."""
+        """The text of a sum of a factor before anything is added, a column for each of ones. Programs whose tiles lie along the other axis all make
+        it, and write the same numbers."""
         first, second = self.schedule.dims
         return words.full(f"[{self.schedule.sizes(first if first in e.free else second)[0]}, {ONES}]", 0.0, F32)
 
@@ -306,7 +306,8 @@ class MatmulLowering(TileLowering):
         """A register with ones, which add up a tile's rows where it is multiplied by them: folds across threads at every step would take longer."""
         found = self.program.memo.get(("ones", rows))
         if found is None:
-            found = self.program.memo["ones", rows] = self.assign(self.program, f"{words.full(f'[{rows}, {ONES}]', 1.0, F32)}.to({words.triton_type(wanted)})", "o")
+            text = f"{words.full(f'[{rows}, {ONES}]', 1.0, F32)}.to({words.triton_type(wanted)})"
+            found = self.program.memo["ones", rows] = self.assign(self.program, text, "o")
         return found
 
     def _added_ones(self, e: Reduce, name: str) -> str:

@@ -128,7 +128,8 @@ def _lower(b: Body, s: Schedule | TileSchedule, hints: Hints, target, table: Tab
     if isinstance(s, beside.BesideSchedule):
         return lower_beside(b, s, hints, target.name, target.fast)
     if target.kind == "gpu":
-        kinds = ((rows.RowsSchedule, lower_rows), (matmul.VectorSchedule, lower_vector), (matmul.MatmulSchedule, lower_matmul), (TileSchedule, lower_tiles))
+        kinds = ((rows.RowsSchedule, lower_rows), (matmul.VectorSchedule, lower_vector), (matmul.MatmulSchedule, lower_matmul),
+                 (TileSchedule, lower_tiles))
         lowered = next(how for kind, how in kinds if isinstance(s, kind))
         return lowered(b, s, hints, target.name, lambda again: tuned.choose(again, hints, target, table), target.fast)
     return lower(b, s, hints)

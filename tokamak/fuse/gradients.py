@@ -1,5 +1,5 @@
-"""Which gradients of weights, sums over very many rows, become kernels: those whose factors a kernel of narrow layers has anyway (`narrow`), and those
-that make the gradient of the bias of the same read."""
+"""Which gradients of weights, sums over very many rows, become kernels: those whose factors a kernel of narrow layers has anyway (`narrow`), and
+those that make the gradient of the bias of the same read."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -23,8 +23,8 @@ class Gradients:
     ours: tuple[float, float]
 
 
-# Triton's words for a machine -> its rates. H200, bf16, us: 64 by 262144 by 64: the vendor 28 with what adds up its partial results, the bias' sum 15;
-# in one kernel 26 and 3 behind it. 128 by 131072 by 256: 45, 15 (of 128) and 22 (of 256); 38 and 4
+# Triton's words for a machine -> its rates. H200, bf16, us: 64 by 262144 by 64: the vendor 28 with what adds up its partial results, the bias' sum
+# 15; in one kernel 26 and 3 behind it. 128 by 131072 by 256: 45, 15 (of 128) and 22 (of 256); 38 and 4
 GRADIENTS: dict[tuple, Gradients] = {("cuda", 90): Gradients(vendor=(3.0e12, 6e-6), sums=(3.1e12, 4e-6), ours=(2.7e12, 4e-6))}
 WIDEST = 256            # rows and columns at most
 ROWS = 65536            # of the depth at least: below, nothing was measured
@@ -33,8 +33,8 @@ LEAST = 0.93            # of the vendor's time, as in `price`
 
 def gradients(rates: Gradients, graph: Graph, found: dict[Opaque, Contraction], pairs: Mapping[Opaque, tuple], taken: Mapping,
               hints: Hints) -> dict[Opaque, Reason | None]:
-    """None for each gradient of weights that is better a kernel, or why it is not. `pairs`: layers back to back, the second -> (the first, ...); `taken`:
-    contractions -> None where they become kernels."""
+    """None for each gradient of weights that is better a kernel, or why it is not. `pairs`: layers back to back, the second -> (the first, ...);
+    `taken`: contractions -> None where they become kernels."""
     long = {n: c for n, c in found.items() if _long(c, hints)}
     sums = [x for n in graph.nodes if isinstance(n, Compute) and (x := _summed(n)) is not None]
     made = {n: _alone(rates, c, sums, hints) for n, c in long.items()}

@@ -1,5 +1,5 @@
-"""Layers so narrow that a program holds all their weights, and all that is summed over their rows: one kernel runs through the rows and makes both what
-stands along them and the gradients of the weights.
+"""Layers so narrow that a program holds all their weights, and all that is summed over their rows: one kernel runs through the rows and makes both
+what stands along them and the gradients of the weights.
 
     within ::= sum over a narrow axis of a value of the row times a weight          the row's results of a layer, or of its gradient
     across ::= sum over the rows of a value of the row, or of the product of two    the gradients of a bias, and of weights
@@ -26,8 +26,8 @@ SHARED = 200 << 10      # bytes of shared memory for weights, and for the rows u
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """A sum of products left * right of 16-bit values. Within a row: `left` is of the row and of `first`, which is summed over, `right` of `first` and
-    `second`. Across the rows: `left` of a row and of `first`, `right` of a row and of `second`."""
+    """A sum of products left * right of 16-bit values. Within a row: `left` is of the row and of `first`, which is summed over, `right` of `first`
+    and `second`. Across the rows: `left` of a row and of `first`, `right` of a row and of `second`."""
     left: Expr
     right: Expr
     first: Axis

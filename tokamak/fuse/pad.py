@@ -23,9 +23,9 @@ from .price import PITCH, RATES, UNALIGNED, Rates, writes_any_row
 from .products import PRODUCTS, ragged, vendors
 
 BATCHED = {True: {1: 28e12, 2: 41e12, 4: 41e12}, False: {1: 50e12, 2: 75e12, 4: 75e12}}     # of many at once: are they the result's, or a factor's?
-                        # 768 of 197 x 64 x 197 in 135 to 156 us, x 197 x 64 in 91, with 198 in 100 and 50, in whole words 40 and 34; 96 of 577 x 64 x 577 in
-                        # 116 and 37, x 577 x 64 in 96 and 31
-DEEP = 256              # of a depth from which on many at once are like one: 16 of 1025 x 512 x 1023 in 178 us and 33, 64 of 197 x 1024 x 197 in 73 and 24
+                        # 768 of 197 x 64 x 197 in 135 to 156 us, x 197 x 64 in 91, with 198 in 100 and 50, in whole words 40 and 34; 96 of 577 x 64 x 577
+                        # in 116 and 37, x 577 x 64 in 96 and 31
+DEEP = 256              # of a depth from which on many at once are like one: 16 of 1025 x 512 x 1023 in 178 us and 33, 64 of 197 x 1024 x 197 in 73, 24
 MOVED = 2.4e12          # bytes a second at most, of what many at once read and write
 WORTH = 2.0             # times as much as copying takes that has to be saved
 SPARED = 1.1            # times as long as the vendor's call and a copy of its result a kernel of ours may take, which needs no second result in memory

@@ -24,8 +24,8 @@ class Own:
 
 
 def activations_behind(graph: Graph, activated: Mapping, fast: bool) -> dict[Opaque, Own]:
-    """Products with a vector, their own or one that is added behind, that nothing reads but an activation which the vendor makes. `fast`: also where it
-    leaves out the product's rounding."""
+    """Products with a vector, their own or one that is added behind, that nothing reads but an activation which the vendor makes. `fast`: also where
+    it leaves out the product's rounding."""
     found = {}
     for call, reader, read in _single_readers(graph, activated):
         own, shaped, functions = activated[call.target]

@@ -43,7 +43,8 @@ def choose(b: Body, hints: Hints, target) -> RowsSchedule | None:
     """The schedule of a body whose folds are all within its rows or across them; None for any other."""
     exprs = exprs_of(b)
     found = narrow.rows_of(b.axes, exprs) if narrow.multiplied(exprs) else None
-    if target.ordered or found != b.parallel or len(found) != 1 or b.base is not None or any(s.monoid is not None or s.guard is not None for s in b.stores):
+    updates = b.base is not None or any(s.monoid is not None or s.guard is not None for s in b.stores)
+    if target.ordered or found != b.parallel or len(found) != 1 or updates:
         return None
     if not narrow.expressed(exprs, found) or narrow.infeasible(exprs, found) is not None:
         return None
