@@ -243,6 +243,19 @@ def test_no_bytes_are_fewer_than_the_fewest_possible():
     assert (flops(call), flops(replace(call, opaque="")), flops(replace(call, flops=2000))) == ("–", "0", "2k")
 
 
+def test_a_gpus_peak_is_its_allocators(monkeypatch):
+    """From behind what is given back to the end of one step; torch's profiler is not used."""
+    held, said = [100], []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: said.append("wait"))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: held[-1])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: held.append(held[-1]) or said.append("reset"))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: max(held))
+    monkeypatch.setattr(torch.profiler, "profile", None)
+    step = Step([(lambda: held.append(held[-1] + 50) or said.append("step"), (), {})])
+    assert peak_bytes(step, "cuda", lambda: held.clear() or held.append(70)) == 50
+    assert said == ["step", "wait", "reset", "step", "wait"]
+
+
 # -- steps in turn -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("turn, order", [(1e9, "aabbaabb"), (-1.0, "abab")])
 def test_the_first_short_step_of_a_turn_does_not_count(monkeypatch, turn, order):

@@ -159,14 +159,7 @@ class MemoryUse:
 
 def memory_use(step: Step, device: str, before: Callable[[], object] = lambda: None) -> MemoryUse:
     """Memory over one step. `before`: gives back what is only kept for the next step."""
-    step.phases()
-    step.let_go()
-    before()
-    gpu = torch.device(device).type == "cuda"
-    if gpu:
-        synchronize(device)
-        base = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
+    base, gpu = settled(step, device, before), torch.device(device).type == "cuda"
     events = events_of(step, device, None, 1, memory=True)
     kind = torch.autograd.DeviceType.CUDA if gpu else torch.autograd.DeviceType.CPU
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]" and e.device_type() == kind)
@@ -179,6 +172,18 @@ def memory_use(step: Step, device: str, before: Callable[[], object] = lambda: N
     most = torch.cuda.max_memory_allocated(device) - base if gpu else max(b for _, b in curve)
     phases = tuple(Slice("phase", m.name.removeprefix(PHASE).partition("#")[0], (m.start - zero) * 1e-9, m.duration * 1e-9) for m in marks)
     return MemoryUse(most, thinned(curve), phases, pool_bytes() if gpu else 0)
+
+
+def settled(step: Step, device: str, before: Callable[[], object]) -> int:
+    """Bytes that stand on a GPU when nothing of earlier steps is held, from where its peak is counted; on a CPU 0."""
+    step.phases()
+    step.let_go()
+    before()
+    if torch.device(device).type != "cuda":
+        return 0
+    synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
 
 
 def pool_bytes() -> int:
@@ -200,5 +205,11 @@ def thinned(curve: Sequence[tuple[float, int]], most: int = POINTS) -> tuple[tup
 
 
 def peak_bytes(step: Step, device: str, before: Callable[[], object] = lambda: None) -> int:
-    """Bytes that a step holds at most, beyond what stood before it."""
-    return memory_use(step, device, before).peak
+    """Bytes that a step holds at most, beyond what stood before it. A GPU's allocator knows it without torch's profiler, behind which a process was
+    seen to be slower."""
+    if torch.device(device).type != "cuda":
+        return memory_use(step, device, before).peak
+    base = settled(step, device, before)
+    step()
+    synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - base
