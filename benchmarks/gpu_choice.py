@@ -21,12 +21,14 @@ import torch
 import tokamak
 from tokamak.fuse.contract import contractions
 from tokamak.fuse.cost import estimates
-from tokamak.fuse.products import PRODUCTS, Choice, choices
+from tokamak.fuse.products import Choice, choices, prices
+from tokamak.ir.dtype import BF16, F32, DType
 from tokamak.target import target
 from tokamak.tools.record import recording
 
 from .gpu_cases import case
 from .gpu_measure import Timer
+from .gpu_sides import multiplying
 
 ROWS = (256, 512, 768, 1536, 3072, 6144)
 WIDTHS = (768, 1536, 2048, 2560, 3584, 5120, 8192, 12288)
@@ -58,10 +60,10 @@ def names(rows, widths, behind, dtype: str, seed: int) -> list[str]:
     return found
 
 
-def price(record) -> Choice | None:
-    """What the price says of the one product, or pair of them, of a compiled graph."""
+def price(record, kind: DType) -> Choice | None:
+    """What the price of products of a type says of the one product, or pair of them, of a compiled graph."""
     graph, machine = record.values["inline"], target("cuda")
-    found = choices(PRODUCTS[machine.arch[:2]], machine.threads, graph, contractions(graph), {}, estimates(graph, machine))
+    found = choices(prices(machine, kind), machine.threads, graph, contractions(graph), {}, estimates(graph, machine))
     return found[0] if len(found) == 1 else None
 
 
@@ -80,7 +82,7 @@ def line(name: str, timer: Timer) -> Line | None:
     inputs = c.inputs("cuda")
     ways = {how: way(c.fn, inputs, how) for how in ("kernels", "vendor")}
     _, record = way(c.fn, inputs, "")
-    said = price(record)
+    said = price(record, F32 if c.tf32 else BF16)
     if said is None:
         return None
     measured = {how: timer(lambda: made(*inputs)).device for how, (made, _) in ways.items()}
@@ -113,7 +115,8 @@ def main(argv: list[str] | None = None) -> int:
     for name in names(a.rows, a.widths, a.behind, a.dtype, a.seed):
         if time.monotonic() > end:
             break
-        found = line(name, timer)
+        with multiplying(case(name)):
+            found = line(name, timer)
         if found is not None:
             lines.append(found)
             print(found, flush=True)

@@ -42,7 +42,7 @@ from .runtime.build import ROUND_EACH, Build, Unit, build
 from .runtime.classes import Classes
 from .runtime.graphed import Graphed
 from .runtime.program import Program, assemble
-from .target import Target, target
+from .target import Target, target, tf32_allowed
 from .trace import Stopped, Trace, frame_of, tracer
 
 _MODES = {None: {}, "default": {}, "reduce-overhead": {"cudagraphs": True}, "max-autotune": {"cudagraphs": True}, "max-autotune-no-cudagraphs": {}}
@@ -163,7 +163,7 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Op
     capture = Capture(gm, options.policy, name, table={} if options.opaque_only else None)
     captured = trace("capture", capture.graph())
     machine = target(_device(captured), "strict" in capture.policies, options.target == "interpret")
-    machine = trace("target", replace(machine, fast=capture.policies == {"fast"}))
+    machine = trace("target", replace(machine, fast=capture.policies == {"fast"}, tf32=machine.kind == "gpu" and tf32_allowed()))
     if machine.kind == "gpu" and machine.name != "cpu":
         gpu_build.warm(machine.arch)
     if machine.kind == "gpu":

@@ -18,7 +18,7 @@ class Target:
     many run at once (a GPU's multiprocessors). `ordered`: the elements of a fold are taken in an order that depends on the fold alone, not on sizes
     beside it or on threads. `kind`: 'cpu' runs C over vectors, 'gpu' Triton over tiles; a gpu called 'cpu' is Triton's interpreter.
     `arch`: Triton's words for a GPU. `fast`: policy `fast` holds everywhere. `model`: a GPU's name, what tuned schedules are kept under. `cluster`: programs
-    at most that see each other's shared memory."""
+    at most that see each other's shared memory. `tf32`: the user has allowed that products of f32 round their factors to TF32."""
     name: str = "cpu"
     vector_bytes: int = 64
     threads: int = 2
@@ -30,6 +30,7 @@ class Target:
     fast: bool = False
     model: str = ""
     cluster: int = 1
+    tf32: bool = False
 
 
 @functools.cache
@@ -47,6 +48,11 @@ def target(device: str = "cpu", ordered: bool = False, interpret: bool = False) 
         return Target("cpu", 16, 4, l1=1 << 18, l2=1 << 22, ordered=ordered, kind="gpu", arch=("cuda", 90, 32), model="interpreter",
                       cluster=CLUSTER)
     return Target("cpu", _vector_bytes(), ORDERED_THREADS if ordered else torch.get_num_threads(), ordered=ordered)
+
+
+def tf32_allowed() -> bool:
+    """Has the user allowed TF32 in torch's products of float32 on a GPU? Dynamo compiles anew when that changes."""
+    return torch.backends.cuda.matmul.allow_tf32
 
 
 @functools.cache

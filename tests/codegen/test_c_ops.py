@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.codegen.c_harness import build, call, elementwise
+from tests.ir.test_meaning import tf32
 from tokamak.codegen.c_cast import cast
 from tokamak.codegen.c_ops import c_op, can_fail
 from tokamak.codegen.c_prelude import fragments
@@ -14,7 +15,7 @@ TORCH = {
     "add": torch.add, "sub": torch.sub, "mul": torch.mul, "neg": torch.neg, "abs": torch.abs, "div": torch.div, "floordiv": torch.floor_divide,
     "truncdiv": lambda a, b: torch.div(a, b, rounding_mode="trunc"), "mod": torch.remainder, "rem": torch.fmod, "min": torch.minimum,
     "max": torch.maximum, "fmin": torch.fmin, "fmax": torch.fmax, "sqrt": torch.sqrt, "copysign": torch.copysign, "nextafter": torch.nextafter,
-    "recip": torch.reciprocal, "floor": torch.floor, "ceil": torch.ceil, "trunc": torch.trunc, "round": torch.round, "sign": torch.sign,
+    "recip": torch.reciprocal, "floor": torch.floor, "ceil": torch.ceil, "trunc": torch.trunc, "round": torch.round, "tf32": tf32, "sign": torch.sign,
     "isnan": torch.isnan, "isinf": torch.isinf, "signbit": torch.signbit, "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le,
     "gt": torch.gt, "ge": torch.ge, "and": torch.bitwise_and, "or": torch.bitwise_or, "xor": torch.bitwise_xor, "not": torch.bitwise_not,
     "shl": torch.bitwise_left_shift, "shr": torch.bitwise_right_shift, "where": torch.where, "pow": torch.pow,

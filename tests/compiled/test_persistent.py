@@ -116,6 +116,62 @@ def test_pairs_that_one_descriptor_does_not_hold():
     assert not any(k.schedule.paired for k in kernels(record) if isinstance(k.schedule, PersistentSchedule))
 
 
+@pytest.fixture
+def tf32():
+    """TF32 is allowed."""
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.set_float32_matmul_precision("highest")
+
+
+def test_float32_where_tf32_is_allowed(tf32):
+    inputs = [values(*s, dtype=torch.float32) for s in ((140, 40), (264, 40), (264,), (140, 264))]
+    fn = lambda x, w, b, r: F.gelu(F.linear(x, w, b)) + r
+    got, (record,) = run(fn, *inputs)
+    want = fn(*map(wide, inputs))
+    made, = kernels(record)
+    assert isinstance(made.schedule, PersistentSchedule) and float((got.double() - want).norm() / want.norm()) < 1e-3
+    assert [b.rounds for b in made.boxes] == [True, True, False] and "descriptor of 128 x 32 tf32" in listing(made, "product", {})
+    unit = parts((made,))[0].unit
+    built = gpu_build.build([unit], ("cuda", 90, 32))[unit.name]
+    assert "f32.tf32.tf32" in built.listing and [m[1] for m in built.maps] == [11, 11, 7]
+
+
+def test_tf32_of_memory_that_is_not_aligned(tf32):
+    flat, w = values(130 * 72 + 1, dtype=torch.float32), values(136, 72, dtype=torch.float32)
+    x = flat[1:].view(130, 72)
+    got, (record,) = run(lambda x, w: F.relu(F.linear(x, w)), x, w)
+    assert kernels(record)[0].boxes and error(got, F.relu(F.linear(wide(x), wide(w)))) < 1e-3
+
+
+def test_a_pair_in_tf32(tf32):
+    inputs = [values(*s, dtype=torch.float32) for s in ((140, 72), (152, 72), (152, 72))]
+    fn = lambda x, g, u: F.silu(F.linear(x, g)) * F.linear(x, u)
+    got, (record,) = run(fn, *inputs)
+    made, = kernels(record)
+    assert made.schedule.paired and [b.rounds for b in made.boxes] == [True, True, False] and error(got, fn(*map(wide, inputs))) < 1e-3
+
+
+@pytest.mark.parametrize("name, fn, rows", [("columns first", lambda x, w: x @ w, 140), ("few rows", lambda x, w: F.linear(x, w.t()), 16)])
+def test_what_stays_with_the_vendor_in_tf32(tf32, name, fn, rows):
+    inputs = values(rows, 72, dtype=torch.float32), values(72, 152, dtype=torch.float32)
+    got, (record,) = run(fn, *inputs)
+    assert not any(isinstance(s, PersistentSchedule) for s in schedules(record)) and error(got, fn(*map(wide, inputs))) < 1e-5
+
+
+def test_float32_stays_float32():
+    fn = lambda x, w: F.relu(F.linear(x, w))
+    _, (record,) = run(fn, values(140, 72, dtype=torch.float32), values(152, 72, dtype=torch.float32))
+    assert not any(isinstance(s, PersistentSchedule) for s in schedules(record))
+
+
+def test_sums_that_are_no_calls_stay_float32(tf32):
+    """TF32 is for torch's products; what a user adds up is added up."""
+    x, y = values(130, 24, dtype=torch.float32), values(140, 24, dtype=torch.float32)
+    got, _ = run(lambda x, y: (x[:, None] * y[None]).sum(-1), x, y)
+    assert error(got, (wide(x)[:, None] * wide(y)[None]).sum(-1)) < 1e-6
+
+
 def test_memory_that_is_not_aligned():
     """The same kernel by addresses serves calls whose memory the copy engine cannot read."""
     flat = values(80 * 72 + 1)

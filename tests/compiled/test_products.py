@@ -13,8 +13,8 @@ from tokamak.capture.aten_matmul import added_into
 from tokamak.fuse.boxes import box, movable
 from tokamak.fuse.contract import contractions
 from tokamak.fuse.cost import Hints, estimates
-from tokamak.fuse.products import PRODUCTS, behind, choices, ours, vendors
-from tokamak.ir.dtype import BF16
+from tokamak.fuse.products import PRODUCTS, behind, choices, ours, prices, vendors
+from tokamak.ir.dtype import BF16, F32
 from tokamak.ir.graph import Opaque
 from tokamak.ir.index import Axis, Size, as_index
 from tokamak.runtime.program import Call
@@ -79,6 +79,18 @@ def test_the_price_is_near_what_was_measured_and_chooses_alike(stages, m, n, k, 
     assert found.kernel == pytest.approx(1e-6 * one, rel=0.25) and found.vendor + found.passed == pytest.approx(1e-6 * two, rel=0.25)
     assert found.fused == (one < two) == (not left(seen))
     assert len(found.behind.calls) == (2 if name == "gate" else 1)
+
+
+# the same in TF32: rows, columns, depth, bytes behind them for each element; in one kernel, by the vendor with a pass behind
+IN_TF32 = [(8192, 4096, 1024, 8, 241, 274), (4096, 4096, 4096, 8, 359, 397), (2048, 4096, 4096, 4, 178, 190), (512, 4096, 4096, 4, 59, 57)]
+
+
+@pytest.mark.parametrize("m, n, k, beside, one, two", IN_TF32)
+def test_the_price_of_tf32_is_near_what_was_measured(m, n, k, beside, one, two):
+    price = prices(MACHINE, F32)
+    seconds, tile = ours(price, 132, (1, m, n, k), 1, (beside - 4) * m * n)
+    assert seconds == pytest.approx(1e-6 * one, rel=0.12) and tile.columns == (128 if m == 512 else 256)
+    assert vendors(price, 132, (1, m, n, k)) + (beside + 4) * m * n / price.copy == pytest.approx(1e-6 * two, rel=0.12)
 
 
 def test_time_grows_with_every_extent():

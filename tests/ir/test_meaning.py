@@ -15,13 +15,22 @@ FLOATS = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 3.0, -3.0, 0.1, -7.25
 TORCH = {dt.BOOL: torch.bool, dt.U8: torch.uint8, dt.I8: torch.int8, dt.I16: torch.int16, dt.I32: torch.int32, dt.I64: torch.int64,
          dt.F16: torch.float16, dt.BF16: torch.bfloat16, dt.F32: torch.float32, dt.F64: torch.float64}
 
+
+
+def tf32(x: torch.Tensor) -> torch.Tensor:
+    """f32 to the nearest multiple of what the tenth bit behind the point is worth, by float64."""
+    wide = x.double()
+    step = 2.0 ** (torch.floor(torch.log2(wide.abs())).clamp_min(-126) - 10)
+    return x if x.dtype is torch.float64 else torch.where(torch.isfinite(x) & (x != 0), torch.round(wide / step) * step, wide).float().copysign(x)
+
+
 TORCH_OPS = {
     "add": torch.add, "sub": torch.sub, "mul": torch.mul, "neg": torch.neg, "abs": torch.abs, "div": torch.div, "floordiv": torch.floor_divide,
     "truncdiv": lambda a, b: torch.div(a, b, rounding_mode="trunc"), "mod": torch.remainder, "rem": torch.fmod, "min": torch.minimum, "max": torch.maximum,
     "fmin": torch.fmin, "fmax": torch.fmax, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "recip": torch.reciprocal, "pow": torch.pow, "atan2": torch.atan2,
     "hypot": torch.hypot, "copysign": torch.copysign, "nextafter": torch.nextafter, "floor": torch.floor, "ceil": torch.ceil, "trunc": torch.trunc,
-    "round": torch.round, "sign": torch.sign, "isnan": torch.isnan, "isinf": torch.isinf, "signbit": torch.signbit, "eq": torch.eq, "ne": torch.ne,
-    "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge, "and": torch.bitwise_and, "or": torch.bitwise_or, "xor": torch.bitwise_xor,
+    "round": torch.round, "tf32": tf32, "sign": torch.sign, "isnan": torch.isnan, "isinf": torch.isinf, "signbit": torch.signbit,
+    "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge, "and": torch.bitwise_and, "or": torch.bitwise_or, "xor": torch.bitwise_xor,
     "not": torch.bitwise_not, "shl": torch.bitwise_left_shift, "shr": torch.bitwise_right_shift, "where": torch.where,
     **{n: getattr(torch, n) for n in "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc erfinv "
        "lgamma digamma sigmoid".split()},

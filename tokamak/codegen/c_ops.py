@@ -190,6 +190,9 @@ def _floats(n: str) -> dict[str, str]:
         # the machine's own extremes, which drop a NaN in a: folds that watch for NaN apart use them
         "top": f"TK {v} top_{n}({v} a, {v} b) {{ {v} r; for (int k = 0; k < W; k++) r[k] = a[k] > b[k] ? a[k] : b[k]; return r; }}",
         "low": f"TK {v} low_{n}({v} a, {v} b) {{ {v} r; for (int k = 0; k < W; k++) r[k] = a[k] < b[k] ? a[k] : b[k]; return r; }}",
+        "tf32": f"TK {v} tf32_{n}({v} a) {{ return a; }}" if n == "f64" else
+                f"TK {v} tf32_{n}({v} a) {{\n  {u} b = ({u})a, r = (b + 0xfff + (b >> 13 & 1)) & ~0x1fffu;\n"
+                f"  {i} m = ({i})abs_{n}(a), x = ({i}){{0}} + {inf};\n  return select_{n}(lt_{i[2:]}(m, x), ({v})r, a); }}",
         "recip": f"TK {v} recip_{n}({v} a) {{ return 1 / a; }}",
         "rsqrt": f"TK {v} rsqrt_{n}({v} a) {{ return 1 / sqrt_{n}(a); }}",
         "sign": f"TK {v} sign_{n}({v} a) {{ return select_{n}(gt_{n}(a, {zero}), {one}, select_{n}(lt_{n}(a, {zero}), -({one}), {zero})); }}",

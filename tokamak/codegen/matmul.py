@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from ..fuse.contraction import ONES, Contraction, contraction, product_type, small
+from ..fuse.contraction import ONES, Contraction, contraction, in_tf32, product_type, small
 from ..fuse.scales import unpacking
 from ..ir.dtype import F32, DType
 from ..ir.expr import Cast, Const, Expr, Load, Random, Reduce, Rewriter, walk
@@ -375,8 +375,12 @@ class MatmulLowering(TileLowering):
         depth = frozenset((self.schedule.inner,)) if view.startswith("inner") else frozenset(self.s.dims) - set(self.schedule.dims)
         if any(isinstance(x, Random) for x in walk(e)):
             raise Unschedulable("random numbers in front of a contraction")
-        whole = small(e)
-        value = self._plain_tile(e.arg, depth) if whole is None else self._whole_tile(whole, depth, words.triton_type(wanted))
+        whole, wide = small(e), in_tf32(e)
+        if wide is not None:
+            value = self._plain_tile(wide, depth)
+            value = self._put(None, f"tk.to_tf32({value.var})", (), (value,))
+        else:
+            value = self._plain_tile(e.arg, depth) if whole is None else self._whole_tile(whole, depth, words.triton_type(wanted))
         var = value.var
         if value.dims != frozenset(self.s.dims):
             var = self._put(None, f"tl.broadcast_to({var}, {self.shape(self.s.dims)})", (), (value,)).var

@@ -51,7 +51,7 @@ class PersistentLowering(MatmulLowering):
                    if (v.dims[view == "right"] in e.free))
 
     def _factor_box(self, e: Expr, dims) -> Box | None:
-        return factor_box(e, dims, self.hints) if self.schedule.boxes else None
+        return factor_box(e, dims, self.schedule.depth, self.hints) if self.schedule.boxes else None
 
     # -- places ----------------------------------------------------------------------------------------------------------------
     def _put_everywhere(self, scope: Scope, a: Axis, base: str) -> None:
@@ -98,11 +98,12 @@ class PersistentLowering(MatmulLowering):
         return {found[0].fold: pick(*halves), found[1].fold: pick(*reversed(halves))}
 
     # -- descriptors -----------------------------------------------------------------------------------------------------------
-    def _descriptor(self, b: Box, block: tuple[int, ...]) -> str:
+    def _descriptor(self, b: Box, block: tuple[int, ...], rounds: bool = False) -> str:
         """The register of a descriptor of `b` for tiles of `block` elements."""
-        found = self.descriptors.get((b, block))
+        found = self.descriptors.get((b, block, rounds))
         if found is None:
-            found = self.descriptors[b, block] = Boxed(f"d{len(self.descriptors)}", b.memory, b.offset, tuple(a.extent for a in b.axes), b.strides, block)
+            name, extents = f"d{len(self.descriptors)}", tuple(a.extent for a in b.axes)
+            found = self.descriptors[b, block, rounds] = Boxed(name, b.memory, b.offset, extents, b.strides, block, rounds=rounds)
         return found.name
 
     def _both(self, both: tuple[Box, Box]) -> str:
@@ -110,7 +111,7 @@ class PersistentLowering(MatmulLowering):
         one, other = both
         name, block = f"d{len(self.descriptors)}", (2, *self._block(one, replace(self.schedule, dims=one.axes)))
         self.descriptors[both] = Boxed(name, one.memory, one.offset, (as_index(2), *(a.extent for a in one.axes)), (as_index(0), *one.strides), block,
-                                       (other.memory, other.offset))
+                                       (other.memory, other.offset), one.memory.dtype is F32)
         return name
 
     def _corner(self, b: Box, second: int = 0) -> str:
@@ -138,7 +139,7 @@ class PersistentLowering(MatmulLowering):
         found = scope.memo.get(key)
         if found is None:
             block = self._block(b, replace(self.schedule, dims=dims))
-            text = f"{self._descriptor(b, block)}.load([{self._corner(b)}])"
+            text = f"{self._descriptor(b, block, b.memory.dtype is F32)}.load([{self._corner(b)}])"
             text += f".reshape({list(block[-2:])})" if len(block) > 2 else ""
             found = scope.memo[key] = self.assign(scope, f"{text}.T" if b.axes[-2:] != dims else text)
         return found

@@ -63,7 +63,7 @@ class Boxed:
     """A parameter that is a descriptor of tiles of `block` elements of `memory`, from element `offset` on. `beside`: of as many elements of another
     memory, from another element on, in the same steps; then the first of `extents` and of `block` is 2, and the first of `strides` unused: the step
     from the one to the other is a fact about addresses. The lower one comes first; a parameter of kind 'order', whose source is both places, says
-    which: 0 the first, 16 the other; 1 where one descriptor cannot hold both."""
+    which: 0 the first, 16 the other; 1 where one descriptor cannot hold both. `rounds`: f32 is rounded to TF32 on its way."""
     name: str
     memory: Memory
     offset: Index
@@ -71,6 +71,7 @@ class Boxed:
     strides: tuple[Index, ...]
     block: tuple[int, ...]
     beside: tuple[Memory, Index] | None = None
+    rounds: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,7 +28,7 @@ def signature(k: TileKernel) -> tuple[str, ...]:
 
 def boxes(k: TileKernel) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Element type and tile of each descriptor."""
-    return tuple((words.pointer_type(b.memory.dtype)[1:], b.block) for b in k.boxes)
+    return tuple(("tf32" if b.rounds else words.pointer_type(b.memory.dtype)[1:], b.block) for b in k.boxes)
 
 
 def _type(p: Param, wide: bool) -> str:

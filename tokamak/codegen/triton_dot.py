@@ -1,22 +1,33 @@
-"""Products of matrices of two 16-bit types, and integers of few bits on their way into one; front: `triton_lib`."""
+"""Products of matrices of two 16-bit types or of TF32, and integers of few bits on their way into one; front: `triton_lib`."""
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from .triton_base import INTERPRETED, for_nvidia, from_bf16, to_bf16
+from .triton_base import INTERPRETED, bits, for_nvidia, from_bf16, to_bf16
 
 
 @triton.jit
 def dot(a, b, c):
-    """c + a b, carried in f32: a [m, k] and b [k, n] of f16 or bf16, c [m, n] of f32. Triton's interpreter keeps bf16 as integers."""
+    """c + a b, carried in f32: a [m, k] and b [k, n] of f16, bf16 or f32 that holds TF32, c [m, n] of f32. Triton's interpreter keeps bf16 as
+    integers."""
     if INTERPRETED:
         if a.dtype == tl.bfloat16:
             return tl.dot(from_bf16(a), from_bf16(b), c, input_precision="ieee")
         else:
             return tl.dot(a.to(tl.float32), b.to(tl.float32), c, input_precision="ieee")
+    elif a.dtype == tl.float32:
+        return tl.dot(a, b, c, input_precision="tf32")
     else:
         return tl.dot(a, b, c)
+
+
+@triton.jit
+def to_tf32(x):
+    """f32 to the nearest of ten bits behind the point, ties to even."""
+    b = bits(x)
+    r = ((b + 0xFFF + ((b >> 13) & 1)) & -8192).to(tl.float32, bitcast=True)
+    return tl.where(tl.abs(x) < float("inf"), r, x)
 
 
 @triton.jit

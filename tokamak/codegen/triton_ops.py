@@ -44,11 +44,13 @@ _FLOAT = _NUMBER | {      # 0 - x would lose the sign of 0
     "isnan": "(a != a)", "isinf": '(tl.abs(a) == float("inf"))', "signbit": "(tk.bits(a) < 0)"}
 _F32 = _FLOAT | {
     "div": "tl.div_rn(a, b)", "recip": "tl.div_rn(1.0, a)", "sqrt": "tl.sqrt_rn(a)", "rsqrt": "tk.rsqrt(a)", "log2": "tl.log2(a)",
-    "floor": "tk.floor(a)", "ceil": "tk.ceil(a)", "pow": "tk.pow(a, b)", "atan2": "tk.atan2(a, b)", "hypot": "tk.hypot(a, b)"} | {
+    "floor": "tk.floor(a)", "ceil": "tk.ceil(a)", "tf32": "tk.to_tf32(a)",
+    "pow": "tk.pow(a, b)", "atan2": "tk.atan2(a, b)", "hypot": "tk.hypot(a, b)"} | {
     n: f"tk.{n}(a)" for n in ("exp exp2 expm1 log log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc erfinv lgamma "
                               "digamma sigmoid").split()}
 _F64 = _FLOAT | {
     "div": "(a / b)", "recip": "(1.0 / a)", "sqrt": "tl.sqrt(a)", "rsqrt": "(1.0 / tl.sqrt(a))", "floor": "tl.floor(a)", "ceil": "tl.ceil(a)",
+    "tf32": "a",
     "pow": "tk.pow64(a, b)", "atan2": "tk.atan2_64(a, b)", "hypot": "tk.hypot64(a, b)", "expm1": "tk.expm1_64(a)", "log10": "tk.log10_64(a)"} | {
     n: f"tl.{n}(a)" for n in "exp exp2 log log2 sin cos erf".split()} | {
     n: f"tk.{n}64(a)" for n in "log1p tan asin acos atan sinh cosh tanh asinh acosh atanh erfc erfinv lgamma digamma sigmoid".split()}

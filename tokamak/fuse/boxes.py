@@ -3,9 +3,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..ir.dtype import F32
 from ..ir.expr import Cast, Expr, Load
 from ..ir.index import Axis, FloorDiv, Index, Mod, as_index
-from .contraction import Contraction
+from .contraction import Contraction, in_tf32
 from .cost import Hints
 
 ALIGNED = 16            # bytes: steps of every axis that is not contiguous, and where memory begins
@@ -39,15 +40,20 @@ def box(memory, address: Index, dims: tuple[Axis, ...], hints: Hints) -> Box | N
 
 
 def movable(c: Contraction, hints: Hints, joined: bool = False) -> bool:
-    """Can the engine move both factors, as they lie in memory? Of rows and columns of one axis each: others were not seen to work. `joined`: also where
-    rows are those of a view of contiguous memory that has more dimensions."""
+    """Can the engine move both factors, as they lie in memory, for products? Of rows and columns of one axis each: others were not seen to work. `joined`:
+    also where rows are those of a view of contiguous memory that has more dimensions."""
     return len(c.rows) == len(c.columns) == 1 and len(c.batch) <= 1 and all(_moves(e, c.depth, hints, joined) for e in (c.left, c.right))
 
 
 def plain(e: Expr) -> Load | None:
-    """What a factor reads, where it is plain memory of 16 bits."""
-    read = e.arg if isinstance(e, Cast) else None
-    return read if isinstance(read, Load) and read.guard is None and read.dtype.is_half else None
+    """What a factor reads, where it is plain memory of 16 bits, or of f32 in TF32."""
+    read = e.arg if isinstance(e, Cast) else in_tf32(e)
+    return read if isinstance(read, Load) and read.guard is None and (read.dtype.is_half or read.dtype is F32) else None
+
+
+def lies(b: Box | None, depth: Axis) -> bool:
+    """Do products take it as it lies? Those of TF32 take what is contiguous along the depth alone."""
+    return b is not None and (b.memory.dtype is not F32 or b.axes[-1] is depth)
 
 
 def _moves(e: Expr, depth: Axis, hints: Hints, joined: bool) -> bool:
@@ -57,7 +63,7 @@ def _moves(e: Expr, depth: Axis, hints: Hints, joined: bool) -> bool:
     address = sum((i * s for i, s in zip(read.index, read.node.strides)), as_index(0))
     address = _joined(address) if joined else address
     others = [a for a in address.axes() if a is not depth]
-    return any(box(read.node, address, (a, depth), hints) is not None for a in others)
+    return any(lies(box(read.node, address, (a, depth), hints), depth) for a in others)
 
 
 def _joined(i: Index) -> Index:

@@ -10,7 +10,7 @@ from itertools import count
 from types import MappingProxyType
 
 from ..ir.dtype import F32
-from ..ir.expr import Cast, Coord, Expr, Load, Random, Reduce, Rewriter, loads, walk
+from ..ir.expr import Cast, Coord, Expr, Load, Op, Random, Reduce, Rewriter, loads, walk
 from ..ir.graph import Compute, Graph, Opaque, Result, View, is_pointwise, reads
 from ..ir.index import Axis, FloorDiv, Index, Mod, as_index, axis
 from ..ir.rewrite import GraphRewrite
@@ -20,7 +20,8 @@ from .contraction import DIGIT, LITTLE, NARROW, SLICE, Contraction, contraction,
 from .cost import Hints, estimates
 from .inline import inline, substituted
 from .reason import Reason
-from .price import Site, unprofitable
+from .boxes import movable
+from .price import MANY, Site, unprofitable
 from .scales import scales_behind
 from .sizes import runs_along
 from .vendor import Own, activations_behind, sums_behind
@@ -36,8 +37,9 @@ def contract(graph: Graph, target, choice: str = "", activated: Mapping = Mappin
     """`graph` with what becomes kernels as nodes, and the reason beside every contraction that is left to the vendor's library. `choice`: '' by their
     prices, 'vendor' for all of them, 'kernels' for those that can become one. `activated`, `added`: what the vendor makes behind a
     product, see `capture.registry`."""
+    graph = _InTf32(graph).result() if target.tf32 and any(map(_of_f32, contractions(graph).values())) else graph
     found, hints = contractions(graph), estimates(graph, target)
-    reasons = {n: infeasible(c, target) for n, c in found.items()}
+    reasons = {n: infeasible(c, target, hints) for n, c in found.items()}
     taken = fronts(graph, hints)
     sums = sums_behind(graph, added) if target.kind == "gpu" and target.fast and not target.ordered else {}
     behind = {**sums, **activations_behind(graph, activated, target.fast)} if not target.ordered else {}
@@ -57,14 +59,37 @@ def contractions(graph: Graph) -> dict[Opaque, Contraction]:
     return {n: c for n in graph.nodes if isinstance(n, Opaque) and n.meaning is not None and (c := within(n.meaning)) is not None}
 
 
-def infeasible(c: Contraction, target) -> Reason | None:
+class _InTf32(GraphRewrite):
+    """Calls that are contractions of f32, meant as torch makes them where TF32 is allowed: of factors rounded to it."""
+
+    def __init__(self, graph: Graph):
+        super().__init__(graph, "eager")
+
+    def opaque(self, node: Opaque) -> Opaque:
+        made = super().opaque(node)
+        c = within(made.meaning) if made.meaning is not None else None
+        if c is None or not _of_f32(c):
+            return made
+        inside = Rewriter(leaf=lambda e: Op("tf32", e) if e is c.left or e is c.right else None)(c.fold.args[0])
+        fold = Reduce("sum", c.fold.over, (inside,))
+        return replace(made, meaning=Rewriter(leaf=lambda e: fold if e is c.fold else None)(made.meaning))
+
+
+def _of_f32(c: Contraction) -> bool:
+    """Are both factors read from memory of f32?"""
+    return all(isinstance(e, Load) and e.dtype is F32 for e in (c.left, c.right))
+
+
+def infeasible(c: Contraction, target, hints: Hints) -> Reason | None:
     """Why a contraction cannot become a kernel of ours; None when it can."""
     if target.kind == "cpu":
         return Reason("vendor", "infeasible", "no kernels for it on a CPU")
     if target.ordered:
         return Reason("vendor", "infeasible", "a fixed order of the sum")
     if product_type(c) is None or bool(c.rows) == bool(c.columns) and not multiplied(c):
-        return Reason("vendor", "infeasible", "only 16-bit floats")
+        return Reason("vendor", "infeasible", "only 16-bit floats, and f32 where TF32 is allowed")
+    if product_type(c) is F32 and not (min(c.sizes(hints)[1:3]) > MANY and movable(c, hints)):
+        return Reason("vendor", "infeasible", "f32 in TF32 of few rows, or not contiguous along the depth")
     slices = in_slices(c.fold) if long_steps(c.fold, c.depth) else c
     if slices is None or not multiplied(c) and not of_one_row(slices):
         return Reason("vendor", "infeasible", "its depth is divided" if slices is None else "weights that are not contiguous along the depth")

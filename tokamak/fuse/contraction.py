@@ -71,6 +71,11 @@ def halves(e: Expr) -> DType | None:
     return e.arg.dtype if isinstance(e, Cast) and e.dtype is F32 and e.arg.dtype.is_half else None
 
 
+def in_tf32(e: Expr) -> Expr | None:
+    """What a factor in TF32 is rounded from; None where it is of another type."""
+    return e.args[0] if isinstance(e, Op) and e.name == "tf32" and e.dtype is F32 else None
+
+
 def small(e: Expr) -> Expr | None:
     """The integers of 8 bits, or unpacked from such, that a factor is, which every 16-bit type holds exactly; or None."""
     whole = e.arg if isinstance(e, Cast) and e.dtype is F32 and e.arg.dtype.is_int else None
@@ -78,19 +83,19 @@ def small(e: Expr) -> Expr | None:
 
 
 def product_type(c: Contraction) -> DType | None:
-    """The 16-bit type in which both factors can be multiplied, or None."""
-    found = {halves(e) for e in (c.left, c.right) if small(e) is None}
+    """The type in which both factors can be multiplied: one of 16 bits, or f32 where they are rounded to TF32; or None."""
+    found = {F32 if in_tf32(e) is not None else halves(e) for e in (c.left, c.right) if small(e) is None}
     return next(iter(found)) if len(found) == 1 else None
 
 
 def multiplied(c: Contraction) -> bool:
-    """Can the machine's products of tiles make it: two factors of one 16-bit type, with axes of their own?"""
+    """Can the machine's products of tiles make it: two factors of one such type, with axes of their own?"""
     return product_type(c) is not None and bool(c.rows) and bool(c.columns)
 
 
 def of_vector(c: Contraction) -> bool:
     """Is it the product of a matrix and a vector of one 16-bit type?"""
-    return product_type(c) is not None and bool(c.rows) != bool(c.columns) and not c.batch
+    return product_type(c) not in (None, F32) and bool(c.rows) != bool(c.columns) and not c.batch
 
 
 def chained(c: Contraction, inner: Contraction | None, hints: Hints) -> bool:

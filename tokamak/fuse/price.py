@@ -4,15 +4,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..ir.dtype import F32
 from ..ir.expr import loads
 from ..ir.graph import Compute, Graph, Opaque, Result, is_pointwise, reads
 from .beside import MOST, few_rows, is_small, together
-from .contraction import LITTLE, SIDE, Contraction
+from .contraction import LITTLE, SIDE, Contraction, product_type
 from .cost import Hints, node_bytes
 from .gradients import GRADIENTS, gradients
 from .reason import Reason
 from .boxes import movable
-from .products import PRODUCTS, fused, micro, ragged
+from .products import PRODUCTS, TF32, fused, micro, ragged
 from .sizes import runs_along
 from .vendor import Own
 
@@ -84,8 +85,9 @@ def unprofitable(site: Site, hints: Hints, target) -> dict[Opaque, Reason | None
     if rates is None:
         return {n: Reason("vendor", "not attempted", "no kernel was measured on such a machine") for n in site.found}
     reasons = {n: _alone(site, n, c, hints, rates) for n, c in site.found.items()}
-    many = {n: c for n, c in site.found.items() if min(c.sizes(hints)[1:3]) > MANY and movable(c, hints)}
-    reasons.update(fused(PRODUCTS[target.arch[:2]], target.threads, site.graph, many, site.behind, hints))
+    for wide in (False, True):
+        many = {n: c for n, c in site.found.items() if (product_type(c) is F32) == wide and min(c.sizes(hints)[1:3]) > MANY and movable(c, hints)}
+        reasons.update(fused((TF32 if wide else PRODUCTS)[target.arch[:2]], target.threads, site.graph, many, site.behind, hints))
     reasons.update((n, None) for n, c in site.found.items() if reasons[n] is not None and writes_any_row(c, target, hints))
     for calls in _families(site, hints):
         if any(reasons[n] is not None for n in calls) and _side_by_side(site, calls, hints, rates):
@@ -106,7 +108,9 @@ def vendor_time(c: Contraction, hints: Hints, rates: Rates) -> float:
 def writes_any_row(c: Contraction, target, hints: Hints) -> bool:
     """Are rows of the result such that the vendor's fast kernels do not write them, and a kernel of ours is faster than its others?"""
     b, m, n, k = c.sizes(hints)
-    if c.batch or min(m, n) <= MANY or not movable(c, hints, joined=True) or n % PITCH == 0 or hints.exactly(c.columns[0].extent) is None:
+    if product_type(c) is F32 or c.batch or min(m, n) <= MANY or not movable(c, hints, joined=True):
+        return False
+    if n % PITCH == 0 or hints.exactly(c.columns[0].extent) is None:
         return False
     return ragged(PRODUCTS[target.arch[:2]], target.threads, (b, m, n, k)) < LEAST * 2 * b * m * n * k / UNALIGNED[n & -n]
 

@@ -8,8 +8,9 @@ something at the end. The vendor's is the same with tiles of its own, of which i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ..ir.dtype import F32, DType
 from ..ir.expr import loads
 from ..ir.graph import Compute, Graph, Opaque, Result, elements, is_pointwise, reads
 from .boxes import plain
@@ -19,14 +20,13 @@ from .reason import Reason
 from .sizes import runs_along
 from .vendor import Own
 
-DEPTH = 64              # of a step
-HALF = 2                # bytes of an element
+STEP = 128              # bytes of a step along the depth
 OVERLAP = 3             # the larger, the better products and reading hide each other
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Of a result: `rows` by `columns`; seconds of a `step` along the depth and of what is left when it is over (`finish`)."""
+    """Of a result: `rows` by `columns`; seconds of a `step` of STEP bytes along the depth and of what is left when it is over (`finish`)."""
     rows: int
     columns: int
     step: float
@@ -35,12 +35,13 @@ class Tile:
 
 @dataclass(frozen=True)
 class Products:
-    """Of a machine, 16-bit factors. `tiles`: of a kernel of ours, `pair`: of two products in one kernel, `paired`: where one descriptor reads a factor of
-    both, `start`: seconds besides the tiles. `vendor`: what the library is taken to choose from, `call`: seconds besides; `shared`: seconds besides, where
-    it shares out the depth, of which partial results go through memory. `copy`: bytes a second; `factors`: the same of products that wait for memory;
-    `beside`: for what a tile's end reads and writes beside its result; `pass_`: seconds of a kernel that does next to nothing; `ragged`: bytes a second of
-    what our kernels write besides where rows begin anywhere; `operation`: seconds an operation on one element takes one multiprocessor. `tired`: (share,
-    seconds): by how much the machine is slower when it multiplies for longer than that; `vendor_tired`: the same of the vendor's."""
+    """Of a machine, factors of so many `bytes`. `tiles`: of a kernel of ours, `pair`: of two products in one kernel, `paired`: where one descriptor
+    reads a factor of both, `start`: seconds besides the tiles. `vendor`: what the library is taken to choose from, `call`: seconds besides;
+    `shared`: seconds besides, where it shares out the depth, of which partial results go through memory. `copy`: bytes a second; `factors`: the
+    same of products that wait for memory; `beside`: for what a tile's end reads and writes beside its result; `pass_`: seconds of a kernel that
+    does next to nothing; `ragged`: bytes a second of what our kernels write besides where rows begin anywhere; `operation`: seconds an operation
+    on one element takes one multiprocessor. `tired`: (share, seconds): by how much the machine is slower when it multiplies for longer than that;
+    `vendor_tired`: the same of the vendor's."""
     tiles: tuple[Tile, ...]
     pair: Tile
     paired: Tile
@@ -56,6 +57,7 @@ class Products:
     operation: float
     tired: tuple[float, float]
     vendor_tired: tuple[float, float]
+    bytes: int = 2
 
 
 # Triton's words for a machine -> what was measured. H200, bf16, device time behind a flushed cache; fitted on half of 112 sizes (128 to 8192 rows,
@@ -75,6 +77,18 @@ PRODUCTS: dict[tuple, Products] = {
                 Tile(64, 128, 0.239e-6, 0.29e-6), Tile(128, 64, 0.239e-6, 0.29e-6), Tile(64, 64, 0.122e-6, 0.15e-6)),
         call=6.5e-6, shared=3.7e-6, copy=4.2e12, factors=4.5e12, beside=3.2e12, pass_=1.8e-6, ragged=8e12, operation=3e-12,
         tired=(0.2, 1170e-6), vendor_tired=(0.325, 1400e-6))}
+
+# the same of f32 in TF32, device time behind a flushed cache, us: 4096x4096x4096, the vendor 345 (with a bias 331) and 33 behind it; in one kernel with a
+# ReLU 343, a residual 359; 8192x1024x4096: 177 and 66; 196, 241; 2048x4096x4096: 172 and 18; 178, 186; 512x4096x4096: 51 and 6; 59, 63
+TF32: dict[tuple, Products] = {
+    ("cuda", 90): replace(
+        PRODUCTS["cuda", 90], bytes=4, tiles=(Tile(128, 256, 0.605e-6, 4.4e-6), Tile(128, 128, 0.355e-6, 3e-6)),
+        vendor=tuple(replace(t, step=0.95 * t.step, finish=1.3 * t.finish) for t in PRODUCTS["cuda", 90].vendor))}
+
+
+def prices(target, kind: DType) -> Products | None:
+    """What is known of products of a type on a machine: of 16 bits, or f32 in TF32."""
+    return (TF32 if kind is F32 else PRODUCTS).get(target.arch[:2])
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,8 +114,8 @@ def ours(p: Products, processors: int, sizes: tuple[int, int, int, int], product
     def seconds(t: Tile) -> float:
         end = t.finish + operations * p.operation * t.rows * t.columns
         rounds = -(-b * -(-m // t.rows) * -(-n // t.columns) // processors)
-        factors = HALF * b * (m * k + products * k * n) / p.factors
-        return _tired(p.tired, p.start + _together(rounds * (-(-k // DEPTH) * t.step + end), factors)) + beside / p.beside
+        factors = p.bytes * b * (m * k + products * k * n) / p.factors
+        return _tired(p.tired, p.start + _together(rounds * (-(-k * p.bytes // STEP) * t.step + end), factors)) + beside / p.beside
     return min(((seconds(t), t) for t in (p.tiles if products == 1 else (p.paired if paired else p.pair,))), key=lambda x: x[0])
 
 
@@ -109,7 +123,7 @@ def ragged(p: Products, processors: int, sizes: tuple[int, int, int, int]) -> fl
     """Seconds of one kernel that makes a contraction of these extents whose rows of the result begin anywhere: no engine writes them, so each element is
     stored by itself."""
     b, m, n, _ = sizes
-    return ours(p, processors, sizes)[0] + HALF * b * m * n / p.ragged
+    return ours(p, processors, sizes)[0] + p.bytes * b * m * n / p.ragged
 
 
 def vendors(p: Products, processors: int, sizes: tuple[int, int, int, int]) -> float:
@@ -117,12 +131,12 @@ def vendors(p: Products, processors: int, sizes: tuple[int, int, int, int]) -> f
     b, m, n, k = sizes
     found = []
     for t in p.vendor:
-        tiles, steps = b * -(-m // t.rows) * -(-n // t.columns), -(-k // DEPTH)
+        tiles, steps = b * -(-m // t.rows) * -(-n // t.columns), -(-k * p.bytes // STEP)
         for share in (1, 2, 4, 8):
             if share == 1 or tiles * share <= processors and steps >= 4 * share:
                 partial = p.shared + 4 * share * b * m * n / p.beside if share > 1 else 0.0
                 found.append(_rounds(tiles * share, processors) * (-(-steps // share) * t.step + t.finish) + partial)
-    return _tired(p.vendor_tired, p.call + _together(HALF * b * (m * k + k * n + m * n) / p.factors, min(found)))
+    return _tired(p.vendor_tired, p.call + _together(p.bytes * b * (m * k + k * n + m * n) / p.factors, min(found)))
 
 
 def _together(a: float, b: float) -> float:
@@ -164,7 +178,7 @@ def choices(p: Products, processors: int, graph: Graph, found: dict[Opaque, Cont
     made = []
     for x in behind(graph, found, hints):
         sizes, products = found[x.calls[0]].sizes(hints), len(x.calls)
-        result = products * HALF * sizes[0] * sizes[1] * sizes[2]
+        result = products * p.bytes * sizes[0] * sizes[1] * sizes[2]
         passed = (result + x.read + x.written) / p.copy + p.pass_ if x.apart else (x.read + x.written) / p.copy
         kernel, _ = ours(p, processors, sizes, products, x.read + x.kept, x.operations, _paired([found[n] for n in x.calls]))
         if any(n in own and own[n].node is x.node for n in x.calls):

@@ -186,6 +186,14 @@ def _logical(test: Callable) -> Callable:
     return lambda x: test(x) if x.dtype.kind == "f" else np.zeros(x.shape, bool)
 
 
+def _tf32(x: np.ndarray) -> np.ndarray:
+    if x.dtype != np.float32:
+        return x
+    bits = np.ascontiguousarray(x).view(np.uint32)
+    nearest = ((bits + np.uint32(0xFFF) + (bits >> np.uint32(13) & np.uint32(1))) & np.uint32(0xFFFFE000)).view(np.float32)
+    return np.where(np.isfinite(x), nearest, x)
+
+
 def _sign(x):
     return (x > 0).astype(x.dtype) - (x < 0).astype(x.dtype)
 
@@ -202,7 +210,7 @@ MEANING: dict[str, Callable] = {
     "atanh": _wide(np.arctanh), "erf": _each(math.erf), "erfc": _each(math.erfc), "erfinv": _each(_erfinv), "lgamma": _each(_lgamma),
     "digamma": _each(_digamma), "sigmoid": _wide(_sigmoid), "pow": _pow, "atan2": _wide(np.arctan2), "hypot": _wide(np.hypot),
     "copysign": np.copysign, "nextafter": np.nextafter,
-    "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "round": np.rint, "sign": _sign,
+    "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "round": np.rint, "tf32": _tf32, "sign": _sign,
     "isnan": _logical(np.isnan), "isinf": _logical(np.isinf), "signbit": lambda x: np.signbit(x) if x.dtype.kind == "f" else x < 0,
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
     "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.invert, "shl": _shl, "shr": _shr,

@@ -45,6 +45,7 @@ OPS: dict[str, OpInfo] = {
     **_rows("atan2 hypot", 2, "same", "f", 16, True),
     **_rows("copysign nextafter", 2, "same", "f", 1),
     **_rows("floor ceil trunc round", 1, "same", "f", 1),   # round: half to even
+    **_rows("tf32", 1, "same", "f", 0),                  # f32 to the nearest of ten bits behind the point, ties to even; f64 as it is
     **_rows("sign", 1, "same", "iuf", 1),                # 0 for NaN, as torch
     **_rows("isnan isinf signbit", 1, "bool", "iuf", 0),
     **_rows("eq ne lt le gt ge", 2, "bool", "biuf", 1),

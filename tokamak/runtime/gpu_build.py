@@ -34,8 +34,8 @@ class GpuUnit:
     """Triton text that defines the jitted function `name`, whose parameters have the Triton types `signature`, in order; there are no constexprs.
     `divisible`: positions of parameters that are multiples of 16 (pointers: 16-byte aligned, integers: value % 16 == 0); where a call breaks that, a
     variant of the kernel is built that does not rely on it, of the text `otherwise`, without boxes, where there is one.
-    `boxes`: (element type, extents of a tile) of the descriptors that stand behind the other parameters; a call gives (address, offset in elements,
-    extents, strides in elements) of each. `cooperative`: all programs of the grid are resident at once (they wait for each other).
+    `boxes`: (element type, or 'tf32' for f32 that is rounded so on its way; extents of a tile) of the descriptors that stand behind the other
+    parameters; a call gives (address, offset in elements, extents, strides in elements) of each. `cooperative`: all programs of the grid are resident at once (they wait for each other).
     `cluster`: so many neighbours of the grid, which it is a multiple of, run side by side and see each other's shared memory.
     `contract`: a product may be added to something without being rounded first. `registers`: the most that a thread may have; 0 leaves it open.
     `name` stands for the text and all other fields."""

@@ -107,7 +107,8 @@ class Interpreted:
         """The descriptors."""
         tl, found = self._copies["triton.language"], []
         semantic = self._copies["triton.runtime.interpreter"].interpreter_semantic
-        for element, block in self.unit.boxes:
+        for kind, block in self.unit.boxes:
+            element = "fp32" if kind == "tf32" else kind
             base, offset, *rest = words[:2 + 2 * len(block)]
             words = words[2 + 2 * len(block):]
             pointer = self._argument(f"*{element}", base + offset * tl.str_to_ty(element, None).primitive_bitwidth // 8)

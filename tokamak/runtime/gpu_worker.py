@@ -33,7 +33,8 @@ def compile_job(job: dict, folder: str) -> dict:
     target = importlib.import_module("triton.backends.compiler").GPUTarget(*job["arch"])
     fn = load(job["name"], job["text"])
     attrs = {(i,): [["tt.divisibility", 16]] for i in job["divisible"]}
-    types = [*job["signature"], *(f"tensordesc<{element}{list(block)}>" for element, block in job.get("boxes", ()))]
+    boxes = [tuple(box) for box in job.get("boxes", ())]
+    types = [*job["signature"], *(f"tensordesc<{_ROUNDED.get(element, element)}{list(block)}>" for element, block in boxes)]
     source = compiler.ASTSource(fn, dict(zip(fn.arg_names, types, strict=True)), constexprs={}, attrs=attrs)
     options = {"num_warps": job["warps"], "num_stages": job["stages"], "enable_fp_fusion": job["contract"]}
     if job.get("registers") and job["arch"][0] == "cuda":
@@ -43,7 +44,7 @@ def compile_job(job: dict, folder: str) -> dict:
         before = knobs.cache.__dict__.get("manager_class")
         knobs.cache.__dict__["manager_class"] = lambda key, **other: usual(key, **other) if other else files
         try:
-            return _result(compiler.compile(source, target=target, options=options))
+            return _result(compiler.compile(source, target=target, options=options), [element for element, _ in boxes])
         finally:
             files.remove()
             knobs.cache.__dict__.pop("manager_class") if before is None else knobs.cache.__dict__.update(manager_class=before)
@@ -88,15 +89,18 @@ def load(name: str, text: str):
 
 
 _ELEMENTS = {8: 10, 9: 8, 10: 9}         # a device's number of an element type -> the driver's, where they differ
+_ROUNDED = {"tf32": "fp32"}              # memory of the one, which the copy engine rounds to the other
+_TF32 = 11                               # the driver's number
 
 
-def _result(made) -> dict:
+def _result(made, elements: list[str]) -> dict:
     facts = made.metadata
+    kind = lambda m, element: _TF32 if element == "tf32" else _ELEMENTS.get(m["elem_type"], m["elem_type"])
     listing = made.asm.get("ptx") or made.asm.get("amdgcn") or ""
     return {"code": made.kernel, "entry": facts.name, "shared": facts.shared, "threads": facts.num_warps * facts.target.warp_size, "listing": listing,
             "scratch": (getattr(facts, "global_scratch_size", 0) or 0, getattr(facts, "global_scratch_align", 1) or 1),
-            "maps": tuple((len(m["block_size"]), _ELEMENTS.get(m["elem_type"], m["elem_type"]), m["elem_size"], m["swizzle"], tuple(m["block_size"]))
-                          for m in getattr(facts, "tensordesc_meta", None) or ())}
+            "maps": tuple((len(m["block_size"]), kind(m, element), m["elem_size"], m["swizzle"], tuple(m["block_size"]))
+                          for m, element in zip(getattr(facts, "tensordesc_meta", None) or (), elements))}
 
 
 # -- messages ------------------------------------------------------------------------------------------------------------

@@ -19,8 +19,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..fuse.contraction import LITTLE, SIDE, SLICE, Contraction, chained, contraction, multiplied, of_vector, summed
+from ..fuse.contraction import LITTLE, SIDE, SLICE, Contraction, chained, contraction, multiplied, of_vector, product_type, summed
 from ..fuse.cost import Hints
+from ..ir.dtype import F32
 from ..ir.expr import Load, Reduce, Rewriter, Scan, loads, walk
 from ..ir.index import Axis, as_index
 from . import vector
@@ -73,7 +74,7 @@ def choose(b: Body, hints: Hints, target, alone: bool = True) -> tuple[Body, Mat
     """A body whose folds are contractions, its depth perhaps as slices, and its schedule; None for any other. `alone`: its programs have the machine
     to themselves, and if there are few they share the depth."""
     found = folds_of(b)
-    if found is None:
+    if found is None or product_type(found[0]) is F32:
         return None
     if sums_beside(b):
         made = _choose(b, found, hints, target, alone)

@@ -13,16 +13,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..fuse.boxes import Box, box, plain
-from ..fuse.contraction import Contraction
+from ..fuse.boxes import Box, box, lies, plain
+from ..fuse.contraction import Contraction, product_type
 from ..fuse.cost import Hints
-from ..fuse.products import PRODUCTS, ours
+from ..fuse.products import PRODUCTS, ours, prices
+from ..ir.dtype import F32
 from ..ir.expr import Expr, loads
 from ..ir.index import Axis
 from .body import Body, Store
 from .matmul import GROUP, TURNED, MatmulSchedule, _side, folds_of, inner_of, sums_beside
 from .tiles import wide
 
+STEP = 128              # bytes of a step along the depth: what the engine copies of a row at once
 SHARED = 226 << 10      # bytes of shared memory for steps under way, and for what is read and written behind them
 MOST_PRODUCTS = 4       # that share a tile's registers
 
@@ -40,10 +42,11 @@ class PersistentSchedule(MatmulSchedule):
         return " ".join((super().__str__(), *(text for text, shown in words.items() if shown)))
 
 
-def factor_box(e: Expr, dims: tuple[Axis, Axis], hints: Hints) -> Box | None:
-    """The box of a factor that is plain memory of 16 bits."""
+def factor_box(e: Expr, dims: tuple[Axis, Axis], depth: Axis, hints: Hints) -> Box | None:
+    """The box of a factor that is plain memory, as products take it."""
     read = plain(e)
-    return box(read.node, read.index[0], dims, hints) if read is not None else None
+    found = box(read.node, read.index[0], dims, hints) if read is not None else None
+    return found if lies(found, depth) else None
 
 
 def store_box(s: Store, dims: tuple[Axis, Axis], hints: Hints) -> Box | None:
@@ -61,11 +64,16 @@ def choose(b: Body, hints: Hints, target) -> PersistentSchedule | None:
     if len(c.rows) != 1 or len(c.columns) != 1 or c.digits or c.outer or c.scales:
         return None
     dims = first, second = _dims(b, c, hints)
-    if min(hints(a.extent) for a in dims) <= TURNED or len(found) > MOST_PRODUCTS or not any(boxed(c, dims, hints)):
+    if min(hints(a.extent) for a in dims) <= TURNED or len(found) > MOST_PRODUCTS or not _enough(found, dims, hints):
         return None
     wanted = _columns(b, c, dims, len(found), hints, target)
-    sizes = {first: _side(first, 128, hints), second: _side(second, wanted, hints), c.depth: _side(c.depth, 64, hints)}
+    sizes = {first: _side(first, 128, hints), second: _side(second, wanted, hints), c.depth: _side(c.depth, STEP // product_type(c).bytes, hints)}
     return _schedule(b, found, sizes, hints, target)
+
+
+def _enough(found: list[Contraction], dims: tuple[Axis, Axis], hints: Hints) -> bool:
+    """Are factors copied: of 16-bit types some, of TF32 all?"""
+    return any(boxed(found[0], dims, hints)) if product_type(found[0]) is not F32 else all(all(boxed(c, dims, hints)) for c in found)
 
 
 def _columns(b: Body, c: Contraction, dims: tuple[Axis, Axis], products: int, hints: Hints, target) -> int:
@@ -73,7 +81,7 @@ def _columns(b: Body, c: Contraction, dims: tuple[Axis, Axis], products: int, hi
     if products > 1:
         return 256 >> (products - 1).bit_length()
     sizes = hints.count(b.parallel - set(dims)), hints(dims[0].extent), hints(dims[1].extent), hints(c.depth.extent)
-    known = PRODUCTS.get(target.arch[:2]) or PRODUCTS["cuda", 90]
+    known = prices(target, product_type(c)) or PRODUCTS["cuda", 90]
     return ours(known, target.threads, sizes)[1].columns
 
 
@@ -86,7 +94,7 @@ def _dims(b: Body, c: Contraction, hints: Hints) -> tuple[Axis, Axis]:
 def boxed(c: Contraction, dims: tuple[Axis, Axis], hints: Hints) -> tuple[bool, bool]:
     """Can the engine copy the factor along the first of `dims`, and along the second?"""
     left, right = (c.left, c.right) if dims[0] in c.left.free else (c.right, c.left)
-    return factor_box(left, (dims[0], c.depth), hints) is not None, factor_box(right, (dims[1], c.depth), hints) is not None
+    return tuple(factor_box(e, (a, c.depth), c.depth, hints) is not None for e, a in ((left, dims[0]), (right, dims[1])))
 
 
 def pair(found: list[Contraction], dims: tuple[Axis, Axis], hints: Hints) -> tuple[Box, Box] | None:
@@ -95,7 +103,7 @@ def pair(found: list[Contraction], dims: tuple[Axis, Axis], hints: Hints) -> tup
     sides = [(c.left, c.right) if dims[0] in c.left.free else (c.right, c.left) for c in found]
     if len(found) != 2 or sides[0][0] != sides[1][0] or found[0].depth is not found[1].depth:
         return None
-    first, second = (factor_box(right, (dims[1], found[0].depth), hints) for _, right in sides)
+    first, second = (factor_box(right, (dims[1], found[0].depth), found[0].depth, hints) for _, right in sides)
     if first is None or second is None or first.memory.dtype is not second.memory.dtype:
         return None
     return (first, second) if (first.axes, first.strides) == (second.axes, second.strides) and first.axes == (dims[1], found[0].depth) else None
@@ -110,10 +118,11 @@ def _schedule(b: Body, found: list[Contraction], sizes: dict[Axis, int], hints: 
     large = elements >= 128 * 256
     warps = 8 if elements >= 128 * 128 else 4
     single = products == 1 or paired
-    parts = 2 if large and products == 1 else 1
+    width = product_type(c).bytes
+    parts = width if large and products == 1 else 1
     beside = {e.node for s in b.stores for e in loads(s.expr) if {first, second} <= e.free and depth not in e.free}
     ends = sizes[first] * sizes[second] // parts * sum(m.dtype.bytes for m in (*beside, *(s.memory for s in b.stores)))
-    step = 2 * (sizes[first] + products * sizes[second]) * sizes[depth]
+    step = width * (sizes[first] + products * sizes[second]) * sizes[depth]
     stages = min(3 if large and single else 5 if products == 1 else 4, (SHARED - ends) // step)
     if stages < 2:
         return None
