@@ -112,6 +112,14 @@ def test_rows_in_several_dimensions_are_rows(shape):
     assert not calls(backward) and len(narrow(backward)) == len(schedules(backward)) == 1
 
 
+def test_rows_that_are_not_gone_through_in_step_stand_apart():
+    by = torch.linspace(0.5, 1, 50, dtype=torch.bfloat16)[None, :, None]
+    fn = lambda x, w, b, v, c: F.linear(F.relu(F.linear(x, w, b)) * by, v, c)
+    inputs = [values(6, 50, 48).div(3).requires_grad_(), *layers(1, 48, 40, 33)[1:]]
+    (backward,) = [r for r in step(fn, inputs) if r.kind == "backward"]
+    assert not calls(backward) and not any("loop_tree" in str(d.reason) for d in backward.values["lower"].plan.decisions)
+
+
 def test_pointwise_and_sums_of_columns_alone_are_no_narrow_layers():
     fn = lambda x, g: ((y := torch.where(x > 0, g, 0.0)), y.sum(0))
     inputs = values(3000, 64), values(3000, 64)
