@@ -52,7 +52,8 @@ def target(device: str = "cpu", ordered: bool = False, interpret: bool = False) 
 
 def tf32_allowed() -> bool:
     """Has the user allowed TF32 in torch's products of float32 on a GPU? Dynamo compiles anew when that changes."""
-    return torch.backends.cuda.matmul.allow_tf32
+    asked = torch.backends.cuda.matmul      # `allow_tf32` raises where the newer setting was used
+    return asked.fp32_precision == "tf32" if hasattr(asked, "fp32_precision") else asked.allow_tf32
 
 
 @functools.cache

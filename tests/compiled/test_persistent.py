@@ -10,6 +10,7 @@ from tokamak.codegen.stages import parts
 from tokamak.codegen.triton_listing import listing
 from tokamak.runtime import gpu_build
 from tokamak.schedule.persistent import PersistentSchedule
+from tokamak.target import tf32_allowed
 
 from .test_contractions import TOLERANCE, error, run, schedules, values, wide
 
@@ -157,6 +158,19 @@ def test_what_stays_with_the_vendor_in_tf32(tf32, name, fn, rows):
     inputs = values(rows, 72, dtype=torch.float32), values(72, 152, dtype=torch.float32)
     got, (record,) = run(fn, *inputs)
     assert not any(isinstance(s, PersistentSchedule) for s in schedules(record)) and error(got, fn(*map(wide, inputs))) < 1e-5
+
+
+def test_both_ways_to_allow_tf32():
+    asked = torch.backends.cuda.matmul
+    before = torch.get_float32_matmul_precision()
+    try:
+        for allow in (lambda: setattr(asked, "allow_tf32", True), lambda: setattr(asked, "fp32_precision", "tf32")):
+            torch.set_float32_matmul_precision("highest")
+            assert not tf32_allowed()
+            allow()
+            assert tf32_allowed()
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def test_float32_stays_float32():

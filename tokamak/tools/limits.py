@@ -24,6 +24,7 @@ from torch.fx.node import map_arg
 from torch.utils.flop_counter import flop_registry
 
 from ..runtime.program import Call, Launch
+from ..target import tf32_allowed
 from .aten import size_hint
 from .kernels import KernelInfo, Opaqued, kernels, launched, opaques
 from .machine import Peaks
@@ -161,7 +162,7 @@ def arithmetic(record: GraphRecord, name: str) -> tuple[int, str]:
     out = value(node)
     tensor = next((t for t in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(t, torch.Tensor)), None)
     kind = str(tensor.dtype).removeprefix("torch.") if tensor is not None else "float32"
-    if kind == "float32" and tensor.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32:
+    if kind == "float32" and tensor.device.type == "cuda" and tf32_allowed():
         kind = "tf32"
     try:
         return size_hint(formula(*map_arg(node.args, value), **map_arg(node.kwargs, value), out_val=out)), kind
