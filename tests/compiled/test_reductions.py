@@ -134,8 +134,22 @@ def test_what_is_read_once_leaves_the_cache_first():
 
 
 def test_chunks_of_rows_that_are_only_folded_count_bytes():
-    chunks = {d: scheduled(total(8192, 1 << 20, d))[1] for d in ("f16", "f32")}
+    chunks = {d: scheduled(total(8192, 60000, d))[1] for d in ("f16", "f32")}
     assert [s.pieces[0][1][0] for s in chunks.values()] == [8192, 4096] and [s.warps for s in chunks.values()] == [4, 4]
+
+
+@pytest.mark.parametrize("columns, dtype, monoid, warps", [(65536, "f16", "sum", tiles.SUMMED_WARPS), (65537, "f16", "sum", tiles.PASSING_WARPS),
+                                                           (65536, "f16", "max", tiles.PASSING_WARPS), (65536, "f32", "sum", tiles.PASSING_WARPS)])
+def test_chunks_of_long_rows_that_are_summed(columns, dtype, monoid, warps):
+    """Larger where they are whole words of 16-bit elements."""
+    schedule = scheduled(total(8192, columns, dtype).replace("sum[", f"{monoid}["))[1]
+    assert schedule.warps == warps and schedule.pieces[0][1][0] == (16384 if warps == tiles.SUMMED_WARPS else 4096 if dtype == "f32" else 8192)
+
+
+@pytest.mark.parametrize("shape", [(2, 65536), (3, 70008), (1, 400000)])
+def test_sums_of_long_rows_of_halves(shape):
+    same(lambda x: (x.double().sum(1), x.double().square().sum(1)), torch.rand(shape).half())
+    same(lambda x: x.float().sum(1).double(), torch.rand(shape).bfloat16())
 
 
 def test_short_rows_share_a_program():

@@ -13,7 +13,7 @@ from tokamak.fuse import widen
 from tokamak.fuse.plan import plan
 from tokamak.ir.parse import parse_graph
 from tokamak.ir.rewrite import replaced
-from tokamak.schedule import tile_sequence
+from tokamak.schedule import tile_sequence, tiles
 from tokamak.target import Target
 from tokamak.tools.record import Recorder
 
@@ -404,6 +404,27 @@ def test_statistics_of_several_rows_at_once(shape, at_once):
         torch.testing.assert_close(g.double(), w, rtol=2e-5, atol=2e-5)
     norm = lambda x, w: F.batch_norm(x, None, None, w, training=True)
     check(norm, x.requires_grad_(), values(shape[1], grad=True), tolerance=1e-2)
+
+
+@pytest.mark.parametrize("shape, dtype", [((8, 64, 32, 16), torch.bfloat16), ((9, 64, 31, 31), torch.float16)])
+def test_statistics_of_one_value(shape, dtype, monkeypatch):
+    """More rows at once where moments alone are carried: of elements of 16 bits, which need no sum beside them."""
+    monkeypatch.setattr(tiles, "ALONE_ROUNDS", 0)
+    x = (uneven(*shape) / 4).to(dtype).contiguous(memory_format=torch.channels_last)
+    fn = lambda x: moments(x.float())
+    assert schedules(fn, x)[0].split(",")[0].count("+") == tiles.ALONE_AT_ONCE - 1
+    got = tokamak.compile(fn, target="interpret", strict=True, dynamic=False, cache_dir="")(x)
+    for g, w in zip(got, moments(x.double())):
+        torch.testing.assert_close(g.double(), w, rtol=2e-5, atol=2e-5)
+
+
+def test_images_in_the_order_of_their_statistics(monkeypatch):
+    """What follows the statistics of images goes through all of them at once, as those do: pixels last to first."""
+    monkeypatch.setattr(tile_sequence, "AGAIN", 0)
+    monkeypatch.setattr(tile_sequence, "STAYING", 1 << 17)
+    x = values(2, 8, 64, 128).contiguous(memory_format=torch.channels_last)
+    assert any("split" in s for s in schedules(F.instance_norm, x)) and "backward" in schedules(F.instance_norm, x)[-1]
+    check(F.instance_norm, x.requires_grad_(), tolerance=1e-3)
 
 
 @pytest.mark.parametrize("shape, layout", [((45, 2, 56, 56), torch.contiguous_format), ((9, 8, 56, 56), torch.channels_last)])

@@ -13,7 +13,8 @@ from .lower import Lowering
 from .scope import Named, all_atoms
 from .tile_kernel import Scope, Value
 
-KNOWN = (16, 8, 4, 2)       # multiples of which kernels know factors and extents to be; the first one by what parameters say of themselves
+KNOWN = (16, 8, 4, 2)       # multiples of which kernels know factors and extents to be; the first one by what parameters say of themselves. bf16 LayerNorm
+                            # over 1000 columns 95%, GroupNorm of 8 channels in NHWC 53; 58 and 38 with 16 alone, where they were read element by element
 
 
 class TileValues(Lowering):
@@ -108,7 +109,7 @@ class TileValues(Lowering):
         return " + ".join(parts) or "0", dims
 
     def _factor(self, factor: Index, key) -> Index:
-        """Of a factor that is a multiple of 8, 4 or 2, but not of 16 (which parameters say of themselves), that is written out: accesses are as wide."""
+        """Of a factor that is a multiple of 8, 4 or 2, but not of 16, that is written out: accesses are as wide."""
         known = self._known_factor(factor)
         return super()._factor(floordiv(factor, as_index(known)), (key, known)) * known if known > 1 else super()._factor(factor, key)
 

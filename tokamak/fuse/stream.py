@@ -69,7 +69,7 @@ class Chain:
 
     def shifts(self, part: Reduce) -> bool:
         """Is x - p carried, rather than x? Not of elements of 16 bits: their deviations are no smaller beside a mean than what f32 keeps of it."""
-        x, = part.args
+        x = _written(part.args[0])
         return self.shifted and not (isinstance(x, Cast) and isinstance(x.arg, Load) and x.arg.dtype.is_half)
 
     def carried(self, part: Reduce, n: Index, component: int) -> Reduce:
@@ -198,9 +198,15 @@ def _possible_ends(plain: dict[Compute, Reduce], worth: set, chains) -> set:
 
 def _head(e: Expr) -> str:
     """The operation at the root of `e`, pointwise values that it reads written out; '' when there is another root."""
+    e = _written(e)
+    return e.name if isinstance(e, Op) else ""
+
+
+def _written(e: Expr) -> Expr:
+    """`e`; where it reads a pointwise value, that one's expression, and so on."""
     while isinstance(e, Load) and isinstance(e.node, Compute) and fold(e.node) is None:
         e = e.node.expr
-    return e.name if isinstance(e, Op) else ""
+    return e
 
 
 def _pointwise_above(ends: set) -> set:
@@ -235,7 +241,9 @@ class _Streams(GraphRewrite):
         if node in self.found:
             return self._derived(node, self.found[node])
         chain = self.chains.get(node)
-        return super().compute(node) if chain is None or chain.shifts(fold(node)) else self._like(node, chain.carried(fold(node), _extent(fold(node)), 0))
+        if chain is None or chain.shifts(fold(node)):
+            return super().compute(node)
+        return self._like(node, chain.carried(fold(node), _extent(fold(node)), 0))
 
     def _derived(self, node: Compute, link: _Link) -> Compute:
         part, chain = fold(link.first), link.chain

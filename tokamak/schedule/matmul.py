@@ -28,7 +28,7 @@ from . import vector
 from .body import Body, Store, exprs_of, rewritten
 from .tile_schedule import TileSchedule
 from .tile_stages import power
-from .tiles import wide
+from .tile_access import wide
 
 TURNED = 64             # rows up to which a result is turned: below, the machine's products would be made of idle rows
 SHARED = 200 << 10      # bytes of shared memory that a program may fill with steps under way

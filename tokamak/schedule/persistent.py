@@ -22,7 +22,7 @@ from ..ir.expr import Expr, loads
 from ..ir.index import Axis
 from .body import Body, Store
 from .matmul import GROUP, TURNED, MatmulSchedule, _side, folds_of, inner_of, sums_beside
-from .tiles import wide
+from .tile_access import wide
 
 STEP = 128              # bytes of a step along the depth: what the engine copies of a row at once
 SHARED = 226 << 10      # bytes of shared memory for steps under way, and for what is read and written behind them

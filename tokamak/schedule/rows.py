@@ -14,7 +14,7 @@ from ..ir.expr import Reduce, walk
 from ..ir.index import Axis
 from .body import Body, Store, exprs_of
 from .matmul import MatmulSchedule
-from .tiles import wide
+from .tile_access import wide
 
 PER = 2
 FEW = 10240             # elements that are carried by four warps; more by eight

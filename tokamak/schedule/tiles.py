@@ -6,11 +6,11 @@ import math
 from ..fuse import gpu
 from ..fuse.cost import Hints
 from ..fuse.gpu import FILL, HELD
-from ..fuse.sizes import sizes_of
 from ..ir.expr import Const, Load, Reduce, Scan, walk
-from ..ir.index import Axis, Fetch, Index, Size, bounds
+from ..ir.index import Axis, Fetch, Index, Size
 from ..ir.ops import CARRIERS
 from . import tile_stages
+from .tile_access import begin_anywhere, narrowest, once, wide
 from .body import Body, exprs_of
 from .schedule import loop_order, strides_of
 from .tile_schedule import WASTE, Shift, TileSchedule, blocks, cover, shifted
@@ -29,6 +29,9 @@ CHUNK = 4096            # elements of a looped row that are in registers at once
 CHUNK_BYTES = 16384     # bytes of it where rows are only folded, a few lanes carrying what comes of them: f16 sums of rows of 86021 80%, 71 with half
                         # as many
 PASSING_WARPS = 4       # of a program then: eight 16-byte words a thread under way
+SUMMED_FROM = 65536      # elements of rows of whole words of 16 bits, summed only, from which on larger chunks pass through more warps
+SUMMED_BYTES = 32768    # bytes of such a chunk, and warps: f16 sums of rows of 65536 and 4194304 89 and 84%, 83 and 82 as other rows; with 8 warps 84
+SUMMED_WARPS = 16       # and 82. Cross entropy loses, 89 to 84 with 8 warps
 PASSING_STAGES = 2      # tiles under way at once then, of 32-bit elements: f32 sums over 65536 columns 90%, 86 with one; f16 loses, 79 and 83
 LONG = 16384            # elements of a looped row from which on each has a program to itself, where programs leave one number each: cross entropy
                         # forward over 32000 and 50257 columns 88 and 90%, 81 and 83 with as many programs as run at once
@@ -56,6 +59,9 @@ SPLIT_REGISTERS = 80    # of a thread, for what it carries and reads in a loop t
 WORD_WARPS = 8          # of a program of which each thread has words of
 AT_ONCE = 4             # rows at a step: one-pass statistics of 200704 x 256 bf16 38 us, 44 a row at a step; in 256 columns in place of 64 52 us
 ACROSS_RESIDENT = 3     # such programs of a multiprocessor: four spill, 43 us
+ALONE_AT_ONCE = 8       # the same where one value is read and nothing but moments carried: 31.6 us, 32.9 with 4 and three programs. BatchNorm in NHWC
+ALONE_RESIDENT = 2      # 59%, 58; InstanceNorm3D in NDHWC 55, 54
+ALONE_ROUNDS = 6        # blocks a program then: those two have 12 and 8
 THREAD = 52             # elements of a tile to a thread that folds them into one lane: statistics of contiguous planes of 3136 bf16 by programs of two warps
                         # 91% of the limit of reading, by four 81, by eight 71
 FILLED = 0.75           # of the programs that run at once: where programs share folds, so many in one wave rather than a few more in two
@@ -65,28 +71,18 @@ NARROW = 8              # columns at least, of a tile that folds across rows: 32
 SHIFTED = 256           # elements of a row from which on it is read in whole words wherever it begins: f16 LayerNorm over 257 columns 73%, 56 not so
 SHIFTED_FOLDED = 1024   # the same of rows that are only folded: f16 sums along 257 and 513 columns 56 and 70%, 20 and 39 in words; along 2049 78 and 91
 SHIFTED_WIDE = 512      # the same where all are of 32 bits and more: f32 sums over 257 columns 40%, 85 element by element; softmax 79 and 94
-FAR = 2**31             # offsets from here on need 64 bits
 REGISTERS = 65536       # of a multiprocessor
 BESIDE = 16             # registers of a thread beside those that hold a row and column sums: with the programs of a multiprocessor thus counted
                         # LayerNorm backward over 768 columns reaches 79% (66 where the last of them began when the first had ended), forward over 4095
                         # 77 (63), RMSNorm 90 (84)
 MANY = 4                # programs for each share from which on none may be too many: it would begin when all others have ended
-LITTLE = 16             # times as much is read as written where that leaves the cache first: sums of 134 MB of f16 71 to 80%, 76 to 79%; but
-                        # LayerNorm forward 93 to 88, bias + GELU 80 to 77
 RESIDENT = 32           # warps a multiprocessor should have in flight
 WORD = 16               # bytes of the widest access of a thread
-LINE = 128              # bytes of a line of the caches
 
 
 def choose(b: Body, hints: Hints, target) -> TileSchedule:
     """The schedule for `b` on a GPU."""
     return _Chooser(b, hints, target).schedule()
-
-
-def wide(b: Body, hints: Hints, target) -> bool:
-    """Do addresses in `b` need 64 bits?"""
-    chooser = _Chooser(b, hints, target)
-    return any(chooser._reach(address) >= FAR for _, address, _ in strides_of(b))
 
 
 def plainest(b: Body, hints: Hints, target) -> TileSchedule:
@@ -109,7 +105,7 @@ class _Chooser:
         self.carries = any(e.free & set(self.rows) for e in crossing)                       # partial results along a row
         self.carries_rows = self.carries or any(set(e.over) & set(self.rows) for e in crossing)
         self.crossing = list({(e.monoid, e.over, e.args): e for e in crossing}.values())
-        self.line = self._contiguous()
+        self.line, self.wide = self._contiguous(), wide(b, hints, counted=True)
         self.down = self._writes_down()
         self.pieces: dict[Axis, tuple[int, ...]] = {}
         self.looped: set[Axis] = set()
@@ -164,17 +160,18 @@ class _Chooser:
             each = min(each, SPLIT_REGISTERS // self._carried())
         warps = max(1, min(CARRY_WARPS if carries and not one else MOST_WARPS, power(-(-elements // (32 * each)) if shares else elements // (32 * each))))
         if self._streams() or self.line in self.looped and self._passing():
-            warps = min(warps, PASSING_WARPS)
+            warps = min(warps, SUMMED_WARPS if self._summed() else PASSING_WARPS)
         if several:
             warps = WORD_WARPS
         split = tuple(a for a in self.order if a in self.crossed) or self._shared_rows()
         counted = carries or split and not self.crossed and warps > 1       # one-warp LayerNorm and RMSNorm over 1023: 83 and 88%, 65 and 78 when counted
-        self.resident = self._resident(warps, elements // (32 * warps)) if counted else ACROSS_RESIDENT if several else max(1, RESIDENT // warps)
+        stay = (ALONE_RESIDENT if self._alone() else ACROSS_RESIDENT) if several else max(1, RESIDENT // warps)
+        self.resident = self._resident(warps, elements // (32 * warps)) if counted else stay
         reread = one and self.shift is None and self.resident == 0         # 59 to 68%, from 37 to 62; shifted rows lose, 55 to 49
         self.resident = max(1, self.resident)
         return TileSchedule(self.order, dims, tuple((a, self.pieces[a]) for a in dims), frozenset(self.looped), split,
                             self._programs(split) if split else 1, exact, warps, 1 if reread else CARRY_STAGES if staged else self._stages(),
-                            wide=self._wide(), once=self._once(), shift=self.shift,
+                            wide=self.wide, once=once(self.b, self.line, self.looped, self.hints, self.target), shift=self.shift,
                             registers=min(REGISTERS // (32 * warps * self.resident) // 8 * 8, 255) if full or split and self.resident < RESIDENT // warps else 0,
                             together=self.together, by_thread=by_thread, reread=reread)
 
@@ -226,7 +223,7 @@ class _Chooser:
         if s.sharers > 1:
             self.resident *= gpu.clusters(s.sharers, self.target) / self.target.threads
         return TileSchedule(self.order, dims, tuple((a, self.pieces[a]) for a in dims), frozenset(), split,
-                            self._programs(split) if split else 1, exact, s.warps, s.stages if self.shift is None else 1, wide=self._wide(),
+                            self._programs(split) if split else 1, exact, s.warps, s.stages if self.shift is None else 1, wide=self.wide,
                             shift=self.shift, staged=s.shared, sharers=s.sharers, registers=s.registers)
 
     def _carried(self) -> int:
@@ -251,28 +248,23 @@ class _Chooser:
         if not self._statistics() or len(down) != 1 or len(self.pieces) != 2:
             return False
         rows = 32 * WORD_WARPS * (WORD // self._narrowest()) // sum(self.pieces[self.line])
-        if rows == 0 or self.hints(down[0].extent) < rows * AT_ONCE:
+        count = ALONE_AT_ONCE if self._alone() else AT_ONCE
+        if rows == 0 or self.hints(down[0].extent) < rows * count:
             return False
-        self.pieces[down[0]] = (rows,) * AT_ONCE
+        self.pieces[down[0]] = (rows,) * count
         return True
+
+    def _alone(self) -> bool:
+        """Do programs that share statistics read one value and carry its moments, through many blocks?"""
+        block = 32 * WORD_WARPS * (WORD // self._narrowest()) * ALONE_AT_ONCE
+        return self._carried() <= 4 and any(e.monoid == "moments" for e in self.crossing) \
+            and self.hints.count(self.b.parallel) >= ALONE_ROUNDS * block * ALONE_RESIDENT * self.target.threads
 
     def _columns_across(self) -> int:
         """Columns of a tile that folds across rows which programs share: of statistics so many that no lane is idle."""
         if not self._statistics():
             return COLUMNS
         return next((n for n in (COLUMNS, COLUMNS // 2) if self.hints.divides(n, self.line.extent)), COLUMNS)
-
-    def _once(self) -> bool:
-        """Is more read than the second-level cache holds, each element once, and little written? What others have left there then stays. Lines that
-        several rows share are read more than once: f32 sums of 17 columns 81%, 58 without them in the cache."""
-        if self.line is None or self.hints(self.line.extent) * self._narrowest() < LINE:
-            return False
-        count = self.hints.count
-        read = sum(size * count(x.axes()) for x, size in {(e.index[0], e.dtype.bytes) for e in walk(*exprs_of(self.b)) if isinstance(e, Load)})
-        written = sum(s.memory.dtype.bytes * count(s.axes) for s in self.b.stores)
-        looped = [e for e in walk(*exprs_of(self.b)) if isinstance(e, Reduce) and set(e.over) & self.looped]
-        again = any(x in looped for e in looped for x in walk(*e.args))
-        return read > self.target.l2 and written * LITTLE <= read and not again
 
     def _carried_each(self) -> int:
         """Elements of a row to one thread where column sums are carried."""
@@ -322,7 +314,7 @@ class _Chooser:
                 self.pieces[inner] = (*shifted(n, group), 2 * group)
             return
         self.looped.update(self.rows)
-        chunk = TILE // self._columns() if self.line not in self.rows else CHUNK_BYTES // self._narrowest() if self._passing() else CHUNK
+        chunk = TILE // self._columns() if self.line not in self.rows else self._passing_bytes() // self._narrowest() if self._passing() else CHUNK
         self.pieces[inner] = (min(chunk, power(self.hints(inner.extent))),)
         self.shift = self._shift(inner) if self.line is inner and not self.carries_rows else None
         if self.shift is not None:
@@ -344,6 +336,14 @@ class _Chooser:
                      for e in self.folds if self.line in e.over)
         return single and not self._stored_along() and not any(isinstance(e, Scan) for e in walk(*exprs_of(self.b)))
 
+    def _summed(self) -> bool:
+        """Are `_passing` rows long, whole words of 16-bit elements, and only summed?"""
+        return self._narrowest() == 2 and self.hints(self.line.extent) >= SUMMED_FROM and not self._begin_anywhere() \
+            and all(e.monoid == "sum" for e in self.folds if self.line in e.over)
+
+    def _passing_bytes(self) -> int:
+        return SUMMED_BYTES if self._summed() else CHUNK_BYTES
+
     def _streams(self) -> bool:
         """Is all that is read folded across programs, lane by lane, into no more than a sum? BatchNorm's backward sums with longer tiles: 28%, 55 without."""
         return not self.rows and self.line in self.crossed and self._carried() <= 2 and self._passing()
@@ -356,15 +356,14 @@ class _Chooser:
 
     def _begin_anywhere(self) -> bool:
         """Do rows along the contiguous axis begin at any element, not at 16-byte words?"""
-        return any(not self.hints.divides(max(16 // size, 1), address.coefficient(x)) for _, address, size in strides_of(self.b)
-                   if address.coefficient(self.line) == 1 for x in address.axes() - {self.line})
+        return begin_anywhere(self.b, self.line, self.hints)
 
     def _stored_along(self) -> bool:
         return any(s.axes & set(self.rows) for s in self.b.stores)
 
     def _narrowest(self) -> int:
         """Bytes of an element of the narrowest that is read along the contiguous axis."""
-        return min((size for _, address, size in strides_of(self.b) if self.line in address.axes()), default=4)
+        return narrowest(self.b, self.line)
 
     def _columns(self) -> int:
         """Columns of a tile that folds across rows: narrow where there are few, so that there are programs for every multiprocessor."""
@@ -422,7 +421,7 @@ class _Chooser:
         elif self.line in self.rows and not self.looped and self._begin_anywhere():
             want = max(RAGGED, ROWS * have)
         if self._streams():
-            want = CHUNK_BYTES // self._narrowest()
+            want = self._passing_bytes() // self._narrowest()
         parallel = [a for a in self.order if a in self.b.parallel]
         turned = self._turned()
         if self.line in parallel:
@@ -433,7 +432,7 @@ class _Chooser:
         if turned is not None and turned not in self.pieces:
             have *= self._tile(turned, TURNED)
         candidates = sorted((a for a in parallel if a not in self.pieces), key=lambda a: (a in self.crossed, self.order.index(a)), reverse=True)
-        most_axes = 2 if self._statistics() else 3          # more are spilled: InstanceNorm3D's backward sums in NDHWC 49 us, 55 with images in the tile
+        most_axes = 2 if self._statistics() else 3      # more are spilled: backward sums of InstanceNorm3D in NDHWC 49 us, 55 with images in the tile
         for a in candidates:
             if have * 2 <= want // (4 if self.rows and self.line in self.rows else 1) and len(self.pieces) < most_axes and hints(a.extent) > 1:
                 have *= self._tile(a, want // have)
@@ -484,17 +483,3 @@ class _Chooser:
         if self.shift is None:
             return programs
         return programs // self.shift.group * self.shift.group or self.shift.group          # every row of a program begins alike
-
-    def _wide(self) -> bool:
-        """Does an access, or the count of all coordinates, reach behind 2^31? Sizes are as they were when the graph was traced (`capture.sizes.narrow`
-        has torch trace it anew where they grow beyond); those that only the run shows do."""
-        return any(self._reach(address) >= FAR for _, address, _ in strides_of(self.b)) or math.prod(self._traced(a.extent) for a in self.b.axes) >= FAR
-
-    def _reach(self, address: Index) -> int:
-        """An element offset that `address` stays below."""
-        far = bounds(address)[1]
-        return self._traced(far) if far is not None and not far.axes() else FAR
-
-    def _traced(self, i: Index) -> int:
-        """`i` as it was traced, whatever the estimates say."""
-        return self.hints.traced(i) if all(s.name in self.hints.hints for s in sizes_of(i)) else FAR
