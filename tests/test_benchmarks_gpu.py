@@ -384,7 +384,7 @@ def test_the_plot(tmp_path):
 
 def test_the_command_measures_prints_and_goes_on(tmp_path, monkeypatch, capsys):
     log: list = []
-    monkeypatch.setattr(gpu, "process", lambda *_: fake(log))
+    monkeypatch.setattr(gpu, "process", lambda *_, **__: fake(log))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     command = ["--cases", *SOME, "--json", str(tmp_path / "r.json")]
     assert gpu.main([*command, "--sides", "eager,inductor"]) == 0

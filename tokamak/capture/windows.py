@@ -17,8 +17,8 @@ LARGEST = 127           # elements of a window whose numbers are bytes
 
 
 @torch.library.custom_op("tokamak::max_pool_backward", mutates_args=())
-def max_pool_backward(grad: torch.Tensor, numbers: torch.Tensor, shape: Sequence[int], strides: Sequence[int], kernel: Sequence[int], stride: Sequence[int],
-                      padding: Sequence[int]) -> torch.Tensor:
+def max_pool_backward(grad: torch.Tensor, numbers: torch.Tensor, shape: Sequence[int], strides: Sequence[int], kernel: Sequence[int],
+                      stride: Sequence[int], padding: Sequence[int]) -> torch.Tensor:
     """The gradient of what a maximum pooling was given, which has `shape` and `strides`; `numbers`: of the maxima within their windows, row-major."""
     rank = len(kernel)
     places, left = torch.zeros_like(numbers, dtype=torch.int64), numbers.long()

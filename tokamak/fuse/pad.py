@@ -28,7 +28,7 @@ BATCHED = {True: {1: 28e12, 2: 41e12, 4: 41e12}, False: {1: 50e12, 2: 75e12, 4: 
 DEEP = 256              # of a depth from which on many at once are like one: 16 of 1025 x 512 x 1023 in 178 us and 33, 64 of 197 x 1024 x 197 in 73, 24
 MOVED = 2.4e12          # bytes a second at most, of what many at once read and write
 WORTH = 2.0             # times as much as copying takes that has to be saved
-SPARED = 1.1            # times as long as the vendor's call and a copy of its result a kernel of ours may take, which needs no second result in memory
+SPARED = 1.1            # times as long as the vendor's call and a copy of its result a kernel of ours may take, which needs no second result
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ def _in_memory(graph: Graph) -> Callable[[Node], bool]:
 
 
 def _by_kernels(graph: Graph, found: Mapping[Opaque, _Larger], target) -> set[Opaque]:
-    """Those of `found` that stay as they are, since a kernel of ours writes such rows: only the result's are bad, and it has to lie in memory as it is, so
-    that a wider one would be copied."""
+    """Those of `found` that stay as they are, since a kernel of ours writes such rows: only the result's are bad, and it has to lie in memory as it is,
+    so that a wider one would be copied."""
     shown, made, hints = pinned_nodes(graph), contractions(graph), estimates(graph, target)
     copied = {r.opaque for r in graph.nodes if isinstance(r, Result) and r in shown}
 

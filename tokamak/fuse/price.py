@@ -62,8 +62,8 @@ MANY = 96               # rows and columns from which on results are made in til
 WIDE = 64 * 132         # columns from which on weights are read a step ahead
 PITCH = 8               # elements of 16 bits, 16 bytes: where every row of a matrix begins that the vendor's fast kernels and the copy engine move
 UNALIGNED = {1: 96e12, 2: 245e12, 4: 262e12}     # operations a second of the vendor's products of other rows, by the power of two that divides the
-                        # extents, where the rate is 700e12: products of 4096 x 1024 x 50257 in 4.40 ms forward, 3.06 and 2.88 backward, 0.58, 0.53 and 0.55
-                        # in whole words; x 30522: 1.04, 0.96, 1.09; 0.35, 0.32, 0.35
+                        # extents, where the rate is 700e12: products of 4096 x 1024 x 50257 in 4.40 ms forward, 3.06 and 2.88 backward, 0.58, 0.53
+                        # and 0.55 in whole words; x 30522: 1.04, 0.96, 1.09; 0.35, 0.32, 0.35
                         # x 50258 and x 50260: 1.60, x 50264: 0.56; 4096 x 4092 x 4096: 0.53, 4096 x 4096 x 4092: 0.49, x 4096: 0.17
 LEAST = 0.93            # of the vendor's time: a kernel must promise more than estimates are off by
 

@@ -2,8 +2,8 @@
 
     out[o] = max[j](x[2 * o + j]) for j < 3    becomes    out[o] = max(max(x[2 * o], x[2 * o + 1]), x[2 * o + 2])
 
-A tile would hold the window's elements beside each other, padded to powers of two (9 as 4 x 4) and folded across threads. A pooling's backward is a fold
-over the windows that hold a position, so it becomes such a chain, too.
+A tile would hold the window's elements beside each other, padded to powers of two (9 as 4 x 4) and folded across threads. A pooling's backward is a
+fold over the windows that hold a position, so it becomes such a chain, too.
 """
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from ..ir.graph import Compute, Graph
 from ..ir.index import as_index
 from ..ir.rewrite import replaced
 
-WINDOW = 27             # elements of the largest window that is unrolled: 3 x 3 x 3. ResNet's stem on an H200, 3 x 3: 1.4 ms as tiles
-CHAINS = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "all": "and"}       # folds of one component -> the operation of two
+WINDOW = 27             # elements of the largest window that is unrolled: 3 x 3 x 3. ResNet-50's stem, 3 x 3: a training step on an H200 22.8 ms as
+                        # tiles, 19.4 as chains and with what backward keeps of it
+CHAINS = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "all": "and"}       # folds of one component -> of two
 
 
 def unrolled(graph: Graph, target) -> Graph:
