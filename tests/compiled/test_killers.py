@@ -219,6 +219,16 @@ def test_aliased_outputs(target):
     agree(fn, [x], target=target)
 
 
+@pytest.mark.parametrize("fn", [lambda x: ((y := x.clone()), y.t(), y[1:, ::2]), lambda x: ((y := torch.zeros_like(x)).view(-1), y, y[1])], ids=["clone", "zeros"])
+def test_views_of_a_copy_or_a_constant(fn, target):
+    x, = on(target, torch.randn(6, 9))
+    want, got = fn(x), compiled(fn, Seen(), target=target)(x)
+    for results in (want, got):
+        results[0].add_(3)
+    assert all(torch.equal(g, w) for g, w in zip(got, want, strict=True))
+    agree(fn, [x], target=target)
+
+
 def test_results_stay_as_they_were(target):
     run = compiled(lambda x: ((x + 1).exp(), x.sum(0)), Seen(), target=target)
     kept = [(run(*on(target, torch.full((300, 400), float(n)))), n) for n in range(4)]

@@ -402,16 +402,21 @@ class Capture:
 
     def _outputs(self, found) -> tuple:
         """Outputs in order, with the traced strides. What eager gives memory of its own (not an input's, not another output's) gets a node of its own."""
+        found = found if isinstance(found, (tuple, list)) else (found,)
         owners: dict = dict(self.storages)
+        bases = self._bases(found)
         out = []
-        for n in (found if isinstance(found, (tuple, list)) else (found,)):
+        for n in found:
             value = self.env[n] if isinstance(n, fx.Node) else n
             if not isinstance(value, Tensor):
                 out.append(value)
                 continue
             val = n.meta.get("val")
             view = strided(value)
-            storage = val.untyped_storage()._cdata if isinstance(val, torch.Tensor) else None
+            storage = _storage(val)
+            if storage in bases:
+                out.append(View(bases[storage], self.spec(val).shape, self.spec(val).strides, self.sizes.index(val.storage_offset())))
+                continue
             owner = owners.get(view.node) if view is not None else None
             strides = self.spec(val).strides if isinstance(val, torch.Tensor) else None
             moved = view is not None and strides is not None and any(x is not y for x, y, e in zip(view.strides, strides, view.shape) if e != 1)
@@ -424,6 +429,24 @@ class Capture:
                 view = View(view.node, view.shape, tuple(y if e == 1 else x for x, y, e in zip(view.strides, strides, view.shape)), view.offset)
             out.append(view)
         return tuple(out)
+
+    def _bases(self, found) -> dict:
+        """Storage -> a node for it, where several outputs show memory for which capture has made none: a copy of an input, a constant."""
+        shown: dict = {}
+        for position, n in enumerate(found):
+            if isinstance(n, fx.Node) and isinstance(self.env[n], Tensor):
+                shown.setdefault(_storage(n.meta.get("val")), []).append((position, n))
+        made = {}
+        for storage, outputs in shown.items():
+            views = [strided(self.env[n]) for _, n in outputs]
+            if len(outputs) < 2 or storage in (None, *self.storages.values()) or not all(v is None or isinstance(v.node, Input) for v in views):
+                continue
+            whole = next(n for n in self.env if _storage(n.meta.get("val")) == storage)
+            if isinstance(self.env[whole], Tensor) and all(n.meta["val"].dtype is whole.meta["val"].dtype for _, n in outputs):
+                t = self.b.realize(self.env[whole], self.spec(whole.meta["val"]).strides, tag=outputs[0][0] + 1)
+                self._note_new(t, whole)
+                made[storage] = t.expr.node
+        return made
 
     # -- where things come from ----------------------------------------------------------------------------------------
     def _note(self, made, node: fx.Node | None) -> None:
@@ -444,6 +467,11 @@ class Capture:
                 stack.extend(reads(n))
             elif isinstance(t.expr, Load) and n is t.expr.node:
                 self._note(n, node)
+
+
+def _storage(val) -> int | None:
+    """What says which memory a traced tensor has; None for other values."""
+    return val.untyped_storage()._cdata if isinstance(val, torch.Tensor) else None
 
 
 def _parts(node: fx.Node):
