@@ -432,8 +432,9 @@ class _Chooser:
         if turned is not None and turned not in self.pieces:
             have *= self._tile(turned, TURNED)
         candidates = sorted((a for a in parallel if a not in self.pieces), key=lambda a: (a in self.crossed, self.order.index(a)), reverse=True)
-        most_axes = 2 if self._statistics() else 3      # more are spilled: backward sums of InstanceNorm3D in NDHWC 49 us, 55 with images in the tile
+        few = self._statistics()        # a third axis of a large tile is spilled: backward sums of InstanceNorm3D in NDHWC 49 us, 55 with images in it
         for a in candidates:
+            most_axes = 2 if few and have * 8 > want else 3
             if have * 2 <= want // (4 if self.rows and self.line in self.rows else 1) and len(self.pieces) < most_axes and hints(a.extent) > 1:
                 have *= self._tile(a, want // have)
 
