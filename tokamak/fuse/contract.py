@@ -90,9 +90,10 @@ def infeasible(c: Contraction, target, hints: Hints) -> Reason | None:
         return Reason("vendor", "infeasible", "only 16-bit floats, and f32 where TF32 is allowed")
     if product_type(c) is F32 and not (min(c.sizes(hints)[1:3]) > MANY and movable(c, hints)):
         return Reason("vendor", "infeasible", "f32 in TF32 of few rows, or not contiguous along the depth")
-    slices = in_slices(c.fold) if long_steps(c.fold, c.depth) else c
-    if slices is None or not multiplied(c) and not of_one_row(slices):
-        return Reason("vendor", "infeasible", "its depth is divided" if slices is None else "weights that are not contiguous along the depth")
+    forms = [c] if not long_steps(c.fold, c.depth) else []
+    forms += [made] if (not forms or not multiplied(c) and not of_one_row(c)) and (made := in_slices(c.fold)) is not None else []
+    if not forms or not multiplied(c) and not any(map(of_one_row, forms)):
+        return Reason("vendor", "infeasible", "weights that are not contiguous along the depth" if forms else "its depth is divided")
     return None
 
 
@@ -126,7 +127,8 @@ def fronts(graph: Graph, hints: Hints) -> dict[Opaque, tuple[Compute, ...]]:
         if min(hints.count(c.rows), hints.count(c.columns)) <= LITTLE:
             side = c.right if hints.count(c.rows) <= hints.count(c.columns) else c.left
             made = [e.node for e in (side.arg,) if isinstance(e, Load) and e.guard is None] if halves(side) is not None else []
-            short = lambda m: not long_steps(m.expr) and not long_steps(side, c.depth) or in_slices(_taking_in(c.fold, (m,))) is not None
+            whole = lambda m: not long_steps(m.expr, joined=False) and not long_steps(side, c.depth, joined=False)
+            short = lambda m: whole(m) or in_slices(_taking_in(c.fold, (m,))) is not None
             taken = lambda m: is_pointwise(m) and alone(m) and short(m)
             found[n] = tuple(m for m in made if taken(m) and not any(isinstance(e, Random) for e in walk(m.expr)))
     return found
@@ -137,13 +139,15 @@ def _taking_in(e: Expr, moved) -> Expr:
     return Rewriter(leaf=lambda x: substituted(x, x.node.axes, x.node.expr) if isinstance(x, Load) and x.node in moved else None)(e)
 
 
-def long_steps(e: Expr, depth: Axis | None = None, most: int = DIGIT) -> bool:
-    """Are coordinates (`depth`; of any axis, without) divided in the indices of `e` by more than `most`, which a step can write out?"""
+def long_steps(e: Expr, depth: Axis | None = None, most: int = DIGIT, joined: bool = True) -> bool:
+    """Are coordinates (`depth`; of any axis, without) divided in the indices of `e` by more than `most`, which a step can write out? `joined`: of memory
+    that is read as it lies, where a quotient and its rest may be one step (`_address`)."""
     def divided(i: Index):
         for a in i.atoms():
             if isinstance(a, (FloorDiv, Mod)):
                 yield from (a, *divided(a.a))
-    indices = [i for x in walk(e) for i in (_address(x) if isinstance(x, Load) else (x.index,) if isinstance(x, (Coord, Random)) else ())]
+    of = lambda x: (_address(x) if joined else x.index) if isinstance(x, Load) else (x.index,) if isinstance(x, (Coord, Random)) else ()
+    indices = [i for x in walk(e) for i in of(x)]
     found = [a for i in indices for a in divided(i)]
     return any((a.b.constant is None or a.b.constant > most) and (depth is None or depth in a.a.axes()) for a in found)
 
