@@ -160,6 +160,8 @@ def infeasible(group: Group, r: Roles, hints: Hints, target) -> Reason | None:
     if narrow.stepped(group, r):
         return narrow.infeasible([x for m in group.members for x in m.roots()], r.parallel)
     rows = frozenset(a for m in group.members for a in m.free | m.bound) - r.parallel
+    if rows and not any(rows <= m.free | m.bound for m in group.members):         # each would be done again for every step along the others' axes
+        return Reason("no_common_axes", "infeasible", "no value has all axes that a program runs through")
     if _carried_together(group, r, rows, hints, target):
         return None
     carried = sum(hints.count(m.free - r.parallel) for m in r.accumulating)
