@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from functorch.compile import aot_function
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, reject, settings
 
 from tests.compiled.harness import Seen, compiled, compiler, gradients, leaves, same_strides, traced_run, twins
 from tests.graphs import programs
@@ -49,7 +49,10 @@ def check(program, policy: str, target: str) -> Seen:
     seen = Seen()
     run = compiled(program.fn, seen, policy, target=target)
     given = twins(program.inputs, device="cuda" if target == "cuda" else None)
-    want = program.fn(*given)
+    try:
+        want = program.fn(*given)
+    except NotImplementedError:         # torch lacks some operators of some types on GPUs (a scatter of bool)
+        reject()
     for _ in range(2):
         args = twins(given)
         got = leaves(run(*args))

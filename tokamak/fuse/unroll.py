@@ -11,8 +11,9 @@ import itertools
 
 from ..ir.expr import Cast, Expr, Load, Op, Reduce, Rewriter, walk
 from ..ir.graph import Compute, Graph
-from ..ir.index import as_index
+from ..ir.index import as_index, divide_exact
 from ..ir.rewrite import replaced
+from .sizes import runs_along
 
 WINDOW = 27             # elements of the largest window that is unrolled: 3 x 3 x 3. ResNet-50's stem, 3 x 3: a training step on an H200 22.8 ms as
                         # tiles, 19.4 as chains and with what backward keeps of it
@@ -45,8 +46,16 @@ def _window(fold: Reduce) -> bool:
         count *= a.extent.constant or WINDOW + 1
     if not 1 < count <= WINDOW or fold.monoid not in (*CHAINS, "argmax", "argmin"):
         return False
-    indices = [i.axes() for e in walk(*fold.args) if isinstance(e, Load) for i in e.index]
-    return all(any(a in axes and len(axes - set(fold.over)) for axes in indices) for a in fold.over)
+    read = [e for e in walk(*fold.args) if isinstance(e, Load)]
+    indices = [i.axes() for e in read for i in e.index]
+    return all(any(a in axes and len(axes - set(fold.over)) for axes in indices) for a in fold.over) and not _pieces(fold, read)
+
+
+def _pieces(fold: Reduce, read: list[Load]) -> bool:
+    """Are these the pieces of rows, one behind the other in memory, that a tile reads as it reads rows (channels of a group)?"""
+    a = fold.over[0]
+    whole = lambda i: a not in i.axes() or i.coefficient(a) == 1 and divide_exact(i - as_index(a), a.extent) is not None
+    return len(fold.over) == 1 and all(runs_along(e, a) and all(map(whole, e.index)) for e in read if any(a in i.axes() for i in e.index))
 
 
 def _chain(fold: Reduce) -> Expr:
