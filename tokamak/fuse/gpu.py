@@ -252,7 +252,8 @@ def unprofitable(a: Group, b: Group, joined: Group, r: Roles, before: tuple[Role
     products = [x for g, x in zip((a, b), before) if any(_times_vector(m, hints) for m in g.members)]
     if r.accumulating and products and not any(x.accumulating for x in products) and not _share_a_matrix(a, b, hints):
         return Reason("no_saving", "unprofitable", "a matrix times a vector is read faster than by programs that carry sums of its results")
-    if products and not _share_a_matrix(a, b, hints) and len({frozenset(m.bound) for m in joined.members if m.bound}) > 1:
+    folds = all(any(m.bound for m in g.members) for g in (a, b))
+    if products and folds and not _share_a_matrix(a, b, hints) and len({frozenset(m.bound) for m in joined.members if m.bound}) > 1:
         return Reason("no_saving", "unprofitable", "a matrix times a vector is read faster than beside folds of other lengths")
     v = contiguous_axis(joined, hints)
     if v in r.parallel and _cuts_lines(joined, r, v, hints):
