@@ -12,15 +12,20 @@ from tokamak.tools.record import Recorder
 
 
 def taken(fn, *args) -> list[int]:
-    """How many values take over memory in each graph of `fn` (compared with eager, twice: no call may change an argument)."""
+    """How many values take over memory in each graph of `fn`."""
+    return [len(host.reused(g.values["lower"].plan, g.values["render"])) for g in graphs(fn, args, "vendor", rtol=1e-4, atol=1e-5)]
+
+
+def graphs(fn, args, contractions: str, **tolerance: float) -> list:
+    """The graphs of `fn`, compared with eager, twice: no call may change an argument."""
     torch._dynamo.reset()
     recorder = Recorder()
-    run = tokamak.compile(fn, target="interpret", strict=True, cache_dir="", contractions="vendor", recorder=recorder)
+    run = tokamak.compile(fn, target="interpret", strict=True, cache_dir="", contractions=contractions, recorder=recorder)
     before = [a.clone() for a in args]
     for _ in range(2):
-        torch.testing.assert_close(run(*args), fn(*args), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(run(*args), fn(*args), **tolerance)
     assert all(torch.equal(a, b) for a, b in zip(args, before))
-    return [len(host.reused(g.values["lower"].plan, g.values["render"])) for g in recorder.graphs]
+    return recorder.graphs
 
 
 def square(n=24, seed=0):
@@ -85,16 +90,9 @@ def half(*shape, seed=0):
 
 def added(fn, *args) -> list[int]:
     """As `taken`, of 16-bit products that are kernels of ours: how many of these take over memory."""
-    torch._dynamo.reset()
-    recorder = Recorder()
-    run = tokamak.compile(fn, target="interpret", strict=True, cache_dir="", contractions="kernels", recorder=recorder)
-    before = [a.clone() for a in args]
-    for _ in range(2):
-        torch.testing.assert_close(run(*args), fn(*args), rtol=3e-2, atol=3e-2)
-    assert all(torch.equal(a, b) for a, b in zip(args, before))
     return [sum(isinstance(g.values["lower"].bodies[s][1], MatmulSchedule) and any(n in found for n in s.nodes())
                 for s in g.values["lower"].plan.steps if isinstance(s, Group))
-            for g in recorder.graphs for found in [host.reused(g.values["lower"].plan, g.values["render"])]]
+            for g in graphs(fn, args, "kernels", rtol=3e-2, atol=3e-2) for found in [host.reused(g.values["lower"].plan, g.values["render"])]]
 
 
 @pytest.mark.parametrize("fn, count", [

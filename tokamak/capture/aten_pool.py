@@ -181,15 +181,18 @@ def _maximum_backward(b, grad: Tensor, indices: Tensor, dims) -> Tensor:
     shape = b.spec.shape
     if empty(grad.shape) or empty(shape):
         return b.tensor(shape, Const(0, grad.dtype))
-    n = len(dims)
-    windows = [d.backward() for d in dims]
-    value = windowed(grad, shape[-n:], windows)
-    winner = windowed(indices, shape[-n:], windows, -1)
     mine = as_index(0)
-    for size, h in zip(shape[-n:], coordinates(shape)[-n:]):
+    for size, h in zip(shape[-len(dims):], coordinates(shape)[-len(dims):]):
         mine = mine * size + h
-    value_here = compute(value.expr)
-    won = value.with_expr(Op("where", Op("eq", winner.expr, Coord(mine)), value_here, Const(0, value_here.dtype)))
+    return _won(b, grad, indices, dims, lambda winner, places, counts: Op("eq", winner, Coord(mine)))
+
+
+def _won(b, grad: Tensor, winners: Tensor, dims, here) -> Tensor:
+    """The sum of `grad` over the windows that each position won: where `here(winner, coordinates of the position, numbers of the windows)` holds."""
+    n, shape, windows = len(dims), b.spec.shape, [d.backward() for d in dims]
+    value, winner = windowed(grad, shape[-n:], windows), windowed(winners, shape[-n:], windows, -1)
+    c, value_here = coordinates(value.shape), compute(value.expr)
+    won = value.with_expr(Op("where", here(winner.expr, c[-2 * n:-n], c[-n:]), value_here, Const(0, value_here.dtype)))
     return b.reduce("sum", won, _fold_dims(won, windows))
 
 
@@ -198,14 +201,13 @@ def max_pool_backward(b, grad, numbers, shape, strides, kernel, stride, padding)
     """As `_maximum_backward`, of the numbers of the maxima within their windows."""
     n = len(kernel)
     dims = _strides(n, b.spec.shape[-n:], grad.shape[-n:], kernel, stride, padding)
-    windows = [d.backward() for d in dims]
-    value, winner = windowed(grad, b.spec.shape[-n:], windows), windowed(numbers, b.spec.shape[-n:], windows, -1)
-    c, mine = coordinates(value.shape), as_index(0)
-    for d, h, j in zip(dims, c[-2 * n:-n], c[-n:]):
-        mine = mine * d.kernel + (h + d.padding) % d.stride + j * d.stride
-    value_here = compute(value.expr)
-    won = value.with_expr(Op("where", Op("eq", cast(winner.expr, I32), cast(Coord(mine), I32)), value_here, Const(0, value_here.dtype)))
-    return b.reduce("sum", won, _fold_dims(won, windows))
+
+    def here(winner: Expr, places, counts) -> Expr:
+        mine = as_index(0)
+        for d, h, j in zip(dims, places, counts):
+            mine = mine * d.kernel + (h + d.padding) % d.stride + j * d.stride
+        return Op("eq", cast(winner, I32), cast(Coord(mine), I32))
+    return _won(b, grad, numbers, dims, here)
 
 
 def _max_dims(b, n, self: Tensor, outputs, kernel_size, stride, padding, dilation) -> list[Stride]:

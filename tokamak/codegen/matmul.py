@@ -30,8 +30,8 @@ from ..schedule.matmul import MatmulSchedule, folds_beside, folds_of, hidden_sto
 from . import tile_words as words
 from .scope import Unschedulable
 from .tile_kernel import For, Scope, TileKernel, Value
-from .tile_parts import lower_tiles
-from .tiles import TileLowering, combining, rounded
+from .tile_parts import lower_by
+from .tiles import TileLowering
 
 
 class MatmulLowering(TileLowering):
@@ -441,8 +441,4 @@ class MatmulLowering(TileLowering):
 
 def lower_matmul(body: Body, schedule: MatmulSchedule, hints, device: str, choose_again, fast: bool = False) -> tuple[TileKernel, ...]:
     """The kernels of `body` in running order; as `tiles.lower_tiles`."""
-    made = MatmulLowering(body, schedule, hints, device, fast=fast and rounded(body))
-    kernels = [made.kernel()]
-    for second in combining(body, schedule, made.spaces):
-        kernels += lower_tiles(second, choose_again(second), hints, device, choose_again, fast)
-    return tuple(kernels)
+    return lower_by(MatmulLowering, body, schedule, hints, device, choose_again, fast)

@@ -19,8 +19,7 @@ from . import tile_words as words
 from .matmul import MatmulLowering
 from .scope import Unschedulable
 from .tile_kernel import For, Scope, TileKernel, Value
-from .tile_parts import lower_tiles
-from .tiles import combining, rounded
+from .tile_parts import lower_by
 
 
 class RowsLowering(MatmulLowering):
@@ -150,8 +149,4 @@ class RowsLowering(MatmulLowering):
 
 def lower_rows(body: Body, schedule: RowsSchedule, hints, device: str, choose_again, fast: bool = False) -> tuple[TileKernel, ...]:
     """The kernels of `body` in running order; as `tiles.lower_tiles`."""
-    made = RowsLowering(body, schedule, hints, device, fast=fast and rounded(body))
-    kernels = [made.kernel()]
-    for second in combining(body, schedule, made.spaces):
-        kernels += lower_tiles(second, choose_again(second), hints, device, choose_again, fast)
-    return tuple(kernels)
+    return lower_by(RowsLowering, body, schedule, hints, device, choose_again, fast)

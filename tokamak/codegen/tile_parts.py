@@ -15,8 +15,14 @@ def lower_tiles(body: Body, schedule: TileSchedule, hints, device: str, choose_a
     if body.base is not None:
         base = base_body(body)
         first = lower_tiles(base, choose_again(base), hints, device, choose_again, fast)
-    made = (TileLowering if schedule.staged is None else StagedLowering)(body, schedule, hints, device, fast=fast and rounded(body))
-    kernels = [*first, made.kernel()]
+    return first + lower_by(TileLowering if schedule.staged is None else StagedLowering, body, schedule, hints, device, choose_again, fast)
+
+
+def lower_by(lowering: type[TileLowering], body: Body, schedule: TileSchedule, hints, device: str, choose_again,
+             fast: bool) -> tuple[TileKernel, ...]:
+    """The kernel that `lowering` makes of `body`, and behind it those that combine what its programs leave; as `lower_tiles`."""
+    made = lowering(body, schedule, hints, device, fast=fast and rounded(body))
+    kernels = [made.kernel()]
     for second in combining(body, schedule, made.spaces):
         kernels += lower_tiles(second, choose_again(second), hints, device, choose_again, fast)
     return tuple(kernels)

@@ -90,8 +90,9 @@ def infeasible(c: Contraction, target, hints: Hints) -> Reason | None:
         return Reason("vendor", "infeasible", "only 16-bit floats, and f32 where TF32 is allowed")
     if product_type(c) is F32 and not (min(c.sizes(hints)[1:3]) > MANY and movable(c, hints)):
         return Reason("vendor", "infeasible", "f32 in TF32 of few rows, or not contiguous along the depth")
-    forms = [c] if not long_steps(c.fold, c.depth) else []
-    forms += [made] if (not forms or not multiplied(c) and not of_one_row(c)) and (made := in_slices(c.fold)) is not None else []
+    whole = not long_steps(c.fold, c.depth)
+    slices = None if whole and multiplied(c) else in_slices(c.fold)
+    forms = [form for form in (c if whole else None, slices) if form is not None]
     if not forms or not multiplied(c) and not any(map(of_one_row, forms)):
         return Reason("vendor", "infeasible", "weights that are not contiguous along the depth" if forms else "its depth is divided")
     return None

@@ -8,6 +8,7 @@ What is within reads 16-bit values and weights; what is across is carried from r
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import permutations
@@ -160,14 +161,8 @@ def held(a: Axis) -> int:
 
 
 def _width(e: Expr, rows: frozenset[Axis]) -> int:
-    wide = 1
-    for a in e.free - rows:
-        wide *= held(a)
-    return wide
+    return math.prod(held(a) for a in e.free - rows)
 
 
 def _count(axes: Iterable[Axis]) -> int:
-    total = 1
-    for a in axes:
-        total *= a.extent.constant
-    return total
+    return math.prod(a.extent.constant for a in axes)

@@ -13,9 +13,8 @@ from collections.abc import Callable
 from ctypes import c_int, c_int64, c_uint64, c_void_p
 from typing import Any
 
-from .gpu_launcher import Attribute, Configuration
+from .gpu_launcher import HEAD, Attribute, Configuration
 
-HEAD = 4                    # words before the arguments: address of the record, grid
 _SUBMIT = ctypes.CFUNCTYPE(c_int, *(c_void_p,) * 4)
 
 

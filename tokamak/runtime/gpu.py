@@ -26,10 +26,9 @@ from ..errors import BuildError, CompilerMissing, InternalError
 from . import build as c_build
 from . import frames, gpu_launcher
 from .gpu_build import Arch, Binary, build, GpuBuild, GpuUnit
-from .gpu_launcher import Attribute, Box, Configuration, Record
+from .gpu_launcher import HEAD, Attribute, Box, Configuration, Record
 
 ASK = -1                    # what a launch answers when it needs `Placed.__call__`
-HEAD = 4                    # words before the arguments
 INVALID_VALUE, INVALID_CONTEXT = 1, 201
 _LARGE = 48 << 10           # bytes of shared memory from which on a kernel has to ask
 _SHARED, _PROCESSORS, _ANY_CLUSTER = 8, 16, 14          # the driver's numbers of attributes

@@ -20,7 +20,7 @@ import torch
 
 from ..errors import CompilerMissing, InternalError
 from . import gpu_worker
-from .gpu import HEAD
+from .gpu_launcher import HEAD
 from .gpu_build import GpuUnit, triton_version
 
 _SHARED = ("triton.knobs", "triton._C")             # settings and machine code: one for both copies

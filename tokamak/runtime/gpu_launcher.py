@@ -17,6 +17,8 @@ from typing import Any
 
 from . import build as c_build
 
+HEAD = 4                    # words of a packed launch before the arguments: address of the record, grid
+
 _COMMON = """#include <stdint.h>
 typedef struct { int id; char padding[4]; unsigned size[3]; char rest[52]; } attribute;
 typedef struct { unsigned grid[3], block[3], shared; void *stream; attribute *attributes; unsigned count; } configuration;

@@ -1,10 +1,7 @@
 """Programs: the straight-line Python function that a compiled graph becomes.
 
-    Program ::= inputs; Step in order
-    Step    ::= Let | Alloc | Launch | Call | Copy | Drop | Return
-
-`assemble` prints a Program as the source of ONE function and executes it. Host integers are Python expression text over the names of inputs and
-of earlier Lets ("s0*4"); they are pasted into the source, so constants cost nothing at a call. Names that begin with "tk_" belong to this file.
+`assemble` prints a Program (`steps`) as the source of ONE function and executes it. The texts of host integers are pasted into the source, so
+constants cost nothing at a call. Names that begin with "tk_" belong to this file.
 
 The function has AOTAutograd's boxed convention: it takes one list, which it empties, so that inputs can be freed at their last use.
 
@@ -22,7 +19,7 @@ import math
 import re
 import struct
 import weakref
-from typing import Any, Callable, Iterable
+from typing import Callable, Iterable
 
 import torch
 
