@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .capture.fx import TORCH_DTYPES
+from .capture.dtypes import TORCH_DTYPES
 from .errors import CheckFailed
 from .fuse.axes import Group
 from .fuse.plan import Plan

@@ -12,7 +12,8 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from tokamak.capture import aten_loss, aten_norm, aten_reduce, aten_scan, tables  # noqa: F401
-from tokamak.capture.fx import TORCH_DTYPES, Capture
+from tokamak.capture.dtypes import TORCH_DTYPES
+from tokamak.capture.fx import Capture
 from tokamak.capture.registry import TABLE
 from tokamak.ir import index
 from tokamak.ir.check import check_graph

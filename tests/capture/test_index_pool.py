@@ -13,7 +13,8 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
 from tokamak.capture import tables  # noqa: F401  (fills the table)
-from tokamak.capture.fx import TORCH_DTYPES, Capture
+from tokamak.capture.dtypes import TORCH_DTYPES
+from tokamak.capture.fx import Capture
 from tokamak.ir.expr import Reduce, loads, walk
 from tokamak.ir.graph import Compute, Opaque, Scatter, View
 from tokamak.ir.reference import evaluate

@@ -10,7 +10,8 @@ from functorch.compile import aot_function
 from torch.utils import _pytree as pytree
 
 from tokamak.capture import tables  # noqa: F401
-from tokamak.capture.fx import TORCH_DTYPES, Capture
+from tokamak.capture.dtypes import TORCH_DTYPES
+from tokamak.capture.fx import Capture
 from tokamak.ir.check import check_graph
 from tokamak.ir.graph import View
 from tokamak.ir.reference import evaluate

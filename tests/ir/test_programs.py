@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, given, settings
 
 from tests.graphs import programs
 from tokamak.capture import tables  # noqa: F401  (fills the registry)
-from tokamak.capture.fx import TORCH_DTYPES, Capture
+from tokamak.capture.dtypes import TORCH_DTYPES
+from tokamak.capture.fx import Capture
 from tokamak.ir.check import check_graph
 from tokamak.ir.graph import View
 from tokamak.ir.parse import parse_graph

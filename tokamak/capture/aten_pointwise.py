@@ -11,7 +11,7 @@ import torch
 
 from ..ir.dtype import BOOL
 from ..ir.expr import Const
-from .fx import TORCH_DTYPES
+from .dtypes import TORCH_DTYPES
 from .promote import Term, call, clip, every, formulas, like, op, operand, pointwise, result_type, where
 from .registry import NotCompiled, register
 from .tensor import Tensor

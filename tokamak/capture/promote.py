@@ -18,7 +18,7 @@ from ..ir import dtype as dt
 from ..ir.dtype import BOOL, DType
 from ..ir.expr import Expr, Op
 from ..ir.index import Index
-from .fx import TORCH_DTYPES, to_dtype
+from .dtypes import TORCH_DTYPES, to_dtype
 from .registry import NotCompiled, register
 from .tensor import Tensor, cast, compute, constant
 

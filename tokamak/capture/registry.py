@@ -2,7 +2,7 @@
 
 A builder is a function `fn(b, *args, **kwargs)` that returns a Tensor (or a tuple of Tensors / None, as the operator does) with the operator's
 result computed in the compute type; the driver in `fx` casts it to the traced type (implicitly: an operation's own rounding) and gives it the
-traced strides. `b` is the `fx.Builder`. Arguments: Tensor for tensors; int, or Index where symbolic; float, bool, str as they are, or an Expr (Scalar)
+traced strides. `b` is the `builder.Builder`. Arguments: Tensor for tensors; int, or Index where symbolic; float, bool, str as they are, or an Expr (Scalar)
 where the host passes the number; lists of these. A builder raises `NotCompiled(reason)` for a variant that it does not hold: the call is then opaque.
 """
 from __future__ import annotations

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..capture.fx import TORCH_DTYPES, Unsupported
+from ..capture.dtypes import TORCH_DTYPES
+from ..capture.fx import Unsupported
 from ..capture.registry import ACTIVATED, ACTIVATED_ON_CPU, INTO
 from ..fuse.axes import Group
 from ..fuse.plan import Plan

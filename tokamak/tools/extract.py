@@ -11,7 +11,7 @@ from itertools import zip_longest
 
 import numpy as np
 
-from ..capture.fx import TORCH_DTYPES
+from ..capture.dtypes import TORCH_DTYPES
 from ..check import differences
 from ..codegen.host import BuiltTiles, host_text, span
 from ..fuse.axes import Group

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from ..capture.fx import TORCH_DTYPES
+from ..capture.dtypes import TORCH_DTYPES
 from ..check import differences
 from ..ir.dtype import dtype
 from ..ir.graph import Graph

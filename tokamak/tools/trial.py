@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..capture.fx import TORCH_DTYPES
+from ..capture.dtypes import TORCH_DTYPES
 from ..codegen.host import Part, box_words, host_text, order_word, span
 from ..codegen.scope import Unschedulable
 from ..codegen.stages import parts
