@@ -1,12 +1,25 @@
 """What shares a kernel on a GPU, and what does not."""
 from __future__ import annotations
 
+import math
+
+import pytest
+
+from tokamak.codegen.stages import schedule_plan
 from tokamak.fuse.axes import Group
+from tokamak.fuse.gpu import HELD
 from tokamak.fuse.plan import plan
 from tokamak.ir.parse import parse_graph
+from tokamak.schedule.tiles import LARGEST
 from tokamak.target import target
 
 GPU = target("cpu", interpret=True)
+
+
+def tiles_of(text: str) -> list[int]:
+    """Elements of the tile of each kernel that is planned for a graph."""
+    scheduled = schedule_plan(plan(parse_graph(text), GPU), GPU)
+    return [math.prod(sum(sizes) for _, sizes in s.pieces) for _, s in scheduled.bodies.values()]
 
 
 def test_readers_of_one_table_share_a_kernel_only_where_a_value_has_all_axes():
@@ -36,3 +49,39 @@ def test_what_is_made_of_sums_beside_a_matrix_and_a_vector_stays_with_them():
   return %out, %cast
 }""")
     assert sum(isinstance(s, Group) for s in plan(graph, GPU).steps) == 1
+
+
+@pytest.mark.parametrize("batch, heads", [(2, 4), (2, 16), (4, 32), (8, 64)])
+def test_a_program_that_holds_rows_turns_no_more_than_it_has_registers_for(batch, heads):
+    """Angles are read along positions and written along columns, and each program has all heads of a position: 64 x 64 x 128 elements were one tile."""
+    shape, strides = f"{batch}, 1024, {heads}, 64", f"{heads * 65536}, {heads * 64}, 64, 1"
+    tiles = tiles_of(f"""graph rotary {{
+  input %angle: f32[64, 1024](1024, 1)
+  input %q: bf16[{shape}]({strides})
+  %cos: f32[1024, 64](64, 1) = cos(%angle[i1, i0])
+  %out: bf16[{shape}]({strides}) = bf16(mul(f32(%q[i0, i1, i2, i3]), %cos[i1, i3]))
+  return %cos, %out
+}}""")
+    assert max(tiles) <= HELD
+
+
+def test_what_is_read_along_one_axis_and_written_along_another_is_turned_in_a_tile():
+    tiles = tiles_of("""graph turned {
+  input %x: f32[1024, 4096](4096, 1)
+  %out: f32[4096, 1024](1024, 1) = neg(%x[i1, i0])
+  return %out
+}""")
+    assert tiles == [64 * 64]
+
+
+@pytest.mark.parametrize("rows, inner", [(256, 128), (512, 256)])
+def test_no_tile_is_larger_than_triton_compiles_in_seconds(rows, inner):
+    """A fold along one of two axes that a program holds, of columns that lie side by side."""
+    tiles = tiles_of(f"""graph nested {{
+  input %x: f32[64, {rows}, {inner}, 256]({rows * inner * 256}, {inner * 256}, 256, 1)
+  %part: f32[64, {rows}, 256]({rows * 256}, 256, 1) for i3<{inner} = sum[i3](%x[i0, i1, i3, i2])
+  %most: f32[64, 256](256, 1) for i2<{rows} = max[i2](%part[i0, i2, i1])
+  %out: f32[64, {rows}, {inner}, 256]({rows * inner * 256}, {inner * 256}, 256, 1) = sub(mul(%x[i0, i1, i2, i3], %part[i0, i1, i3]), %most[i0, i3])
+  return %out
+}}""")
+    assert max(tiles) <= LARGEST

@@ -41,7 +41,8 @@ FOLDED = 16384          # bytes at least of held rows that one program folds: f1
 COLUMNS = 64            # columns of a tile that folds across rows: 128 bytes of a 16-bit type
 DOWN = 4096             # columns from which on programs that sum them beside what they write take blocks of so many, a row at a time: 95% where tiles of 64
                         # columns reach 60
-TURNED = 64             # edge of a tile that is read along one axis and written along another
+TURNED = 64             # edge of a tile that is read along one axis and written along another; less where a program holds rows, too
+LARGEST = 4 * HELD      # elements of any tile: with so many Triton takes 2 s, with four times as many 100
 PER_THREAD = 16         # elements of a pointwise tile to one thread
 ROW_THREAD = 32         # of a tile that is folded: norms forward reach 75% of the limit over many sizes, against 69 with 16 and 62 with 8
 CARRY_THREAD = 16       # elements of a row to one thread where column sums are carried: 16-bit LayerNorm backward at six sizes 70 to 77%, 26 to 61 with
@@ -306,7 +307,7 @@ class _Chooser:
         whole = {a: cover(extent(a)) if a is inner else (power(extent(a)),) for a in self.rows}
         elements = math.prod(sum(s) for s in whole.values())
         most = HELD if self.line in self.rows else HELD // (2 * SECTOR) if self._needed_again() else 32
-        if known and (elements <= most or self.whole and elements <= 4 * HELD) and len(self.rows) <= 3:
+        if known and (elements <= most or self.whole and elements <= LARGEST) and len(self.rows) <= 3:
             self.pieces.update(whole)
             self.shift = self._shift(inner)
             if self.shift is not None:
@@ -428,9 +429,11 @@ class _Chooser:
             most = min(self._columns(), max(SECTOR, HELD // (2 * have))) if self.rows else TURNED if turned is not None else want // have
             if self.crossed and self.line not in self.crossed:
                 most = self._columns_across()
+            most = min(most, max(1, LARGEST // have))
             have *= self._line_in_blocks(most) or self._tile(self.line, most)
-        if turned is not None and turned not in self.pieces:
-            have *= self._tile(turned, TURNED)
+        room = HELD // (2 * have) if self.rows else TURNED
+        if turned is not None and turned not in self.pieces and room >= min(SECTOR, hints(turned.extent)):
+            have *= self._tile(turned, min(TURNED, room))
         candidates = sorted((a for a in parallel if a not in self.pieces), key=lambda a: (a in self.crossed, self.order.index(a)), reverse=True)
         few = self._statistics()        # a third axis of a large tile is spilled: backward sums of InstanceNorm3D in NDHWC 49 us, 55 with images in it
         for a in candidates:
