@@ -1,7 +1,7 @@
 """What `tokamak.profile` says of a step beside what other instruments say of the same step, and what profiling costs beyond compiling.
 
-    python -m benchmarks.profiles [--device cuda | cpu] [--cases NAME ...] [--layers N] [--seconds S] [--html FOLDER]
-                                  [--json FILE [--report]] [--write]
+    python -m benchmarks.profiles [--device cuda | cpu] [--cases NAME ...] [--layers N] [--seconds S] [--rounds N]
+                                  [--html FOLDER] [--json FILE [--report]] [--write]
 
 Cases on a GPU: BERT-large, GPT-2 medium and ResNet-50, inference and training (forward, loss, backward; float32 parameters under bfloat16
 autocast); Llama 3.2 1B: a prompt, and one token against a cache (all in bfloat16), with CUDA graphs and without. On a CPU: the programs of
@@ -10,25 +10,27 @@ autocast); Llama 3.2 1B: a prompt, and one token against a cache (all in bfloat1
 Beside a profile stands the same step under eager and under `torch.compile(..., backend="tokamak")`, without any of tokamak's tools. Step: on a GPU
 CUDA events around one, the device idle before it; on a CPU the clock. Busy: on a GPU the device's time by the averages of torch's profiler, which
 watches nothing but the device; on a CPU that of eager's operators, by the same. Peak: torch's allocator's. Medians. `cost`: seconds of the whole call
-of `tokamak.profile`, less those of its first compiled step; the first of all pays for the machine's peaks. Both have a process of their own. Exit
-status 1 where a step or busy time is off by over 3% or a cost is over 10 s.
+of `tokamak.profile`, less those of its first compiled step; the first of all pays for the machine's peaks. Both have a process of their own. Steps are
+found right before a profile and right after it, and the mean of both is what its figure is compared with: a machine that drifts is seen by the two.
+`--rounds`: so many such pairs; the one of the median ratio is shown, and from where to where the found ones went. Exit status 1 where a step or busy
+time is off by over 3% or a cost is over 10 s.
 """
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import multiprocessing
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 import tokamak
 from tokamak.tools.profile import Profile
@@ -38,6 +40,7 @@ from .gpu import write
 
 WITHIN, MOST = 0.03, 10.0           # of totals; seconds of profiling
 JUDGED = ("step", "busy")
+SIDES, ORDER = ("eager", "compiled"), ("step", "busy", "peak")
 STEPS, PROFILED = 7, 5              # at least so many steps are timed; so many are profiled
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -142,21 +145,35 @@ CASES = {
 
 
 # -- by other instruments --------------------------------------------------------------------------------------------------------
-def measured(steps: dict[str, Callable], gpu: bool, seconds: float) -> dict[str, dict[str, float]]:
-    """Figures of the steps of each side. All are timed before torch's profiler is first used, which leaves its process slower."""
-    found = {side: timed(step, by_events if gpu else by_clock, seconds) for side, step in steps.items()}
+def plain(case: Case, device: str, layers: int | None) -> dict[str, Callable[[], object]]:
+    """The steps of both sides without tokamak's tools, run before."""
+    made = case.make(device, layers)
+    torch._dynamo.reset()
+    whole = torch.compile(made.fn, backend=partial(tokamak.backend.backend, options=case.options))
+    steps = {"eager": made.step(made.fn), "compiled": made.step(whole)}
+    for step in steps.values():
+        step()
+    return steps
+
+
+def step_times(steps: dict[str, Callable], gpu: bool, seconds: float) -> dict[str, float]:
+    """Seconds of a step of each side by itself: medians."""
+    return {side: timed(step, by_events if gpu else by_clock, seconds) for side, step in steps.items()}
+
+
+def totals(steps: dict[str, Callable], gpu: bool) -> dict[str, dict[str, float]]:
+    """What else is compared. It uses torch's profiler, which leaves its process slower, so steps are timed before."""
     more = (lambda step: {"busy": device_time(step), "peak": peak(step)}) if gpu else (lambda step: {"busy": operator_time(step)})
-    return {side: {**found[side], **more(step)} for side, step in steps.items()}
+    return {side: more(step) for side, step in steps.items()}
 
 
-def timed(step: Callable, one: Callable, seconds: float) -> dict[str, float]:
-    """Seconds of a step by itself: the median and the least."""
+def timed(step: Callable, one: Callable, seconds: float) -> float:
     for _ in range(3):
         step()
     taken, end = [], time.perf_counter() + seconds
     while len(taken) < STEPS or time.perf_counter() < end:
         taken.append(one(step))
-    return {"step": statistics.median(taken), "least": min(taken)}
+    return statistics.median(taken)
 
 
 def by_events(step: Callable) -> float:
@@ -211,7 +228,8 @@ def peak(step: Callable) -> float:
 @dataclass(frozen=True)
 class Compared:
     """A case. `first`: seconds of the first compiled step; `cost`: of profiling besides; `totals`: (side, quantity, said, found) in seconds or bytes;
-    `named`: the share of the device's time that the profile's rows, and what it lists beside them, make up; `bound`: its verdict."""
+    `named`: the share of the device's time that the profile's rows, and what it lists beside them, make up; `bound`: its verdict; `spread`: (side,
+    the least, the most) of what other instruments found a step to take, of `rounds` rounds."""
     case: str
     device: str
     torch: str
@@ -220,6 +238,8 @@ class Compared:
     totals: tuple[tuple[str, str, float, float], ...]
     named: float
     bound: str
+    spread: tuple[tuple[str, float, float], ...] = ()
+    rounds: int = 1
 
     def far(self) -> list[str]:
         """What should not be."""
@@ -228,17 +248,20 @@ class Compared:
         return off + ([f"cost {self.cost:.1f} s"] if self.cost > MOST else [])
 
 
-def found(case: Case, device: str, layers: int | None, seconds: float) -> dict[str, dict[str, float]]:
-    """Figures of both sides, without tokamak's tools."""
-    made = case.make(device, layers)
-    torch._dynamo.reset()
-    whole = torch.compile(made.fn, backend=partial(tokamak.backend.backend, options=case.options))
-    return measured({"eager": made.step(made.fn), "compiled": made.step(whole)}, device == "cuda", seconds)
+@dataclass(frozen=True)
+class Round:
+    """What one profile `said`, and seconds of the steps by other instruments `before` and `after` it."""
+    said: dict
+    before: dict[str, float]
+    after: dict[str, float]
+
+    def pair(self, side: str) -> tuple[float, float]:
+        return self.said[side]["step"], (self.before[side] + self.after[side]) / 2
 
 
-def said(case: Case, device: str, layers: int | None, seconds: float) -> tuple[dict, Profile]:
+def said(case: Case, made: Made, seconds: float) -> tuple[dict, Profile]:
     """What the profile says of both sides, and of itself; and the profile."""
-    made, start = case.make(device, layers), time.perf_counter()
+    start = time.perf_counter()
     with torch.set_grad_enabled(made.train):
         p = tokamak.profile(made.fn, *made.args, options=case.options, seconds=seconds, **made.kwargs)
     took = time.perf_counter() - start
@@ -247,39 +270,101 @@ def said(case: Case, device: str, layers: int | None, seconds: float) -> tuple[d
     return {**sides, "device": p.peaks.device, "first": p.first, "cost": took - p.first, "named": named, "bound": f"{p.bound}: {p.why}"}, p
 
 
-def compared(name: str, said: dict, found: dict[str, dict[str, float]], gpu: bool) -> Compared:
-    """Both side by side. On a CPU nothing but eager's operators is seen by torch's profiler."""
-    totals = tuple((side, what, said[side][what], found[side][what]) for side in ("eager", "compiled") for what in ("step", "busy", "peak")
-                   if what in found[side] and (gpu or side == "eager" or what != "busy"))
-    return Compared(name, said["device"], torch.__version__, said["first"], said["cost"], totals, said["named"], said["bound"])
+def compared(name: str, rounds: list[Round], rest: dict[str, dict[str, float]], gpu: bool) -> Compared:
+    """Both side by side: of steps the pair of the median ratio. On a CPU nothing but eager's operators is seen by torch's profiler."""
+    of = lambda side: sorted((r.pair(side) for r in rounds), key=lambda pair: pair[0] / pair[1])[len(rounds) // 2]
+    middle = lambda take: statistics.median(take(r.said) for r in rounds)
+    made = [(side, "step", *of(side)) for side in SIDES]
+    made += [(side, what, middle(lambda s: s[side][what]), rest[side][what]) for side in SIDES for what in rest[side] if gpu or side == "eager"]
+    spread = tuple((side, *ends([t[side] for r in rounds for t in (r.before, r.after)])) for side in SIDES)
+    first = rounds[0].said
+    made.sort(key=lambda row: (SIDES.index(row[0]), ORDER.index(row[1])))
+    return Compared(name, first["device"], torch.__version__, first["first"], middle(lambda s: s["cost"]), tuple(made), first["named"], first["bound"],
+                    spread, len(rounds))
 
 
-def in_a_process(part: str, name: str, args: argparse.Namespace) -> dict:
-    """One part of a case in a process of its own, in which torch's profiler has not been used before. Raises CalledProcessError."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "out.json")
-        more = [f"--layers={args.layers}"] * (args.layers is not None) + [f"--html={args.html}"] * (args.html is not None)
-        command = [sys.executable, "-m", "benchmarks.profiles", "--device", args.device, "--cases", name, "--seconds", str(args.seconds), *more]
-        subprocess.run([*command, "--part", part, "--out", str(out)], check=True)
-        return json.loads(out.read_text())
+def ends(values: list[float]) -> tuple[float, float]:
+    return min(values), max(values)
 
 
-def one_part(args: argparse.Namespace, case: Case) -> dict:
-    if args.part == "found":
-        return found(case, args.device, args.layers, args.seconds)
-    made, p = said(case, args.device, args.layers, args.seconds)
-    if args.html:
-        name = "".join(c if c.isalnum() else "_" for c in args.cases[0])
-        p.html(args.html / f"{name}.html")
-        (args.html / f"{name}.txt").write_text(str(p))
-    return made
+# -- processes -------------------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Part:
+    """A process that answers what it is asked, one thing after the other."""
+    process: multiprocessing.Process
+    pipe: Connection
+
+    def ask(self, what: str):
+        """Raises EOFError where the process has ended."""
+        self.pipe.send(what)
+        return self.pipe.recv()
+
+
+@contextlib.contextmanager
+def part(name: str, case: str, args: argparse.Namespace) -> Iterator[Part]:
+    """One part of a case in a process of its own: `plain` answers `steps` and `totals`, `profile` answers `said`; both answer `ready`."""
+    here, there = multiprocessing.get_context("spawn").Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=serve, args=(there, name, case, args))
+    process.start()
+    there.close()
+    try:
+        yield Part(process, here)
+    finally:
+        here.close()
+        process.join()
+
+
+def serve(pipe: Connection, name: str, case: str, args: argparse.Namespace) -> None:
+    """Answers until nobody asks."""
+    torch.set_float32_matmul_precision("high")
+    answers = (plain_answers if name == "plain" else profile_answers)(case, args)
+    with contextlib.suppress(EOFError):
+        while True:
+            pipe.send(answers[pipe.recv()]())
+
+
+def plain_answers(name: str, args: argparse.Namespace) -> dict[str, Callable]:
+    steps, gpu = plain(case_of(name), args.device, args.layers), args.device == "cuda"
+    return {"ready": lambda: True, "steps": lambda: step_times(steps, gpu, args.seconds), "totals": lambda: totals(steps, gpu)}
+
+
+def profile_answers(name: str, args: argparse.Namespace) -> dict[str, Callable]:
+    case = case_of(name)
+    made = case.make(args.device, args.layers)
+
+    def answer() -> dict:
+        words, p = said(case, made, args.seconds)
+        if args.html:
+            file = "".join(c if c.isalnum() else "_" for c in name)
+            p.html(args.html / f"{file}.html")
+            (args.html / f"{file}.txt").write_text(str(p))
+        return words
+    return {"ready": lambda: True, "said": answer}
+
+
+def case_of(name: str) -> Case:
+    return next(cases[name] for cases in CASES.values() if name in cases)
+
+
+def in_turns(name: str, args: argparse.Namespace) -> Compared:
+    """A case. The process without tools stands by, and is asked before each profile and after it; each profile has a process that has not used torch's
+    profiler before."""
+    rounds = []
+    with part("plain", name, args) as other:
+        for _ in range(args.rounds):
+            with part("profile", name, args) as one:
+                other.ask("ready"), one.ask("ready")
+                before, words = other.ask("steps"), one.ask("said")
+                rounds.append(Round(words, before, other.ask("steps")))
+        return compared(name, rounds, other.ask("totals"), args.device == "cuda")
 
 
 def lines(c: Compared) -> str:
     out = [f"{c.case}: first step {c.first:.1f} s, profiling {c.cost:.1f} s besides; bound by {c.bound}; rows {c.named:.1%} of busy"]
     for side, what, said, found in c.totals:
         unit, factor = ("MB", 1e-6) if what == "peak" else ("ms", 1e3)
-        out.append(f"    {side:9} {what:5} {said * factor:10.3f} {unit} said, {found * factor:10.3f} found {said / found - 1:+7.1%}")
+        around = [f" ({low * factor:.3f} to {high * factor:.3f})" for of, low, high in c.spread if of == side and what == "step"]
+        out.append(f"    {side:9} {what:5} {said * factor:10.3f} {unit} said, {found * factor:10.3f} found {said / found - 1:+7.1%}{''.join(around)}")
     return "\n".join(out + [f"    FAR: {', '.join(c.far())}"] * bool(c.far()))
 
 
@@ -289,7 +374,8 @@ def table(rows: list[Compared]) -> str:
            "| step | quantity | eager: said | found | off | compiled: said | found | off | profiling s |", "|---|---|" + "---:|" * 7]
     for c in rows:
         for what, unit, factor in (("step", "ms", 1e3), ("busy", "ms", 1e3), ("peak", "MB", 1e-6)):
-            cells = {side: f"{a * factor:.2f} | {b * factor:.2f} | {a / b - 1:+.1%}" for side, w, a, b in c.totals if w == what}
+            around = {side: f" ({low * factor:.2f} to {high * factor:.2f})" for side, low, high in c.spread if what == "step"}
+            cells = {side: f"{a * factor:.2f} | {b * factor:.2f}{around.get(side, '')} | {a / b - 1:+.1%}" for side, w, a, b in c.totals if w == what}
             if cells:
                 first = what == "step"
                 out.append(f"| {c.case if first else ''} | {what} {unit} | {cells.get('eager', ' | | ')} | {cells.get('compiled', ' | | ')} | "
@@ -302,7 +388,7 @@ def read(path: str) -> dict[str, Compared]:
     """What was measured before, by device and case."""
     if not path or not Path(path).exists():
         return {}
-    return {f"{kind} {row['case']}": Compared(**{**row, "totals": tuple(map(tuple, row["totals"]))})
+    return {f"{kind} {row['case']}": Compared(**{**row, **{k: tuple(map(tuple, row.get(k, ()))) for k in ("totals", "spread")}})
             for kind, rows in json.loads(Path(path).read_text()).items() for row in rows}
 
 
@@ -316,25 +402,19 @@ def arguments(argv=None) -> argparse.Namespace:
     p.add_argument("--cases", nargs="+", help="by default all of the device's")
     p.add_argument("--layers", type=int, help="instead of each model's own number")
     p.add_argument("--seconds", type=float, default=1.0, help="of steps, for each figure")
+    p.add_argument("--rounds", type=int, default=1, help="profiles of each case, each in a process of its own")
     p.add_argument("--html", type=Path, help="folder for each case's report")
     p.add_argument("--json", default="", help="file that keeps what was measured; cases measured again are replaced")
     p.add_argument("--report", action="store_true", help="measure nothing")
     p.add_argument("--write", action="store_true", help="put the tables of what there is into BENCHMARKS.md")
-    p.add_argument("--part", choices=("found", "said"), default="", help=argparse.SUPPRESS)
-    p.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     return p.parse_args(argv)
 
 
 def main(argv=None) -> int:
-    args, every = arguments(argv), {n: c for cases in CASES.values() for n, c in cases.items()}
-    torch.set_float32_matmul_precision("high")
-    if args.part:
-        args.out.write_text(json.dumps(one_part(args, every[args.cases[0]])))
-        return 0
+    args = arguments(argv)
     rows = read(args.json)
     for name in [] if args.report else args.cases or CASES[args.device]:
-        parts = {part: in_a_process(part, name, args) for part in ("found", "said")}
-        made = rows[f"{args.device} {name}"] = compared(name, parts["said"], parts["found"], args.device == "cuda")
+        made = rows[f"{args.device} {name}"] = in_turns(name, args)
         print(lines(made), flush=True)
         if args.json:
             kept(args.json, rows)

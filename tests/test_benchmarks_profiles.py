@@ -1,19 +1,20 @@
 """benchmarks.profiles without a GPU: steps are what they say, totals that are off are said, and what was measured is kept and shown."""
 from __future__ import annotations
 
+import contextlib
 import json
-from pathlib import Path
+import os
 
 import pytest
 import torch
 
 from benchmarks import profiles
-from benchmarks.profiles import CASES, Case, Compared, Made, kept, leaves, read, table
+from benchmarks.profiles import CASES, Case, Compared, Made, Round, kept, leaves, read, table
 
 from .tools.measured import quick  # noqa: F401 (a fixture for all tests here)
 
 TOTALS = (("eager", "step", 1.0e-3, 1.01e-3), ("eager", "busy", 2e-3, 1e-3), ("eager", "peak", 3e6, 1e6), ("compiled", "step", 5e-4, 5e-4))
-SEEN = Compared("a step", "a machine", "0", 1.0, 2.0, TOTALS, 1.0, "memory")
+SEEN = Compared("a step", "a machine", "0", 1.0, 2.0, TOTALS, 1.0, "memory", (("eager", 9e-4, 1.1e-3),))
 
 
 @pytest.mark.parametrize("train", [False, True])
@@ -21,25 +22,44 @@ def test_a_step_is_measured_both_ways(train):
     torch.manual_seed(0)
     model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()), torch.randn(4, 8)
     case = Case(lambda device, layers: Made(model, (x,), train=train))
-    other, (words, p) = profiles.found(case, "cpu", None, 0.0), profiles.said(case, "cpu", None, 0.0)
-    made = profiles.compared("small", words, other, False)
+    steps, (words, p) = profiles.plain(case, "cpu", None), profiles.said(case, case.make("cpu", None), 0.0)
+    took, rest = profiles.step_times(steps, False, 0.0), profiles.totals(steps, False)
+    made = profiles.compared("small", [Round(words, took, took)], rest, False)
     assert [(side, what) for side, what, *_ in made.totals] == [("eager", "step"), ("eager", "busy"), ("compiled", "step")]
     assert all(said > 0 and found > 0 for *_, said, found in made.totals) and made.named == pytest.approx(1.0)
-    assert p.graphs == (2 if train else 1) and made.first == p.first and json.loads(json.dumps([words, other])) == [words, other]
+    assert p.graphs == (2 if train else 1) and made.first == p.first and json.loads(json.dumps([words, rest])) == [words, rest]
 
 
-def test_each_part_has_a_process_of_its_own(tmp_path, monkeypatch, capsys):
-    ran = []
+def test_steps_are_asked_for_before_and_after_each_profile(tmp_path, monkeypatch, capsys):
+    asked, times = [], iter([1.0, 3.0, 4.0, 4.0, 1.0, 1.0])
+    side = {"step": 2.0, "busy": 1.0, "peak": 1}
+    words = {"eager": side, "compiled": side, "device": "a machine", "first": 1.0, "cost": 1.0, "named": 1.0, "bound": "memory"}
+    answers = {"ready": lambda: True, "said": lambda: words, "totals": lambda: {"eager": {"busy": 1.0}, "compiled": {"busy": 1.0}},
+               "steps": lambda: dict.fromkeys(("eager", "compiled"), next(times))}
 
-    def run(command, check):
-        ran.append(command)
-        side = {"step": 1.0, "busy": 1.0, "peak": 1}
-        Path(command[command.index("--out") + 1]).write_text(json.dumps(
-            {"eager": side, "compiled": side, "device": "a machine", "first": 1.0, "cost": 1.0, "named": 1.0, "bound": "memory"}))
-    monkeypatch.setattr(profiles.subprocess, "run", run)
-    assert profiles.main(["--device", "cpu", "--cases", "nn.Linear", "--json", str(tmp_path / "kept.json"), "--layers", "2"]) == 0
-    assert [c[c.index("--part") + 1] for c in ran] == ["found", "said"] and all("--layers=2" in c for c in ran)
-    assert "nn.Linear" in capsys.readouterr().out and list(read(str(tmp_path / "kept.json"))) == ["cpu nn.Linear"]
+    class Here:
+        def __init__(self, name):
+            self.name = name
+
+        def ask(self, what):
+            asked.append((self.name, what))
+            return answers[what]()
+    monkeypatch.setattr(profiles, "part", lambda name, case, args: contextlib.nullcontext(Here(name)))
+    path = str(tmp_path / "kept.json")
+    assert profiles.main(["--device", "cpu", "--cases", "nn.Linear", "--json", path, "--rounds", "3"]) == 0
+    profiled = [("plain", "ready"), ("profile", "ready"), ("plain", "steps"), ("profile", "said"), ("plain", "steps")]
+    assert asked == [*profiled * 3, ("plain", "totals")]
+    made = read(path)["cpu nn.Linear"]              # ratios of 1, 1/2 and 2: the middle one is shown
+    assert made.totals[0] == ("eager", "step", 2.0, 2.0) and made.spread == (("eager", 1.0, 4.0), ("compiled", 1.0, 4.0)) and made.rounds == 3
+    assert "nn.Linear" in (shown := capsys.readouterr().out) and "(1000.000 to 4000.000)" in shown
+
+
+def test_each_part_has_a_process_of_its_own():
+    args = profiles.arguments(["--device", "cpu", "--cases", "nn.Linear", "--seconds", "0"])
+    with profiles.part("plain", "nn.Linear", args) as one:
+        assert one.ask("ready") and one.process.pid != os.getpid()
+        assert set(one.ask("steps")) == {"eager", "compiled"}
+    assert one.process.exitcode == 0
 
 
 def test_gradients_are_taken_for_all_that_has_any():
@@ -59,7 +79,7 @@ def test_it_is_kept_and_shown(tmp_path, capsys):
     kept(path, {"cpu a step": SEEN})
     assert read(path) == {"cpu a step": SEEN} and read(str(tmp_path / "none")) == {}
     rows = [line.split(" | ") for line in table([SEEN]).splitlines() if line.startswith("| a step")]
-    assert rows[0][1:] == ["step ms", "1.00", "1.01", "-1.0%", "0.50", "0.50", "+0.0%", "2.0 |"]
+    assert rows[0][1:] == ["step ms", "1.00", "1.01 (0.90 to 1.10)", "-1.0%", "0.50", "0.50", "+0.0%", "2.0 |"]
     assert profiles.main(["--json", path, "--report"]) == 1
 
 

@@ -5,6 +5,7 @@ returns for its backward graph is held in between. What is not known: memory tha
 """
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -43,10 +44,20 @@ class Memories:
     of: dict[str, str]
     bytes: dict[str, int]
 
+    def __post_init__(self):
+        self.users = Counter(self.of.values())
+
+    def keep(self, name: str, memory: str) -> None:
+        """A value is held in `memory` from now on."""
+        self.users[self.of.get(name)] -= 1
+        self.of[name] = memory
+        self.users[memory] += 1
+
     def let_go(self, names: Iterable[str]) -> int:
         """Bytes of the memories that `names` were the last to keep."""
-        owners = {self.of.pop(n) for n in names if n in self.of} - set(self.of.values())
-        return sum(self.bytes.pop(n, 0) for n in owners)
+        gone = [self.of.pop(n) for n in names if n in self.of]
+        self.users.subtract(gone)
+        return sum(self.bytes.pop(m, 0) for m in set(gone) if not self.users[m])
 
 
 def predicted(records: Sequence[GraphRecord]) -> tuple[Held, ...]:
@@ -75,7 +86,7 @@ def _run(record: GraphRecord, total: int, given: Memories, out: list[Held]) -> t
     sizes, held = Sizes(record.values["capture"].hints), Memories({n: given.of[n] for n in program.inputs if n in given.of}, dict(given.bytes))
     for position, step in enumerate(program.steps):
         for name, nbytes, base in taken(step, sizes):
-            held.of[name] = held.of.get(base, base) if base else f"{record.name}:{name}"
+            held.keep(name, held.of.get(base, base) if base else f"{record.name}:{name}")
             if not base:
                 held.bytes[held.of[name]] = nbytes
                 total += nbytes
@@ -84,7 +95,8 @@ def _run(record: GraphRecord, total: int, given: Memories, out: list[Held]) -> t
         if isinstance(step, Drop):
             total -= held.let_go([step.name])
         if isinstance(step, Return):
-            total -= held.let_go([n for n in held.of if n not in {i.name for i in step.items if isinstance(i, Ref)}])
+            returned = {i.name for i in step.items if isinstance(i, Ref)}
+            total -= held.let_go([n for n in held.of if n not in returned])
             names = [getattr(n, "name", "") for n in output_nodes(record.values["aten"])]
             return total, Memories({n: held.of[i.name] for n, i in zip(names, step.items) if isinstance(i, Ref) and i.name in held.of},
                                    held.bytes)

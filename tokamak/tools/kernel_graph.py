@@ -1,7 +1,7 @@
 """Parts of a compiled program as graphs of their own, for what is looked at kernel by kernel."""
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -13,10 +13,10 @@ from ..ir.index import Size, as_index
 from ..ir.text import node_names
 
 
-def part(graph: Graph, nodes: Iterable, shown: Iterable) -> tuple[Graph, dict, dict]:
-    """(the graph of `nodes` alone, its inputs, its results): what they read has become an Input, called as in the graph's text, and `shown` are the
-    outputs. Inputs and results: node of `graph` -> node of the part."""
-    inside, names = tuple(nodes), node_names(graph)
+def part(graph: Graph, nodes: Iterable, shown: Iterable, names: Mapping | None = None) -> tuple[Graph, dict, dict]:
+    """(the graph of `nodes` alone, its inputs, its results): what they read has become an Input, called as in the graph's text (`names`: its nodes',
+    where they are known), and `shown` are the outputs. Inputs and results: node of `graph` -> node of the part."""
+    inside, names = tuple(nodes), node_names(graph) if names is None else names
     within = set(inside)
     outside = dict.fromkeys(r for n in inside for r in reads(n) if r not in within)
     inputs = {n: Input(names[n], n.shape, n.strides, n.dtype, n.device) for n in outside}

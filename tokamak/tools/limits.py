@@ -153,6 +153,10 @@ def phase_of(record: GraphRecord) -> str:
 
 def arithmetic(record: GraphRecord, name: str) -> tuple[int, str]:
     """(floating-point operations of the aten call `name`, by torch's own formulas; the type they are made in): 0 for what has no formula."""
+    return record.once(f"arithmetic of {name}", lambda: _arithmetic(record, name))
+
+
+def _arithmetic(record: GraphRecord, name: str) -> tuple[int, str]:
     node = record.once("aten nodes", lambda: {n.name: n for n in record.values["aten"].graph.nodes}).get(name)
     operator = getattr(getattr(node, "target", None), "overloadpacket", None)
     formula = flop_registry.get(COUNTED_AS.get(operator, operator))

@@ -19,7 +19,7 @@ from torch import fx
 from ..fuse.axes import Group
 from ..fuse.cost import Hints, node_bytes
 from ..ir.graph import Opaque, Result, reads
-from ..ir.text import print_graph
+from ..ir.text import node_names, print_graph
 from ..runtime.program import Call, Launch
 from . import limits
 from .annotate import kernel_text
@@ -123,7 +123,8 @@ class Library:
         found = self._structures.get(key)
         if found is None:
             graph = plan_of(record).graph
-            cut, _, _ = part(graph, x.group.nodes(), plan_of(record).stores[x.group])
+            names = record.once("names of nodes", lambda: node_names(graph))
+            cut, _, _ = part(graph, x.group.nodes(), plan_of(record).stores[x.group], names)
             found = self._structures[key] = structure(print_graph(cut), part_number)
             if info.key not in self.texts:
                 self.texts[info.key] = {"ir": print_graph(cut, sources=True), "code": kernel_text(record, x, info), "of": f"{record.name}: {x.name}"}

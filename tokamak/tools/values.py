@@ -6,9 +6,9 @@ a value of the captured graph with one number are the same value (or the same va
 """
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from ..codegen.kernel import Kernel
 from ..codegen.tile_kernel import TileKernel, Workspace
@@ -21,9 +21,9 @@ from .record import GraphRecord
 
 
 class Keys:
-    """Numbers of operation trees. `graphs`: those whose nodes the expressions may load. `partial`: what a workspace holds a part of."""
+    """Numbers of operation trees. `graphs`: those whose nodes the expressions may load."""
 
-    def __init__(self, *graphs: Graph, partial: Mapping[Workspace, Expr] = MappingProxyType({})):
+    def __init__(self, *graphs: Graph):
         self.numbers: dict[tuple, int] = {}
         self.memo: dict[Expr, int] = {}
         self.nodes: dict = {}
@@ -33,8 +33,14 @@ class Keys:
                     self.nodes[n] = self(n.expr)
                 else:
                     self.nodes[n] = self._number("value", getattr(n, "name", "") or graph.origin(n).name, getattr(n, "position", 0))
+
+    def and_of(self, partial: Mapping[Workspace, Expr]) -> Keys:
+        """The same, and numbers for what workspaces hold a part of."""
+        more = copy.copy(self)
+        more.numbers, more.memo, more.nodes = dict(self.numbers), dict(self.memo), dict(self.nodes)
         for node, e in partial.items():
-            self.nodes[node] = self(e)
+            more.nodes[node] = more(e)
+        return more
 
     def _number(self, *tree) -> int:
         return self.numbers.setdefault(tree, len(self.numbers))
@@ -77,18 +83,9 @@ def partial_results(kernels: Kernel | tuple[TileKernel, ...]) -> dict[Workspace,
 def register_names(record: GraphRecord, group: Group, kernel: Kernel | TileKernel) -> dict[str, str]:
     """Register of a kernel of `group` -> the value of the user's program that it holds, or ('in ...') that it is a part of; for those that are
     either."""
-    before, lowered = record.values["simplify"], record.values["lower"]
-    keys = Keys(before, lowered.plan.graph, partial=partial_results(lowered.kernels[group]))
-    names: dict[int, str] = {}
-    made = Counter(o[0].name for o in before.origins.values() if o)
-    words = {n: described(record, before, n, made) for n in before.nodes if hasattr(n, "dtype")}
-    for n, text in words.items():
-        names.setdefault(keys.nodes[n], text)
-    for n in before.nodes:
-        if isinstance(n, Compute):
-            for e in walk(n.expr):
-                names.setdefault(keys(e), f"in {words[n]}")
-    found = {}
+    known, names = record.once("names of values", lambda: value_names(record))
+    partial = partial_results(record.values["lower"].kernels[group])
+    keys, found = known.and_of(partial) if partial else known, {}
     for register, e in kernel.sources.items():
         if isinstance(e, Const):
             found[register] = f"{e.value:.6g}" if isinstance(e.value, float) else str(e.value)
@@ -97,6 +94,21 @@ def register_names(record: GraphRecord, group: Group, kernel: Kernel | TileKerne
         elif (name := names.get(keys(e))) is not None:
             found[register] = name
     return found
+
+
+def value_names(record: GraphRecord) -> tuple[Keys, dict[int, str]]:
+    """The numbers of a graph's trees, and number -> the value of the user's program, or ('in ...') that it is a part of one."""
+    before = record.values["simplify"]
+    keys, names = Keys(before, record.values["lower"].plan.graph), {}
+    made = Counter(o[0].name for o in before.origins.values() if o)
+    words = {n: described(record, before, n, made) for n in before.nodes if hasattr(n, "dtype")}
+    for n, text in words.items():
+        names.setdefault(keys.nodes[n], text)
+    for n in before.nodes:
+        if isinstance(n, Compute):
+            for e in walk(n.expr):
+                names.setdefault(keys(e), f"in {words[n]}")
+    return keys, names
 
 
 def described(record: GraphRecord, graph: Graph, node, made: Mapping[str, int]) -> str:
