@@ -10,10 +10,10 @@ autocast); Llama 3.2 1B: a prompt, and one token against a cache (all in bfloat1
 Beside a profile stands the same step under eager and under `torch.compile(..., backend="tokamak")`, without any of tokamak's tools. Step: on a GPU
 CUDA events around one, the device idle before it; on a CPU the clock. Busy: on a GPU the device's time by the averages of torch's profiler, which
 watches nothing but the device; on a CPU that of eager's operators, by the same. Peak: torch's allocator's. Medians. `cost`: seconds of the whole call
-of `tokamak.profile`, less those of its first compiled step; the first of all pays for the machine's peaks. Both have a process of their own. Steps are
-found right before a profile and right after it, and the mean of both is what its figure is compared with: a machine that drifts is seen by the two.
-`--rounds`: so many such pairs; the one of the median ratio is shown, and from where to where the found ones went. Exit status 1 where a step or busy
-time is off by over 3% or a cost is over 10 s.
+of `tokamak.profile`, less those of its first compiled step; the first of all pays for the machine's peaks. Both have a process of their own. Steps
+are found right before a profile and right after it, and the mean of both is what its figure is compared with: the two show what the machine itself
+drifts. `--rounds`: so many such pairs; shown are the pair of the median ratio and from where to where the found ones went. Exit status 1 where a step
+or busy time is off by over 3% or a cost is over 10 s.
 """
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from .gpu import write
 
 WITHIN, MOST = 0.03, 10.0           # of totals; seconds of profiling
 JUDGED = ("step", "busy")
-SIDES, ORDER = ("eager", "compiled"), ("step", "busy", "peak")
+SIDES = ("eager", "compiled")
 STEPS, PROFILED = 7, 5              # at least so many steps are timed; so many are profiled
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -250,10 +250,11 @@ class Compared:
 
 @dataclass(frozen=True)
 class Round:
-    """What one profile `said`, and seconds of the steps by other instruments `before` and `after` it."""
-    said: dict
+    """Seconds of the steps by other instruments `before` a profile, what it `said`, those `after` it, and their `rest`."""
     before: dict[str, float]
+    said: dict
     after: dict[str, float]
+    rest: dict[str, dict[str, float]]
 
     def pair(self, side: str) -> tuple[float, float]:
         return self.said[side]["step"], (self.before[side] + self.after[side]) / 2
@@ -270,21 +271,19 @@ def said(case: Case, made: Made, seconds: float) -> tuple[dict, Profile]:
     return {**sides, "device": p.peaks.device, "first": p.first, "cost": took - p.first, "named": named, "bound": f"{p.bound}: {p.why}"}, p
 
 
-def compared(name: str, rounds: list[Round], rest: dict[str, dict[str, float]], gpu: bool) -> Compared:
-    """Both side by side: of steps the pair of the median ratio. On a CPU nothing but eager's operators is seen by torch's profiler."""
-    of = lambda side: sorted((r.pair(side) for r in rounds), key=lambda pair: pair[0] / pair[1])[len(rounds) // 2]
-    middle = lambda take: statistics.median(take(r.said) for r in rounds)
-    made = [(side, "step", *of(side)) for side in SIDES]
-    made += [(side, what, middle(lambda s: s[side][what]), rest[side][what]) for side in SIDES for what in rest[side] if gpu or side == "eager"]
-    spread = tuple((side, *ends([t[side] for r in rounds for t in (r.before, r.after)])) for side in SIDES)
-    first = rounds[0].said
-    made.sort(key=lambda row: (SIDES.index(row[0]), ORDER.index(row[1])))
-    return Compared(name, first["device"], torch.__version__, first["first"], middle(lambda s: s["cost"]), tuple(made), first["named"], first["bound"],
-                    spread, len(rounds))
-
-
-def ends(values: list[float]) -> tuple[float, float]:
-    return min(values), max(values)
+def compared(name: str, rounds: list[Round], gpu: bool) -> Compared:
+    """Both side by side, by the round of the median ratio. On a CPU nothing but eager's operators is seen by torch's profiler."""
+    middle = lambda pairs: sorted(pairs, key=lambda pair: pair[0] / pair[1])[len(rounds) // 2]
+    totals, spread = [], []
+    for side in SIDES:
+        totals.append((side, "step", *middle([r.pair(side) for r in rounds])))
+        for what in rounds[0].rest[side] if gpu or side == "eager" else ():
+            totals.append((side, what, *middle([(r.said[side][what], r.rest[side][what]) for r in rounds])))
+        steps = [t[side] for r in rounds for t in (r.before, r.after)]
+        spread.append((side, min(steps), max(steps)))
+    first, cost = rounds[0].said, statistics.median(r.said["cost"] for r in rounds)
+    return Compared(name, first["device"], torch.__version__, first["first"], cost, tuple(totals), first["named"], first["bound"], tuple(spread),
+                    len(rounds))
 
 
 # -- processes -------------------------------------------------------------------------------------------------------------------
@@ -347,16 +346,14 @@ def case_of(name: str) -> Case:
 
 
 def in_turns(name: str, args: argparse.Namespace) -> Compared:
-    """A case. The process without tools stands by, and is asked before each profile and after it; each profile has a process that has not used torch's
-    profiler before."""
+    """A case. The process without tools stands by, and is asked before the profile and after it. Each round has processes of its own: where memory
+    happens to lie makes one slower than another, and a use of torch's profiler does."""
     rounds = []
-    with part("plain", name, args) as other:
-        for _ in range(args.rounds):
-            with part("profile", name, args) as one:
-                other.ask("ready"), one.ask("ready")
-                before, words = other.ask("steps"), one.ask("said")
-                rounds.append(Round(words, before, other.ask("steps")))
-        return compared(name, rounds, other.ask("totals"), args.device == "cuda")
+    for _ in range(args.rounds):
+        with part("plain", name, args) as other, part("profile", name, args) as one:
+            other.ask("ready"), one.ask("ready")
+            rounds.append(Round(other.ask("steps"), one.ask("said"), other.ask("steps"), other.ask("totals")))
+    return compared(name, rounds, args.device == "cuda")
 
 
 def lines(c: Compared) -> str:

@@ -24,7 +24,7 @@ def test_a_step_is_measured_both_ways(train):
     case = Case(lambda device, layers: Made(model, (x,), train=train))
     steps, (words, p) = profiles.plain(case, "cpu", None), profiles.said(case, case.make("cpu", None), 0.0)
     took, rest = profiles.step_times(steps, False, 0.0), profiles.totals(steps, False)
-    made = profiles.compared("small", [Round(words, took, took)], rest, False)
+    made = profiles.compared("small", [Round(took, words, took, rest)], False)
     assert [(side, what) for side, what, *_ in made.totals] == [("eager", "step"), ("eager", "busy"), ("compiled", "step")]
     assert all(said > 0 and found > 0 for *_, said, found in made.totals) and made.named == pytest.approx(1.0)
     assert p.graphs == (2 if train else 1) and made.first == p.first and json.loads(json.dumps([words, rest])) == [words, rest]
@@ -48,7 +48,7 @@ def test_steps_are_asked_for_before_and_after_each_profile(tmp_path, monkeypatch
     path = str(tmp_path / "kept.json")
     assert profiles.main(["--device", "cpu", "--cases", "nn.Linear", "--json", path, "--rounds", "3"]) == 0
     profiled = [("plain", "ready"), ("profile", "ready"), ("plain", "steps"), ("profile", "said"), ("plain", "steps")]
-    assert asked == [*profiled * 3, ("plain", "totals")]
+    assert asked == [*profiled, ("plain", "totals")] * 3
     made = read(path)["cpu nn.Linear"]              # ratios of 1, 1/2 and 2: the middle one is shown
     assert made.totals[0] == ("eager", "step", 2.0, 2.0) and made.spread == (("eager", 1.0, 4.0), ("compiled", 1.0, 4.0)) and made.rounds == 3
     assert "nn.Linear" in (shown := capsys.readouterr().out) and "(1000.000 to 4000.000)" in shown
