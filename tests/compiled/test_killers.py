@@ -219,7 +219,9 @@ def test_aliased_outputs(target):
     agree(fn, [x], target=target)
 
 
-@pytest.mark.parametrize("fn", [lambda x: ((y := x.clone()), y.t(), y[1:, ::2]), lambda x: ((y := torch.zeros_like(x)).view(-1), y, y[1])], ids=["clone", "zeros"])
+@pytest.mark.parametrize("fn", [lambda x: ((y := x.clone()), y.t(), y[1:, ::2]), lambda x: ((y := torch.zeros_like(x)).view(-1), y, y[1]),
+                                lambda x: ((y := x + 1).clone(), y, y.mT, y[1:].clone()), lambda x: ((y := x + 1).clone()[2], y[1], y[:, ::2])],
+                         ids=["clone", "zeros", "behind its copy", "parts behind its copy"])
 def test_views_of_a_copy_or_a_constant(fn, target):
     x, = on(target, torch.randn(6, 9))
     want, got = fn(x), compiled(fn, Seen(), target=target)(x)

@@ -305,18 +305,23 @@ class Capture:
         return tuple(out)
 
     def _bases(self, found) -> dict:
-        """Storage -> a node for it, where several outputs show memory for which capture has made none: a copy of an input, a constant."""
+        """Storage -> a node for it, where several outputs show memory for which capture has made none: a copy of an input, a constant, a value whose
+        node an earlier output has taken as its own copy."""
         shown: dict = {}
+        owners: dict = {}
         for position, n in enumerate(found):
             if isinstance(n, fx.Node) and isinstance(self.env[n], Tensor):
-                shown.setdefault(_storage(n.meta.get("val")), []).append((position, n))
+                view, storage = strided(self.env[n]), _storage(n.meta.get("val"))
+                shown.setdefault(storage, []).append((position, n, view))
+                owners.setdefault(view and view.node, storage)
         made = {}
         for storage, outputs in shown.items():
-            views = [strided(self.env[n]) for _, n in outputs]
-            if len(outputs) < 2 or storage in (None, *self.storages.values()) or not all(v is None or isinstance(v.node, Input) for v in views):
+            views = [view for *_, view in outputs]
+            lacking = all(v is None or isinstance(v.node, Input) or owners[v.node] != storage for v in views)
+            if len(outputs) < 2 or storage in (None, *self.storages.values()) or not lacking:
                 continue
             whole = next(n for n in self.env if _storage(n.meta.get("val")) == storage)
-            if isinstance(self.env[whole], Tensor) and all(n.meta["val"].dtype is whole.meta["val"].dtype for _, n in outputs):
+            if isinstance(self.env[whole], Tensor) and all(n.meta["val"].dtype is whole.meta["val"].dtype for _, n, _ in outputs):
                 t = self.b.realize(self.env[whole], self.spec(whole.meta["val"]).strides, tag=outputs[0][0] + 1)
                 self._note_new(t, whole)
                 made[storage] = t.expr.node
