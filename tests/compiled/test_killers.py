@@ -231,6 +231,13 @@ def test_views_of_a_copy_or_a_constant(fn, target):
     agree(fn, [x], target=target)
 
 
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_loss_by_pixel_behind_an_interpolation(grad, target):
+    """What a fetched index holds runs along axes that are split."""
+    fn = lambda x, t: F.cross_entropy(F.interpolate(x, size=(16, 16), mode="bilinear"), t, ignore_index=2)
+    agree(fn, [torch.randn(2, 3, 4, 4).requires_grad_(grad), torch.randint(0, 3, (2, 16, 16))], grad=grad, target=target)
+
+
 def test_results_stay_as_they_were(target):
     run = compiled(lambda x: ((x + 1).exp(), x.sum(0)), Seen(), target=target)
     kept = [(run(*on(target, torch.full((300, 400), float(n)))), n) for n in range(4)]
@@ -278,6 +285,12 @@ def test_integer_division_by_zero_raises(fn, target):
     y[17] = 0
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         run(x, y)
+
+
+@pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 3)])
+def test_nothing_is_divided_by_zero_where_there_are_no_elements(shape, target):
+    x = torch.zeros(shape, dtype=torch.int64)
+    agree(lambda x: (x % (x + 1), x // x, torch.fmod(x, x.abs()).sum()), [x], target=target)
 
 
 def test_the_least_integer_over_minus_one_does_not_trap(target):

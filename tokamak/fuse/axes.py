@@ -325,7 +325,7 @@ def _axes_of(m: Member) -> set[Axis]:
 
 
 def _closure(i: Index, mapping) -> Index:
-    """`i` with `mapping` applied until nothing changes."""
+    """`i` with `mapping` applied until nothing changes, in the expressions that it fetches too."""
     while any(a in mapping for a in i.axes()):
-        i = substitute(i, mapping)
+        i = substitute(i, mapping, Rewriter(mapping))
     return i

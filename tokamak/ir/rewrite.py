@@ -163,7 +163,9 @@ class GraphRewrite:
         return node
 
     def compute(self, node: Compute) -> Compute:
-        expr = self.expr.root(node.expr)
+        """A value without elements is computed of nothing: code that stands before a loop would raise what no element does."""
+        nothing = any(s == 0 for s in node.shape) and node.expr.dtype.kind != "x"
+        expr = Const(0, node.expr.dtype) if nothing else self.expr.root(node.expr)
         return node if expr is node.expr else Compute(node.shape, node.strides, expr, node.device, node.tag)
 
     def scatter(self, node: Scatter) -> Scatter:
