@@ -1,6 +1,8 @@
 """Kernels over tiles, as a GPU runs them, in Triton's interpreter: schedules at their edges, against eager and float64."""
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -224,6 +226,30 @@ def test_gradients_of_long_rows(columns, dtype):
         seed = torch.randn_like(got)
         for g, w in zip(torch.autograd.grad(got, inputs, seed), torch.autograd.grad(want, doubles, seed.double()), strict=True):
             assert float((g.double() - w).norm() / w.norm()) < (1e-6 if dtype is torch.float32 else 5e-3)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 70])
+@pytest.mark.parametrize("columns, numbers", [(4096, 2), (4097, 4)])
+def test_numbers_of_a_row_are_read_a_row_ahead(rows, columns, numbers):
+    """Where programs take row after row: what no copy brings early, a row's mean for one, is there when its turn begins; the last turn reads nothing else."""
+    torch._dynamo.reset()
+    recorder, norm = Recorder(), lambda x, w, b: F.layer_norm(x, (columns,), w, b)
+    inputs = values(rows, columns, grad=True), values(columns, grad=True), values(columns, grad=True)
+    doubles = [x.detach().double().requires_grad_() for x in inputs]
+    got, want = tokamak.compile(norm, target="interpret", strict=True, dynamic=False, cache_dir="", recorder=recorder)(*inputs), norm(*doubles)
+    seed = torch.randn_like(got)
+    for g, w in zip(torch.autograd.grad(got, inputs, seed), torch.autograd.grad(want, doubles, seed.double()), strict=True):
+        torch.testing.assert_close(g, w.float(), rtol=1e-5, atol=1e-5)
+    loops = [(x.lines, read(k.lines)) for g in recorder.graphs for kernels in g.values["lower"].kernels.values()
+             for k in kernels if k.schedule.split for x in k.lines if not isinstance(x, str)]
+    ahead = [{x.split(" = ")[1] for x in lines if re.fullmatch(r"t\d+ = t\d+", x)} & before for lines, before in loops]
+    assert rows < 70 or max(map(len, ahead)) == numbers
+    assert all(any(x.startswith(f"{a} = t") for x in lines) for (lines, _), found in zip(loops, ahead) for a in found)
+
+
+def read(lines) -> set[str]:
+    """The registers that straight lines load."""
+    return {x.split(" = ")[0] for x in lines if isinstance(x, str) and " = tl.load(" in x}
 
 
 @pytest.mark.parametrize("columns", [4096, 16385, 65536, 262144])

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ..fuse.gpu import atomic
 from ..ir.expr import Const, Expr, Load, Op, Reduce, Rewriter, Scan, walk
-from ..ir.index import Axis, Fetch, Index, as_index, floordiv
+from ..ir.index import Axis, Fetch, Index, Size, as_index, floordiv
 from ..schedule.body import Body, Memory, Store, coalesce
 from ..schedule.tile_schedule import TileSchedule
 from . import tile_words as words
@@ -148,10 +148,49 @@ class TileLowering(TileFolds):
         inner = Scope(loop.lines, self.program.open, self.program)
         self._decode(inner, list(s.split), var, "b")
         inner.open |= frozenset(s.split)
+        if len(s.split) == 1 and s.split[0] not in s.dims and self.hints.least(s.split[0].extent) > 0 and not s.kept:
+            self.turns = inner, var, share, count
         self._run(inner, local, tuple(crossing.values()), carried)
+        self.turns = None
         self.program.lines += self._in_parts(loop, var, share, count, total)
         for e, accumulators in carried.items():
             self._leave(e, accumulators, share)
+
+    turns: "tuple | None" = None         # the loop over a program's share of one axis, one coordinate a turn: its scope, number, first number and count
+
+    def _emit_load(self, e: Load) -> Value:
+        """What is a number a turn, or lies beside the whole words of a row, no copy brings ahead of its turn: it is read a turn ahead into a register."""
+        if self.turns is None or not self._ahead(e):
+            return super()._emit_load(e)
+        inner, var, share, count = self.turns
+        first = self._load_at(e, self.program, f"tl.minimum({share}, {count} - 1)")
+        name = self.assign(inner, first.var)
+        again = self._load_at(e, inner, f"tl.minimum({var} + {self.s.programs}, {count} - 1)")
+        inner.lines.append(f"{first.var} = {again.var}")
+        value = inner.memo[e, self._key(e.free)] = replace(again, var=name)
+        if again.var in self.filled:
+            self.filled[name] = self.filled[again.var]
+        return value
+
+    def _load_at(self, e: Load, scope: Scope, turn: str) -> Value:
+        """`e` as it is read in `scope` for the turn of that number."""
+        (a,), here = self.s.split, self.scope
+        now, key = self.coords[a, 0], ("turn", turn)
+        if key not in scope.memo:
+            scope.memo[key] = Value(self.assign(scope, turn, "b"), frozenset(), scope, False)
+        self.scope, self.coords[a, 0] = scope, (scope.memo[key], None)
+        value = super()._emit_load(e)
+        del scope.memo[e, self._key(e.free)]
+        self.scope, self.coords[a, 0] = here, now
+        return value
+
+    def _ahead(self, e: Load) -> bool:
+        """Is `e` found by the number of a turn alone, but for lanes beside the whole words, in memory that this kernel does not write?"""
+        (i,), shift = e.index, self.s.shift
+        beside = shift is not None and shift.axis in i.axes() and self.piece[shift.axis] == len(self.s.sizes(shift.axis)) - 1
+        axes = {*self.s.split, shift.axis} if beside else {*self.s.split}
+        plain = e.guard is None and i.axes() == axes and all(isinstance(x, (Axis, Size)) for x in all_atoms(i))
+        return plain and not empty(e.node) and all(s.memory is not e.node for s in self.stores)
 
     def _in_parts(self, loop: For, var: str, share: str, count: str, total: Index) -> list:
         """The loop over a program's share; or two, the second over the blocks whose elements stay in the cache."""
