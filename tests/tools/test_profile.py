@@ -257,10 +257,10 @@ def test_a_gpus_peak_is_its_allocators(monkeypatch):
 
 
 # -- steps in turn -----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("turn, order", [(1e9, "aabbaabb"), (-1.0, "abab")])
-def test_the_first_short_step_of_a_turn_does_not_count(monkeypatch, turn, order):
-    """It finds caches that another side has filled; a long step makes a turn alone."""
-    monkeypatch.setattr(watch, "TURN", turn)
+@pytest.mark.parametrize("alone, order", [(1e9, "aaabbb"), (-1.0, "abab")])
+def test_the_first_short_step_of_a_turn_does_not_count(monkeypatch, alone, order):
+    """It finds caches that another side has filled; a very long step makes a turn alone."""
+    monkeypatch.setattr(watch, "ALONE", alone)
     made, watcher = [], Watcher()
     steps = {name: Step([(made.append, (name,), {})]) for name in "ab"}
     looked = watch.Looked("b", watcher)

@@ -39,6 +39,7 @@ from .traced import CALLS, MemoryUse, Slice, Traced, memory_use, operators, trac
 from .watch import KERNEL, Looked, Step, Times, Watcher, interleaved
 
 SECONDS = 1.0           # of steps, for each side
+FEW, ENOUGH = 2, 0.15   # steps, and seconds of them, that torch's profiler sees at least where they take less than a second
 FORMAT = "tokamak profile 1"        # of the JSON
 
 
@@ -360,8 +361,8 @@ def on_gpu(eager: Step, made: Step, device: str, times: Mapping[str, Times], loo
 
 
 def fitting(t: Times) -> int:
-    """How many steps to make under the profiler: fewer of long ones."""
-    return max(1, min(CALLS, int(1 / max(t.step, 1e-9))))
+    """How many steps to make under the profiler: fewer of long ones, whose events are tens of thousands."""
+    return max(1, min(CALLS, int(1 / max(t.step, 1e-9)), max(FEW, int(ENOUGH / max(t.step, 1e-9)))))
 
 
 def covered(records: Sequence[GraphRecord]) -> Iterator[Covered]:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,16 +59,32 @@ def device_spans(fn: Callable[[], object], calls: int = 1, ranges: str = "") -> 
 
 def spans_of(events, ranges: str = "") -> list[Span]:
     """The spans among the events of the profiler."""
-    host = [e for e in events if e.device_type() == DeviceType.CPU]
-    marks = sorted((e.start_ns(), e.start_ns() + e.duration_ns(), e.name()) for e in host if ranges and e.name().startswith(ranges))
-    starts = [m[0] for m in marks]
-    launches = {e.correlation_id(): e.start_ns() for e in host if e.linked_correlation_id()}            # calls of the driver, of the runtime
-    operators = {e.correlation_id(): e.start_ns() for e in host if not e.linked_correlation_id()}
+    found, = spans_under(events, ranges)
+    return found
 
-    def under(e) -> str:
-        at = launches.get(e.correlation_id(), operators.get(e.linked_correlation_id()))
+
+def spans_under(events, *ranges: str) -> tuple[list[Span], ...]:
+    """The same for several beginnings of names. Each event is asked once: a training step has tens of thousands."""
+    ran: list[tuple[int, int, str, int, int]] = []             # start, duration, name, its launch, the operator behind that
+    launches, operators, marks, named = {}, {}, {r: [] for r in ranges}, any(ranges)
+    for e in events:
+        at, which, linked = e.start_ns(), e.correlation_id(), e.linked_correlation_id()
+        if e.device_type() == DeviceType.CPU:
+            (launches if linked else operators)[which] = at                             # calls of the driver and of the runtime; what made them
+            if named and (name := e.name()).startswith(ranges):
+                for r in ranges:
+                    marks[r] += [(at, at + e.duration_ns(), name)] if r and name.startswith(r) else []
+        elif e.device_type() == DeviceType.CUDA and not e.is_user_annotation() and not (name := e.name()).endswith(" Sync"):
+            ran.append((at, e.duration_ns(), name, which, linked))
+    ran.sort(key=lambda x: x[0])
+    started = [launches.get(which, operators.get(linked)) for *_, which, linked in ran]
+    return tuple([Span(name, at, took, under) for (at, took, name, *_), under in zip(ran, innermost(sorted(marks[r]), started), strict=True)]
+                 for r in ranges)
+
+
+def innermost(marks: Sequence[tuple[int, int, str]], times: Sequence[int | None]) -> Iterator[str]:
+    """Of each time the range (start, end, name) that began last, where it has not ended yet, or ''."""
+    starts = [m[0] for m in marks]
+    for at in times:
         inner = marks[bisect.bisect_right(starts, at) - 1] if at is not None and starts and at >= starts[0] else None
-        return inner[2] if inner is not None and at <= inner[1] else ""
-    found = [Span(e.name(), e.start_ns(), e.duration_ns(), under(e)) for e in events
-             if e.device_type() == DeviceType.CUDA and not e.is_user_annotation() and not e.name().endswith(" Sync")]
-    return sorted(found, key=lambda s: s.start)
+        yield inner[2] if inner is not None and at <= inner[1] else ""

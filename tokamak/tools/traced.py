@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch.profiler import ProfilerActivity, record_function
 
-from .spans import Mark, Span, marks_of, spans_of
+from .spans import Mark, Span, marks_of, spans_under
 from .watch import KERNEL, PHASE, Looked, Step, Times, Watcher, synchronize
 
 CALLS = 5                                       # steps under the profiler
@@ -110,7 +110,7 @@ def events_of(step: Step, device: str, watcher: Watcher | None = None, calls: in
 def traced(step: Step, device: str, watcher: Watcher | None = None, calls: int = CALLS) -> Traced:
     """Some steps under torch's profiler, on a GPU."""
     events = events_of(step, device, watcher, calls)
-    return Traced(spans_of(events, PHASE), spans_of(events, KERNEL), calls, marks_of(events, (PHASE, KERNEL)))
+    return Traced(*spans_under(events, PHASE, KERNEL), calls, marks_of(events, (PHASE, KERNEL)))
 
 
 # -- on a CPU ------------------------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def watched_timeline(looked: Looked, times: Times) -> tuple[Slice, ...]:
 def operators(step: Step, calls: int = CALLS) -> tuple[float, tuple[Slice, ...]]:
     """(seconds a step that torch's operators take on the CPU, with what the profiler costs them; one of the steps): those that no other one calls."""
     events = events_of(step, "cpu", None, calls)
-    found = sorted((e.start_thread_id(), e.start_ns(), e.duration_ns(), e.name()) for e in events if e.name().startswith("aten::"))
+    found = sorted((e.start_thread_id(), e.start_ns(), e.duration_ns(), name) for e in events if (name := e.name()).startswith("aten::"))
     outer: list[tuple[int, int, str]] = []
     thread, until = None, 0
     for which, start, took, name in found:

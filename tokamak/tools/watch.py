@@ -20,6 +20,7 @@ from .record import Recorder
 
 KERNEL, PHASE = "tokamak:", "phase:"            # how the ranges begin that torch's profiler is given
 TURN = 0.1                                      # seconds in which steps of one side follow each other, before it is another's turn
+ALONE, TOGETHER = 0.4, 2                        # seconds from which a step is a turn by itself; so many steps count of any other turn, or more
 LONG, FEWEST = 2.0, 3                           # seconds beyond those asked for, after which so few steps of each side will do
 
 
@@ -204,18 +205,18 @@ class Looked:
 
 
 def _turn(step: Step, device: str, seconds: float, looked: Looked | None) -> list[Took]:
-    """Steps in a row, for `seconds`. The first finds the caches full of what another way has left there, which costs a short step up to as much again,
-    so it does not count; a step that takes longer than a turn makes it alone, and does."""
+    """Steps in a row, for `seconds`. The first finds caches and allocators as another way has left them, which costs a short step up to as much again,
+    so it does not count; that of a very long step does."""
     def one() -> Took:
         with looked.step() if looked is not None else contextlib.nullcontext():
             return _one(step, device)
     start, first = time.perf_counter(), one()
-    if first.step > TURN:
+    if first.step > ALONE:
         return [first]
     if looked is not None:
         looked.steps.pop()
     found = [one()]
-    while time.perf_counter() - start < seconds:
+    while len(found) < TOGETHER or time.perf_counter() - start < seconds:
         found.append(one())
     return found
 
