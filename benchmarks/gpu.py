@@ -3,7 +3,7 @@
     python -m benchmarks.gpu [--cases GLOB ...] [--group NAME ...] [--grid NAME ...] [--dtypes D ...] [--near -1 0 1]
                              [--symbolic] [--sample N] [--cached]
                              [--rows LOW:HIGH] [--columns LOW:HIGH] [--elements LOW:HIGH] [--sides eager,inductor,tokamak]
-                             [--json FILE] [--redo SIDES] [--plot FILE] [--write] [--quick] [--budget SECONDS] [--report] [--list]
+                             [--json FILE] [--redo SIDES] [--plot FILE] [--write] [--quick] [--workers N] [--budget SECONDS] [--report] [--list]
 
 --grid gemm: products with what stands behind them; its summary, and what --write puts into BENCHMARKS.md, are of `gpu_products.py`. Without
 --cases, --group and --grid: the list of `benchmarks/gpu_cases.py`. `--json` keeps every result as soon as it is there; what is in it is not
@@ -21,7 +21,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from . import gpu_grid, gpu_plot, gpu_products, gpu_report, gpu_sides
+from . import gpu_grid, gpu_many, gpu_plot, gpu_products, gpu_report, gpu_sides
 from .gpu_cases import SYMBOLIC, case, chosen
 from .gpu_run import Results, process, run
 from .gpu_sides import SIDES
@@ -65,6 +65,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     p.add_argument("--quick", action="store_true", help="7 timed calls instead of 15")
     p.add_argument("--budget", type=float, help="stop before the case that these seconds would not hold")
     p.add_argument("--patience", type=float, default=180, help="seconds after which a case without an answer counts as failed")
+    p.add_argument("--workers", type=int, default=1, metavar="N", help="so many processes compile, one at a time has the GPU: quicker for many "
+                   "cases; compiled with what the caches hold, and nothing is said of first calls, memory and wall time")
     p.add_argument("--isolate", action="store_true", help="a process for every case")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--report", action="store_true", help="measure nothing: summary, plot and tables of what --json has; needs no GPU")
@@ -99,6 +101,8 @@ def measure(args: argparse.Namespace, results: Results, todo) -> bool:
             progress.update(bar, advance=1, description=name)
             if side == last[name]:
                 progress.console.print(gpu_report.line(name, results.rows[name]), highlight=False, markup=False, soft_wrap=True)
+        if args.workers > 1:
+            return gpu_many.measure(results, todo, args.workers, 7 if args.quick else 15, args.seed, args.patience, said, args.budget)
         worker = process(args.sides, 7 if args.quick else 15, args.seed, args.patience, args.isolate, cached=args.cached)
         return run(results, todo, worker, said, args.budget)
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from functools import cache
 
 from . import gpu_families                      # noqa: F401 (fills the families)
 from .gpu_case import FAMILIES, Case, parse
@@ -52,6 +53,7 @@ SYMBOLIC: tuple[str, ...] = (
     "bias_gelu_bwd_bf16_16384x4096")
 
 
+@cache
 def case(name: str) -> Case:
     """The case of that name, listed or not. Raises ValueError."""
     return parse(name)

@@ -34,12 +34,13 @@ class Times:
 
 
 class Timer:
-    """Measures calls on the current CUDA device: `calls` of them by each of the two methods, after `warm` that are not counted."""
+    """Measures calls on the current CUDA device: `calls` of them by each of the two methods, after `warm` that are not counted. `mark`: the name of the
+    flush, where it is known."""
 
-    def __init__(self, calls: int = 15, warm: int = 3):
+    def __init__(self, calls: int = 15, warm: int = 3, mark: str = ""):
         self.calls, self.warm = calls, warm
         self.buffer = torch.empty(FLUSH, dtype=torch.int8, device="cuda")
-        self.mark = self._learn()
+        self.mark = mark or self._learn()
 
     def flush(self) -> None:
         self.buffer.fill_(1)

@@ -35,9 +35,14 @@ def line(name: str, row: dict[str, dict]) -> str:
     sides = [s for s in (*SIDES, SYMBOLIC) if s in row]
     parts = [f"{s[0]}{_mark(row[s])}" for s in sides]
     last = next((row[s] for s in reversed(sides) if "device" in row[s]), None)
-    tail = f"k{last['kernels']} w{last['wall'] * 1e6:.0f} c{last['first']:.1f}s {last['error']:.0e}" if last else ""
+    tail = f"k{last['kernels']} {_host(last)}{last['error']:.0e}" if last else ""
     failed = "".join(f"\n  {s}: {row[s]['failed'][:160]} {row[s].get('at', '')}" for s in sides if "device" not in row[s])
     return f"{name} {limit} {' '.join(parts)} {tail}{failed}"
+
+
+def _host(result: dict) -> str:
+    """Wall time and first call, where they were measured."""
+    return f"w{result['wall'] * 1e6:.0f} c{result['first']:.1f}s " if "wall" in result else ""
 
 
 def _mark(result: dict) -> str:

@@ -47,6 +47,10 @@ class Results:
             json.dump({"runs": self.runs, "rows": self.rows}, file, indent=0)
         os.replace(file.name, target)
 
+    def started(self, machine: dict) -> None:
+        """Further results are of a new run on this machine, at its rates."""
+        self.runs.append(machine)
+
     def add(self, name: str, side: str, result: dict, group: str = "") -> None:
         """Enters a result under the newest run, with the limit at that run's rates, and saves."""
         if "failed" not in result:
@@ -74,9 +78,9 @@ class Progress:
 
 
 def run(results: Results, todo: Todo, worker: Worker, said: Callable[[str, str, dict], None] = lambda *_: None, budget: float | None = None,
-        clock: Callable[[], float] = time.monotonic) -> bool:
+        clock: Callable[[], float] = time.monotonic, slack: float = 2.0) -> bool:
     """Measures `todo`, entering each result as it comes; `said(case, side, result)` after each. A worker that ends early is started again behind
-    what it was doing. Stops before a case that `budget` seconds would probably not hold. True when everything was done. Raises RuntimeError, with the
+    what it was doing. Stops before a case that `budget` seconds would probably not hold, if it takes `slack` times as long as the slowest so far. True when everything was done. Raises RuntimeError, with the
     worker's last words, when one ends that has measured nothing."""
     start, now = clock(), Progress({(n, s) for n, sides in todo for s in sides})
     while now.left:
@@ -88,7 +92,7 @@ def run(results: Results, todo: Todo, worker: Worker, said: Callable[[str, str, 
                     now.left.discard((name, side))
                     results.add(name, side, result)
                     said(name, side, result)
-                if budget is not None and m.get("side") == "reference" and clock() - start + 2 * now.slowest > budget:
+                if budget is not None and m.get("side") == "reference" and clock() - start + slack * now.slowest > budget:
                     return False
         if len(now.left) == before:
             raise RuntimeError("a worker ended that had measured nothing:\n" + "\n".join(now.words))
@@ -98,7 +102,7 @@ def run(results: Results, todo: Todo, worker: Worker, said: Callable[[str, str, 
 def _heard(m: dict, now: Progress, results: Results, time_now: float) -> list[tuple[str, str, dict]]:
     """The results in one message of a worker; notes in `now` what else it says."""
     if "ready" in m:
-        results.runs.append(m["ready"])
+        results.started(m["ready"])
         now.rates = {k: m["ready"][k] for k in ("copy", "matmul")}
     elif "begin" in m:
         now.at = m["begin"], m["side"]

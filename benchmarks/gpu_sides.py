@@ -151,7 +151,7 @@ def measure(case: Case, side: str, inputs, expected, timer: Callable[[Callable],
     inputs = own(case, inputs)
     with warm() if cached else cold(), multiplying(case):
         fn = compiled(side, case.fn, cached=cached)
-        with _reasons(case, side) as left:
+        with reasons(case, side) as left:
             first, value = _timed(inputs, lambda: once(case, fn, inputs, seed))
         found = [errors(_steady_value(case, side, inputs, seed) if case.recipe.steady else value, expected)]
         value = None
@@ -166,7 +166,7 @@ def measure(case: Case, side: str, inputs, expected, timer: Callable[[Callable],
 
 
 @contextlib.contextmanager
-def _reasons(case: Case, side: str):
+def reasons(case: Case, side: str):
     """Filled with why each contraction of a forward pass under tokamak stays with the vendor's library."""
     found: list[str] = []
     if side != "tokamak" or case.group not in ("gemm", "mlp"):
