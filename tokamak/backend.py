@@ -23,7 +23,9 @@ from .capture import aot, tables  # noqa: F401 (tables fill the registry)
 from .capture.fx import Capture, Unsupported
 from .capture.registry import ACTIVATED, ACTIVATED_ON_CPU, ADDED, MATRICES
 from .capture.sizes import narrow
+from .codegen.c_rows import unit as rows_unit
 from .codegen.host import host_program
+from .codegen.row_blocks import runs
 from .codegen.stages import lower_plan, render_plan, schedule_plan
 from .errors import BuildError, CompilerMissing, OptionError, TokamakError
 from .fuse.contract import contract
@@ -42,6 +44,7 @@ from .runtime.build import ROUND_EACH, Build, Unit, build
 from .runtime.classes import Classes
 from .runtime.graphed import Graphed
 from .runtime.program import Program, assemble
+from .runtime.steps import in_blocks
 from .target import Target, target, tf32_allowed
 from .trace import Stopped, Trace, frame_of, tracer
 
@@ -214,8 +217,11 @@ def _kernels_and_program(captured: Graph, constants: Mapping, machine: Target, o
     lowered = trace("lower", lower_plan(scheduled, machine, found))
     built = trace("render", render_plan(lowered))
     check = _checker(options)
-    program = trace("program", host_program(check.watched(lowered.plan) if check else lowered.plan, built, constants))
-    kernels = (_gpu_kernels if machine.kind == "gpu" else _c_kernels)(built, machine, machine.fast, options, partial(trace, "unit"))
+    blocks = runs(lowered, machine) if not (check or options.opaque_only or options.contractions == "vendor") else ()
+    rows = (rows_unit(machine.vector_bytes // 4),) if blocks else ()
+    followed = check.watched(lowered.plan) if check else lowered.plan
+    program = trace("program", host_program(followed, built, constants, blocks, *(u.name for u in rows)))
+    kernels = (_gpu_kernels if machine.kind == "gpu" else partial(_c_kernels, rows))(built, machine, machine.fast, options, partial(trace, "unit"))
     watch = options.recorder.watch(name) if options.recorder is not None else None
     run = _graphed(trace, options) if options.cudagraphs and not check else partial(_looked_at, options)
     call = run(program, kernels, pool=_POOL if options.pool else None, synchronous=options.strict, watch=watch, other=other)
@@ -225,7 +231,7 @@ def _kernels_and_program(captured: Graph, constants: Mapping, machine: Target, o
 
 def _looked_at(options: Options, program: Program, kernels: Mapping, *, watch: Callable | None, **others) -> Callable[[list], list]:
     """As `assemble`; a program that is watched goes by `watch` only while somebody looks, so that nothing is slower in between."""
-    plain = assemble(program, kernels, **others)
+    plain = assemble(in_blocks(program), kernels, **others)
     if watch is None:
         return plain
     watched, looking = assemble(program, kernels, watch=watch, **others), options.recorder.looking
@@ -244,12 +250,12 @@ def _graphed(trace: Trace, options: Options) -> Callable[..., Callable]:
     return run
 
 
-def _c_kernels(built: Mapping, _, contract: bool, options: Options, report: Callable) -> dict[str, Callable]:
-    """Kernels in C. `contract`: a product may be added to something without being rounded first."""
+def _c_kernels(further: tuple[Unit, ...], built: Mapping, _, contract: bool, options: Options, report: Callable) -> dict[str, Callable]:
+    """Kernels in C, and the functions `further`. `contract`: a product may be added to something without being rounded first."""
     flags = () if contract else (ROUND_EACH,)
     units = {b.key: Unit(b.key, b.text, prelude=b.prelude, flags=flags) for b in built.values()}
     with log.progress(options) as line:
-        return build(list(units.values()), cache_dir=options.cache_dir, cc=options.cc, report=report, progress=line)
+        return build([*units.values(), *further], cache_dir=options.cache_dir, cc=options.cc, report=report, progress=line)
 
 
 def _gpu_kernels(built: Mapping, machine: Target, contract: bool, options: Options, report: Callable) -> dict[str, Any]:

@@ -21,7 +21,7 @@ TICKETS = 16            # shares of a kernel with partial results
 NO_MEMORY = "((int64_t)1 << 62)"       # the error of a kernel that could not have its scratch memory
 PARTIALS = 64           # arrays of partial results that a kernel may have
 
-_JOB = f"""\
+JOB = f"""\
 typedef struct {{ const int64_t *w; int64_t tickets, next, error, copies; void *partial[{PARTIALS}]; }} tk_job;
 extern void *aligned_alloc(unsigned long, unsigned long); extern void free(void *);
 """
@@ -30,7 +30,7 @@ extern void *aligned_alloc(unsigned long, unsigned long); extern void free(void 
 def render(kernel: Kernel, name: str) -> tuple[tuple[str, ...], str]:
     """(prelude, text): the C text of `kernel` as function `name`, and the pieces of text that stand before it."""
     text = Printer(kernel, name).text()
-    return (*pieces(fragments_in(text, kernel.lanes) | {"threads"}, kernel.lanes), _JOB), text
+    return (*pieces(fragments_in(text, kernel.lanes) | {"threads"}, kernel.lanes), JOB), text
 
 
 class Printer(Loops):

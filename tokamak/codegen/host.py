@@ -16,10 +16,11 @@ from ..fuse.sizes import condition
 from ..ir.expr import Const, Scalar
 from ..ir.graph import Compute, Input, Opaque, Result, View, reads
 from ..ir.index import FloorDiv, Index, Max, Min, Mod, Size, as_index, maximum
-from ..runtime.steps import Alloc, Call, Copy, Drop, Host, Launch, Let, made, Program, read, Ref, Return, Step, TensorSpec
+from ..runtime.steps import Alloc, Blocked, Call, Copy, Drop, Host, Launch, Let, made, Program, read, Ref, Return, Step, TensorSpec
 from ..runtime.gpu_build import GpuUnit
 from .kernel import Kernel
 from .reuse import reused
+from .row_blocks import Run, words
 from .tile_kernel import TileKernel
 
 ERRORS = {"index": (IndexError, "index out of range"), "division": (RuntimeError, "ZeroDivisionError: integer division or modulo by zero")}
@@ -50,9 +51,9 @@ class BuiltTiles:
     parts: tuple[Part, ...]
 
 
-def host_program(plan: Plan, built: dict[Group, Built], constants: dict[Input, torch.Tensor]) -> Program:
-    """The program of `plan`. Raises Unsupported when the host cannot compute a size it needs."""
-    return _Translation(plan, built, constants).program()
+def host_program(plan: Plan, built: dict[Group, Built], constants: dict[Input, torch.Tensor], runs: tuple[Run, ...] = (), rows: str = "") -> Program:
+    """The program of `plan`, whose `runs` may be made by the function `rows`. Raises Unsupported when the host cannot compute a size it needs."""
+    return _Translation(plan, built, constants).program(runs, rows)
 
 
 def host_text(index: Index) -> str:
@@ -82,14 +83,16 @@ class _Translation:
         self.errors: list[tuple[type, str]] = []
         self.outputs = {o.node for o in self.graph.outputs if isinstance(o, View)}
 
-    def program(self) -> Program:
+    def program(self, runs: tuple[Run, ...], rows: str) -> Program:
         graph = self.graph
         inputs = tuple(i.name if isinstance(i, Input) else i for i in graph.inputs)
         self.reused = reused(self.plan, self.built)
         self._name_nodes(set(inputs))
-        steps: list[Step] = []
+        steps, places = [], {}
         for s in self.plan.steps:
-            steps += self._kernel(s) if isinstance(s, Group) else [self._call(s)]
+            made = self._kernel(s) if isinstance(s, Group) else [self._call(s)]
+            places[s], steps = made, [*steps, *made]
+        blocked = tuple(self._blocked(r, rows, [x for s in r.plan_steps() for x in places[s]]) for r in runs)
         steps += [Copy(Ref(self.names[w.target]), self.value(w.source)) for w in graph.writes if w.source.node not in self.plan.inplace]
         if self.plan.inplace:
             written = tuple(Ref(n.name) for n in self.plan.inplace.values())
@@ -101,7 +104,7 @@ class _Translation:
         devices = {i.name: i.device for i in graph.inputs if isinstance(i, Input)}
         spans = {i.name: span(i).constant for i in graph.inputs if isinstance(i, Input) and span(i).constant is not None}
         steps = (*lets, *with_drops(tuple(steps), set(inputs)))
-        return Program(graph.name, inputs, steps, tuple(self.errors), constants, dtypes, condition(graph), devices, spans)
+        return Program(graph.name, inputs, steps, tuple(self.errors), constants, dtypes, condition(graph), devices, spans, blocked)
 
     def _name_nodes(self, taken: set[str]) -> None:
         self.taken = taken
@@ -170,6 +173,15 @@ class _Translation:
         if isinstance(p.source, Const):
             return (("float", repr(p.source.value)) if p.kind == "float" else ("int", repr(int(p.source.value))))
         return ("float", p.source.argument) if p.kind == "float" else ("int", p.source.argument)
+
+    def _blocked(self, r: Run, function: str, steps: list[Step]) -> Blocked:
+        """The `steps` of a run, and the one call that does the same."""
+        last = r.steps[-1].result
+        into = Alloc(self.names[last], self.node_spec(last), self.text(span(last)), "output" if last in self.outputs else "temp")
+        given = tuple(self._word(x) if kind == "param" else ("kernel", self.built[x].key) if kind == "kernel" else (kind, x)
+                      for kind, x in words(r, self.names, self.text))
+        values = ", ".join(n for s in steps for n, _ in made(s))
+        return Blocked(tuple(steps), (into, Launch(function, given, note=f"{values}: in blocks of {r.rows} rows, what lies between in the cache")))
 
     # -- opaque calls ------------------------------------------------------------------------------------------------------
     def _call(self, node: Opaque) -> Step:

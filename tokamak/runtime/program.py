@@ -14,6 +14,7 @@ errors stand in words that the host reads at the next call, and behind steps tha
 """
 from __future__ import annotations
 
+import ctypes
 import keyword
 import math
 import re
@@ -229,6 +230,8 @@ class _Printer:
         pack = self._bind(struct.Struct("=" + "".join("d" if kind == "float" else "q" for kind, _ in step.words)).pack, f"tk_w{position}")
         made = self.kernels.get(step.kernel)
         kernel = self._bind(made and self._watched(position, made), f"tk_k_{step.kernel}" if self.watch is None else f"tk_k{position}")
+        if step.note:
+            self.lines.append(f"# {step.note}")
         self.lines.append(f"tk_e = {kernel}({pack}({words}), tk_threads())")
         self.lines.append(f"if tk_e: tk_fail(tk_e{f', {step.first_error}' if step.first_error else ''})")
 
@@ -284,6 +287,8 @@ class _Printer:
     def _word(self, kind: str, text: str) -> str:
         if kind == "addresses":
             return BRACED.sub(lambda found: self._address(found[1]), text)
+        if kind == "kernel":
+            return str(ctypes.cast(self.kernels[text], ctypes.c_void_p).value) if text in self.kernels else text
         return self._pointer(text) if kind in ("ptr", "temp") else text
 
     def _address(self, name: str) -> str:

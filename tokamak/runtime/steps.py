@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -66,14 +66,16 @@ class Alloc:
 @dataclass(frozen=True)
 class Launch:
     """One kernel call. Each word is ('ptr' | 'temp', tensor name), ('int', text), ('addresses', text: tensor names in braces are their addresses),
+    ('kernel', a kernel in C: its function's address),
     ('float', text: the 8 bytes of a double) or, on a GPU, ('error', ''): the address of an int32 that the kernel sets to 1 + the number of its error.
     `grid`: texts of a GPU kernel's numbers of programs, in which RESIDENT stands for how many of them the device runs at once; None: a kernel in C.
-    `device`: where it runs; "cpu" with a grid: the interpreter."""
+    `device`: where it runs; "cpu" with a grid: the interpreter. `note`: for people."""
     kernel: str
     words: tuple[tuple[str, str], ...]
     first_error: int = 0            # where this kernel's errors begin in the program's
     grid: tuple[str, str, str] | None = None
     device: str = "cpu"
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -111,11 +113,18 @@ Step = Let | Alloc | Launch | Call | Drop | Copy | Return
 
 
 @dataclass(frozen=True)
+class Blocked:
+    """`steps`, which stand one behind the other, do the same as `instead`; nothing else needs what they make, but for the last one's result."""
+    steps: tuple[Step, ...]
+    instead: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
 class Program:
     """`inputs`: argument names in calling order; `errors`: what a kernel's result n + 1 raises: (exception class, message);
     `constants`: tensors that the steps name and that are no inputs; `dtypes`: the traced types of inputs, checked where a kernel reads them.
     `condition`: text over inputs that are numbers: the sizes that it is for; "" are all. `devices`: where the inputs are that are tensors; `spans`:
-    the bytes from their first element to behind their last, where they are known."""
+    the bytes from their first element to behind their last, where they are known. `blocked`: steps that `in_blocks` may exchange."""
     name: str
     inputs: tuple[str, ...]
     steps: tuple[Step, ...]
@@ -125,6 +134,19 @@ class Program:
     condition: str = ""
     devices: dict[str, str] = field(default_factory=dict)
     spans: dict[str, int] = field(default_factory=dict)
+    blocked: tuple[Blocked, ...] = ()
+
+
+def in_blocks(program: Program) -> Program:
+    """`program` with its `blocked` steps exchanged. What was dropped among them is dropped behind them, if it is still made."""
+    steps = list(program.steps)
+    for b in program.blocked:
+        first, last = (next(i for i, s in enumerate(steps) if s is at) for at in (b.steps[0], b.steps[-1]))
+        gone = {n for s in b.steps for n, _ in made(s)} - {n for s in b.instead for n, _ in made(s)}
+        drops = [s for s in steps[first:last] if isinstance(s, Drop) and s.name not in gone]
+        steps[first:last + 1] = [*b.instead, *drops]
+        steps = [s for s in steps if not (isinstance(s, Drop) and s.name in gone)]
+    return replace(program, steps=tuple(steps), blocked=())
 
 
 # -- what steps name -----------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from ..fuse.reason import Decision
 from ..ir.graph import Opaque
 from ..ir.text import print_graph
 from ..runtime.program import source
+from ..runtime.steps import in_blocks
 from . import annotate
 from .kernels import kernels, launched, plan_of
 from .names import kernel_names, resources_text, size_text, time_text
@@ -64,7 +65,7 @@ def schedule_text(record: GraphRecord) -> str:
 
 def code_text(record: GraphRecord) -> str:
     """The text of each kernel with the user's names and lines merged in, then the function that calls them."""
-    return "\n".join([*kernel_texts(record), source(record.values["program"])])
+    return "\n".join([*kernel_texts(record), source(in_blocks(record.values["program"]))])
 
 
 def kernel_texts(record: GraphRecord) -> list[str]:
@@ -125,7 +126,7 @@ STAGE_TEXTS: dict[str, Callable[[GraphRecord], str]] = {
     "schedule": schedule_text,
     "lower": lambda r: "\n".join((fusion_text(r), schedule_text(r))),
     "render": lambda r: "\n".join(kernel_texts(r)),
-    "program": lambda r: source(r.values["program"]),
+    "program": lambda r: source(in_blocks(r.values["program"])),
     "build": _build_text,
 }
 
