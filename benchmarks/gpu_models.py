@@ -7,8 +7,8 @@ Random weights, float32 parameters under bfloat16 autocast, TF32 on; training is
 call under `aot_eager`, what capturing alone costs any compiler. Right: loss and every gradient (inference: the output) as near to float64 as eager's
 own, give or take a few roundings; models that drop out at random are compared with dropout off, at two layers.
 
-Parts: `first` (cold, after an unrelated compile of the same side), `step` (times and peak memory), `right` and `plan` (tokamak); each is done once
-and kept in the JSON file. A process a side of a model and mode; `--jobs` of them compile at once, but what is timed, first calls included, has the
+Parts: `first` (cold, after an unrelated compile of the same side), `step` (times and peak memory), `right` and `plan` (tokamak: kernels, and how the
+seconds of a compile divide, cold ones without `--kept`); each is done once and kept in the JSON file. A process a side of a model and mode; `--jobs` of them compile at once, but what is timed, first calls included, has the
 machine to itself. `--kept`: a folder in which the compilers keep what they build for all parts but `first`; part `build` fills it. Where `first` and
 `step` are asked for together, the steps are of what the first call compiled.
 """
@@ -49,9 +49,16 @@ def line(name: str, mode: str, row: dict[str, dict]) -> str:
         if "right" in r:
             text += f"  error {r['error']:.2f}" + ("" if r["right"] else f" WRONG {r['wrong'][0]}")
         if "planned" in r:
-            text += f"  planned {r['planned']}, {sum(r['opaque'].values())} opaque"
+            text += f"  planned {r['planned']}, {sum(r['opaque'].values())} opaque" + _divided(r)
         out.append(text + "".join(f"  {part} FAILED {what['failed'][:200]} {what.get('at', '')}" for part, what in r.get("failures", {}).items()))
     return "\n".join(out)
+
+
+def _divided(row: dict) -> str:
+    """The stages that took longest, and the kernel that took longest to build."""
+    stages = sorted(row.get("stages", {}).items(), key=lambda x: -x[1])[:4]
+    text = "".join(f"  {stage} {seconds:.1f} s" for stage, seconds in stages)
+    return text + "".join(f"  slowest {name} {seconds:.1f} s" for seconds, name, _ in row.get("slowest", [])[:1])
 
 
 def table(runs: list[dict], rows: dict[str, dict[str, dict]]) -> str:

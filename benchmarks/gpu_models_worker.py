@@ -22,6 +22,7 @@ from .gpu_worker import failure, free
 from .gpu_zoo import MODELS, Model
 
 UNIT = 2.0 ** -8                # relative rounding of bfloat16
+SLOWEST = 5                     # kernels whose building is told of
 
 
 # -- what is known before, and who else uses the machine ------------------------------------------------------------------------
@@ -155,7 +156,8 @@ def times(session: Session, device: str, calls: int) -> dict:
 
 
 def planned(spec: Model, mode: str, device: str, options: dict) -> dict:
-    """Kernels and opaque calls that tokamak plans, and what each kernel is, from a compile of its own, so that recording delays nothing that is timed."""
+    """Kernels and opaque calls that tokamak plans, and how a compile's seconds divide, from a compile of its own, so that recording delays nothing that
+    is timed. `stages`: seconds of each stage of all graphs; `slowest`: [seconds, kernel, its schedule] of those that took longest to build, if any were."""
     from tokamak.tools.kernels import kernels, opaques
     from tokamak.tools.record import Recorder
     recorder = Recorder()
@@ -163,7 +165,17 @@ def planned(spec: Model, mode: str, device: str, options: dict) -> dict:
     graphs = [g for g in recorder.graphs if not g.eager]
     calls = Counter(o.op for g in graphs for o in opaques(g))
     return {"planned": sum(len(kernels(g)) for g in graphs), "opaque": dict(calls.most_common()),
-            "eager_graphs": [g.eager for g in recorder.graphs if g.eager]}
+            "eager_graphs": [g.eager for g in recorder.graphs if g.eager], **divided(graphs)}
+
+
+def divided(graphs: list) -> dict:
+    """Of recorded graphs the seconds by stage, and the kernels that took longest to build."""
+    stages: Counter = Counter()
+    for g in graphs:
+        stages.update(g.seconds)
+    schedules = {p.unit.name: str(p.kernel.schedule) for g in graphs for b in g.values.get("render", {}).values() for p in getattr(b, "parts", ())}
+    built = sorted(((b.seconds, b.name) for g in graphs for b in g.units.values() if b.how == "compiled"), reverse=True)
+    return {"stages": dict(stages), "slowest": [[seconds, name, schedules.get(name, "")] for seconds, name in built[:SLOWEST]]}
 
 
 def _wait(device: str) -> None:

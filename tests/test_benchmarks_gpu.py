@@ -280,6 +280,16 @@ def test_a_model_is_measured(monkeypatch, tmp_path, mode, drops):
     assert "tokamak" in gpu_models.line("net", mode, row) and list((tmp_path / "tokamak").iterdir())
 
 
+def test_a_cold_compile_says_where_its_seconds_went():
+    torch._dynamo.reset()
+    found = gpu_models_worker.planned(gpu_models_worker.Model(_net(0.0), (4, 3, 8, 8), 10), "infer", "cpu", {"cache_dir": ""})
+    assert found["stages"].keys() >= {"capture", "fuse", "lower", "build"} and all(s >= 0 for s in found["stages"].values())
+    times = [seconds for seconds, _, _ in found["slowest"]]
+    assert times == sorted(times, reverse=True) and 0 < len(times) <= gpu_models_worker.SLOWEST
+    text = gpu_models.line("net", "infer", {"tokamak": found})
+    assert f"slowest {found['slowest'][0][1]}" in text and f"{max(found['stages'], key=found['stages'].get)} " in text
+
+
 def test_what_is_missing_of_the_models():
     args = gpu_models.arguments(["--models", "llama_1b_1x1", "vit_b16_64", "--modes", "infer"])
     results = gpu_run.Results("", [], {"llama_1b_1x1 infer": {"eager": {"wall": 1.0}, "floor": {"failures": {"first": {}}}, "tokamak": {"first": 1.0}}})
