@@ -10,10 +10,10 @@ autocast); Llama 3.2 1B: a prompt, and one token against a cache (all in bfloat1
 Beside a profile stands the same step under eager and under `torch.compile(..., backend="tokamak")`, without any of tokamak's tools. Step: on a GPU
 CUDA events around one, the device idle before it; on a CPU the clock. Busy: on a GPU the device's time by the averages of torch's profiler, which
 watches nothing but the device; on a CPU that of eager's operators, by the same. Peak: torch's allocator's. Medians. `cost`: seconds of the whole call
-of `tokamak.profile`, less those of its first compiled step; the first of all pays for the machine's peaks. Both have a process of their own. Steps
-are found right before a profile and right after it, and the mean of both is what its figure is compared with: the two show what the machine itself
-drifts. `--rounds`: so many such pairs; shown are the pair of the median ratio and from where to where the found ones went. Exit status 1 where a step
-or busy time is off by over 3% or a cost is over 10 s.
+of `tokamak.profile`, less those of its first compiled step; the first of all pays for the machine's peaks. Both have a process of their own. Each
+turn of steps that the profile times is followed by one in the process without tools, so that what else the machine does meets both alike; beside what
+was found stands between which times half of these steps are. `--rounds`: so many profiles of a case; the one of the median ratio is shown. Exit status
+1 where a step or busy time is off by over 3% or a cost is over 10 s.
 """
 from __future__ import annotations
 
@@ -29,10 +29,12 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from unittest import mock
 
 import torch
 
 import tokamak
+from tokamak.tools import profile, watch
 from tokamak.tools.profile import Profile
 
 from . import gpu_graphs, gpu_zoo
@@ -41,7 +43,7 @@ from .gpu import write
 WITHIN, MOST = 0.03, 10.0           # of totals; seconds of profiling
 JUDGED = ("step", "busy")
 SIDES = ("eager", "compiled")
-STEPS, PROFILED = 7, 5              # at least so many steps are timed; so many are profiled
+PROFILED = 5                        # steps under torch's profiler
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -151,14 +153,9 @@ def plain(case: Case, device: str, layers: int | None) -> dict[str, Callable[[],
     torch._dynamo.reset()
     whole = torch.compile(made.fn, backend=partial(tokamak.backend.backend, options=case.options))
     steps = {"eager": made.step(made.fn), "compiled": made.step(whole)}
-    for step in steps.values():
+    for step in (*steps.values(), *steps.values(), *steps.values()):
         step()
     return steps
-
-
-def step_times(steps: dict[str, Callable], gpu: bool, seconds: float) -> dict[str, float]:
-    """Seconds of a step of each side by itself: medians."""
-    return {side: timed(step, by_events if gpu else by_clock, seconds) for side, step in steps.items()}
 
 
 def totals(steps: dict[str, Callable], gpu: bool) -> dict[str, dict[str, float]]:
@@ -167,13 +164,15 @@ def totals(steps: dict[str, Callable], gpu: bool) -> dict[str, dict[str, float]]
     return {side: more(step) for side, step in steps.items()}
 
 
-def timed(step: Callable, one: Callable, seconds: float) -> float:
-    for _ in range(3):
-        step()
-    taken, end = [], time.perf_counter() + seconds
-    while len(taken) < STEPS or time.perf_counter() < end:
-        taken.append(one(step))
-    return statistics.median(taken)
+def turn(step: Callable, gpu: bool) -> list[float]:
+    """Seconds of steps, each by itself, about as many as a turn of the profile's has; the first counts where it is a long one, as there."""
+    one, end = by_events if gpu else by_clock, time.perf_counter() + watch.TURN
+    taken = [one(step)]
+    if taken[0] <= watch.ALONE:
+        taken = [one(step) for _ in range(watch.TOGETHER)]
+        while time.perf_counter() < end:
+            taken.append(one(step))
+    return taken
 
 
 def by_events(step: Callable) -> float:
@@ -229,7 +228,7 @@ def peak(step: Callable) -> float:
 class Compared:
     """A case. `first`: seconds of the first compiled step; `cost`: of profiling besides; `totals`: (side, quantity, said, found) in seconds or bytes;
     `named`: the share of the device's time that the profile's rows, and what it lists beside them, make up; `bound`: its verdict; `spread`: (side,
-    the least, the most) of what other instruments found a step to take, of `rounds` rounds."""
+    from, to): half of the steps found are between these; `rounds`: profiles that were made."""
     case: str
     device: str
     torch: str
@@ -250,25 +249,56 @@ class Compared:
 
 @dataclass(frozen=True)
 class Round:
-    """Seconds of the steps by other instruments `before` a profile, what it `said`, those `after` it, and their `rest`."""
-    before: dict[str, float]
+    """What a profile `said`, seconds of the `steps` of each side by other instruments meanwhile, and their `rest`."""
     said: dict
-    after: dict[str, float]
+    steps: dict[str, list[float]]
     rest: dict[str, dict[str, float]]
 
     def pair(self, side: str) -> tuple[float, float]:
-        return self.said[side]["step"], (self.before[side] + self.after[side]) / 2
+        return self.said[side]["step"], statistics.median(self.steps[side])
 
 
-def said(case: Case, made: Made, seconds: float) -> tuple[dict, Profile]:
-    """What the profile says of both sides, and of itself; and the profile."""
+class Meanwhile:
+    """Within it, each turn that a profile's sides have is followed by one elsewhere: `turn(side)` has steps of the same side made there and gives their
+    seconds. `steps`: all of these; `waited`: seconds."""
+
+    def __init__(self, turn: Callable[[str], list[float]]):
+        self.turn, self.waited = turn, 0.0
+        self.steps: dict[str, list[float]] = {side: [] for side in SIDES}
+
+    def __enter__(self) -> Meanwhile:
+        names, turns, interleaved = {}, watch._turn, profile.interleaved
+
+        def turned(step, device, seconds, looked):
+            found = turns(step, device, seconds, looked)
+            if looked is None:
+                start = time.perf_counter()
+                self.steps[names[id(step)]] += self.turn(names[id(step)])
+                self.waited += time.perf_counter() - start
+            return found
+
+        def named(steps, *args, **kwargs):
+            names.update((id(steps[side]), side) for side in SIDES)
+            return interleaved(steps, *args, **kwargs)
+        self.patches = contextlib.ExitStack()
+        for module, name, function in ((watch, "_turn", turned), (profile, "interleaved", named)):
+            self.patches.enter_context(mock.patch.object(module, name, function))
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.patches.close()
+
+
+def said(case: Case, made: Made, seconds: float, turn: Callable[[str], list[float]]) -> tuple[dict, dict[str, list[float]], Profile]:
+    """What the profile says of both sides, and of itself; seconds of the steps that `turn` had made elsewhere; and the profile."""
     start = time.perf_counter()
-    with torch.set_grad_enabled(made.train):
-        p = tokamak.profile(made.fn, *made.args, options=case.options, seconds=seconds, **made.kwargs)
-    took = time.perf_counter() - start
+    with torch.set_grad_enabled(made.train), Meanwhile(turn) as other:
+        p = tokamak.profile(made.fn, *made.args, options=case.options, seconds=2 * seconds, **made.kwargs)
+    took = time.perf_counter() - start - other.waited
     sides = {name: {k: getattr(side, k) for k in ("step", "busy", "peak")} for name, side in (("eager", p.eager), ("compiled", p.compiled))}
     named = (sum(r.seconds for r in p.rows) + sum(o.seconds for o in p.others)) / p.compiled.busy
-    return {**sides, "device": p.peaks.device, "first": p.first, "cost": took - p.first, "named": named, "bound": f"{p.bound}: {p.why}"}, p
+    return {**sides, "device": p.peaks.device, "first": p.first, "cost": took - p.first, "named": named,
+            "bound": f"{p.bound}: {p.why}"}, other.steps, p
 
 
 def compared(name: str, rounds: list[Round], gpu: bool) -> Compared:
@@ -279,8 +309,8 @@ def compared(name: str, rounds: list[Round], gpu: bool) -> Compared:
         totals.append((side, "step", *middle([r.pair(side) for r in rounds])))
         for what in rounds[0].rest[side] if gpu or side == "eager" else ():
             totals.append((side, what, *middle([(r.said[side][what], r.rest[side][what]) for r in rounds])))
-        steps = [t[side] for r in rounds for t in (r.before, r.after)]
-        spread.append((side, min(steps), max(steps)))
+        steps = sorted(t for r in rounds for t in r.steps[side])
+        spread.append((side, steps[len(steps) // 4], steps[(3 * len(steps)) // 4]))
     first, cost = rounds[0].said, statistics.median(r.said["cost"] for r in rounds)
     return Compared(name, first["device"], torch.__version__, first["first"], cost, tuple(totals), first["named"], first["bound"], tuple(spread),
                     len(rounds))
@@ -290,7 +320,7 @@ def compared(name: str, rounds: list[Round], gpu: bool) -> Compared:
 @dataclass(frozen=True)
 class Part:
     """A process that answers what it is asked, one thing after the other."""
-    process: multiprocessing.Process
+    process: multiprocessing.Process | None
     pipe: Connection
 
     def ask(self, what: str):
@@ -301,7 +331,8 @@ class Part:
 
 @contextlib.contextmanager
 def part(name: str, case: str, args: argparse.Namespace) -> Iterator[Part]:
-    """One part of a case in a process of its own: `plain` answers `steps` and `totals`, `profile` answers `said`; both answer `ready`."""
+    """One part of a case in a process of its own: `plain` answers `totals` and a side with a turn of it, `profile` answers `said`, and asks for turns
+    before it does; both answer `ready`."""
     here, there = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(target=serve, args=(there, name, case, args))
     process.start()
@@ -316,7 +347,7 @@ def part(name: str, case: str, args: argparse.Namespace) -> Iterator[Part]:
 def serve(pipe: Connection, name: str, case: str, args: argparse.Namespace) -> None:
     """Answers until nobody asks."""
     torch.set_float32_matmul_precision("high")
-    answers = (plain_answers if name == "plain" else profile_answers)(case, args)
+    answers = plain_answers(case, args) if name == "plain" else profile_answers(case, args, Part(None, pipe).ask)
     with contextlib.suppress(EOFError):
         while True:
             pipe.send(answers[pipe.recv()]())
@@ -324,20 +355,20 @@ def serve(pipe: Connection, name: str, case: str, args: argparse.Namespace) -> N
 
 def plain_answers(name: str, args: argparse.Namespace) -> dict[str, Callable]:
     steps, gpu = plain(case_of(name), args.device, args.layers), args.device == "cuda"
-    return {"ready": lambda: True, "steps": lambda: step_times(steps, gpu, args.seconds), "totals": lambda: totals(steps, gpu)}
+    return {"ready": lambda: True, "totals": lambda: totals(steps, gpu), **{side: partial(turn, step, gpu) for side, step in steps.items()}}
 
 
-def profile_answers(name: str, args: argparse.Namespace) -> dict[str, Callable]:
+def profile_answers(name: str, args: argparse.Namespace, turn: Callable[[str], list[float]]) -> dict[str, Callable]:
     case = case_of(name)
     made = case.make(args.device, args.layers)
 
-    def answer() -> dict:
-        words, p = said(case, made, args.seconds)
+    def answer() -> tuple[dict, dict[str, list[float]]]:
+        words, steps, p = said(case, made, args.seconds, turn)
         if args.html:
             file = "".join(c if c.isalnum() else "_" for c in name)
             p.html(args.html / f"{file}.html")
             (args.html / f"{file}.txt").write_text(str(p))
-        return words
+        return words, steps
     return {"ready": lambda: True, "said": answer}
 
 
@@ -346,13 +377,16 @@ def case_of(name: str) -> Case:
 
 
 def in_turns(name: str, args: argparse.Namespace) -> Compared:
-    """A case. The process without tools stands by, and is asked before the profile and after it. Each round has processes of its own: where memory
-    happens to lie makes one slower than another, and a use of torch's profiler does."""
+    """A case. The process without tools makes its steps between those of the profile. Each round has processes of its own: where memory happens to lie
+    makes one slower than another, and a use of torch's profiler does."""
     rounds = []
     for _ in range(args.rounds):
         with part("plain", name, args) as other, part("profile", name, args) as one:
             other.ask("ready"), one.ask("ready")
-            rounds.append(Round(other.ask("steps"), one.ask("said"), other.ask("steps"), other.ask("totals")))
+            answer = one.ask("said")
+            while answer in SIDES:
+                answer = one.ask(other.ask(answer))
+            rounds.append(Round(*answer, other.ask("totals")))
     return compared(name, rounds, args.device == "cuda")
 
 
@@ -398,7 +432,7 @@ def arguments(argv=None) -> argparse.Namespace:
     p.add_argument("--device", choices=CASES, default="cuda" if torch.cuda.is_available() else "cpu")
     p.add_argument("--cases", nargs="+", help="by default all of the device's")
     p.add_argument("--layers", type=int, help="instead of each model's own number")
-    p.add_argument("--seconds", type=float, default=1.0, help="of steps, for each figure")
+    p.add_argument("--seconds", type=float, default=1.0, help="of steps of each side, for its figure")
     p.add_argument("--rounds", type=int, default=1, help="profiles of each case, each in a process of its own")
     p.add_argument("--html", type=Path, help="folder for each case's report")
     p.add_argument("--json", default="", help="file that keeps what was measured; cases measured again are replaced")
