@@ -42,7 +42,11 @@ MORE: tuple[str, ...] = (
     "instancenorm3d_bwd_f16_ndhwc", "evonorm_bf16_nhwc", "evonorm_bwd_f32_nchw", "weightnorm_f32_16384x4096", "weightnorm_bwd_f32_16384x4096",
     "rmsnorm_middle_bf16_16x1024x4096", "rmsnorm_middle_bwd_bf16_16x1024x4096", "log_softmax_bf16_16384x4097", "log_softmax_bwd_bf16_16384x4097",
     "softmax_bwd_bf16_65472x1025", "logsumexp_bf16_8192x50257", "l1norm_f32_1024x65535", "l2norm_f32_1024x65535", "var_f32_16x4194304",
-    "cumsum_f32_16384x4096", "sum_middle_f32_64x1024x1024", "sum_middle_bf16_512x257x511", "layernorm_f32_3000x5003", "rmsnorm_f16_20011x3001",
+    "cumsum_f32_16384x4096",
+    "cumsum_bf16_65535x1025", "cumsum_outer_f32_4096x16384", "cumsum_middle_bf16_64x1024x1024", "evonorm_bwd_f32_nhwc", "log_softmax_f32_1024x65535",
+    "logsumexp_f32_65536x1025", "l1norm_f16_1024x65535", "l2norm_bf16_1024x65535", "sum_outer_f16_65536x1025", "sum_outer_f16_1048576x65",
+    "sum_outer_f16_1024x65537", "sum_inner_f16_524288x257", "sum_inner_f16_262144x513",
+    "sum_middle_f32_64x1024x1024", "sum_middle_bf16_512x257x511", "layernorm_f32_3000x5003", "rmsnorm_f16_20011x3001",
     "softmax_f32_999x99991", "layernorm_bwd_f32_1000x30011", "cross_entropy_f16_4093x65537", "bias_gelu_bwd_bf16_16383x4095")
 
 # a sample of every kind of schedule, for symbolic sizes beside static ones

@@ -54,6 +54,7 @@ _reduction("logsumexp", lambda x: torch.logsumexp(x, -1))
 _reduction("l1norm", lambda x: x.norm(p=1, dim=-1))
 _reduction("l2norm", lambda x: x.norm(p=2, dim=-1))
 _reduction("cumsum", lambda x: x.cumsum(-1))
+_reduction("cumsum_outer", lambda x: x.cumsum(0))
 
 
 @family("sum_all", "reduction")
@@ -64,6 +65,11 @@ def _sum_all(d, n):
 @family("sum_middle", "reduction")
 def _sum_middle(d, outer, middle, inner):
     return Recipe(lambda x: x.sum(1), (stream(d, outer, middle, inner),))
+
+
+@family("cumsum_middle", "reduction")
+def _cumsum_middle(d, outer, middle, inner):
+    return Recipe(lambda x: x.cumsum(1), (stream(d, outer, middle, inner),))
 
 
 # -- norms -------------------------------------------------------------------------------------------------------------------
