@@ -17,8 +17,9 @@ from tokamak.codegen.triton import render
 from tokamak.fuse.cost import Hints
 from tokamak.fuse.plan import plan
 from tokamak.ir.parse import parse_graph
-from tokamak.schedule import tiles
+from tokamak.schedule import column_words, tiles
 from tokamak.target import Target
+from tokamak.tools.record import Recorder
 
 pytest.importorskip("triton")
 
@@ -100,7 +101,40 @@ def test_cross_entropy_with_classes_left_out(classes):
     torch.testing.assert_close(a.grad.double(), b.grad, rtol=2e-5, atol=1e-8)
 
 
+@pytest.mark.parametrize("shape, dtype", [((700, 64), torch.float16), ((300, 520), torch.bfloat16), ((91, 16400), torch.float16), ((16, 4096), torch.float16),
+                                          ((99, 8448), torch.float32), ((3, 130, 264), torch.float16)])
+@pytest.mark.parametrize("fold", ["sum", "amax"])
+def test_columns_by_words(monkeypatch, shape, dtype, fold):
+    """Where a thread folds its rows first: NaN and infinities too, rows that fill no tile, columns that fill none."""
+    monkeypatch.setattr(column_words, "RESIDENT", 1)
+    x = torch.randn(*shape).to(dtype)
+    x[..., 1, 2], x[..., 3, 4], x[..., -1, -1] = NAN, INF, -INF
+    recorder = Recorder()
+    torch._dynamo.reset()
+    run = tokamak.compile(lambda x: getattr(x.float(), fold)(-2), target="interpret", strict=True, dynamic=False, cache_dir="", recorder=recorder)
+    torch.testing.assert_close(run(x).double(), getattr(x.double(), fold)(-2), rtol=1e-5, atol=1e-4, equal_nan=True)
+    kernels = [k for g in recorder.graphs for made in g.values["lower"].kernels.values() for k in made]
+    assert any(k.schedule.by_thread for k in kernels) or shape[0] == 16 and "tile(i0:16, i1:256) warps(1)" in str(kernels[0].schedule)
+
+
 # -- schedules -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("rows, columns, type, tile", [
+    (65536, 1024, "f16", "tile(i0:64, i1:256) split(i0 / 66) by_thread warps(8)"), (1024, 65536, "f16", "tile(i0:64, i1:256) looped(i0) by_thread warps(8)"),
+    (1048576, 64, "f16", "tile(i0:256, i1:64) split(i0 / 264) by_thread warps(8)"), (97, 688168, "f16", "tile(i0:8?, i1:256?) looped(i0) by_thread warps(1)"),
+    (16, 4194304, "f16", "tile(i0:16, i1:256) warps(1)"), (194, 344084, "f32", "tile(i0:8?, i1:128?) looped(i0) by_thread warps(1)"),
+    (65536, 1024, "f32", "tile(i0:64, i1:64) split"), (1024, 65536, "f32", "tile(i0:64, i1:64) looped"), (1024, 65537, "f16", "tile(i0:64, i1:64?) looped"),
+    (65536, 32, "f16", "tile(i0:128, i1:32) split"), (4, 4194304, "f16", "tile(i0:4, i1:256)")])
+def test_columns_are_folded_by_words(rows, columns, type, tile):
+    """Whole words of rows, as many bytes under way as the machine asks for; not of rows that begin anywhere, nor of few columns."""
+    x = "%x[i1, i0]" if type == "f32" else "f32(%x[i1, i0])"
+    _, schedule = scheduled(f"""graph columns {{
+      input %x: {type}[{rows}, {columns}]({columns}, 1)
+      %total: f32[{columns}](1) for i1<{rows} = sum[i1]({x})
+      return %total
+    }}""")
+    assert str(schedule).startswith(tile)
+
+
 def scheduled(text: str):
     """(body, schedule) of the only kernel of a graph, on a large GPU."""
     made, = schedule_plan(plan(parse_graph(text), GPU), GPU).bodies.values()
@@ -212,7 +246,7 @@ def test_tiles_under_way_where_rows_are_only_folded(dtype, stages):
     assert scheduled(total(8192, 1 << 16, dtype))[1].stages == stages > 0
 
 
-@pytest.mark.parametrize("columns, each", [(65536, 32), (65537, 8)])
+@pytest.mark.parametrize("columns, each", [(65529, 8), (65537, 8)])
 def test_columns_whose_rows_begin_anywhere_have_more_warps(columns, each):
     schedule = scheduled(f"""graph total {{
   input %x: f16[64, {columns}]({columns}, 1)

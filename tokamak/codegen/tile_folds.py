@@ -6,6 +6,7 @@ import math
 from ..ir.dtype import I32, DType
 from ..ir.expr import Const, Coord, Load, Reduce, Scan, walk
 from ..ir.ops import CARRIERS
+from ..schedule.column_words import DEEP
 from . import tile_words as words
 from .scope import Unschedulable
 from .tile_kernel import Scope, Value
@@ -41,6 +42,7 @@ class TileFolds(TileValues):
                 made[self._key(dims)] = alike[same]
                 continue
             shapes = [self.shape(d) if d else "[]" for d in self._component_dims(e)] if not self._few(e) else self._few_shapes(e)
+            shapes = [f"[{self._rows_carried(e)}, {self.shape(dims).split(', ')[1]}"] if self._rows_carried(e) else shapes
             texts = [words.full(shapes[n], self._neutral(e, n), self._type(e, n)) for n in range(len(e.args))]
             if self._later(e):      # no later element need be greater: all may be infinite
                 index = self._masked(first, self._first_index(first, e), I32, e, 1)
@@ -104,7 +106,15 @@ class TileFolds(TileValues):
 
     def _by_thread(self, e: Reduce) -> bool:
         """Are the elements of a thread folded into one lane?"""
-        return self.s.by_thread and e.monoid in ("moments", "sum") and folds_elements(e) == (e.monoid == "moments") and bool(set(e.over) & set(self.s.split))
+        return self.s.by_thread and self.rank == 1 and e.monoid in ("moments", "sum") and folds_elements(e) == (e.monoid == "moments") \
+            and bool(set(e.over) & set(self.s.split))
+
+    def _rows_carried(self, e: Reduce) -> int:
+        """How many rows carry `e`, a fold down the columns of a tile of which each thread folds its own rows first; 0 where every row does."""
+        if not self.s.by_thread or self.rank != 2 or len(e.args) != 1 or not set(e.over) & (self.s.looped | set(self.s.split)):
+            return 0
+        rows, columns = self.s.dims
+        return max(1, self.s.sizes(rows)[0] // DEEP) if rows in e.over and columns not in e.over and columns in self._fold_dims(e) else 0
 
     def _word(self, e: Reduce) -> int:
         """Elements of 16 bytes of the narrowest that `e` reads."""
@@ -150,6 +160,8 @@ class TileFolds(TileValues):
                 taken, _, _ = self._across(scope, Reduce(e.monoid, tuple(together), e.args), taken, dims | together)
             if self._words_of(e):
                 taken = (self.assign(scope, f"tk.of_lanes(tk.spread({taken[0]}, {carried[0]}, {self._words_of(e)}))"),)
+            elif self._rows_carried(e):
+                taken = (self.assign(scope, words.reduce(e.monoid, e.args[0].dtype, (f"tk.rows_of_threads({taken[0]}, {carried[0]})",), 0)),)
             elif self._few(e) and not self._by_thread(e):
                 taken = (self.assign(scope, words.reduce(e.monoid, e.args[0].dtype, (f"tk.lanes({taken[0]}, {carried[0]})",), 0)),)
             scope.lines += words.combine_lines(e.monoid, e.args[0].dtype, carried, carried, taken, self._later(e))

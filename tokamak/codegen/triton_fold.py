@@ -173,6 +173,12 @@ def spread(x, m, word: tl.constexpr):
 
 
 @triton.jit
+def rows_of_threads(x, m):
+    """The elements x of a tile by (row of a thread, row of m, column): every so many rows are those of one thread."""
+    return tl.reshape(x, [x.shape[0] // m.shape[0], m.shape[0], x.shape[1]])
+
+
+@triton.jit
 def of_lanes(x):
     """Sums of what `spread` gave each lane."""
     return tl.sum(tl.sum(x, 2), 0)

@@ -3,16 +3,17 @@ begin anywhere (1025 columns) are read in 16-byte words, since every so many of 
 
     out[c] = sum[r](f(r, c))    becomes    part[j, c] = sum[q](f(q * rows + j, c)),  out[c] = sum[j](part[j, c])
 
-`part` walks through memory like a fold of rows * columns columns.
+`part` walks through memory like a fold of rows * columns columns. Rows that are left over are folded beside its results.
 """
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 
-from ..ir.expr import Cast, Expr, Load, Reduce, Rewriter, walk
+from ..ir.dtype import I64
+from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Reduce, Rewriter, walk
 from ..ir.graph import Compute, Graph, reads
-from ..ir.index import Axis, Index, as_index
+from ..ir.index import Axis, Fetch, Index, as_index, floordiv
 from ..ir.ops import CARRIERS
 from ..ir.rewrite import replaced
 from .cost import Hints, estimates
@@ -22,10 +23,13 @@ WIDE = 512              # elements that rows counted as one have at most
 WHOLE = 2048            # the same where they are then whole tiles of COLUMNS
 COLUMNS = 64
 LONG = 1 << 16          # rows from which on it is worth a kernel more
-WORD = 16               # bytes of the longest access, and elements that compilers take a length to be a multiple of
-PARTS = 0.03            # of what is folded: bytes of partial results, written and read again, that whole words are worth: f16 sums of 65536 rows of 1025
-                        # columns 65%, 24 before; of 1024 rows of 65537 43, 64 read two bytes at a time
+WORD = 16               # bytes of the longest access
+PARTS = 0.06            # of what is folded: bytes of partial results, written and read again, that whole words are worth: f16 sums of 65536 rows of 1025
+                        # columns 65%, 24 before
 LEAST = 1 << 22         # bytes that are folded
+TILES = 8               # of COLUMNS that each multiprocessor should have: as many rows count as one as make so many, and no fold is left across programs
+DIVISIONS = ("floordiv", "truncdiv", "mod", "rem")         # operations that report a divisor of 0
+MOST = 64               # rows that count as one then at most, that one kernel folds what they give
 
 
 def widened(graph: Graph, target) -> Graph:
@@ -38,7 +42,7 @@ def widened(graph: Graph, target) -> Graph:
             readers[r] = readers.get(r, 0) + 1
 
     def change(n: Compute) -> Compute | None:
-        made = _in_two_steps(n, hints, readers)
+        made = _in_two_steps(n, hints, readers, target)
         if made is not None:
             parts.update((part, made) for part in reads(made))
         return made
@@ -46,25 +50,42 @@ def widened(graph: Graph, target) -> Graph:
     return replace(out, origins={**out.origins, **{part: out.origins[whole] for part, whole in parts.items() if whole in out.origins}}) if parts else graph
 
 
-def _in_two_steps(n: Compute, hints: Hints, readers: dict) -> Compute | None:
+def _in_two_steps(n: Compute, hints: Hints, readers: dict, target) -> Compute | None:
     casts, fold = [], n.expr
     while isinstance(fold, Cast):
         casts.append(fold)
         fold = fold.arg
     if not isinstance(fold, Reduce) or len(fold.over) != 1 or fold.monoid not in ("sum", "max", "min", *CARRIERS):
         return None
-    rows = _rows_as_one(fold, hints) or _rows_of_words(fold, hints, readers)
+    rows = _rows_as_one(fold, hints) or _rows_of_words(fold, hints, readers, target)
     if rows is None:
         return None
     a, rank = fold.over[0], len(n.shape)
-    j, q = Axis(rank, as_index(rows)), Axis(rank + 1, a.extent // rows)
+    whole = floordiv(a.extent, as_index(rows))
+    left = 0 if hints.divides(rows, a.extent) else hints.exactly(a.extent) % rows
+    j, q = Axis(rank, as_index(rows)), Axis(rank + 1, whole)
     args = tuple(map(Rewriter({a: as_index(q) * rows + as_index(j)}), fold.args))
     parts = [Compute((as_index(rows), *n.shape), None, _moved(Reduce(fold.monoid, (q,), args, k), rank, j), n.device) for k in range(len(args))]
-    at = (as_index(j), *(as_index(Axis(d, s)) if s != 1 else as_index(0) for d, s in enumerate(n.shape)))
-    out: Expr = Reduce(fold.monoid, (j,), tuple(Load(part, at) for part in parts), fold.component)
+    at = tuple(as_index(Axis(d, s)) if s != 1 else as_index(0) for d, s in enumerate(n.shape))
+    every = Axis(rank, as_index(rows + left))
+    again = _beside(fold, parts, at, every, whole * rows, rows) if left else tuple(Load(part, (as_index(j), *at)) for part in parts)
+    out: Expr = Reduce(fold.monoid, (every,), again, fold.component)
     for c in reversed(casts):
         out = Cast(c.dtype, out, c.implicit)
     return Compute(n.shape, n.strides, out, n.device, n.tag)
+
+
+def _beside(fold: Reduce, parts: list[Compute], at: tuple, j: Axis, first: Index, rows: int) -> tuple[Expr, ...]:
+    """What is folded along `j`: the results of `parts`, then the rows from `first` on."""
+    a, = fold.over
+    inside = Op("lt", Coord(as_index(j)), Const(rows, I64))
+    outside = Op("ge", Coord(as_index(j)), Const(rows, I64))
+    row = first + as_index(j) - rows
+
+    def guarded(e: Expr) -> Expr | None:
+        return Load(e.node, e.index, outside, Const(0, e.dtype)) if isinstance(e, Load) and j in e.axes() else None
+    rewrite = Rewriter({a: row}, leaf=guarded)
+    return tuple(Op("where", inside, Load(part, (as_index(j), *at), inside, Const(0, part.dtype)), rewrite(x)) for part, x in zip(parts, fold.args))
 
 
 def _moved(e: Expr, rank: int, j: Axis) -> Expr:
@@ -95,9 +116,9 @@ def _rows_as_one(fold: Reduce, hints: Hints) -> int | None:
     return rows if rows * columns * width[1] >= LINE else None
 
 
-def _rows_of_words(fold: Reduce, hints: Hints, readers: dict) -> int | None:
-    """How many rows of a matrix that nothing else reads count as one, so that all begin at whole words; None where they do anyway, or where the partial
-    results would be too many."""
+def _rows_of_words(fold: Reduce, hints: Hints, readers: dict, target) -> int | None:
+    """How many rows of a matrix that nothing else reads count as one, so that all begin at whole words and there are programs for the machine; None
+    where they begin so anyway, or where the partial results would be too many."""
     a, = fold.over
     found = {(e.node, _line(e, a)) for e in walk(*fold.args) if isinstance(e, Load) and a in e.axes()}
     lines = {line for _, line in found}
@@ -107,8 +128,22 @@ def _rows_of_words(fold: Reduce, hints: Hints, readers: dict) -> int | None:
     columns, count = hints.exactly(axis.extent), hints(a.extent)
     if columns is None or columns * size % WORD == 0 or count * columns * size < LEAST:
         return None
-    rows = WORD // math.gcd(columns, WORD)
-    return rows if hints.divides(rows, a.extent) and 8 * rows <= PARTS * size * count else None
+    word = WORD // size
+    rows, most = word // math.gcd(columns, word), PARTS * size * count / (8 * len(fold.args))
+    if rows > most or not (hints.divides(rows, a.extent) or hints.exactly(a.extent) is not None and _simple(fold)):
+        return None
+    wanted, even = TILES * COLUMNS * target.threads, hints.divides(rows, a.extent)
+    while 2 * rows <= min(most, MOST) and rows * columns < wanted and hints.divides(2 * rows, a.extent) == even:
+        rows *= 2
+    return rows
+
+
+def _simple(fold: Reduce) -> bool:
+    """Can what is folded be read under a guard: has nothing in it a guard, an index that is read, or errors of its own?"""
+    found = list(walk(*fold.args))
+    loads = [e for e in found if isinstance(e, Load)]
+    return all(e.guard is None for e in loads) and not any(isinstance(x, Fetch) for e in loads for i in e.index for x in i.atoms()) \
+        and not any(isinstance(e, Op) and e.name in DIVISIONS and e.dtype.is_int for e in found)
 
 
 def _line(e: Load, a: Axis) -> tuple[Axis, int] | None:

@@ -9,7 +9,8 @@
                 second kernel combines), or rows that read something which one program can keep
     programs    how many programs share the split axes
     together    held row axes whose lanes a fold across programs takes together at each of its steps; else each lane is carried for itself
-    by_thread   folds across programs carry a lane for each thread, which takes in all that it reads: few registers, many bytes under way
+    by_thread   folds across programs carry a lane for each thread, which takes in all that it reads: few registers, many bytes under way; a row of
+                lanes for every so many rows in a tile that is folded down its columns
     shift       rows that begin at any element, see Shift
     staged      a row axis that is held in the width it has in memory (`tile_stages`): what is computed from it before a fold is computed again behind it
     sharers     programs, neighbours of a cluster, that share each row: the pieces are those of one of them

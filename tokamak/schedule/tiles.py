@@ -9,7 +9,7 @@ from ..fuse.gpu import FILL, HELD
 from ..ir.expr import Const, Load, Reduce, Scan, walk
 from ..ir.index import Axis, Fetch, Index, Size
 from ..ir.ops import CARRIERS
-from . import tile_stages
+from . import column_words, tile_stages
 from .tile_access import begin_anywhere, narrowest, once, wide
 from .body import Body, exprs_of
 from .schedule import loop_order, strides_of
@@ -138,6 +138,9 @@ class _Chooser:
             self._cover_rows()
         self._cover_parallel()
         several = self._several_rows()
+        words = column_words.by_words(self.b, self.line, self.rows, self.looped, self.crossed, self.hints, self.target)
+        if words is not None:
+            self.pieces = {words.down: (words.rows,) if words.rows else self.pieces[words.down], self.line: (words.columns,)}
         dims = tuple(a for a in self.order if a in self.pieces)
         elements = math.prod(sum(self.pieces[a]) for a in dims)
         exact = frozenset(a for a in dims if self._exact(a))
@@ -157,16 +160,16 @@ class _Chooser:
         by_thread = shares and dims == (self.line,) and self.line in self.crossed and self._carried() > 2 and all(e.monoid in ("sum", "moments") for e in self.crossing)
         if by_thread:
             each = THREAD
-        elif shares:
+        elif shares and not words:
             each = min(each, SPLIT_REGISTERS // self._carried())
         warps = max(1, min(CARRY_WARPS if carries and not one else MOST_WARPS, power(-(-elements // (32 * each)) if shares else elements // (32 * each))))
         if self._streams() or self.line in self.looped and self._passing():
             warps = min(warps, SUMMED_WARPS if self._summed() else PASSING_WARPS)
-        if several:
-            warps = WORD_WARPS
+        if several or words:
+            warps = WORD_WARPS if several else words.warps
         split = tuple(a for a in self.order if a in self.crossed) or self._shared_rows()
         counted = carries or split and not self.crossed and warps > 1       # one-warp LayerNorm and RMSNorm over 1023: 83 and 88%, 65 and 78 when counted
-        stay = (ALONE_RESIDENT if self._alone() else ACROSS_RESIDENT) if several else max(1, RESIDENT // warps)
+        stay = (ALONE_RESIDENT if self._alone() else ACROSS_RESIDENT) if several else max(1, (column_words.RESIDENT if words else RESIDENT) // warps)
         self.resident = self._resident(warps, elements // (32 * warps)) if counted else stay
         reread = one and self.shift is None and self.resident == 0         # 59 to 68%, from 37 to 62; shifted rows lose, 55 to 49
         self.resident = max(1, self.resident)
@@ -174,7 +177,7 @@ class _Chooser:
                             self._programs(split) if split else 1, exact, warps, 1 if reread else CARRY_STAGES if staged else self._stages(),
                             wide=self.wide, once=once(self.b, self.line, self.looped, self.hints, self.target), shift=self.shift,
                             registers=min(REGISTERS // (32 * warps * self.resident) // 8 * 8, 255) if full or split and self.resident < RESIDENT // warps else 0,
-                            together=self.together, by_thread=by_thread, reread=reread)
+                            together=self.together, by_thread=by_thread or bool(words and words.rows), reread=reread)
 
     def _resident(self, warps: int, each: int) -> int:
         """How many programs that hold rows a multiprocessor has registers for. Perhaps 0."""
