@@ -41,6 +41,8 @@ FOLDED = 16384          # bytes at least of held rows that one program folds: f1
 COLUMNS = 64            # columns of a tile that folds across rows: 128 bytes of a 16-bit type
 DOWN = 4096             # columns from which on programs that sum them beside what they write take blocks of so many, a row at a time: 95% where tiles of 64
                         # columns reach 60
+SCANNED = 64            # rows of columns from which on their prefixes are made in a loop, so many at a time
+SCAN_STAGES = 1         # of such tiles under way at once
 TURNED = 64             # edge of a tile that is read along one axis and written along another; less where a program holds rows, too
 LARGEST = 4 * HELD      # elements of any tile: with so many Triton takes 2 s, with four times as many 100
 PER_THREAD = 16         # elements of a pointwise tile to one thread
@@ -279,6 +281,8 @@ class _Chooser:
         """Rows under way at once, as far as shared memory holds them."""
         if self._streams() or self.line in self.looped and self._passing():
             return PASSING_STAGES if self.shift is None and self._narrowest() >= 4 else 1
+        if self.looped and self._scans_down():
+            return SCAN_STAGES
         if not (self.carries or self.down) or self.looped:
             return 1
         row = sum(size for _, address, size in set(strides_of(self.b)) if self.line in address.axes() and address.axes() & self.crossed)
@@ -310,6 +314,8 @@ class _Chooser:
         whole = {a: cover(extent(a)) if a is inner else (power(extent(a)),) for a in self.rows}
         elements = math.prod(sum(s) for s in whole.values())
         most = HELD if self.line in self.rows else HELD // (2 * SECTOR) if self._needed_again() else 32
+        if self._scans_down() and elements > SCANNED:
+            known = False
         if known and (elements <= most or self.whole and elements <= LARGEST) and len(self.rows) <= 3:
             self.pieces.update(whole)
             self.shift = self._shift(inner)
@@ -323,6 +329,10 @@ class _Chooser:
         self.shift = self._shift(inner) if self.line is inner and not self.carries_rows else None
         if self.shift is not None:
             self.pieces[inner] = (self.pieces[inner][0], 2 * self.shift.group)
+
+    def _scans_down(self) -> bool:
+        """Are prefixes down columns all that is made of rows?"""
+        return len(self.rows) == 1 and self.line not in self.rows and not self.folds and any(isinstance(e, Scan) for e in walk(*exprs_of(self.b)))
 
     def _needed_again(self) -> bool:
         """Is a row looked at more than once: by a fold of what another one gives, or by a store along it? Or is it short?"""
