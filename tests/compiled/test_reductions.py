@@ -101,12 +101,12 @@ def test_cross_entropy_with_classes_left_out(classes):
     torch.testing.assert_close(a.grad.double(), b.grad, rtol=2e-5, atol=1e-8)
 
 
-@pytest.mark.parametrize("shape, dtype", [((700, 64), torch.float16), ((300, 520), torch.bfloat16), ((91, 16400), torch.float16), ((16, 4096), torch.float16),
+@pytest.mark.parametrize("shape, dtype", [((300, 520), torch.bfloat16), ((91, 16400), torch.float16), ((16, 4096), torch.float16),
                                           ((99, 8448), torch.float32), ((3, 130, 264), torch.float16)])
 @pytest.mark.parametrize("fold", ["sum", "amax"])
 def test_columns_by_words(monkeypatch, shape, dtype, fold):
     """Where a thread folds its rows first: NaN and infinities too, rows that fill no tile, columns that fill none."""
-    monkeypatch.setattr(column_words, "RESIDENT", 1)
+    monkeypatch.setattr(column_words, "RESIDENT", 0)
     x = torch.randn(*shape).to(dtype)
     x[..., 1, 2], x[..., 3, 4], x[..., -1, -1] = NAN, INF, -INF
     recorder = Recorder()
@@ -127,11 +127,10 @@ def test_prefixes_down_columns(scan, shape):
 
 # -- schedules -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("rows, columns, type, tile", [
-    (65536, 1024, "f16", "tile(i0:64, i1:256) split(i0 / 66) by_thread warps(8)"), (1024, 65536, "f16", "tile(i0:64, i1:256) looped(i0) by_thread warps(8)"),
-    (1048576, 64, "f16", "tile(i0:256, i1:64) split(i0 / 264) by_thread warps(8)"), (97, 688168, "f16", "tile(i0:8?, i1:256?) looped(i0) by_thread warps(1)"),
-    (16, 4194304, "f16", "tile(i0:16, i1:256) warps(1)"), (194, 344084, "f32", "tile(i0:8?, i1:128?) looped(i0) by_thread warps(1)"),
-    (65536, 1024, "f32", "tile(i0:64, i1:64) split"), (1024, 65536, "f32", "tile(i0:64, i1:64) looped"), (1024, 65537, "f16", "tile(i0:64, i1:64?) looped"),
-    (65536, 32, "f16", "tile(i0:128, i1:32) split"), (4, 4194304, "f16", "tile(i0:4, i1:256)")])
+    (97, 688168, "f16", "tile(i0:8?, i1:256?) looped(i0) by_thread warps(1)"), (194, 344084, "f32", "tile(i0:8?, i1:128?) looped(i0) by_thread warps(1)"),
+    (16, 4194304, "f16", "tile(i0:16, i1:256) warps(1)"), (4, 4194304, "f16", "tile(i0:4, i1:256)"),
+    (65536, 1024, "f16", "tile(i0:64, i1:64) split"), (1024, 65536, "f16", "tile(i0:64, i1:64) looped(i0) warps(4)"),
+    (1024, 65536, "f32", "tile(i0:64, i1:64) looped"), (97, 688169, "f16", "tile(i0:64?, i1:64?) looped")])
 def test_columns_are_folded_by_words(rows, columns, type, tile):
     """Whole words of rows, as many bytes under way as the machine asks for; not of rows that begin anywhere, nor of few columns."""
     x = "%x[i1, i0]" if type == "f32" else "f32(%x[i1, i0])"

@@ -41,8 +41,8 @@ FOLDED = 16384          # bytes at least of held rows that one program folds: f1
 COLUMNS = 64            # columns of a tile that folds across rows: 128 bytes of a 16-bit type
 DOWN = 4096             # columns from which on programs that sum them beside what they write take blocks of so many, a row at a time: 95% where tiles of 64
                         # columns reach 60
-SCANNED = 64            # rows of columns from which on their prefixes are made in a loop, so many at a time
-SCAN_STAGES = 1         # of such tiles under way at once
+SCANNED = 64            # rows of columns from which on their prefixes are made in a loop, several tiles under way: 4096 x 16384 of f32 91%, 70 with
+                        # one; 64 x 1024 x 1024 of bf16 along the middle about 50, 27 held
 TURNED = 64             # edge of a tile that is read along one axis and written along another; less where a program holds rows, too
 LARGEST = 4 * HELD      # elements of any tile: with so many Triton takes 2 s, with four times as many 100
 PER_THREAD = 16         # elements of a pointwise tile to one thread
@@ -140,9 +140,9 @@ class _Chooser:
             self._cover_rows()
         self._cover_parallel()
         several = self._several_rows()
-        words = column_words.by_words(self.b, self.line, self.rows, self.looped, self.crossed, self.hints, self.target)
+        words = None if self.crossed else column_words.by_words(self.b, self.line, self.rows, self.looped, self.hints, self.target)
         if words is not None:
-            self.pieces = {words.down: (words.rows,) if words.rows else self.pieces[words.down], self.line: (words.columns,)}
+            self.pieces = {a: (words[a],) if a in words else self.pieces[a] for a in (*self.rows, self.line)}
         dims = tuple(a for a in self.order if a in self.pieces)
         elements = math.prod(sum(self.pieces[a]) for a in dims)
         exact = frozenset(a for a in dims if self._exact(a))
@@ -162,16 +162,16 @@ class _Chooser:
         by_thread = shares and dims == (self.line,) and self.line in self.crossed and self._carried() > 2 and all(e.monoid in ("sum", "moments") for e in self.crossing)
         if by_thread:
             each = THREAD
-        elif shares and not words:
+        elif shares:
             each = min(each, SPLIT_REGISTERS // self._carried())
         warps = max(1, min(CARRY_WARPS if carries and not one else MOST_WARPS, power(-(-elements // (32 * each)) if shares else elements // (32 * each))))
         if self._streams() or self.line in self.looped and self._passing():
             warps = min(warps, SUMMED_WARPS if self._summed() else PASSING_WARPS)
         if several or words:
-            warps = WORD_WARPS if several else words.warps
+            warps = WORD_WARPS if several else 1
         split = tuple(a for a in self.order if a in self.crossed) or self._shared_rows()
         counted = carries or split and not self.crossed and warps > 1       # one-warp LayerNorm and RMSNorm over 1023: 83 and 88%, 65 and 78 when counted
-        stay = (ALONE_RESIDENT if self._alone() else ACROSS_RESIDENT) if several else max(1, (column_words.RESIDENT if words else RESIDENT) // warps)
+        stay = (ALONE_RESIDENT if self._alone() else ACROSS_RESIDENT) if several else max(1, RESIDENT // warps)
         self.resident = self._resident(warps, elements // (32 * warps)) if counted else stay
         reread = one and self.shift is None and self.resident == 0         # 59 to 68%, from 37 to 62; shifted rows lose, 55 to 49
         self.resident = max(1, self.resident)
@@ -179,7 +179,7 @@ class _Chooser:
                             self._programs(split) if split else 1, exact, warps, 1 if reread else CARRY_STAGES if staged else self._stages(),
                             wide=self.wide, once=once(self.b, self.line, self.looped, self.hints, self.target), shift=self.shift,
                             registers=min(REGISTERS // (32 * warps * self.resident) // 8 * 8, 255) if full or split and self.resident < RESIDENT // warps else 0,
-                            together=self.together, by_thread=by_thread or bool(words and words.rows), reread=reread)
+                            together=self.together, by_thread=by_thread or bool(words) and bool(self.looped), reread=reread)
 
     def _resident(self, warps: int, each: int) -> int:
         """How many programs that hold rows a multiprocessor has registers for. Perhaps 0."""
@@ -282,7 +282,7 @@ class _Chooser:
         if self._streams() or self.line in self.looped and self._passing():
             return PASSING_STAGES if self.shift is None and self._narrowest() >= 4 else 1
         if self.looped and self._scans_down():
-            return SCAN_STAGES
+            return CARRY_STAGES
         if not (self.carries or self.down) or self.looped:
             return 1
         row = sum(size for _, address, size in set(strides_of(self.b)) if self.line in address.axes() and address.axes() & self.crossed)
@@ -314,9 +314,7 @@ class _Chooser:
         whole = {a: cover(extent(a)) if a is inner else (power(extent(a)),) for a in self.rows}
         elements = math.prod(sum(s) for s in whole.values())
         most = HELD if self.line in self.rows else HELD // (2 * SECTOR) if self._needed_again() else 32
-        if self._scans_down() and elements > SCANNED:
-            known = False
-        if known and (elements <= most or self.whole and elements <= LARGEST) and len(self.rows) <= 3:
+        if known and elements <= (SCANNED if self._scans_down() else LARGEST if self.whole else most) and len(self.rows) <= 3:
             self.pieces.update(whole)
             self.shift = self._shift(inner)
             if self.shift is not None:
