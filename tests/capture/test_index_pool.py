@@ -216,6 +216,14 @@ def test_a_window_past_the_input_folds_what_the_input_has():
     check(lambda x: F.max_pool2d(x, 3, 1, 1, 2, ceil_mode=True, return_indices=True), x[..., :3, :3].detach().requires_grad_())
 
 
+@pytest.mark.parametrize("shape", [(2, 1, 3), (2, 3, 1), (1, 2, 1, 1), (2, 3, 2, 2)])
+def test_columns_of_a_window_that_stands_once_along_a_dimension(shape):
+    """Unlike a fold's, its positions in the padding are elements of the result."""
+    x = torch.randn(shape, requires_grad=True)
+    for kwargs in ({"kernel_size": 3, "padding": 1}, {"kernel_size": (3, 2), "padding": (1, 1), "stride": 5}, {"kernel_size": 2, "padding": 2, "dilation": 2}):
+        assert not kinds(check(lambda x: F.unfold(x, **kwargs), x), Opaque)
+
+
 def test_symbolic_sizes():
     x, i = torch.randn(6, 10, requires_grad=True), LONG([3, -1, 0])
     graphs = check(lambda x, i: (x[i], x.index_select(0, i % 6), x.index_add(0, i % 6, x[:3])), x, i, dynamic=True)

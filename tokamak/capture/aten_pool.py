@@ -67,11 +67,14 @@ class Stride:
     outputs: Index
 
     def forward(self) -> Window:
+        """What a fold over an output's window goes through: padding stands for nothing."""
+        alone = self._within() if self.outputs.constant == 1 else range(0)
+        return Window(len(alone), lambda o, j: alone.start + j * self.dilation, lambda o, j: []) if alone else self.whole()
+
+    def whole(self) -> Window:
+        """Every position of an output's window, padding too."""
         def at(o, j):
             return o * self.stride - self.padding + j * self.dilation
-        alone = self._within() if self.outputs.constant == 1 else range(0)
-        if alone:
-            return Window(len(alone), lambda o, j: alone.start + j * self.dilation, lambda o, j: [])
         return Window(self.kernel, at, lambda o, j: inside(at(o, j), self.size))
 
     def _within(self) -> range:
@@ -326,7 +329,7 @@ def im2col(b, self, kernel_size, dilation, padding, stride):
         return b.tensor(shape, Const(0, self.dtype))
     dims = _column_dims(self.shape[-2:], kernel_size, dilation, padding, stride)
     lead = self.rank - 3
-    seen = windowed(self, [d.outputs for d in dims], [d.forward() for d in dims])
+    seen = windowed(self, [d.outputs for d in dims], [d.whole() for d in dims])
     seen = seen.permute([*range(lead + 1), lead + 3, lead + 4, lead + 1, lead + 2])
     return seen.reshape(shape)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Callable, Sequence
 
+from ..errors import InternalError
 from ..ir import dtype as dt
 from ..ir.dtype import DType
 from ..ir.expr import Cast, Const, Coord, Expr, Load, Rewriter
@@ -100,6 +101,8 @@ def reshape_index(new: Sequence[Index], coords: Sequence[Index], old: Sequence[I
                 pi, a = pi * old[a], a + 1
             else:
                 pj, b = pj * new[b], b + 1
+        if pi is not pj and pi.constant is not None and pj.constant is not None:
+            raise InternalError(f"a reshape of {old} to {new}")
         flat = as_index(0)
         for k in range(j, min(b, len(new))):
             flat = flat * new[k] + coords[k]
