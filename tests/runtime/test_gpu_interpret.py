@@ -127,6 +127,18 @@ def test_what_one_program_of_a_cluster_raises_is_raised(ends):
         interpreted(replace(SHARE, name="share", text=text)).run((6,), (torch.randn(6, 4), torch.zeros(6, 4), torch.zeros(6, 4, dtype=torch.int64)))
 
 
+TWICE = HEAD + "def twice(p0):\n    i = tl.arange(0, 4)\n    tl.store(p0 + i, tl.load(p0 + i) * 2)\n"
+
+
+def test_another_kernel_of_the_same_name():
+    """As one by addresses stands in for one by descriptors: each runs by its own text, whichever was loaded last."""
+    first, second = interpreted(GpuUnit("twice", TWICE, ("*fp32",))), interpreted(GpuUnit("twice", TWICE.replace("* 2", "* 3"), ("*fp32",)))
+    x = torch.ones(4)
+    for kernel, want in ((second, 3.0), (first, 6.0)):
+        kernel.run((1,), (x,))
+        assert torch.equal(x, torch.full((4,), want))
+
+
 def test_not_on_another_device():
     with pytest.raises(InternalError, match="cuda"):
         assemble(program(device="cuda:0"), {"checked": interpreted(CHECKED)})

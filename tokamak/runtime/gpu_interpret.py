@@ -35,7 +35,7 @@ def interpreted(unit: GpuUnit) -> Interpreted:
     with _LOCK:
         copies = _copies()
         with _in_place(copies):
-            function = gpu_worker.load(unit.name, unit.text)
+            function = gpu_worker.load(unit.name, unit.text).rewrite()       # of its source, while that is the last of this name
         return Interpreted(unit, function, copies)
 
 
@@ -77,7 +77,7 @@ class Interpreted:
         with _LOCK:
             plain = len(self.unit.signature)
             arguments = [self._argument(t, w) for t, w in zip(self.unit.signature, words)] + self._boxes(words[plain:])
-            function = self._function.rewrite()
+            function = self._function
             scope = interpreter._patch_lang(function)
             try:
                 interpreter.interpreter_builder.set_grid_dim(*grid)
