@@ -177,9 +177,13 @@ class MatmulLowering(TileLowering):
             rest = self.assign(tile, f"{rest} // {count(a)}", "b") if n else rest
         for a, block in each.items():
             if a in self.schedule.dims:
-                self._put_everywhere(tile, a, f"{block} * {self.schedule.sizes(a)[0]}")
+                self._put_everywhere(tile, a, self._base(a, block))
             else:
                 self._everywhere(tile, a, block)
+
+    def _base(self, a: Axis, block: str) -> str:
+        """Where the block of that number begins."""
+        return f"{block} * {self.schedule.sizes(a)[0]}"
 
     def _everywhere(self, scope: Scope, a: Axis, number: str) -> None:
         shown = self.view

@@ -12,10 +12,10 @@ from ..fuse.boxes import Box
 from ..fuse.contraction import product_type
 from ..ir.dtype import F32, DType
 from ..ir.expr import Expr, Reduce
-from ..ir.index import Axis, as_index
+from ..ir.index import Axis, Index, as_index, floordiv
 from ..schedule.body import Body, Store
 from ..schedule.matmul import folds_of
-from ..schedule.persistent import PersistentSchedule, factor_box, pair, store_box
+from ..schedule.persistent import PersistentSchedule, factor_box, pair, smaller, store_box
 from . import tile_words as words
 from .matmul import MatmulLowering
 from .tile_kernel import Boxed, Scope, TileKernel, Value
@@ -25,10 +25,23 @@ from .tiles import rounded
 class PersistentLowering(MatmulLowering):
     """The kernel of a body of contractions, see above."""
 
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.descriptors: dict = {}
+
     def kernel(self) -> TileKernel:
+        grid, lines = self._tiles()
+        if self.s.last > 1:
+            lines += LastRound(self)._tiles()[1]
+        aligned = frozenset(p.name for p in self.params if p.kind == "order" or p.kind == "int" and self.hints.divides(16, p.source))
+        return TileKernel(tuple(self.params), lines, grid, self.schedule, self.body_, tuple(self.errors), self.sources, (), aligned,
+                          tuple(self.descriptors.values()))
+
+    def _tiles(self) -> tuple[Index, tuple]:
+        """(how many programs, what each does): the loop over its tiles."""
         s = self.schedule = self.s
         first, second = s.dims
-        self.held, self.view, self.after, self.begins, self.descriptors = [], "out 0", [], {}, {}
+        self.held, self.view, self.after, self.begins = [], "out 0", [], {}
         self.piece.update({a: 0 for a, _ in s.pieces})
         width = s.sizes(second)[0] // s.parts
         narrow = replace(s, pieces=tuple((a, (width,)) if a is second else (a, n) for a, n in s.pieces))
@@ -41,9 +54,7 @@ class PersistentLowering(MatmulLowering):
             for fold, name in accumulators.items():
                 self._remember(self.tile, fold, (Value(name, frozenset(s.dims), self.tile, True),))
             self._store_all(self.tile, self.stores)
-        aligned = frozenset(p.name for p in self.params if p.kind == "order" or p.kind == "int" and self.hints.divides(16, p.source))
-        return TileKernel(tuple(self.params), (*self.program.lines, *self.after), grid, s, self.body_, tuple(self.errors), self.sources, (), aligned,
-                          tuple(self.descriptors.values()))
+        return grid, (*self.program.lines, *self.after)
 
     def _addressed(self, view: str, v: PersistentSchedule) -> bool:
         """Is any factor of this view computed, or read by address?"""
@@ -65,7 +76,15 @@ class PersistentLowering(MatmulLowering):
         self._show(shown)
 
     def _over_tiles(self, step: str, first: str, count: str, programs: str) -> str:
-        return f"for {step} in tl.range({first}, {count}, {programs}{', flatten=True' if self.schedule.flat else ''})"
+        end = self._whole_rounds() if self.schedule.last > 1 else count
+        return f"for {step} in tl.range({first}, {end}, {programs}{', flatten=True' if self.schedule.flat else ''})"
+
+    def _whole_rounds(self) -> str:
+        """How many tiles are made before some programs would have none."""
+        tiles, programs = as_index(1), as_index(self.schedule.resident)
+        for a in (x for x in self.schedule.order if x in self.body_.parallel):
+            tiles = tiles * self.blocks(a)
+        return self.param("int", ("whole",), floordiv(tiles, programs) * programs)
 
     def _range(self, low, high, step) -> str:
         return f"range({low}, {high}, {step})"
@@ -110,7 +129,7 @@ class PersistentLowering(MatmulLowering):
         """The register of a descriptor of two factors."""
         one, other = both
         name, block = f"d{len(self.descriptors)}", (2, *self._block(one, replace(self.schedule, dims=one.axes)))
-        self.descriptors[both] = Boxed(name, one.memory, one.offset, (as_index(2), *(a.extent for a in one.axes)), (as_index(0), *one.strides), block,
+        self.descriptors[both, block] = Boxed(name, one.memory, one.offset, (as_index(2), *(a.extent for a in one.axes)), (as_index(0), *one.strides), block,
                                        (other.memory, other.offset), one.memory.dtype is F32)
         return name
 
@@ -157,10 +176,42 @@ class PersistentLowering(MatmulLowering):
         scope.lines.append(f"{self._descriptor(b, block)}.store([{self._corner(b, self.outs[self.view])}], {text})")
 
 
+class LastRound(PersistentLowering):
+    """The loop of a kernel's programs over what its whole rounds of tiles leave: smaller ones, so that all programs have some. Parameters, descriptors
+    and names are the kernel's."""
+
+    def __init__(self, whole: PersistentLowering):
+        super().__init__(whole.body_, smaller(whole.schedule), whole.hints, whole.device, fast=whole.fast)
+        self.whole = whole
+        self.params, self.keys, self.descriptors = whole.params, whole.keys, whole.descriptors
+        self.counter, self.errors, self.sources = whole.counter, whole.errors, whole.sources
+
+    def blocks(self, a: Axis) -> Index:
+        return self.whole.blocks(a)
+
+    def _over_tiles(self, step: str, first: str, count: str, programs: str) -> str:
+        parts = self.whole.schedule.last
+        return f"for {step} in tl.range({self.whole._whole_rounds()} * {parts} + {first}, {count} * {parts}, {programs})"
+
+    def _range(self, low, high, step) -> str:
+        return f"tl.range({low}, {high}, {step}, num_stages={self.schedule.stages})"
+
+    def _decode_tile(self, tile: Scope, moving: list[Axis], number: str) -> None:
+        parts = self.whole.schedule.last
+        self.part = self.assign(tile, f"{number} % {parts}", "b")
+        super()._decode_tile(tile, moving, self.assign(tile, f"{number} // {parts}", "b"))
+
+    def _base(self, a: Axis, block: str) -> str:
+        first, second = self.schedule.dims
+        size, mine = self.whole.schedule.sizes(a)[0], self.schedule.sizes(a)[0]
+        part = f"{self.part} % 2" if a is second else f"{self.part} // 2"
+        return f"{block} * {size}" + (f" + {part} * {mine}" if mine < size else "")
+
+
 def lower_persistent(body: Body, schedule: PersistentSchedule, hints, device: str, fast: bool = False) -> tuple[TileKernel, ...]:
     """The kernel of `body`; its `otherwise` is the same one by addresses, for calls whose memory the engine cannot copy."""
     fast = fast and rounded(body)
-    plain = PersistentLowering(body, replace(schedule, boxes=False, flat=False), hints, device, fast=fast)
+    plain = PersistentLowering(body, replace(schedule, boxes=False, flat=False, last=1), hints, device, fast=fast)
     addressed = plain.kernel()
     if not schedule.boxes or addressed.errors:
         return (addressed,)

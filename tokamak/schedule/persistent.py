@@ -5,18 +5,19 @@ in parts of the tile, so that it finds registers beside the accumulators.
     parts       of how many columns' ranges the tile is finished, one after the other
     boxes       are descriptors used at all; without, every read and write is by address (where a call's memory is not aligned)
     flat        are the loops over tiles and depth run as one, so that the next tile's first steps load while this one is finished
+    last        into how many smaller ones a tile of the last round is cut, where there are fewer of these than programs: halves of its columns, or quarters
     paired      are two products of one left factor made as one of twice the columns: a descriptor with a dimension of two reads both right factors
 
 What can be copied is a fact about addresses: `fuse.boxes`. What a tile's sides are is what `fuse.products` says is fastest.
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..fuse.boxes import Box, box, lies, plain
 from ..fuse.contraction import Contraction, product_type
 from ..fuse.cost import Hints
-from ..fuse.products import PRODUCTS, ours, prices
+from ..fuse.products import PRODUCTS, Tile, last, ours, prices
 from ..ir.dtype import F32
 from ..ir.expr import Expr, loads
 from ..ir.index import Axis
@@ -36,10 +37,19 @@ class PersistentSchedule(MatmulSchedule):
     boxes: bool = True
     flat: bool = True
     paired: bool = False
+    last: int = 1
 
     def __str__(self) -> str:
-        words = {f"parts({self.parts})": self.parts > 1, "addressed": not self.boxes, "flat": self.flat, "paired": self.paired}
+        words = {f"parts({self.parts})": self.parts > 1, "addressed": not self.boxes, "flat": self.flat, "paired": self.paired,
+                 f"last(1 / {self.last})": self.last > 1}
         return " ".join((super().__str__(), *(text for text, shown in words.items() if shown)))
+
+
+def smaller(s: PersistentSchedule) -> PersistentSchedule:
+    """How the tiles of the last round are made: `s` with halves of the columns, and of the rows where there are quarters."""
+    (first, second), sizes = s.dims, {a: n for a, (n,) in s.pieces}
+    sizes |= {second: sizes[second] // 2} | ({first: sizes[first] // 2} if s.last == 4 else {})
+    return replace(s, pieces=tuple((a, (sizes[a],)) for a, _ in s.pieces), parts=max(1, s.parts // 2), last=1, flat=False, stages=s.stages + 1)
 
 
 def factor_box(e: Expr, dims: tuple[Axis, Axis], depth: Axis, hints: Hints) -> Box | None:
@@ -127,6 +137,8 @@ def _schedule(b: Body, found: list[Contraction], sizes: dict[Axis, int], hints: 
     if stages < 2:
         return None
     pieces = tuple((a, (n,)) for a, n in sizes.items())
+    tiles = hints.count(others) * -(-hints(first.extent) // sizes[first]) * -(-hints(second.extent) // sizes[second])
+    cut = last(Tile(sizes[first], sizes[second], 0.0, 0.0), tiles, target.threads, paired) if single else 1
     return PersistentSchedule((*others, first, second, depth), (first, second), pieces, frozenset((depth,)), (), 1, exact, warps, stages,
                               wide=wide(b, hints, target), depth=depth, group=GROUP, resident=target.threads,
-                              parts=parts, flat=large and single, paired=paired)
+                              parts=parts, flat=large and single, paired=paired, last=cut)
