@@ -21,7 +21,7 @@ from torch import fx
 from . import log
 from .capture import aot, tables  # noqa: F401 (tables fill the registry)
 from .capture.fx import Capture, Unsupported
-from .capture.registry import ACTIVATED, ACTIVATED_ON_CPU, ADDED, MATRICES
+from .capture.registry import ACTIVATED, ACTIVATED_ON_CPU, ADDED, ALONE, MATRICES
 from .capture.sizes import narrow
 from .codegen.c_rows import unit as rows_unit
 from .codegen.host import host_program
@@ -210,7 +210,7 @@ def _kernels_and_program(captured: Graph, constants: Mapping, machine: Target, o
     """The stages behind `simplify`, for sizes of the graph's classes: the boxed function."""
     graph = trace("stream", stream(graph, machine) if options.streaming else graph)
     graph = trace("inline", widened(inline(padded(unrolled(graph, machine), machine, MATRICES, options.contractions), machine), machine))
-    graph = trace("contract", contract(graph, machine, options.contractions, ACTIVATED if machine.kind == "gpu" else ACTIVATED_ON_CPU, ADDED))
+    graph = trace("contract", contract(graph, machine, options.contractions, ACTIVATED if machine.kind == "gpu" else ACTIVATED_ON_CPU, ADDED, ALONE))
     planned = trace("fuse", plan(graph, machine))
     found = tuned.table(options.cache_dir, machine.model) if options.tuned and machine.model and not machine.ordered else {}
     scheduled = trace("schedule", schedule_plan(planned, machine, found))

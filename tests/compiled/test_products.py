@@ -32,7 +32,7 @@ def stages(monkeypatch):
     """`stages(fn, *shapes)`: what each stage up to `contract` makes of it for a GPU with 132 multiprocessors, forward and backward; nothing runs."""
     monkeypatch.setattr(backend, "target", lambda *_, **__: MACHINE)
 
-    def of(fn, *shapes, grad=False) -> list[dict]:
+    def of(fn, *shapes, grad=False, dtype=torch.bfloat16) -> list[dict]:
         seen: list[dict] = []
 
         def one(graph, inputs, kind):
@@ -48,7 +48,7 @@ def stages(monkeypatch):
             return aot.eager(graph)
         torch._dynamo.reset()
         with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
-            inputs = [torch.empty(s, dtype=torch.bfloat16, requires_grad=grad) for s in shapes]
+            inputs = [torch.empty(s, dtype=dtype, requires_grad=grad) for s in shapes]
             made = torch.compile(fn, backend=lambda gm, i: aot.autograd(gm, i, one), dynamic=False)(*inputs)
             if grad:
                 made.sum().backward()
@@ -231,3 +231,47 @@ def test_what_rounds_otherwise_is_left_to_policy_fast(policy):
     fn = lambda x, w, b, r: F.gelu(F.linear(x, w, b), approximate="tanh") + (x @ w.t() + torch.tanh(r))
     got, (record,) = run(fn, *(inputs := (values(20, 64), values(48, 64), values(48), values(20, 48))), contractions="vendor", policy=policy)
     assert sorted(calls(record)) == ["aten.addmm.default", "aten.mm.default"] and error(got, fn(*map(wide, inputs))) <= 1.5e-2
+
+
+# -- vectors that the vendor adds to products in TF32 ------------------------------------------------------------------------
+@pytest.fixture
+def tf32():
+    """TF32 is allowed."""
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.set_float32_matmul_precision("highest")
+
+
+APART = {           # rows, depth, columns -> what the vendor is left with of linear, of linear + vector, of a ReLU behind linear
+    (32, 14336, 1024): ("mm", "mm", "mm"), (8, 11008, 1024): ("mm", "mm", "mm"), (1024, 14336, 1024): ("mm", "mm", "mm"),
+    (4, 1024, 11008): ("addmm", "biased", "mm"), (16, 4096, 14336): ("addmm", "biased", "mm"),
+}
+
+
+@pytest.mark.parametrize("size", APART, ids=str)
+def test_vectors_are_added_where_that_is_faster(stages, tf32, size):
+    m, k, n = size
+    functions = lambda x, w, b: F.linear(x, w, b), lambda x, w, b: F.linear(x, w) + b, lambda x, w, b: F.relu(F.linear(x, w, b))
+    for fn, wanted in zip(functions, APART[size]):
+        seen, = stages(fn, (m, k), (n, k), (n,), dtype=torch.float32)
+        assert len(left(seen)) == 1 and f"{wanted} " in left(seen)[0].replace(".default", " "), left(seen)
+
+
+def test_in_16_bits_and_without_tf32_the_vendor_adds_them(stages):
+    relu = lambda x, w, b: F.relu(F.linear(x, w, b))
+    for dtype in (torch.bfloat16, torch.float32):
+        seen, = stages(relu, (128, 14336), (1024, 14336), (1024,), dtype=dtype)
+        assert "addmm" in left(seen)[0]
+
+
+def test_what_is_added_apart_is_added_once(tf32):
+    """A vector, a matrix, none that is scaled; a result with two readers, and one that is shown keep the vendor's own sum."""
+    x, w, b, r = (values(*s, dtype=torch.float32) for s in ((24, 136), (104, 136), (104,), (24, 104)))
+    shown = lambda x, w, b, r: (F.linear(x, w, b), F.linear(x, w, b).relu())
+    for fn, wanted in ((lambda x, w, b, r: F.gelu(F.linear(x, w, b)) + r, "mm"), (lambda x, w, b, r: torch.addmm(r, x, w.t()).exp(), "mm"),
+                       (lambda x, w, b, r: torch.addmm(b, x, w.t(), beta=2).exp(), "addmm"), (shown, "addmm"),
+                       (lambda x, w, b, r: (y := F.linear(x, w, b)).relu() + y.sum(0), "addmm")):
+        got, (record,) = run(fn, x, w, b, r, contractions="")
+        assert f"aten.{wanted}.default" in calls(record)
+        for mine, want in zip(*(v if isinstance(v, tuple) else (v,) for v in (got, fn(*map(wide, (x, w, b, r)))))):
+            assert error(mine, want) < 1e-5

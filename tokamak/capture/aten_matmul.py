@@ -10,12 +10,13 @@ from ..ir.expr import Expr, Op, Reduce
 from ..ir.index import Axis, Index, as_index, axis
 from .aten_activation import gelu
 from .promote import Term
-from .registry import ACTIVATED, ACTIVATED_ON_CPU, ADDED, INTO, MATRICES, means
+from .registry import ACTIVATED, ACTIVATED_ON_CPU, ADDED, ALONE, INTO, MATRICES, means
 from .tensor import Tensor, broadcast_shapes, cast, compute, constant
 
 aten = torch.ops.aten
 MATRICES.update(dict.fromkeys((aten.mm.default, aten.bmm.default), (None, (0, 1))))
 MATRICES.update(dict.fromkeys((aten.addmm.default, aten.baddbmm.default), (0, (1, 2))))
+ALONE[aten.addmm.default] = (aten.mm.default, (1, 2))
 
 
 def activated(bias, left, right, shape, **how):

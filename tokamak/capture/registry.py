@@ -23,6 +23,7 @@ ACTIVATED: dict[object, tuple] = {}         # overload of (added vector, left, r
 #                                             another shape, a further argument; of each activation: Expr -> Expr, the keywords that ask for it, and
 #                                             whether it would be another one behind the product's rounding
 ACTIVATED_ON_CPU: dict[object, tuple] = {}  # the same on CPUs
+ALONE: dict[object, tuple] = {}             # overload of a product and what is added to it -> that of the product alone, positions of its arguments
 ADDED: dict[object, object] = {}            # overload of (left, right) -> a function of (value, left, right) that gives their sum in the value's shape
 INTO: dict[object, object] = {}             # such a function -> the same that takes the value's memory
 

@@ -22,9 +22,10 @@ from .inline import inline, substituted
 from .reason import Reason
 from .boxes import movable
 from .price import MANY, Site, unprofitable
+from .products import prices, vector_apart
 from .scales import scales_behind
 from .sizes import runs_along
-from .vendor import Own, activations_behind, sums_behind
+from .vendor import Own, activations_behind, sums_behind, vectors_apart
 
 
 def within(meaning: Expr) -> Contraction | None:
@@ -33,10 +34,11 @@ def within(meaning: Expr) -> Contraction | None:
     return contraction(folds[0]) if len(folds) == 1 else None
 
 
-def contract(graph: Graph, target, choice: str = "", activated: Mapping = MappingProxyType({}), added: Mapping = MappingProxyType({})) -> Graph:
+def contract(graph: Graph, target, choice: str = "", activated: Mapping = MappingProxyType({}), added: Mapping = MappingProxyType({}),
+             alone: Mapping = MappingProxyType({})) -> Graph:
     """`graph` with what becomes kernels as nodes, and the reason beside every contraction that is left to the vendor's library. `choice`: '' by their
     prices, 'vendor' for all of them, 'kernels' for those that can become one. `activated`, `added`: what the vendor makes behind a
-    product, see `capture.registry`."""
+    product, `alone`: the product without what it adds, see `capture.registry`."""
     graph = _InTf32(graph).result() if target.tf32 and any(map(_of_f32, contractions(graph).values())) else graph
     found, hints = contractions(graph), estimates(graph, target)
     reasons = {n: infeasible(c, target, hints) for n, c in found.items()}
@@ -50,8 +52,23 @@ def contract(graph: Graph, target, choice: str = "", activated: Mapping = Mappin
         reasons.update(unprofitable(site, hints, target) if choice == "" else dict.fromkeys(possible, asked))
     kernel = lambda kept: isinstance(kept, Opaque) and kept in reasons and reasons[kept] is None
     behind = {n: x for n, x in behind.items() if reasons.get(n) is not None and not kernel(x.kept)}
-    made = decided(graph, reasons, hints, target.fast, {n: taken[n] for n, r in reasons.items() if r is None and n in taken}, behind)
-    return inline(made, target) if None in reasons.values() else made
+    behind, apart = _without_vectors(graph, {n: c for n, c in found.items() if reasons[n] is not None}, behind, alone, hints, target)
+    made = decided(graph, reasons, hints, target.fast, {n: taken[n] for n, r in reasons.items() if r is None and n in taken}, behind,
+                   {n: alone[n.target] for n in apart})
+    return inline(made, target) if None in reasons.values() or apart else made
+
+
+def _without_vectors(graph: Graph, found: dict[Opaque, Contraction], behind: Mapping, alone: Mapping, hints: Hints, target) -> tuple[dict, set]:
+    """(`behind` without vectors that the vendor would add to products in TF32 more slowly than a pass, the calls that are better made without what they
+    add). `found`: what stays with the vendor."""
+    known = prices(target, F32)
+    if known is None or target.ordered:
+        return dict(behind), set()
+    faster = lambda c: vector_apart(known, target.threads, c.sizes(hints))
+    slow = {n for n, x in behind.items() if not x.kwargs and isinstance(x.kept, View) and len(x.kept.shape) == 1
+            and product_type(found[n]) is F32 and faster(found[n])}
+    rest = {n: x for n, x in behind.items() if n not in slow}
+    return rest, vectors_apart(graph, {n: c for n, c in found.items() if n not in rest}, alone, faster)
 
 
 def contractions(graph: Graph) -> dict[Opaque, Contraction]:
@@ -194,16 +211,17 @@ def back_to_back(graph: Graph, found: dict[Opaque, Contraction]) -> dict[Opaque,
 
 
 def decided(graph: Graph, reasons: dict[Opaque, Reason | None], hints: Hints, fast: bool = False,
-            taken: Mapping = MappingProxyType({}), behind: Mapping = MappingProxyType({})) -> Graph:
+            taken: Mapping = MappingProxyType({}), behind: Mapping = MappingProxyType({}), apart: Mapping = MappingProxyType({})) -> Graph:
     """`graph` with the calls whose reason is None as nodes of the language, and its reason beside each other one. `fast`: roundings of operations may
-    be left out. `taken`: what calls take in that is computed in front of them. `behind`: call -> what the vendor makes behind it."""
-    return _Decided(graph, reasons, hints, fast, taken, behind).result() if reasons else graph
+    be left out. `taken`: what calls take in that is computed in front of them. `behind`: call -> what the vendor makes behind it. `apart`: call
+    -> the call that multiplies alone, where what is added is added behind it."""
+    return _Decided(graph, reasons, hints, fast, taken, behind, apart).result() if reasons else graph
 
 
 class _Decided(GraphRewrite):
-    def __init__(self, graph: Graph, reasons: dict[Opaque, Reason | None], hints: Hints, fast: bool, taken: Mapping, behind: Mapping):
+    def __init__(self, graph: Graph, reasons: dict[Opaque, Reason | None], hints: Hints, fast: bool, taken: Mapping, behind: Mapping, apart: Mapping):
         super().__init__(graph, "eager")
-        self.reasons, self.hints, self.fast, self.behind = reasons, hints, fast, behind
+        self.reasons, self.hints, self.fast, self.behind, self.apart = reasons, hints, fast, behind, apart
         self.calls: dict[Opaque, Opaque] = {}           # those behind which the vendor makes something
         self.made_by = {x.node: x for x in behind.values()}          # of several the last
         self.fronts = taken
@@ -228,12 +246,21 @@ class _Decided(GraphRewrite):
         reason = self.reasons[node] or (Reason("vendor", "infeasible", "a factor is the same all along the depth") if within(made.meaning) is None else None)
         if reason is not None:
             made = replace(made, reason=f"contraction {size_text(within(node.meaning), self.hints)}: {reason}")
+            if node in self.apart:
+                return self._alone(node, made)
             if node in self.behind:
                 self.calls[node] = made
             return made if node not in self.behind else None
         shape, _, _, device = spec_parts(made.results[0])
         self.meanings[node] = meaning = self._with_fronts(node, made.meaning)
         return Compute(shape, None, within(meaning).fold, device)
+
+    def _alone(self, node: Opaque, made: Opaque) -> Opaque:
+        """The call that multiplies alone."""
+        target, positions = self.apart[node]
+        args = tuple(made.args[p] for p in positions)
+        self.meanings[node] = made.meaning
+        return replace(made, target=target, args=args, reads=tuple(dict.fromkeys(v.node for v in args)), meaning=None)
 
     def _vendors_own(self, node: Compute, x: Own) -> Result:
         """What the vendor's call gives that makes `node` too; it stands where `node` stood, behind all that it is handed."""
@@ -268,9 +295,10 @@ class _Decided(GraphRewrite):
         call = self.nodes[node.opaque]
         if node.opaque in self.calls:
             return None                 # nothing but what the vendor makes behind it reads it
-        if isinstance(call, Opaque):
+        if isinstance(call, Opaque) and node.opaque not in self.apart:
             return super().opaque_result(node)
-        fold, product = within(self.meanings[node.opaque]).fold, Load(call, tuple(axis(i, s) for i, s in enumerate(call.shape)))
+        made = super().opaque_result(node) if isinstance(call, Opaque) else call
+        fold, product = within(self.meanings[node.opaque]).fold, Load(made, tuple(axis(i, s) for i, s in enumerate(made.shape)))
         around = Rewriter(leaf=lambda e: product if e is fold else None)(self.meanings[node.opaque])
         return Compute(node.shape, node.strides, _rounding(around) if node in self.factors else around, node.device)
 

@@ -1,14 +1,16 @@
 """What the vendor's library makes of a product beyond the product: an activation behind a bias, the sum with a value that was there before."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..ir.dtype import compute_type
+from ..ir.dtype import F32, compute_type
 from ..ir.expr import Cast, Expr, Load, Op, loads
 from ..ir.graph import Compute, Graph, Opaque, Result, View, is_pointwise, reads
 from ..ir.index import as_index, row_major
 from ..ir.rewrite import Simplifier
+from .contraction import Contraction, product_type
+from .cost import pinned_nodes
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +50,19 @@ def _with_vectors(reader: Compute, read: Load) -> list[tuple[Expr, object]]:
         if e is not read and whole and e.dtype is read.dtype and e.node.strides == row_major(e.node.shape):
             found += [(Op("add", *pair), e.node) for pair in ((_carried(read), _carried(e)), (_carried(e), _carried(read)))]
     return found
+
+
+def vectors_apart(graph: Graph, found: Mapping[Opaque, Contraction], alone: Mapping, faster: Callable[[Contraction], bool]) -> set[Opaque]:
+    """Products in TF32 whose vector, or whatever is added to them, is better added behind them: where a pass follows that may do it, or a pass for itself is
+    `faster`. `found`: those that stay with the vendor; `alone`: see `capture.registry`."""
+    shown, readers = pinned_nodes(graph), {}
+    for n in graph.nodes:
+        for r in reads(n):
+            readers.setdefault(r, []).append(n)
+    results = {r.opaque: r for r in graph.nodes if isinstance(r, Result)}
+    several = {n for n in found if n.target in alone and not n.kwargs and product_type(found[n]) is F32 and n in results}
+    passed = lambda r: r not in shown and len(readers.get(r, ())) == 1 and is_pointwise(readers[r][0])
+    return {n for n in several if passed(results[n]) or faster(found[n])}
 
 
 def sums_behind(graph: Graph, added: Mapping) -> dict[Opaque, Own]:
