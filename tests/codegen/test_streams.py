@@ -120,3 +120,21 @@ def test_a_store_in_a_loop_within_a_streamed_one():
     tokamak.compile(lambda x: x.cumprod(0), strict=True, dynamic=False, cache_dir="")(x).sum().backward()
     want, = torch.autograd.grad(x.cumprod(0).sum(), x)
     torch.testing.assert_close(x.grad, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64])
+@pytest.mark.parametrize("rows,columns", [(1001, 33), (258, 1029), (5, 70000), (4, 16), (3, 5000)])
+def test_several_rows_folded_at_a_time_are_folded_as_one_is(rows, columns, dtype):
+    """Whichever rows are taken together, each is folded in the order in which it is alone: rows at the end of a share, too."""
+    x = (torch.randn(rows, columns) * 10).to(dtype)
+    if dtype.is_floating_point:
+        x[2, 3], x[1] = float("nan"), float("-inf")
+    fn = lambda x: ((x * 3 + 1).sum(1), x.amax(1), (x > 0).all(1))
+    out, text = compiled(fn, x)
+    alone, _ = compiled(fn, x[:1].clone())
+    assert "_q3" in text or rows < 16
+    assert all(torch.equal(a[:1], b) for a, b in zip(out, alone))
+    exact = (x.double() * 3 + 1).sum(1)
+    torch.testing.assert_close(out[0].double(), exact, rtol=1e-2 if dtype is torch.bfloat16 else 1e-5, atol=1e-2, equal_nan=True)
+    torch.testing.assert_close(out[1], x.amax(1), rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(out[2], (x > 0).all(1))
