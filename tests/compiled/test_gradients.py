@@ -7,8 +7,13 @@ import torch.nn.functional as F
 
 import tokamak
 from tests.compiled.test_contractions import TOLERANCE, calls, error, run, schedules, values, wide
+from tokamak.codegen.stages import schedule_plan
+from tokamak.fuse.plan import plan
+from tokamak.ir.parse import parse_graph
 from tokamak.schedule.matmul import MatmulSchedule, sums_beside
+from tokamak.schedule.persistent import PersistentSchedule
 from tokamak.schedule.rows import RowsSchedule
+from tokamak.target import Target
 from tokamak.tools.record import recording
 
 pytest.importorskip("triton")
@@ -161,3 +166,31 @@ def test_the_gradients_of_one_narrow_layer_are_one_kernel():
     for g, w in zip(got, fn(*(wide(i) for i in inputs)), strict=True):
         assert error(g, w) <= TOLERANCE[torch.bfloat16]
     assert len(narrow(record)) == len(schedules(record)) == 1
+
+
+@pytest.mark.parametrize("inner, hidden", [(128, 256), (128, 128), (256, 128)])
+@pytest.mark.parametrize("between", BETWEEN)
+def test_layers_back_to_back_in_turned_tiles(between, inner, hidden):
+    """Forward, with and without the values that a backward needs."""
+    fn = lambda x, w, b, v, c: F.linear(BETWEEN[between](F.linear(x, w, b)), v, c)
+    inputs = layers(150, inner, hidden, 128)
+    (forward,) = [r for r in step(fn, inputs) if r.kind == "forward"]
+    assert any(s.turned for s in narrow(forward)) is (hidden == 256)
+    with torch.no_grad():
+        got, (record,) = run(fn, *inputs)
+        assert error(got, fn(*map(wide, inputs))) <= TOLERANCE[torch.bfloat16]
+    assert any(s.turned for s in narrow(record)) is (hidden == 256)
+
+
+@pytest.mark.parametrize("rows, shared", [(131072, True), (256, False)])
+def test_a_lone_gradient_of_weights_is_shared_by_many_programs(rows, shared):
+    """Few tiles of a long depth are no work for programs that make tile after tile."""
+    graph = parse_graph(f"""graph gradient {{
+      input %g: bf16[{rows}, 256](256, 1)
+      input %x: bf16[{rows}, 128](128, 1)
+      %w: f32[256, 128](128, 1) for i2<{rows} = sum[i2](mul(f32(%g[i2, i0]), f32(%x[i2, i1])))
+      return %w
+    }}""")
+    machine = Target("cpu", 16, 132, l1=1 << 18, l2=50 << 20, kind="gpu", arch=("cuda", 90, 32), cluster=8)
+    (_, s), = schedule_plan(plan(graph, machine), machine).bodies.values()
+    assert isinstance(s, PersistentSchedule) is not shared and (s.programs > 8) is shared

@@ -2,7 +2,7 @@
 
 A program has a view of its tile for each pair of axes that a value has: rows and a narrow axis, or two narrow axes for weights and for what is summed
 over the rows. A row's value is made once, in its view, whatever reads it; a sum over rows is the product of its tile, turned, with another one's, or
-with ones.
+with ones. Tiles of two layers back to back without such sums may lie turned, weights first.
 """
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ..ir.dtype import F32
 from ..ir.expr import Expr, Load, Reduce
 from ..ir.index import Axis, as_index, floordiv
 from ..schedule.body import Body
+from ..schedule.matmul import outermost
 from ..schedule.rows import RowsSchedule, crossing, local
 from . import tile_words as words
 from .matmul import MatmulLowering
@@ -27,6 +28,7 @@ class RowsLowering(MatmulLowering):
 
     def kernel(self) -> TileKernel:
         s = self.schedule = self.s
+        self.partial: dict[Reduce, Value] = {}              # a row's products with weights, in the block at hand
         rows, program, self.held = s.depth, self.program, []
         self.piece.update({a: 0 for a, _ in s.pieces})
         self.views = {pair: (replace(s, dims=pair), {}) for pair in self._pairs()}
@@ -54,16 +56,25 @@ class RowsLowering(MatmulLowering):
 
     def _pairs(self) -> list[tuple[Axis, Axis]]:
         """The pairs of axes that values have, in the order in which they are met."""
-        rows, found = self.schedule.depth, {}
-        every = frozenset((rows,))
+        found: dict = {}
+        every = frozenset((self.schedule.depth,))
         for st in local(self.body_):
-            found[rows, self._other(st.axes)] = None
+            found[self._along(self._other(st.axes))] = None
         for e in narrow.folds([s.expr for s in self.stores]):
             if (c := narrow.within(e, every)) is not None:
-                found |= dict.fromkeys(((rows, c.first), (c.first, c.second), (rows, c.second)))
+                found |= dict.fromkeys((self._along(c.first), self._weights(c), self._along(c.second)))
             else:
-                found |= dict.fromkeys((*((rows, a) for a in sorted(e.free, key=lambda a: a.id)), self._sum_view(e)))
+                found |= dict.fromkeys((*(self._along(a) for a in sorted(e.free, key=lambda a: a.id)), self._sum_view(e)))
         return list(found)
+
+    def _along(self, a: Axis) -> tuple[Axis, Axis]:
+        """The view of a row's values along `a`."""
+        rows = self.schedule.depth
+        return (a, rows) if self.schedule.turned else (rows, a)
+
+    def _weights(self, c: narrow.Product) -> tuple[Axis, Axis]:
+        """The view of the weights that a row is multiplied by."""
+        return (c.second, c.first) if self.schedule.turned else (c.first, c.second)
 
     def _other(self, axes) -> Axis:
         return next(a for a in axes if a is not self.schedule.depth)
@@ -80,10 +91,13 @@ class RowsLowering(MatmulLowering):
 
     # -- a block of rows -------------------------------------------------------------------------------------------------------
     def _block(self, scope: Scope, carried: dict[Reduce, str]) -> None:
-        """What one block of rows stores, and adds to what is carried."""
+        """What one block of rows stores, and adds to what is carried. Turned tiles are all multiplied before any is stored."""
         self.scope, rows = scope, self.schedule.depth
+        for e in outermost([st.expr for st in local(self.body_)]) if self.schedule.turned else ():
+            self._product(e)
+            self.scope = scope
         for st in local(self.body_):
-            self._show((rows, self._other(st.axes)))
+            self._show(self._along(self._other(st.axes)))
             self._store_all(scope, [st])
         for e, name in carried.items():
             self.scope = scope
@@ -135,16 +149,26 @@ class RowsLowering(MatmulLowering):
 
     def _emit_reduce(self, e: Reduce) -> Value:
         """A row's product with weights."""
-        rows = self.schedule.depth
+        return self._product(e)
+
+    def _product(self, e: Reduce) -> Value:
+        """The same, made once."""
+        if e in self.partial:
+            return self.partial[e]
+        rows, turned = self.schedule.depth, self.schedule.turned
         c = narrow.within(e, frozenset((rows,)))
         if c is None:
             raise Unschedulable("a fold that is neither within rows nor across them")
-        scope = self.scope
-        left, right = self._multiplied(scope, (rows, c.first), c.left, c.first), self._multiplied(scope, (c.first, c.second), c.right, c.first)
+        shown, scope = self.view, self.scope
+        left, right = self._multiplied(scope, self._along(c.first), c.left, c.first), self._multiplied(scope, self._weights(c), c.right, c.first)
+        self._show(self._along(c.second))
         self.scope = scope
-        dims = frozenset((rows, c.second))
-        shape = str([self.schedule.sizes(a)[0] for a in (rows, c.second)])
-        return self._put(e, f"tk.dot({left}, {right}, {words.full(shape, 0.0, F32)})", e.free | {rows}, (), dims, True)
+        shape = str([self.schedule.sizes(a)[0] for a in self._along(c.second)])
+        factors = f"{right}, {left}" if turned else f"{left}, {right}"
+        value = self._put(e, f"tk.dot({factors}, {words.full(shape, 0.0, F32)})", e.free | {rows}, (), frozenset((rows, c.second)), True)
+        self._show(shown)
+        self.partial[e] = value
+        return value
 
 
 def lower_rows(body: Body, schedule: RowsSchedule, hints, device: str, choose_again, fast: bool = False) -> tuple[TileKernel, ...]:

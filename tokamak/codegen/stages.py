@@ -116,7 +116,7 @@ def _schedule(g: Group, plan: Plan, target, hints: Hints, memories: dict, table:
         if product is None and (stepped := rows.choose(b, hints, target)) is not None:
             return b, stepped
         if product is not None:
-            return product
+            return rows.whole(*product, hints, target) or product
         s, plain = tuned.choose(b, hints, target, table), unfolded(b)
         return (b, s) if plain is b or s.shift is not None else (plain, tuned.choose(plain, hints, target, table))
     return b, choose(b, hints, target)

@@ -141,13 +141,13 @@ def carried(exprs: list[Expr], rows: frozenset[Axis]) -> int:
     return sum(held(c.first) * held(c.second) for e in folds(exprs) if (c := across(e, rows)) is not None)
 
 
-def stages(exprs: list[Expr], rows: frozenset[Axis]) -> int:
-    """Blocks of rows that can be under way at once."""
+def stages(exprs: list[Expr], rows: frozenset[Axis], shared: int = SHARED) -> int:
+    """Blocks of rows that can be under way at once, in so many bytes of shared memory."""
     weights = sum(2 * held(c.first) * held(c.second) for e in folds(exprs) if (c := within(e, rows)) is not None)
     factors = {x.arg for e in folds(exprs) if (c := within(e, rows) or across(e, rows)) is not None for x in (c.left, c.right) if rows & x.free}
     made = sum(2 * ROWS * _width(x, rows) for x in factors if not isinstance(x, Load))
     read = {(e.node, e.index): e.dtype.bytes * ROWS * _width(e, rows) for e in loads(*exprs) if rows & e.free}
-    return min(3, (SHARED - weights - made) // max(sum(read.values()), 1))
+    return min(3, (shared - weights - made) // max(sum(read.values()), 1))
 
 
 def folds(exprs: Iterable[Expr]) -> list[Reduce]:

@@ -12,6 +12,7 @@ What can be copied is a fact about addresses: `fuse.boxes`. What a tile's sides 
 """
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from ..fuse.boxes import Box, box, lies, plain
@@ -22,12 +23,13 @@ from ..ir.dtype import F32
 from ..ir.expr import Expr, loads
 from ..ir.index import Axis
 from .body import Body, Store
-from .matmul import GROUP, TURNED, MatmulSchedule, _side, folds_of, inner_of, sums_beside
+from .matmul import GROUP, STEPS, TURNED, MatmulSchedule, _side, folds_of, inner_of, sums_beside
 from .tile_access import wide
 
 STEP = 128              # bytes of a step along the depth: what the engine copies of a row at once
 SHARED = 226 << 10      # bytes of shared memory for steps under way, and for what is read and written behind them
 MOST_PRODUCTS = 4       # that share a tile's registers
+SHARERS = 16            # programs that could share the depth of each tile: then they do, by addresses (`matmul`), rather than leave the machine idle
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,9 @@ def choose(b: Body, hints: Hints, target) -> PersistentSchedule | None:
         return None
     wanted = _columns(b, c, dims, len(found), hints, target)
     sizes = {first: _side(first, 128, hints), second: _side(second, wanted, hints), c.depth: _side(c.depth, STEP // product_type(c).bytes, hints)}
+    tiles = hints.count(b.parallel - set(dims)) * math.prod(-(-hints(a.extent) // sizes[a]) for a in dims)
+    if product_type(c) is not F32 and tiles * SHARERS <= target.threads and hints(c.depth.extent) >= SHARERS * STEPS * sizes[c.depth]:
+        return None
     return _schedule(b, found, sizes, hints, target)
 
 
