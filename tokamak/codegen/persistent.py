@@ -177,8 +177,8 @@ class PersistentLowering(MatmulLowering):
 
 
 class LastRound(PersistentLowering):
-    """The loop of a kernel's programs over what its whole rounds of tiles leave: smaller ones, so that all programs have some. Parameters, descriptors
-    and names are the kernel's."""
+    """The loop of a kernel's programs over what its whole rounds of tiles leave: smaller ones, so that all programs have some. Parameters,
+    descriptors and names are the kernel's."""
 
     def __init__(self, whole: PersistentLowering):
         super().__init__(whole.body_, smaller(whole.schedule), whole.hints, whole.device, fast=whole.fast)

@@ -59,8 +59,8 @@ def contract(graph: Graph, target, choice: str = "", activated: Mapping = Mappin
 
 
 def _without_vectors(graph: Graph, found: dict[Opaque, Contraction], behind: Mapping, alone: Mapping, hints: Hints, target) -> tuple[dict, set]:
-    """(`behind` without vectors that the vendor would add to products in TF32 more slowly than a pass, the calls that are better made without what they
-    add). `found`: what stays with the vendor."""
+    """(`behind` without vectors that the vendor would add to products in TF32 more slowly than a pass, the calls that are better made without
+    what they add). `found`: what stays with the vendor."""
     known = prices(target, F32)
     if known is None or target.ordered:
         return dict(behind), set()

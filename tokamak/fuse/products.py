@@ -22,7 +22,7 @@ from .vendor import Own
 
 STEP = 128              # bytes of a step along the depth
 LARGE = 128 * 256       # elements that a program carries, of a tile that it may cut
-CUT = {1: 1.0, 2: 0.64, 4: 0.58}        # of a tile's time, what one of so many parts of it takes; us, whole, in halves, in quarters, what is last being
+CUT = {1: 1.0, 2: 0.64, 4: 0.58}        # of a tile's time, what one of so many parts of it takes; us, whole, in halves, in quarters, the last being
 #   0.39 of a round: 1024x4096x14336 with a residual 188, 171, 187; 0.21: gate of 1024x4096x11008 261, 244, 242, GELU of 2048x1024x11008 92, 88, 85,
 #   a residual of 2048x4096x11008 280, 263, 262; 0.15: gate of 4096x4096x14336 1237, 1226, 1225; 0.61: a ReLU of 1024x4096x11008 132, 140, 151
 SURE = 0.985            # of the vendor's time with its pass: a kernel must promise more than this

@@ -53,8 +53,8 @@ def _with_vectors(reader: Compute, read: Load) -> list[tuple[Expr, object]]:
 
 
 def vectors_apart(graph: Graph, found: Mapping[Opaque, Contraction], alone: Mapping, faster: Callable[[Contraction], bool]) -> set[Opaque]:
-    """Products in TF32 whose vector, or whatever is added to them, is better added behind them: where a pass follows that may do it, or a pass for itself is
-    `faster`. `found`: those that stay with the vendor; `alone`: see `capture.registry`."""
+    """Products in TF32 whose vector, or whatever is added to them, is better added behind them: where a pass follows that may do it, or a pass for
+    itself is `faster`. `found`: those that stay with the vendor; `alone`: see `capture.registry`."""
     shown, readers = pinned_nodes(graph), {}
     for n in graph.nodes:
         for r in reads(n):

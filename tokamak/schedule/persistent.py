@@ -5,7 +5,7 @@ in parts of the tile, so that it finds registers beside the accumulators.
     parts       of how many columns' ranges the tile is finished, one after the other
     boxes       are descriptors used at all; without, every read and write is by address (where a call's memory is not aligned)
     flat        are the loops over tiles and depth run as one, so that the next tile's first steps load while this one is finished
-    last        into how many smaller ones a tile of the last round is cut, where there are fewer of these than programs: halves of its columns, or quarters
+    last        into how many smaller ones a tile of the last round is cut, where few programs would have one: halves of its columns, or quarters
     paired      are two products of one left factor made as one of twice the columns: a descriptor with a dimension of two reads both right factors
 
 What can be copied is a fact about addresses: `fuse.boxes`. What a tile's sides are is what `fuse.products` says is fastest.
