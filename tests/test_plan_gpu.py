@@ -2,18 +2,22 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from tokamak.codegen.stages import schedule_plan
+from tokamak.codegen.tile_parts import lower_tiles
 from tokamak.fuse.axes import Group
-from tokamak.fuse.gpu import HELD
+from tokamak.fuse.cost import Hints
+from tokamak.fuse.gpu import HELD, carrying
 from tokamak.fuse.plan import plan
 from tokamak.ir.parse import parse_graph
-from tokamak.schedule.tiles import LARGEST
-from tokamak.target import target
+from tokamak.schedule.tiles import LARGEST, choose
+from tokamak.target import Target, target
 
 GPU = target("cpu", interpret=True)
+LARGE = Target("cpu", 16, 132, l1=1 << 18, l2=50 << 20, kind="gpu", arch=("cuda", 90, 32), cluster=8)
 
 
 def tiles_of(text: str) -> list[int]:
@@ -85,3 +89,23 @@ def test_no_tile_is_larger_than_triton_compiles_in_seconds(rows, inner):
   return %out
 }}""")
     assert max(tiles) <= LARGEST
+
+
+@pytest.mark.parametrize("columns, tile, warps", [(768, 8192, 16), (1024, 8192, 16), (4096, 4096, 4)])
+def test_partial_results_of_few_columns_are_folded_by_larger_tiles(columns, tile, warps):
+    """No multiprocessor has a second program then; where there are more columns others fill it."""
+    scheduled = schedule_plan(plan(parse_graph(f"""graph columns {{
+  input %x: f32[87381, {columns}]({columns}, 1)
+  %total: f32[{columns}](1) for i1<87381 = sum[i1](%x[i1, i0])
+  return %total
+}}"""), LARGE), LARGE)
+    (body, s), = scheduled.bodies.values()
+    _, second = lower_tiles(body, replace(s, programs=1584), Hints({}), LARGE.name, lambda rest: choose(rest, Hints({}), LARGE))
+    assert math.prod(sum(sizes) for _, sizes in second.schedule.pieces) == tile and second.schedule.warps == warps
+
+
+@pytest.mark.parametrize("columns, sums, read, aligned, programs", [
+    (16384, 2, 6, True, 2), (25600, 2, 6, True, 8), (28672, 2, 6, True, 8), (65536, 2, 6, True, 8), (25600, 1, 6, True, 2), (25601, 2, 6, False, 0),
+    (16385, 1, 6, False, 2), (16385, 2, 6, False, 2), (4096, 2, 6, True, 1), (262144, 2, 6, True, 0)])
+def test_how_many_programs_share_rows_whose_column_sums_they_carry(columns, sums, read, aligned, programs):
+    assert carrying(columns, sums, read, aligned, LARGE) == programs

@@ -212,3 +212,13 @@ def test_column_sums_beside_shared_rows(chosen, monkeypatch, norm, rows, columns
     for mine, exact in zip(got, gradients(norm, *(x.double() for x in inputs))):
         assert (mine - exact).norm() <= (1e-6 if dtype is torch.float32 else 4e-3) * exact.norm()
     assert any(s.staged is not None and s.sharers > 1 and s.split for s in chosen)
+
+
+@pytest.mark.parametrize("fn, columns, dtype", [(lambda x: torch.softmax(x, -1), 500, torch.float32), (lambda x: torch.softmax(x, -1), 600, torch.float32),
+                                                (lambda x: F.layer_norm(x, x.shape[-1:]), 800, torch.bfloat16)])
+def test_long_rows_one_after_the_other(chosen, fn, columns, dtype):
+    """Clusters take many rows in a loop, the next under way; few rows have a cluster each."""
+    check(fn, values(19, columns, dtype=dtype), tolerance=1e-4 if dtype is torch.float32 else 2e-2)
+    check(fn, values(3, columns, dtype=dtype), tolerance=1e-4 if dtype is torch.float32 else 2e-2)
+    many, few = chosen
+    assert many.sharers == few.sharers > 1 and many.split and many.stages == 3 and not few.split and few.stages == 1

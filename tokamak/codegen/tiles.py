@@ -148,7 +148,8 @@ class TileLowering(TileFolds):
         inner = Scope(loop.lines, self.program.open, self.program)
         self._decode(inner, list(s.split), var, "b")
         inner.open |= frozenset(s.split)
-        if len(s.split) == 1 and s.split[0] not in s.dims and self.hints.least(s.split[0].extent) > 0 and not s.kept:
+        held = s.stages == 1 and not crossing           # all of a row is waited for alike
+        if len(s.split) == 1 and s.split[0] not in s.dims and self.hints.least(s.split[0].extent) > 0 and not s.kept and not held:
             self.turns = inner, var, share, count
         self._run(inner, local, tuple(crossing.values()), carried)
         self.turns = None

@@ -26,8 +26,9 @@ SHARED_CARRIED = 128 << 10      # bytes of a program's share of a row, and of co
 SHARED_COLUMNS = 16384  # columns of that share at most: RMSNorm backward over 25600 by two programs 73%, 65 by one; fewer than WORDS beside them, of rows that
                         # begin anywhere, do not count
 WORDS = 8
-FEW_SHARERS = 2         # programs at most that share rows which begin anywhere, or which one could hold: bf16 LayerNorm backward over 16385 columns 49%, 43
-                        # in two kernels; over 65537 by eight 28, 43 in two; RMSNorm over 25600 by four 56, 64 by one
+FEW_SHARERS = 2         # programs at most that share rows which begin anywhere, or which one could hold: bf16 LayerNorm backward over 16385 columns 59%, 58 by four,
+                        # 43 in two kernels; over 65537 by eight 28, 43 in two; RMSNorm over 16385 68, 54 by one; over 25600 by four 56, 64 by one. Where more
+                        # share, twice as many: one of a multiprocessor works while the other waits. LayerNorm over 25600 and 28672 62 and 67%, 55 and 61
 REACHED = 91            # percent of the multiprocessors that clusters of more than two programs reach, which are bound to groups of them: of an H200's 132
                         # 15 clusters of 8; LayerNorm backward over 65536 columns 63% with 15 of them, 35 with 16, the last of which began when all had ended
 UNHELD = ("accumulators", "no_registers")       # reasons against folds beside others that hold no more once no row is held
@@ -124,9 +125,9 @@ def carrying(columns: int, sums: int, read: int, aligned: bool, target) -> int:
     count = 1 << (max(-(-columns * (4 * sums + read) // SHARED_CARRIED), -(-(columns // WORDS * WORDS) // SHARED_COLUMNS)) - 1).bit_length()
     alone = columns * sums <= CARRIED
     share = -(-(columns // WORDS * WORDS) // count)
-    if not aligned and (count > FEW_SHARERS or alone) or alone and count > FEW_SHARERS or share * 4 <= 3 << (share - 1).bit_length():
+    if (alone or not aligned) and count > FEW_SHARERS or share * 4 <= 3 << (share - 1).bit_length():
         return 0
-    return count if count <= target.cluster else 0
+    return min(2 * count, target.cluster) if FEW_SHARERS < count < target.cluster else count if count <= target.cluster else 0
 
 
 def clusters(programs: int, target) -> int:

@@ -24,15 +24,20 @@ FROM_WIDE = 32 << 10    # the same of rows of 32 bits and more: f32 softmax over
 WIDE = 64 << 10         # of a row, or a share, from which on it takes a multiprocessor's threads
 WARPS = 16
 LANES = 8               # elements of a piece to a thread: 16 bytes of a 16-bit type
-KEPT = 64 << 10         # bytes of a row that begins anywhere, and of what is kept beside it for all rows of a program: RMS of 4095 rows of 16385 bf16
-                        # 87, against 65 kept as loaded; with a layer norm's two weights it would spill
+KEPT = 64 << 10         # bytes of a row that begins anywhere, and of what is kept beside it for all rows of a program, where two programs share a multiprocessor:
+                        # RMS of 4095 rows of 16385 bf16 87, against 65 kept as loaded. With a layer norm's two weights one program has it, rows under way: 73;
+                        # two that share each row 63
 UNBROKEN = 512          # contiguous elements at least of what a program has of a row that several share
 WASTE = 8               # one lane of a row in so many may be idle in its last piece
 IDLE = 1.25             # lanes to an element of a row, at most
 SIDE = 8                # contiguous elements at least, of a row that one program holds anyhow
 REGISTERS = 64          # a thread: all of a multiprocessor's are taken then
-UNDER_WAY = 3           # rows that are read or worked on at once in a loop with column sums
+UNDER_WAY = 3           # rows that are read or worked on at once in a loop: bf16 Layer norm / RMS / softmax of 256 rows of 262144 69 / 84 / 76, 62 / 77 / 72 with a
+                        # cluster for each row; of 1024 of 65536, by two, 71 / 85 / 83, 71 / 82 / 81. With 2 no row is under way while one is worked on:
+                        # 51 / - / -. LayerNorm backward over 16385 columns 59%, RMSNorm 68; 51 and 54 with one
 SHARED = 160 << 10      # bytes of shared memory at most that hold those which are read
+TURNS = 8               # rows at least to a cluster whose programs take one after the other
+BESIDE = 3              # bytes of all that is read along a row that way, to a byte of a share's row: a bf16 layer norm's two weights spill 64 bytes
 CARRYING = 16           # elements of a row to one thread where column sums are carried beside it
 
 
@@ -96,13 +101,30 @@ def stages(b: Body, rows: list[Axis], line: Axis, hints: Hints, target) -> Stage
     return None
 
 
+def turns(b: Body, rows: list[Axis], line: Axis, hints: Hints, target) -> Stages | None:
+    """How the programs of clusters take long rows of a `possible` body one after the other, the next ones under way while they work on one; None where rows
+    are shorter or few, or what is read beside them is too much to keep."""
+    loads = {(e.node, e.index): e for e in walk(*exprs_of(b)) if isinstance(e, Load) and line in e.index[0].axes()}.values()
+    size = hints.count(rows) * sum(e.dtype.bytes for e in held(b, frozenset(rows)))
+    sharers = 1 << (-(-size // gpu.SHARE) - 1).bit_length()
+    if rows != [line] or len(b.parallel) != 1 or size < gpu.STAGED or not 1 < sharers <= target.cluster:
+        return None
+    share = -(-hints.count(rows) // sharers)
+    if hints.count(b.parallel) < TURNS * gpu.clusters(sharers, target) or share * sum(e.dtype.bytes for e in loads) > BESIDE * gpu.SHARE:
+        return None
+    return Stages(line, sharers, {line: pieces(share, 32 * WARPS * LANES)}, WARPS, 2 * REGISTERS, True, UNDER_WAY)
+
+
 def keeping(b: Body, row: Axis, group: int, hints: Hints, target) -> Stages | None:
     """How the rows of a `possible` body are held by programs that keep what they read beside rows that begin anywhere; None where it is too much."""
     read = {(e.node, e.index): e.dtype for e in walk(*exprs_of(b)) if isinstance(e, Load) and row in e.index[0].axes()}
     words = hints.exactly(row.extent) // group * group
-    alone, sharers = gpu.sharers(words * 2, target), 1 << (-(-words * 2 * len(read) // KEPT) - 1).bit_length()
+    size = words * 2 * len(read)
+    alone, sharers = gpu.sharers(words * 2, target), 1 << (-(-size // KEPT) - 1).bit_length()
     if not all(d.is_half for d in read.values()) or words * 2 <= FROM or not alone or sharers > target.cluster:
         return None
+    if alone == 1 and KEPT < size <= 2 * KEPT:
+        return Stages(row, 1, {row: pieces(words, 32 * WARPS * LANES)}, WARPS, 2 * REGISTERS, True, UNDER_WAY)
     sharers = max(alone, sharers)
     return Stages(row, sharers, {row: pieces(-(-words // sharers), 16 * WARPS * LANES)}, max(1, WARPS // 2), 2 * REGISTERS, True)
 
@@ -123,7 +145,7 @@ def carrying(b: Body, rows: list[Axis], line: Axis | None, crossed: frozenset, h
     sharers = gpu.carrying(n, sum(len(e.args) for e in across.values()), read, hints.divides(gpu.WORDS, line.extent), target)
     if sharers < 2:
         return None
-    share = -(-n // sharers)
+    share = -(-(n if hints.divides(gpu.WORDS, line.extent) else n // gpu.WORDS * gpu.WORDS) // sharers)
     warps = max(1, min(WARPS, power(share) // (32 * CARRYING)))
     most = 32 * warps * CARRYING
     found = (most,) if share <= most else _in_words(share, most, 64 * warps)

@@ -55,8 +55,8 @@ CARRY_WARPS = 32
 CARRY_RESIDENT = 16     # warps a multiprocessor has in flight then: the fewer programs, the fewer partial results to fold
 LANES = 32              # rows of a tile from which on several are under way: with fewer, what is one number a row is laid out again and again: f16 LayerNorm
                         # backward over 256 and 512 columns 38 and 57%, 80 and 70 with one
-CARRY_STAGES = 3        # rows under way at once in a loop that carries column sums: 77 to 85, 73 to 87, 76 to 89% (aligned rows; shifted ones lose, 70 to
-                        # 45, where the row is folded too). Loops across rows lose up to nine tenths with more than one
+CARRY_STAGES = 3        # rows under way at once in a loop that carries column sums: 77 to 85, 73 to 87, 76 to 89% (aligned rows); bf16 rows that begin anywhere, over
+                        # 1023 and 4097 columns, 74 to 84 and 72 to 75, f32 64 to 62. Loops across rows lose up to nine tenths with more than one
 SPLIT_REGISTERS = 80    # of a thread, for what it carries and reads in a loop that folds across programs: one-pass statistics of 64x256x56x56 bf16 in 36 us
                         # with 8 warps a tile, 44 to 59 with 16, whose accesses are shorter
 WORD_WARPS = 8          # of a program of which each thread has words of
@@ -68,6 +68,8 @@ ALONE_ROUNDS = 6        # blocks a program then: those two have 12 and 8
 THREAD = 52             # elements of a tile to a thread that folds them into one lane: statistics of contiguous planes of 3136 bf16 by programs of two warps
                         # 91% of the limit of reading, by four 81, by eight 71
 FILLED = 0.75           # of the programs that run at once: where programs share folds, so many in one wave rather than a few more in two
+LONE = 8192             # elements of a tile that walks down columns so few that no multiprocessor has a second program: partial results of 1584 and 1980
+LONE_THREAD = 16        # programs over 768 columns 5.1 us, 10.2 and 15.1 with TILE and ROW_THREAD; of 1056 over 1024 2.9, 4.8
 LEAST_BLOCK = 256       # elements of a block along the contiguous axis that is worth several pieces
 SECTOR = 16             # columns at least, of a tile that holds whole columns: 32 bytes of a 16-bit type
 NARROW = 8              # columns at least, of a tile that folds across rows: 32 bytes of f32, one sector
@@ -151,8 +153,8 @@ class _Chooser:
         columns = self.line in self.together
         carries = self.carries or self.down or columns
         each = self._carried_each() if carries else ROW_THREAD if self.rows or self.crossed else PER_THREAD
-        if self.looped and not self.crossed and self.line in self.b.parallel and self._begin_anywhere():
-            each = RAGGED_THREAD
+        if self.looped and not self.crossed and self.line in self.b.parallel:
+            each = LONE_THREAD if self._lone() else RAGGED_THREAD if self._begin_anywhere() else each
         one = self.carries and not self.looped and dims == (self.line,) == tuple(self.rows)          # one contiguous row at a time
         shares = self.crossed and not self.rows
         staged = self._staged_columns() and not several
@@ -211,7 +213,8 @@ class _Chooser:
             return None
         self.shift = self._shift(self.line)
         shift, kept, self.shift = self.shift, self._shared_rows(), None
-        found = tile_stages.keeping(self.b, self.line, shift.group, self.hints, self.target) if kept else None
+        found = tile_stages.keeping(self.b, self.line, shift.group, self.hints, self.target) if kept else \
+            tile_stages.turns(self.b, self.rows, self.line, self.hints, self.target) if shift is None else None
         return found if found is not None or kept and self.hints.count(self.rows) <= HELD else tile_stages.stages(self.b, self.rows, self.line, self.hints, self.target)
 
     def _staged(self, s: tile_stages.Stages) -> TileSchedule:
@@ -224,12 +227,12 @@ class _Chooser:
             whole = tile_stages.pieces(-(-(n // group * group) // s.sharers), whole[0]) if s.shared is self.line else whole
             self.pieces[self.line], exact = (*whole, 2 * group), frozenset()
         dims = tuple(a for a in self.order if a in s.pieces)
-        split = tuple(a for a in self.order if a in self.crossed) if self.crossed else self._shared_rows() if s.kept else ()
+        split = tuple(a for a in self.order if a in self.crossed) if self.crossed else self._shared_rows() or tuple(self.b.parallel) if s.kept else ()
         self.resident = REGISTERS // (32 * s.warps * s.registers)
         if s.sharers > 1:
             self.resident *= gpu.clusters(s.sharers, self.target) / self.target.threads
         return TileSchedule(self.order, dims, tuple((a, self.pieces[a]) for a in dims), frozenset(), split,
-                            self._programs(split) if split else 1, exact, s.warps, s.stages if self.shift is None else 1, wide=self.wide,
+                            self._programs(split) if split else 1, exact, s.warps, s.stages, wide=self.wide,
                             shift=self.shift, staged=s.shared, sharers=s.sharers, registers=s.registers)
 
     def _carried(self) -> int:
@@ -291,7 +294,7 @@ class _Chooser:
         if CARRY_STAGES * row * sum(self.pieces.get(self.line, (1,))) > STAGED:
             return 1
         folded = any(isinstance(e, Reduce) and set(e.over) & set(self.rows) and not set(e.over) & self.crossed for e in walk(*exprs_of(self.b)))
-        return 1 if self.shift is not None and (folded or self.down) else CARRY_STAGES
+        return 1 if self.shift is not None and (folded and self._narrowest() >= 4 or self.down) else CARRY_STAGES
 
     def _exact(self, a: Axis) -> bool:
         sizes = self.pieces[a]
@@ -322,7 +325,8 @@ class _Chooser:
                 self.pieces[inner] = (*shifted(n, group), 2 * group)
             return
         self.looped.update(self.rows)
-        chunk = TILE // self._columns() if self.line not in self.rows else self._passing_bytes() // self._narrowest() if self._passing() else CHUNK
+        down = (LONE if self._lone() else TILE) // self._columns()
+        chunk = down if self.line not in self.rows else self._passing_bytes() // self._narrowest() if self._passing() else CHUNK
         self.pieces[inner] = (min(chunk, power(self.hints(inner.extent))),)
         self.shift = self._shift(inner) if self.line is inner and not self.carries_rows else None
         if self.shift is not None:
@@ -383,6 +387,11 @@ class _Chooser:
             return COLUMNS
         share = self.hints.count(self.b.parallel) // self.target.threads
         return max(NARROW, min(COLUMNS, power(share + 1) // 2))
+
+    def _lone(self) -> bool:
+        """Do programs walk down the narrowest tiles of columns, no more of them than multiprocessors, and only fold?"""
+        few = self.line in self.b.parallel and self._columns() == NARROW and self.hints.count(self.b.parallel) <= NARROW * self.target.threads
+        return bool(self.looped) and not self.crossed and few and not self._stored_along()
 
     def _shift(self, a: Axis) -> Shift | None:
         """For rows along `a` that begin at any element, where most of what is read and written begins alike."""
