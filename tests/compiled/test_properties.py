@@ -1,15 +1,17 @@
 """Random programs, compiled, against eager and against the reference. A failing example prints as a few lines of source that run as they are."""
 from __future__ import annotations
 
+import math
 import os
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from functorch.compile import aot_function
-from hypothesis import HealthCheck, Phase, given, reject, settings
+from hypothesis import HealthCheck, Phase, given, reject, settings, strategies as st
 
-from tests.compiled.harness import Seen, compiled, compiler, gradients, leaves, same_strides, traced_run, twins
+from tests.compiled.harness import Seen, agree, compiled, compiler, gradients, leaves, same_strides, traced_run, twins
 from tests.graphs import programs
 from tests.ir.test_programs import array, call
 from tokamak.capture.fx import Capture
@@ -98,6 +100,37 @@ def check_gradients(program, target: str) -> None:
     for g, w in zip(found[1], found[0]):
         bound = 1e-9 if w.dtype.is_floating_point else 0
         close(g, w, {"rtol": bound, "atol": bound * program.scale**2})
+
+
+WINDOWS = {             # pooling with dilation is left out: where a window lies in the padding alone, torch's own backward writes outside its memory
+    "unfold": lambda x, k, s, p, d: F.unfold(x, k, d, p, s),
+    "fold": lambda x, k, s, p, d: F.fold(F.unfold(x, k, d, p, s), x.shape[-2:], k, d, p, s),
+    "average": lambda x, k, s, p, d: F.avg_pool2d(x, k, s, [min(a, b // 2) for a, b in zip(p, k)], ceil_mode=True),
+    "largest": lambda x, k, s, p, d: F.max_pool2d(x, k, s, [min(a, b // 2) for a, b in zip(p, k)], ceil_mode=True),
+}
+
+
+@st.composite
+def windows(draw):
+    """(name, arguments, image): sizes and windows of either direction, images of one pixel too."""
+    pair = lambda low, high: (draw(st.integers(low, high)), draw(st.integers(low, high)))
+    size = draw(st.sampled_from([1, 2, 3, 7])), draw(st.sampled_from([1, 2, 5, 8]))
+    return draw(st.sampled_from(sorted(WINDOWS))), (pair(1, 3), pair(1, 3), pair(0, 2), pair(1, 2)), (2, 3, *size)
+
+
+def test_windows(holds):
+    holds(windows(), check_windows)
+
+
+def check_windows(drawn, target: str) -> None:
+    name, arguments, shape = drawn
+    fn = lambda x: WINDOWS[name](x * 2 + 1, *arguments)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(math.prod(shape)), requires_grad=True)
+    try:
+        fn(x)
+    except RuntimeError:                # no window fits
+        reject()
+    agree(fn, [x], grad=True, target=target)
 
 
 @FEW
