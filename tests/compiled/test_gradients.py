@@ -194,3 +194,15 @@ def test_a_lone_gradient_of_weights_is_shared_by_many_programs(rows, shared):
     machine = Target("cpu", 16, 132, l1=1 << 18, l2=50 << 20, kind="gpu", arch=("cuda", 90, 32), cluster=8)
     (_, s), = schedule_plan(plan(graph, machine), machine).bodies.values()
     assert isinstance(s, PersistentSchedule) is not shared and (s.programs > 8) is shared
+
+
+def test_products_in_tf32_that_addresses_do_not_make_stay():
+    graph = parse_graph("""graph gradient {
+      input %g: f32[256, 131072](131072, 1)
+      input %x: f32[128, 131072](131072, 1)
+      %w: f32[256, 128](128, 1) for i2<131072 = sum[i2](mul(tf32(%g[i0, i2]), tf32(%x[i1, i2])))
+      return %w
+    }""")
+    machine = Target("cpu", 16, 132, l1=1 << 18, l2=50 << 20, kind="gpu", arch=("cuda", 90, 32), cluster=8, tf32=True)
+    (_, s), = schedule_plan(plan(graph, machine), machine).bodies.values()
+    assert isinstance(s, PersistentSchedule)
