@@ -11,6 +11,7 @@ import itertools
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any, Callable
@@ -20,13 +21,14 @@ from torch import fx
 
 from . import log
 from .capture import aot, tables  # noqa: F401 (tables fill the registry)
+from .capture.ahead import Ahead
 from .capture.fx import Capture, Unsupported
 from .capture.registry import ACTIVATED, ACTIVATED_ON_CPU, ADDED, ALONE, MATRICES
 from .capture.sizes import narrow
 from .codegen.c_rows import unit as rows_unit
 from .codegen.host import host_program
 from .codegen.row_blocks import runs
-from .codegen.stages import lower_plan, render_plan, schedule_plan
+from .codegen.stages import Lowered, lower_plan, render_plan, schedule_plan
 from .errors import BuildError, CompilerMissing, OptionError, TokamakError
 from .fuse.contract import contract
 from .fuse.inline import inline
@@ -65,10 +67,11 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mappi
         if any(isinstance(x, torch.Tensor) and x.is_mkldnn for x in example_inputs):        # has no memory to read; AOTAutograd hides that
             return gm
         _warm(example_inputs, chosen)
+        ahead = Ahead(partial(_begun, options=chosen)) if _unwatched(chosen) and _gpu_graph(example_inputs, chosen) else None
         with _uncollected():
-            made = aot.autograd(gm, example_inputs, partial(compile_or_fall_back, options=chosen, frame=frame_of(gm, chosen)),
+            made = aot.autograd(gm, example_inputs, partial(compile_or_fall_back, options=chosen, frame=frame_of(gm, chosen), ahead=ahead),
                             arithmetic_dropout=chosen.policy == "fast" and not chosen.opaque_only,
-                            parts=not chosen.opaque_only and _gpu_graph(example_inputs, chosen))
+                            parts=not chosen.opaque_only and _gpu_graph(example_inputs, chosen), coming=ahead.expect if ahead is not None else None)
     except TokamakError as error:
         raise _shortened(error, sys._getframe()) from None
     return made if chosen.recorder is None else chosen.recorder.function(gm, made)
@@ -90,11 +93,22 @@ def compile(model=None, *, policy: str = "fast", dynamic: bool | None = None, mo
     return torch.compile(model, backend=partial(backend, options=changes, mode=mode), dynamic=dynamic, fullgraph=fullgraph)
 
 
-def compile_or_fall_back(gm: fx.GraphModule, example_inputs: Sequence[Any], kind: str, options: Options, frame: Any = None) -> Callable[[list], Any]:
-    """The boxed function of one aten graph. What the language cannot hold, and what hits a bug of ours (unless `strict`), runs through torch."""
+def _unwatched(options: Options) -> bool:
+    """Does nobody look at the stages, each at its time?"""
+    return options.recorder is None and not options.logs and options.until is None and not options.check
+
+
+def compile_or_fall_back(gm: fx.GraphModule, example_inputs: Sequence[Any], kind: str, options: Options, frame: Any = None,
+                         ahead: Ahead | None = None) -> Callable[[list], Any]:
+    """The boxed function of one aten graph. What the language cannot hold, and what hits a bug of ours (unless `strict`), runs through torch.
+    `ahead`: of the graph that follows; while the kernels of a forward graph are built, its backward graph is planned."""
     def again(work: Callable[[Trace, str], Callable[[list], Any]]) -> Callable[[list], Any]:
         return _or_fall_back(work, gm, kind, options, frame)
-    return again(lambda trace, name: compile_graph(gm, example_inputs, options, trace, name, again))
+    begun = ahead.take(gm) if ahead is not None and kind == "backward" else None
+    if begun is not None:
+        return again(lambda trace, name: begun(example_inputs))
+    meanwhile = ahead.now if ahead is not None and kind == "forward" else None
+    return again(lambda trace, name: compile_graph(gm, example_inputs, options, trace, name, again, meanwhile))
 
 
 def _or_fall_back(work: Callable[[Trace, str], Callable], gm: fx.GraphModule, kind: str, options: Options, frame: Any) -> Callable[[list], Any]:
@@ -158,10 +172,25 @@ def _gpu_graph(inputs: Sequence[Any], options: Options) -> bool:
 
 
 def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, trace: Trace, name: str = "graph",
-                  again: Callable[[Callable[[Trace, str], Callable]], Callable] | None = None) -> Callable[[list], Any]:
+                  again: Callable[[Callable[[Trace, str], Callable]], Callable] | None = None,
+                  meanwhile: Callable[[], None] | None = None) -> Callable[[list], Any]:
     """FX graph of aten calls -> boxed function. A graph with size classes is compiled again from `simplify` on, within `again(work)`, when a call's
-    sizes are in another class. Raises Unsupported when torch has to run the graph."""
+    sizes are in another class. `meanwhile`: called while kernels for a GPU are built. Raises Unsupported when torch has to run the graph."""
     _require_plain(example_inputs)
+    captured, constants, machine, graph = _understood(gm, options, trace, name)
+    rest = partial(_kernels_and_program, captured, constants, machine, options, meanwhile=meanwhile)
+
+    def later(work: Callable[[Trace, str], Callable]) -> Callable:
+        def traced(trace: Trace, name: str) -> Callable:
+            for stage, value in (("aten", gm), ("capture", captured), ("target", machine), ("simplify", graph)):
+                trace(stage, value)
+            return work(trace, name)
+        return again(traced) if again is not None else traced(trace, name)
+    return by_class(graph, machine, rest, trace, name, later, bool(options.check))
+
+
+def _understood(gm: fx.GraphModule, options: Options, trace: Trace, name: str) -> tuple[Graph, Mapping, Target, Graph]:
+    """The stages up to `simplify`: the graph as captured, its constants, the target, the graph."""
     trace("aten", gm)
     capture = Capture(gm, options.policy, name, table={} if options.opaque_only else None)
     captured = trace("capture", capture.graph())
@@ -173,16 +202,33 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Op
         narrow(gm)
     if machine.ordered:
         trace("strict", unordered(captured))
-    graph = trace("simplify", simplify(captured))
-    rest = partial(_kernels_and_program, captured, capture.constants, machine, options)
+    return captured, capture.constants, machine, trace("simplify", simplify(captured))
 
-    def later(work: Callable[[Trace, str], Callable]) -> Callable:
-        def traced(trace: Trace, name: str) -> Callable:
-            for stage, value in (("aten", gm), ("capture", captured), ("target", machine), ("simplify", graph)):
-                trace(stage, value)
-            return work(trace, name)
-        return again(traced) if again is not None else traced(trace, name)
-    return by_class(graph, machine, rest, trace, name, later, bool(options.check))
+
+def _begun(gm: fx.GraphModule, options: Options) -> Callable[[Sequence[Any]], Callable[[list], Any]]:
+    """All of `compile_graph` that needs no waiting, while nobody looks: kernels for a GPU are being built when it returns. The function that is
+    handed example inputs and waits for them. Raises Unsupported where that is not all."""
+    trace: Trace = lambda stage, value: value
+    captured, constants, machine, graph = _understood(gm, options, trace, "graph")
+    graph = classified(graph, machine)
+    if machine.kind != "gpu" or graph.classes:
+        raise Unsupported("a program for each class of sizes")
+    _, built, _, program = _planned(captured, constants, machine, options, graph, trace)
+    kernels = partial(_gpu_kernels, built, machine, machine.fast, replace(options, progress=False), partial(trace, "unit"))
+    kernels = kernels if machine.name == "cpu" else _beside(kernels)
+
+    def finished(example_inputs: Sequence[Any]) -> Callable[[list], Any]:
+        _require_plain(example_inputs)
+        return _assembled(program, kernels(), options, trace, "graph", None)
+    return finished
+
+
+def _beside(work: Callable[[], Any]) -> Callable[[], Any]:
+    """Begins `work` in a thread. The function that waits for its result."""
+    thread = ThreadPoolExecutor(1)
+    begun = thread.submit(work)
+    thread.shutdown(wait=False)
+    return begun.result
 
 
 def by_class(graph: Graph, machine: Target, rest: Callable[..., Callable], trace: Trace, name: str, again: Callable, dispatched: bool) -> Callable:
@@ -206,8 +252,20 @@ def by_class(graph: Graph, machine: Target, rest: Callable[..., Callable], trace
 
 
 def _kernels_and_program(captured: Graph, constants: Mapping, machine: Target, options: Options, graph: Graph, other: Callable, trace: Trace,
-                         name: str) -> Callable[[list], Any]:
+                         name: str, meanwhile: Callable[[], None] | None = None) -> Callable[[list], Any]:
     """The stages behind `simplify`, for sizes of the graph's classes: the boxed function."""
+    lowered, built, rows, program = _planned(captured, constants, machine, options, graph, trace)
+    build_all = partial(_gpu_kernels, machine=machine, meanwhile=meanwhile) if machine.kind == "gpu" else partial(_c_kernels, further=rows)
+    kernels = build_all(built, contract=machine.fast, options=options, report=partial(trace, "unit"))
+    call = _assembled(program, kernels, options, trace, name, other)
+    report = partial(trace, "check") if options.check == "report" else None
+    check = _checker(options)
+    return trace("build", check.checked(call, captured, lowered.plan, constants, report) if check else call)
+
+
+def _planned(captured: Graph, constants: Mapping, machine: Target, options: Options, graph: Graph,
+             trace: Trace) -> tuple[Lowered, Mapping, tuple[Unit, ...], Program]:
+    """The stages from `stream` to `program`; before the last what else is built beside the kernels."""
     graph = trace("stream", stream(graph, machine) if options.streaming else graph)
     graph = trace("inline", widened(inline(padded(unrolled(graph, machine), machine, MATRICES, options.contractions), machine), machine))
     graph = trace("contract", contract(graph, machine, options.contractions, ACTIVATED if machine.kind == "gpu" else ACTIVATED_ON_CPU, ADDED, ALONE))
@@ -220,13 +278,14 @@ def _kernels_and_program(captured: Graph, constants: Mapping, machine: Target, o
     blocks = runs(lowered, machine) if not (check or options.opaque_only or options.contractions == "vendor") else ()
     rows = (rows_unit(machine.vector_bytes // 4),) if blocks else ()
     followed = check.watched(lowered.plan) if check else lowered.plan
-    program = trace("program", host_program(followed, built, constants, blocks, *(u.name for u in rows)))
-    kernels = (_gpu_kernels if machine.kind == "gpu" else partial(_c_kernels, rows))(built, machine, machine.fast, options, partial(trace, "unit"))
+    return lowered, built, rows, trace("program", host_program(followed, built, constants, blocks, *(u.name for u in rows)))
+
+
+def _assembled(program: Program, kernels: Mapping, options: Options, trace: Trace, name: str, other: Callable | None) -> Callable[[list], Any]:
+    """The boxed function that runs `program`."""
     watch = options.recorder.watch(name) if options.recorder is not None else None
-    run = _graphed(trace, options) if options.cudagraphs and not check else partial(_looked_at, options)
-    call = run(program, kernels, pool=_POOL if options.pool else None, synchronous=options.strict, watch=watch, other=other)
-    report = partial(trace, "check") if options.check == "report" else None
-    return trace("build", check.checked(call, captured, lowered.plan, constants, report) if check else call)
+    run = _graphed(trace, options) if options.cudagraphs and not options.check else partial(_looked_at, options)
+    return run(program, kernels, pool=_POOL if options.pool else None, synchronous=options.strict, watch=watch, other=other)
 
 
 def _looked_at(options: Options, program: Program, kernels: Mapping, *, watch: Callable | None, **others) -> Callable[[list], list]:
@@ -250,7 +309,7 @@ def _graphed(trace: Trace, options: Options) -> Callable[..., Callable]:
     return run
 
 
-def _c_kernels(further: tuple[Unit, ...], built: Mapping, _, contract: bool, options: Options, report: Callable) -> dict[str, Callable]:
+def _c_kernels(built: Mapping, contract: bool, options: Options, report: Callable, further: tuple[Unit, ...]) -> dict[str, Callable]:
     """Kernels in C, and the functions `further`. `contract`: a product may be added to something without being rounded first."""
     flags = () if contract else (ROUND_EACH,)
     units = {b.key: Unit(b.key, b.text, prelude=b.prelude, flags=flags) for b in built.values()}
@@ -258,16 +317,20 @@ def _c_kernels(further: tuple[Unit, ...], built: Mapping, _, contract: bool, opt
         return build([*units.values(), *further], cache_dir=options.cache_dir, cc=options.cc, report=report, progress=line)
 
 
-def _gpu_kernels(built: Mapping, machine: Target, contract: bool, options: Options, report: Callable) -> dict[str, Any]:
-    """Kernels in Triton, for the GPU or its interpreter."""
+def _gpu_kernels(built: Mapping, machine: Target, contract: bool, options: Options, report: Callable,
+                 meanwhile: Callable[[], None] | None = None) -> dict[str, Any]:
+    """Kernels in Triton, for the GPU or its interpreter. `meanwhile`: called while they are built by others."""
     units = {p.unit.name: replace(p.unit, contract=contract) for b in built.values() for p in b.parts}
     if machine.name == "cpu":
         interpreted = importlib.import_module(".runtime.gpu_interpret", __package__).interpreted
         for name in units:
             report(Build(name, "interpreted"))
+        if meanwhile is not None:
+            meanwhile()
         return {name: interpreted(unit) for name, unit in units.items()}
     with log.progress(options) as line:
-        return gpu.kernels(list(units.values()), machine.arch, cache_dir=options.cache_dir, cc=options.cc, report=report, progress=line)
+        return gpu.kernels(list(units.values()), machine.arch, cache_dir=options.cache_dir, cc=options.cc, report=report, progress=line,
+                           meanwhile=meanwhile)
 
 
 def _checker(options: Options):

@@ -6,7 +6,6 @@ calls.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Callable
 
 import torch
@@ -22,20 +21,26 @@ CompileOne = Callable[[fx.GraphModule, Sequence[Any], str], Callable[[list], Any
 
 
 def autograd(gm: fx.GraphModule, example_inputs: Sequence[Any], compile_one: CompileOne, arithmetic_dropout: bool = False,
-             parts: bool = False) -> Callable:
+             parts: bool = False, coming: Callable[[fx.GraphModule], None] | None = None) -> Callable:
     """The function that runs Dynamo's graph `gm`, whose forward, backward and inference graphs `compile_one` has compiled. `arithmetic_dropout`:
     as for `partition`. `parts`: a training step holds the parts of what `decompose` has in TRAINING; which of them backward then computes again is the
-    partitioner's choice by their sizes."""
+    partitioner's choice by their sizes. `coming` is told of a backward graph as soon as there is one, before the forward graph is compiled."""
     def compiler(kind: str):
         def compile_kind(graph, inputs):
             _keep_saved()
             return _hidden(compile_one)(graph, inputs, kind)
         return compile_kind
 
+    def cut(joint, joint_inputs, **others):
+        forward, backward = partition(joint, joint_inputs, arithmetic_dropout=arithmetic_dropout, parts=parts, **others)
+        if coming is not None:
+            coming(backward)
+        return forward, backward
+
     parts = parts and _trains(gm, example_inputs)
     compiled = aot_module_simplified(
         gm, example_inputs, fw_compiler=compiler("forward"), bw_compiler=_backward(compiler("backward")), inference_compiler=compiler("inference"),
-        partition_fn=partial(partition, arithmetic_dropout=arithmetic_dropout, parts=parts), keep_inference_input_mutations=True,
+        partition_fn=cut, keep_inference_input_mutations=True,
         decompositions=TRAINING if parts else ALWAYS)
     return _hidden(compiled)
 

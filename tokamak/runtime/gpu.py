@@ -340,12 +340,12 @@ def most_shared() -> int:
 
 
 def kernels(units: Sequence[GpuUnit], arch: Arch, *, cache_dir: str = "", cc: str = "", report: Callable[[GpuBuild], object] | None = None,
-            progress: c_build.Progress | None = None) -> dict[str, Kernel]:
+            progress: c_build.Progress | None = None, meanwhile: Callable[[], None] | None = None) -> dict[str, Kernel]:
     """The kernel of each unit by its name, built for `arch`; equal units are one kernel, loaded once on each device. `cc`: the C compiler for the
     launcher. Otherwise as `gpu_build.build`, and BuildError where one wants more shared memory than there is."""
     with ThreadPoolExecutor(1) as beside:           # the C compiler runs while Triton does
         found = beside.submit(launcher, cache_dir, cc)
-        built = build(units, arch, cache_dir=cache_dir, report=report, progress=progress)
+        built = build(units, arch, cache_dir=cache_dir, report=report, progress=progress, meanwhile=meanwhile)
         launch = found.result()
     room = most_shared()
     for name, b in built.items():

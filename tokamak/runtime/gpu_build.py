@@ -103,9 +103,9 @@ _MADE: dict[str, Binary] = {}            # key -> binary, for the life of the pr
 
 
 def build(units: Sequence[GpuUnit], arch: Arch, *, cache_dir: str = "", report: Callable[[GpuBuild], object] | None = None,
-          progress: Progress | None = None) -> dict[str, Binary]:
+          progress: Progress | None = None, meanwhile: Callable[[], None] | None = None) -> dict[str, Binary]:
     """The machine code of each unit by its name. `cache_dir`: where it is kept ('' keeps none). `report` is told of each unit as soon as it is there,
-    `progress` several times a second how many of how many are compiled.
+    `progress` several times a second how many of how many are compiled. `meanwhile`: called once if any are, before they are waited for.
     Raises BuildError, which names the kernel, or CompilerMissing when there is no Triton."""
     if _triton_folder() is None:
         raise CompilerMissing("Triton is not installed, and kernels for GPUs are built with it: `pip install 'tokamak[gpu]'`")
@@ -119,7 +119,7 @@ def build(units: Sequence[GpuUnit], arch: Arch, *, cache_dir: str = "", report: 
         for u, k in keys.items():
             if k not in work:
                 report(GpuBuild(u.name, "cache" if k in missing else "process", 0.0, _MADE[k]))
-    for k, binary, seconds in _compile_all(work, arch, progress):
+    for k, binary, seconds in _compile_all(work, arch, progress, meanwhile):
         _MADE[k] = binary
         if cache is not None:
             cache.put(k, _packed(binary))
@@ -134,7 +134,8 @@ def key(unit: GpuUnit, arch: Arch) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
-def _compile_all(work: dict[str, GpuUnit], arch: Arch, progress: Progress | None) -> Iterator[tuple[str, Binary, float]]:
+def _compile_all(work: dict[str, GpuUnit], arch: Arch, progress: Progress | None,
+                 meanwhile: Callable[[], None] | None = None) -> Iterator[tuple[str, Binary, float]]:
     """(key, binary, seconds) of each unit, as they are done. After a failure those not begun are left."""
     if not work:
         return
@@ -147,6 +148,8 @@ def _compile_all(work: dict[str, GpuUnit], arch: Arch, progress: Progress | None
     with ThreadPoolExecutor(min(len(work), gpu_pool.MOST)) as asking:
         futures = {asking.submit(_compile, work[k], arch, pool): k for k in longest}
         try:
+            if meanwhile is not None:
+                meanwhile()
             for done in finished(futures, progress):
                 yield futures[done], *done.result()
         finally:
