@@ -111,12 +111,14 @@ def _schedule(g: Group, plan: Plan, target, hints: Hints, memories: dict, table:
     b = coalesce(body(g, plan.stores[g], plan.roles[g].parallel, memories))
     if target.kind == "gpu":
         b = shared_extremes(b)
-        stays = persistent.choose(b, hints, target)
-        product = (b, stays) if stays is not None else matmul.choose(b, hints, target) or beside.choose(b, hints, target)
-        if product is None and (stepped := rows.choose(b, hints, target)) is not None:
-            return b, stepped
-        if product is not None:
+        if (stays := persistent.choose(b, hints, target)) is not None:
+            return b, stays
+        if (product := matmul.choose(b, hints, target)) is not None:
             return rows.whole(*product, hints, target) or product
+        if (together := beside.choose(b, hints, target)) is not None:
+            return together
+        if (stepped := rows.choose(b, hints, target)) is not None:
+            return b, stepped
         s, plain = tuned.choose(b, hints, target, table), unfolded(b)
         return (b, s) if plain is b or s.shift is not None else (plain, tuned.choose(plain, hints, target, table))
     return b, choose(b, hints, target)
