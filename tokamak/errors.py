@@ -18,6 +18,10 @@ class BuildError(TokamakError):
     """The C compiler, or Triton, failed on a generated kernel."""
 
 
+class OutOfRange(IndexError, RuntimeError):
+    """An index lies outside its dimension. Torch raises the one or the other, by the operation."""
+
+
 class InternalError(Exception):
     """A bug in tokamak: an invariant does not hold. The graph falls back to eager with one warning, or raises under TOKAMAK_STRICT=1."""
 

@@ -10,6 +10,7 @@ from torch import fx
 from ..capture.dtypes import TORCH_DTYPES
 from ..capture.fx import Unsupported
 from ..capture.registry import ACTIVATED, ACTIVATED_ON_CPU, INTO
+from ..errors import OutOfRange
 from ..fuse.axes import Group
 from ..fuse.plan import Plan
 from ..fuse.sizes import condition
@@ -23,7 +24,7 @@ from .reuse import reused
 from .row_blocks import Run, words
 from .tile_kernel import TileKernel
 
-ERRORS = {"index": (IndexError, "index out of range"), "division": (RuntimeError, "ZeroDivisionError: integer division or modulo by zero")}
+ERRORS = {"index": (OutOfRange, "index out of range"), "division": (RuntimeError, "ZeroDivisionError: integer division or modulo by zero")}
 FAR = 1 << 40           # bytes: a descriptor's steps are shorter
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from .. import errors as raised
 from ..capture.dtypes import TORCH_DTYPES
 from ..check import differences
 from ..ir.dtype import dtype
@@ -40,7 +41,7 @@ def main(file: str, text: str, units: list[Unit | GpuUnit], program: Program, er
         with open(os.path.join(os.path.dirname(os.path.abspath(file)), values)) as beside:
             values = ast.literal_eval(beside.read())
     graph = parse_graph(text)
-    call = assemble(replace(program, errors=tuple((getattr(builtins, kind), words) for kind, words in errors)), built(units, device))
+    call = assemble(replace(program, errors=tuple((getattr(builtins, kind, None) or getattr(raised, kind), words) for kind, words in errors)), built(units, device))
     where = "cpu" if device == "C" else device
     arrays, tensors = zip(*(unpacked(v, where) for v in values)) if values else ((), ())
     status = check(graph, list(arrays), [as_array(t) for t in call([fresh(t) for t in tensors])], sizes)
