@@ -10,7 +10,6 @@ from ..ir.index import Axis, Fetch
 from ..ir.ops import CARRIERS
 from .body import Body, exprs_of
 from .tile_access import begin_anywhere
-from .tile_stages import power
 
 WORD = 16               # bytes of the widest access of a thread
 DEEP = 8                # rows of a tile in a loop: sums over 777 x 86021, whose rows count as eight and four, 77% (f16) and 85% (f32), 61 and 74
