@@ -159,7 +159,7 @@ def test_nothing_in_blocks_where_it_must_not():
 
 
 @pytest.mark.parametrize("rows,k,h,worth", [(4096, 64, 64, True), (65536, 128, 256, True), (8, 64, 64, False), (128, 256, 1024, False),
-                                            (512, 768, 3072, False)])
+                                            (512, 768, 3072, False), (512, 256, 1024, False)])
 def test_what_is_worth_it(rows, k, h, worth, monkeypatch):
     monkeypatch.setattr(row_blocks, "MARGIN", MARGIN)
     torch._dynamo.reset()
