@@ -6,7 +6,6 @@ Every case of a batch lies in the same memory, so that a batch takes what its la
 """
 from __future__ import annotations
 
-import argparse
 import fcntl
 import functools
 import json
@@ -24,7 +23,7 @@ from .gpu_case import Case
 from .gpu_cases import case
 from .gpu_measure import Span, Times, Timer, cut, errors, machine, rates, right, span, summary, worst
 from .gpu_sides import compiled, forward, multiplying, reasons, reference, warm
-from .gpu_worker import alive, failure, warm_up
+from .gpu_worker import alive, failure, told, warm_up
 
 BATCH = 5               # cases a turn
 KEPT = 4 << 30          # bytes that a process keeps of the device's memory between its turns
@@ -245,11 +244,8 @@ def known(gpu: Turn, job: dict) -> tuple[Timer, dict]:
     return timer, found["rates"]
 
 
-def serve(pipe, job: dict) -> None:
+def serve(job: dict, say: Callable[[dict], None]) -> None:
     """Runs a job as `gpu_worker.serve` does; 'lock' names the file that stands for the GPU, 'cores' the processors to stay on."""
-    def say(message: dict) -> None:
-        pipe.write(json.dumps(message) + "\n")
-        pipe.flush()
     inductor.compile_threads = len(job["cores"])
     os.sched_setaffinity(0, job["cores"])
     torch.set_num_threads(1)
@@ -265,8 +261,4 @@ def serve(pipe, job: dict) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("pipe", type=int, help="the descriptor to write to")
-    arguments = parser.parse_args()
-    with open(arguments.pipe, "w") as out:
-        serve(out, json.loads(sys.stdin.readline()))
+    told(serve)

@@ -3,9 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
-import sys
 import time
 import warnings
 from collections import Counter
@@ -18,7 +16,7 @@ from tests.models.steps import Outcome, compare
 
 from .gpu_measure import Timer
 from .gpu_sides import compiled
-from .gpu_worker import failure, free
+from .gpu_worker import failure, free, told
 from .gpu_zoo import MODELS, Model
 
 UNIT = 2.0 ** -8                # relative rounding of bfloat16
@@ -258,5 +256,4 @@ class Process:
 
 
 if __name__ == "__main__":
-    with open(int(sys.argv[1]), "w", buffering=1) as pipe:
-        serve(**json.loads(sys.stdin.readline()), say=lambda m: print(json.dumps(m), file=pipe))
+    told(lambda job, say: serve(**job, say=say))

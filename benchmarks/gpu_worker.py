@@ -13,7 +13,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import IO
 
 import torch
 
@@ -85,11 +84,8 @@ def warm_up(sides) -> None:
             print(f"warm-up of {side}: {failure(error)['failed']}", file=sys.stderr)
 
 
-def serve(pipe: IO[str], job: dict) -> None:
-    """Runs a job, {'todo', 'sides', 'calls', 'seed', 'rates', 'cached'}, on this machine's GPU, saying so on `pipe`."""
-    def say(message: dict) -> None:
-        pipe.write(json.dumps(message) + "\n")
-        pipe.flush()
+def serve(job: dict, say: Callable[[dict], None]) -> None:
+    """Runs a job, {'todo', 'sides', 'calls', 'seed', 'rates', 'cached'}, on this machine's GPU."""
     timer = Timer(job["calls"])
     say({"ready": {**machine(), **(job["rates"] or rates(timer))}})
     warm_up(job["sides"])
@@ -97,9 +93,14 @@ def serve(pipe: IO[str], job: dict) -> None:
     say({"end": True})
 
 
-if __name__ == "__main__":
+def told(serve: Callable[[dict, Callable[[dict], None]], None]) -> None:
+    """Runs `serve(job, say)` in a process of its own: the job is a line of JSON on standard input, what is said a line each on the descriptor that the
+    command line names."""
     parser = argparse.ArgumentParser()
     parser.add_argument("pipe", type=int, help="the descriptor to write to")
-    arguments = parser.parse_args()
-    with open(arguments.pipe, "w") as out:
-        serve(out, json.loads(sys.stdin.readline()))
+    with open(parser.parse_args().pipe, "w", buffering=1) as pipe:
+        serve(json.loads(sys.stdin.readline()), lambda message: print(json.dumps(message), file=pipe))
+
+
+if __name__ == "__main__":
+    told(serve)

@@ -102,8 +102,7 @@ class Builder:
                 base = self.realize(base)
             base = base.expr.node
         node = Scatter(base, shape, row_major(shape), domain, tuple(as_index(i) for i in index), self.rounded(value), monoid, guard, self.spec.device)
-        t = Tensor(shape, Load(node, tuple(as_index(Axis(i, s)) if s != 1 else as_index(0) for i, s in enumerate(shape))), self.spec.device)
-        return t
+        return Tensor(shape, Load(node, tuple(axis(i, s) for i, s in enumerate(shape))), self.spec.device)
 
     def rounded(self, e: Expr) -> Expr:
         """`e` with every rounding of an operation's own result one that stays, unless this call may leave them out."""

@@ -16,7 +16,7 @@ from ..errors import InternalError
 from ..ir.dtype import F64
 from ..ir.expr import Expr, Load, Scalar, walk
 from ..ir.graph import Compute, Graph, Input, Opaque, Origin, Result, Scatter, View, Write, topological
-from ..ir.index import Axis, Index, as_index
+from ..ir.index import Axis, Index, as_index, axis
 from .builder import Builder, Spec
 from .dtypes import to_dtype
 from .hosted import hosted
@@ -132,7 +132,7 @@ class Capture:
         return found
 
     def _identity(self, node) -> Tensor:
-        return Tensor(node.shape, Load(node, tuple(as_index(Axis(i, s)) if s != 1 else as_index(0) for i, s in enumerate(node.shape))), node.device)
+        return Tensor(node.shape, Load(node, tuple(axis(i, s) for i, s in enumerate(node.shape))), node.device)
 
     # -- calls --------------------------------------------------------------------------------------------------------
     def _call(self, node: fx.Node):

@@ -8,6 +8,7 @@ kernel is called as if a block were all its rows, so what it reads must move on 
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
@@ -77,11 +78,12 @@ class Run:
 
 def runs(lowered, target) -> tuple[Run, ...]:
     """The runs of a plan for a CPU that are worth it."""
-    plan, hints, found, at = lowered.plan, estimates(lowered.plan.graph, target), [], 0
     if target.kind != "cpu" or target.ordered:
         return ()
+    plan, hints, found, at = lowered.plan, estimates(lowered.plan.graph, target), [], 0
+    products, alone = _products(plan), _read_once(plan)
     while at < len(plan.steps):
-        steps = _longest(lowered, at)
+        steps = _longest(lowered, at, products, alone)
         while steps and not (made := _worth(steps, hints, target)):
             steps = steps[:-2] if len(steps) > 2 and isinstance(steps[-2], Between) else steps[:-1]
             steps = steps if len(steps) > 1 else []
@@ -90,16 +92,16 @@ def runs(lowered, target) -> tuple[Run, ...]:
     return tuple(found)
 
 
-def _longest(lowered, at: int) -> list:
-    """The steps of the longest run from `at` on; none where there are not two products."""
-    plan, steps, alone = lowered.plan, [], _read_once(lowered.plan)
-    steps = [first] if (first := _product(plan.steps[at], plan.graph)) else []
+def _longest(lowered, at: int, products: dict[Opaque, Product], alone: Callable) -> list:
+    """The steps of the longest run from `at` on; none where there are not two products. `alone`: see `_read_once`."""
+    plan = lowered.plan
+    steps = [first] if (first := products.get(plan.steps[at])) else []
     while steps and len(steps) + 2 <= STEPS:
         last, more, value = steps[-1], [], steps[-1].result
         rest = plan.steps[at + len(steps):][:2]
         if rest and isinstance(rest[0], Group) and alone(value) and (kernel := _between(lowered, rest[0], last)):
             more, value, rest = [kernel], plan.stores[rest[0]][0], rest[1:]
-        following = _product(rest[0], plan.graph) if rest and alone(value) else None
+        following = products.get(rest[0]) if rest and alone(value) else None
         if following is None or not _follows(following, value, last):
             break
         steps += [*more, following]
@@ -120,13 +122,22 @@ def _read_once(plan):
 _FORMS = {aten.mm.default: (None, 0, 1), aten.bmm.default: (None, 0, 1), aten.addmm.default: (0, 1, 2)}
 
 
-def _product(step, graph) -> Product | None:
-    """A call of torch as a product that we can make: f32, its left factor contiguous along the depth, its results without gaps."""
-    if not isinstance(step, Opaque) or len(step.results) != 1:
+def _products(plan) -> dict[Opaque, Product]:
+    """The calls of torch that are products which we can make."""
+    own, made = {x[0]: call for call, x in ACTIVATED_ON_CPU.items()}, {}
+    for n in plan.graph.nodes:
+        if isinstance(n, Result):
+            made.setdefault(n.opaque, []).append(n)
+    found = {s: _product(s, made.get(s, []), own) for s in plan.steps if isinstance(s, Opaque)}
+    return {s: p for s, p in found.items() if p is not None}
+
+
+def _product(step: Opaque, made: list[Result], own: dict) -> Product | None:
+    """A call of torch, whose results are `made`, as a product: f32, its left factor contiguous along the depth, its results without gaps. `own`: what
+    torch calls with a ReLU behind -> the call without."""
+    if len(step.results) != 1:
         return None
-    own = {x[0]: call for call, x in ACTIVATED_ON_CPU.items()}
     form = _FORMS.get(own.get(step.target, step.target))
-    made = [n for n in graph.nodes if isinstance(n, Result) and n.opaque is step]
     if form is None or step.kwargs or len(made) != 1 or len(step.args) != 2 + (form[0] is not None):
         return None
     bias, left, right = (step.args[i] if i is not None else None for i in form)

@@ -127,7 +127,9 @@ def carrying(columns: int, sums: int, read: int, aligned: bool, target) -> int:
     share = -(-(columns // WORDS * WORDS) // count)
     if (alone or not aligned) and count > FEW_SHARERS or share * 4 <= 3 << (share - 1).bit_length():
         return 0
-    return min(2 * count, target.cluster) if FEW_SHARERS < count < target.cluster else count if count <= target.cluster else 0
+    if count > target.cluster:
+        return 0
+    return min(2 * count, target.cluster) if count > FEW_SHARERS else count
 
 
 def clusters(programs: int, target) -> int:

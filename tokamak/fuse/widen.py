@@ -13,7 +13,7 @@ from dataclasses import replace
 from ..ir.dtype import I64
 from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Reduce, Rewriter, walk
 from ..ir.graph import Compute, Graph, reads
-from ..ir.index import Axis, Fetch, Index, as_index, floordiv
+from ..ir.index import Axis, Fetch, Index, as_index, axis, floordiv
 from ..ir.ops import CARRIERS
 from ..ir.rewrite import replaced
 from .cost import Hints, estimates
@@ -66,7 +66,7 @@ def _in_two_steps(n: Compute, hints: Hints, readers: dict, target) -> Compute | 
     j, q = Axis(rank, as_index(rows)), Axis(rank + 1, whole)
     args = tuple(map(Rewriter({a: as_index(q) * rows + as_index(j)}), fold.args))
     parts = [Compute((as_index(rows), *n.shape), None, _moved(Reduce(fold.monoid, (q,), args, k), rank, j), n.device) for k in range(len(args))]
-    at = tuple(as_index(Axis(d, s)) if s != 1 else as_index(0) for d, s in enumerate(n.shape))
+    at = tuple(axis(d, s) for d, s in enumerate(n.shape))
     every = Axis(rank, as_index(rows + left))
     again = _beside(fold, parts, at, every, whole * rows, rows) if left else tuple(Load(part, (as_index(j), *at)) for part in parts)
     out: Expr = Reduce(fold.monoid, (every,), again, fold.component)

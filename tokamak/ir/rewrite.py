@@ -14,7 +14,7 @@ from typing import Callable
 from ..errors import InternalError
 from .expr import Const, Expr, Load, loads, Op, _fetches, rebuild, walk
 from .graph import Compute, Graph, Input, Opaque, Result, Scatter, View, Write, topological
-from .index import Axis, Index, as_index, substitute
+from .index import Axis, Index, as_index, axis, substitute
 from .rules import FAST, RULES, Rule, unrounded
 
 STEP_LIMIT = 200        # rules applied to one expression in a row: more is a pair of rules that undo each other
@@ -104,7 +104,7 @@ def copied(node):
     """The node that `node` copies element by element, or None."""
     if not isinstance(node, Compute) or not isinstance(node.expr, Load) or node.expr.guard is not None:
         return None
-    source, axes = node.expr.node, [as_index(Axis(i, s)) if s != 1 else as_index(0) for i, s in enumerate(node.shape)]
+    source, axes = node.expr.node, [axis(i, s) for i, s in enumerate(node.shape)]
     return source if source.shape == node.shape and all(i is a for i, a in zip(node.expr.index, axes)) else None
 
 

@@ -80,7 +80,7 @@ def choose(b: Body, hints: Hints, target) -> PersistentSchedule | None:
         return None
     wanted = _columns(b, c, dims, len(found), hints, target)
     sizes = {first: _side(first, 128, hints), second: _side(second, wanted, hints), c.depth: _side(c.depth, STEP // product_type(c).bytes, hints)}
-    tiles = hints.count(b.parallel - set(dims)) * math.prod(-(-hints(a.extent) // sizes[a]) for a in dims)
+    tiles = _tiles(b, dims, sizes, hints)
     if product_type(c) is not F32 and tiles * SHARERS <= target.threads and hints(c.depth.extent) >= SHARERS * STEPS * sizes[c.depth]:
         return None
     return _schedule(b, found, sizes, hints, target)
@@ -89,6 +89,11 @@ def choose(b: Body, hints: Hints, target) -> PersistentSchedule | None:
 def _enough(found: list[Contraction], dims: tuple[Axis, Axis], hints: Hints) -> bool:
     """Are factors copied: of 16-bit types some, of TF32 all?"""
     return any(boxed(found[0], dims, hints)) if product_type(found[0]) is not F32 else all(all(boxed(c, dims, hints)) for c in found)
+
+
+def _tiles(b: Body, dims: tuple[Axis, Axis], sizes: dict[Axis, int], hints: Hints) -> int:
+    """How many tiles of these sizes the results have."""
+    return hints.count(b.parallel - set(dims)) * math.prod(-(-hints(a.extent) // sizes[a]) for a in dims)
 
 
 def _columns(b: Body, c: Contraction, dims: tuple[Axis, Axis], products: int, hints: Hints, target) -> int:
@@ -142,8 +147,7 @@ def _schedule(b: Body, found: list[Contraction], sizes: dict[Axis, int], hints: 
     if stages < 2:
         return None
     pieces = tuple((a, (n,)) for a, n in sizes.items())
-    tiles = hints.count(others) * -(-hints(first.extent) // sizes[first]) * -(-hints(second.extent) // sizes[second])
-    cut = last(Tile(sizes[first], sizes[second], 0.0, 0.0), tiles, target.threads, paired) if single else 1
+    cut = last(Tile(sizes[first], sizes[second], 0.0, 0.0), _tiles(b, (first, second), sizes, hints), target.threads, paired) if single else 1
     return PersistentSchedule((*others, first, second, depth), (first, second), pieces, frozenset((depth,)), (), 1, exact, warps, stages,
                               wide=wide(b, hints, target), depth=depth, group=GROUP, resident=target.threads,
                               parts=parts, flat=large and single, paired=paired, last=cut)

@@ -59,10 +59,7 @@ def choose(b: Body, hints: Hints, target) -> RowsSchedule | None:
     warps, stages = 4 if narrow.carried(exprs, found) <= FEW else 8, narrow.stages(exprs, found)
     blocks = -(-hints(rows.extent) // narrow.ROWS)
     programs = max(1, min((PER if warps == 4 else 1) * target.threads, blocks))
-    pieces = ((rows, (narrow.ROWS,)), *((a, (narrow.held(a),)) for a in widths))
-    exact = frozenset(a for a, (n,) in pieces if a.extent.constant is not None and a.extent.constant % n == 0)
-    return RowsSchedule((rows, *widths), (rows, widths[0]), pieces, frozenset(), (rows,), programs, exact, warps, stages,
-                        wide=wide(b, hints, target), depth=rows, group=1, widths=widths)
+    return _schedule(rows, widths, programs, warps, stages, wide(b, hints, target))
 
 
 def whole(b: Body, s: MatmulSchedule, hints: Hints, target) -> tuple[Body, RowsSchedule] | None:
@@ -80,7 +77,12 @@ def whole(b: Body, s: MatmulSchedule, hints: Hints, target) -> tuple[Body, RowsS
     if stages < 2 or len(local(b)) != len(b.stores) or any(len(x.axes) != 2 or x.monoid is not None or x.guard is not None for x in b.stores):
         return None
     programs = max(1, min(target.threads, -(-hints(rows.extent) // narrow.ROWS)))
+    return b, _schedule(rows, widths, programs, 8, stages, s.wide, turned=True)
+
+
+def _schedule(rows: Axis, widths: tuple[Axis, ...], programs: int, warps: int, stages: int, far: bool, turned: bool = False) -> RowsSchedule:
+    """Tiles of `narrow.ROWS` rows by all of the narrow axes. `far`: are offsets of 64 bits?"""
     pieces = ((rows, (narrow.ROWS,)), *((a, (narrow.held(a),)) for a in widths))
     exact = frozenset(a for a, (n,) in pieces if a.extent.constant is not None and a.extent.constant % n == 0)
-    return b, RowsSchedule((rows, *widths), (rows, widths[0]), pieces, frozenset(), (rows,), programs, exact, 8, stages, wide=s.wide, depth=rows, group=1,
-                           widths=widths, turned=True)
+    return RowsSchedule((rows, *widths), (rows, widths[0]), pieces, frozenset(), (rows,), programs, exact, warps, stages, wide=far, depth=rows, group=1,
+                        widths=widths, turned=turned)
