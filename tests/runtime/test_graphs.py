@@ -285,10 +285,19 @@ def test_calls_that_wait_and_numbers_of_tensors_are_left_out():
     assert run(counted.program, counted, torch.ones(4), 3)[0].tolist() == [1 + 6 + 4] * 4
 
 
-def test_one_call_alone_is_not_worth_a_graph():
-    p = program(call(ADD, "a", Ref("x"), 1), Return((Ref("a"),)))
+def test_one_launch_alone_is_not_worth_a_graph():
+    product = call(torch.ops.aten.mm.default, "a", Ref("x"), Ref("x"), result=spec(2, 2))
+    for step in (product, call(ADD, "a", Ref("x"), 1)):
+        p = program(step, Return((Ref("a"),)))
+        cut = split(p, frozenset({"cpu"}))
+        assert not cut.pieces and "too few" in cut.left[0].reason
+    assert run(p, cut, torch.ones(4))[0].tolist() == [2] * 4
+
+
+def test_one_call_of_many_launches_is():
+    p = program(call(torch.ops.aten.cumsum.default, "a", Ref("x"), 0), Return((Ref("a"),)))
     cut = split(p, frozenset({"cpu"}))
-    assert not cut.pieces and "too few" in cut.left[0].reason and run(p, cut, torch.ones(4))[0].tolist() == [2] * 4
+    assert [piece.positions for piece in cut.pieces] == [(0,)] and not cut.left and run(p, cut, torch.ones(4))[0].tolist() == [1, 2, 3, 4]
 
 
 def test_memory_that_another_piece_fills_is_written_back():

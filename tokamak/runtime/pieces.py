@@ -18,10 +18,11 @@ from .graphs import copied
 from .program import _WAITING
 from .steps import BRACED, Alloc, Call, Copy, Drop, held, Host, Launch, leaves, Let, made, Program, read, Ref, Return, Step
 
-LEAST = 2               # kernels and calls: one alone is launched in less time than a graph that holds it
+LEAST = 2               # launches: one alone takes less time than a graph that holds it
 _NAME = re.compile(r"\b[A-Za-z_]\w*")
 _WORDS = frozenset("abs min max math inf nan float tk_resident if else and or not".split())
 _COUNTING = frozenset({torch.autograd.graph.increment_version})         # calls that touch the host's bookkeeping alone
+_SINGLE = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default, torch.ops.aten.baddbmm.default})
 _RANDOM_STATE = ("run_and_save_rng_state", "run_with_rng_state", "graphsafe_run_with_rng_state")
 _BRANCHES = ("cond", "while_loop", "scan", "associative_scan", "map_impl")
 
@@ -69,7 +70,7 @@ class Split:
 
 def split(program: Program, kinds: frozenset[str], refused: Mapping[int, str] | None = None, least: int = LEAST) -> Split:
     """`program` cut. `kinds`: the kinds of device that graphs are recorded on; `refused`: position of a step -> why a capture did not take it. Pieces
-    of fewer than `least` kernels and calls are left out."""
+    of fewer than `least` launches are left out."""
     facts = _Facts(program, kinds, refused or {})
     runs: list[_Run | tuple[int, Step]] = []
     left: list[Left] = []
@@ -166,13 +167,19 @@ def _assembled(program: Program, runs: list, left: list[Left], facts: _Facts, le
         counted = [(p, s) for p, s in run.steps if isinstance(s, (Launch, Call, Copy))] if isinstance(run, _Run) else []
         if not isinstance(run, _Run):
             items.append(run)
-        elif len(counted) < least:
+        elif sum(_launches(s) for _, s in counted) < least:
             items += run.steps
             left += [Left(p, _name(s), "too few between others to pay for a graph") for p, s in counted]
         else:
             behind = len(run.steps) - next(n for n, (_, s) in enumerate(reversed(run.steps)) if not isinstance(s, Alloc))
             items += [_piece(program, replace(run, steps=run.steps[:behind]), facts), *run.steps[behind:]]
     return Split(program, tuple(items), tuple(sorted(left, key=lambda x: x.position)))
+
+
+def _launches(step: Step) -> int:
+    """How many launches a kernel or call is at least likely to be: an operator of torch's that is neither a product nor pointwise is several."""
+    many = isinstance(step, Call) and isinstance(step.target, torch._ops.OpOverload) and torch.Tag.pointwise not in step.target.tags
+    return LEAST if many and step.target not in _SINGLE else 1
 
 
 def _piece(program: Program, run: _Run, facts: _Facts) -> Piece:
