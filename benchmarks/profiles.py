@@ -9,23 +9,25 @@ autocast); Llama 3.2 1B: a prompt, and one token against a cache (all in bfloat1
 
 Beside a profile stands the same step under eager and under `torch.compile(..., backend="tokamak")`, without any of tokamak's tools. Step: on a GPU
 CUDA events around one, the device idle before it; on a CPU the clock. Busy: on a GPU the device's time by the averages of torch's profiler, which
-watches nothing but the device; on a CPU that of eager's operators, by the same. Peak: torch's allocator's. Medians. `cost`: seconds of the whole call
-of `tokamak.profile`, less those of its first compiled step; the first of all pays for the machine's peaks. Both have a process of their own. Each
-turn of steps that the profile times is followed by one in the process without tools, so that what else the machine does meets both alike; beside what
-was found stands between which times half of these steps are. `--rounds`: so many profiles of a case; the one of the median ratio is shown. Exit status
-1 where a step or busy time is off by over 3% or a cost is over 10 s.
+watches nothing but the device; on a CPU that of eager's operators, by the same. Peak: torch's allocator's, beyond what stands before a step; what
+recordings of CUDA graphs keep stands always, as `pools`. Medians. `cost`: seconds of the whole call of `tokamak.profile`, less those of its first
+compiled step; the first of all pays for the machine's peaks. Both have a process of their own. Each turn of steps that the profile times is followed
+by one in the process without tools, so that what else the machine does meets both alike; beside what was found stands between which times half of
+these steps are. What the profile has torch's profiler see stands between two turns of the same elsewhere. `--rounds`: so many profiles of a case; the
+one of the median ratio is shown. Exit status 1 where a step or busy time is off by over 3% or a cost is over 10 s.
 """
 from __future__ import annotations
 
 import argparse
 import contextlib
 import json
+import math
 import multiprocessing
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -36,6 +38,7 @@ import torch
 import tokamak
 from tokamak.tools import profile, watch
 from tokamak.tools.profile import Profile
+from tokamak.tools.traced import pool_bytes
 
 from . import gpu_graphs, gpu_zoo
 from .gpu import write
@@ -43,7 +46,7 @@ from .gpu import write
 WITHIN, MOST = 0.03, 10.0           # of totals; seconds of profiling
 JUDGED = ("step", "busy")
 SIDES = ("eager", "compiled")
-PROFILED = 5                        # steps under torch's profiler
+PROFILED, STEP = 5, "step "         # steps under torch's profiler; how the ranges begin that each stands in
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -159,9 +162,16 @@ def plain(case: Case, device: str, layers: int | None) -> dict[str, Callable[[],
 
 
 def totals(steps: dict[str, Callable], gpu: bool) -> dict[str, dict[str, float]]:
-    """What else is compared. It uses torch's profiler, which leaves its process slower, so steps are timed before."""
-    more = (lambda step: {"busy": device_time(step), "peak": peak(step)}) if gpu else (lambda step: {"busy": operator_time(step)})
-    return {side: more(step) for side, step in steps.items()}
+    """What else is compared: memory."""
+    found = {side: {"peak": peak(step)} for side, step in steps.items()} if gpu else {side: {} for side in steps}
+    if gpu and (pools := pool_bytes()):
+        found["compiled"]["pools"] = pools
+    return found
+
+
+def off(said: float, found: float) -> float:
+    """By how much of what was found the other is more."""
+    return said / found - 1 if found else math.inf if said else 0.0
 
 
 def turn(step: Callable, gpu: bool) -> list[float]:
@@ -206,11 +216,15 @@ def device_time(step: Callable) -> float:
 
 
 def operator_time(step: Callable) -> float:
-    """Seconds of torch's operators on the CPU."""
+    """Seconds of torch's operators on the CPU, the median of some steps. The first that a profiler sees is slower."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        for _ in range(PROFILED):
-            step()
-    return sum(e.self_cpu_time_total for e in profiler.key_averages() if e.key.startswith("aten::")) * 1e-6 / PROFILED
+        for n in range(PROFILED + 1):
+            with torch.profiler.record_function(f"{STEP}{n}"):
+                step()
+    events = profiler.events()
+    ranges = [e.time_range for e in events if e.name.startswith(STEP) and e.name != f"{STEP}0"]
+    found = [(e.time_range.start, e.self_cpu_time_total) for e in events if e.name.startswith("aten::")]
+    return statistics.median(sum(t for start, t in found if r.start <= start <= r.end) for r in ranges) * 1e-6
 
 
 def peak(step: Callable) -> float:
@@ -242,9 +256,9 @@ class Compared:
 
     def far(self) -> list[str]:
         """What should not be."""
-        judged = [(side, what, said / found - 1) for side, what, said, found in self.totals if what in JUDGED]
-        off = [f"{side} {what} {by:+.1%}" for side, what, by in judged if abs(by) > WITHIN]
-        return off + ([f"cost {self.cost:.1f} s"] if self.cost > MOST else [])
+        judged = [(side, what, off(said, found)) for side, what, said, found in self.totals if what in JUDGED]
+        far = [f"{side} {what} {by:+.1%}" for side, what, by in judged if abs(by) > WITHIN]
+        return far + ([f"cost {self.cost:.1f} s"] if self.cost > MOST else [])
 
 
 @dataclass(frozen=True)
@@ -259,55 +273,75 @@ class Round:
 
 
 class Meanwhile:
-    """Within it, each turn that a profile's sides have is followed by one elsewhere: `turn(side)` has steps of the same side made there and gives their
-    seconds. `steps`: all of these; `waited`: seconds."""
+    """Within it, each turn that a profile's sides have is followed by one elsewhere: `turn(side)` has steps of the same side made there and gives
+    their seconds; before and behind each look by torch's profiler there is one elsewhere, too, and `turn("busy " + side)` gives what it sees. `steps`,
+    `busy`: all of these; `waited`: seconds."""
 
-    def __init__(self, turn: Callable[[str], list[float]]):
-        self.turn, self.waited = turn, 0.0
+    def __init__(self, turn: Callable[[str], list[float] | float]):
+        self.turn, self.waited, self.names = turn, 0.0, {}
         self.steps: dict[str, list[float]] = {side: [] for side in SIDES}
+        self.busy: dict[str, list[float]] = {side: [] for side in SIDES}
 
-    def __enter__(self) -> Meanwhile:
-        names, turns, interleaved = {}, watch._turn, profile.interleaved
+    def asked(self, what: str):
+        start = time.perf_counter()
+        found = self.turn(what)
+        self.waited += time.perf_counter() - start
+        return found
 
-        def turned(step, device, seconds, looked):
+    def turned(self, turns: Callable) -> Callable:
+        def run(step, device, seconds, looked):
             found = turns(step, device, seconds, looked)
             if looked is None:
-                start = time.perf_counter()
-                self.steps[names[id(step)]] += self.turn(names[id(step)])
-                self.waited += time.perf_counter() - start
+                self.steps[self.names[id(step)]] += self.asked(self.names[id(step)])
             return found
+        return run
 
-        def named(steps, *args, **kwargs):
-            names.update((id(steps[side]), side) for side in SIDES)
+    def named(self, interleaved: Callable) -> Callable:
+        def run(steps, *args, **kwargs):
+            self.names.update((id(steps[side]), side) for side in SIDES)
             return interleaved(steps, *args, **kwargs)
+        return run
+
+    def between(self, look: Callable) -> Callable:
+        def run(step, *args, **kwargs):
+            side = self.names[id(step)]
+            before = self.asked(f"busy {side}")
+            found = look(step, *args, **kwargs)
+            self.busy[side] += [before, self.asked(f"busy {side}")]
+            return found
+        return run
+
+    def __enter__(self) -> Meanwhile:
         self.patches = contextlib.ExitStack()
-        for module, name, function in ((watch, "_turn", turned), (profile, "interleaved", named)):
-            self.patches.enter_context(mock.patch.object(module, name, function))
+        for module, name, around in ((watch, "_turn", self.turned), (profile, "interleaved", self.named), (profile, "traced", self.between),
+                                     (profile, "operators", self.between)):
+            self.patches.enter_context(mock.patch.object(module, name, around(getattr(module, name))))
         return self
 
     def __exit__(self, *_) -> None:
         self.patches.close()
 
 
-def said(case: Case, made: Made, seconds: float, turn: Callable[[str], list[float]]) -> tuple[dict, dict[str, list[float]], Profile]:
-    """What the profile says of both sides, and of itself; seconds of the steps that `turn` had made elsewhere; and the profile."""
+def said(case: Case, made: Made, seconds: float, turn: Callable[[str], list[float] | float]) -> tuple[Round, Profile]:
+    """What the profile says of both sides, and of itself, beside what `turn` found elsewhere, memory not yet; and the profile."""
     start = time.perf_counter()
     with torch.set_grad_enabled(made.train), Meanwhile(turn) as other:
         p = tokamak.profile(made.fn, *made.args, options=case.options, seconds=2 * seconds, **made.kwargs)
     took = time.perf_counter() - start - other.waited
-    sides = {name: {k: getattr(side, k) for k in ("step", "busy", "peak")} for name, side in (("eager", p.eager), ("compiled", p.compiled))}
+    sides = {name: {**{k: getattr(side, k) for k in ("step", "busy", "peak")}, "pools": side.memory.pools}
+             for name, side in (("eager", p.eager), ("compiled", p.compiled))}
     named = (sum(r.seconds for r in p.rows) + sum(o.seconds for o in p.others)) / p.compiled.busy
-    return {**sides, "device": p.peaks.device, "first": p.first, "cost": took - p.first, "named": named,
-            "bound": f"{p.bound}: {p.why}"}, other.steps, p
+    words = {**sides, "device": p.peaks.device, "first": p.first, "cost": took - p.first, "named": named, "bound": f"{p.bound}: {p.why}"}
+    return Round(words, other.steps, {side: {"busy": statistics.mean(found)} if found else {} for side, found in other.busy.items()}), p
 
 
-def compared(name: str, rounds: list[Round], gpu: bool) -> Compared:
+def compared(name: str, rounds: list[Round]) -> Compared:
     """Both side by side, by the round of the median ratio. On a CPU nothing but eager's operators is seen by torch's profiler."""
-    middle = lambda pairs: sorted(pairs, key=lambda pair: pair[0] / pair[1])[len(rounds) // 2]
+    middle = lambda pairs: sorted(pairs, key=lambda pair: off(*pair))[len(rounds) // 2]
     totals, spread = [], []
     for side in SIDES:
         totals.append((side, "step", *middle([r.pair(side) for r in rounds])))
-        for what in rounds[0].rest[side] if gpu or side == "eager" else ():
+        for what in rounds[0].rest[side]:
             totals.append((side, what, *middle([(r.said[side][what], r.rest[side][what]) for r in rounds])))
         steps = sorted(t for r in rounds for t in r.steps[side])
         spread.append((side, steps[len(steps) // 4], steps[(3 * len(steps)) // 4]))
@@ -331,8 +365,8 @@ class Part:
 
 @contextlib.contextmanager
 def part(name: str, case: str, args: argparse.Namespace) -> Iterator[Part]:
-    """One part of a case in a process of its own: `plain` answers `totals` and a side with a turn of it, `profile` answers `said`, and asks for turns
-    before it does; both answer `ready`."""
+    """One part of a case in a process of its own: `plain` answers `totals`, a side with a turn of it and `busy SIDE` with what torch's profiler sees
+    of that; `profile` answers `said`, and asks for turns before it does; both answer `ready`."""
     here, there = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(target=serve, args=(there, name, case, args))
     process.start()
@@ -355,20 +389,22 @@ def serve(pipe: Connection, name: str, case: str, args: argparse.Namespace) -> N
 
 def plain_answers(name: str, args: argparse.Namespace) -> dict[str, Callable]:
     steps, gpu = plain(case_of(name), args.device, args.layers), args.device == "cuda"
-    return {"ready": lambda: True, "totals": lambda: totals(steps, gpu), **{side: partial(turn, step, gpu) for side, step in steps.items()}}
+    busy = device_time if gpu else operator_time
+    return {"ready": lambda: True, "totals": lambda: totals(steps, gpu), **{side: partial(turn, step, gpu) for side, step in steps.items()},
+            **{f"busy {side}": partial(busy, step) for side, step in steps.items()}}
 
 
-def profile_answers(name: str, args: argparse.Namespace, turn: Callable[[str], list[float]]) -> dict[str, Callable]:
+def profile_answers(name: str, args: argparse.Namespace, turn: Callable[[str], list[float] | float]) -> dict[str, Callable]:
     case = case_of(name)
     made = case.make(args.device, args.layers)
 
-    def answer() -> tuple[dict, dict[str, list[float]]]:
-        words, steps, p = said(case, made, args.seconds, turn)
+    def answer() -> Round:
+        found, p = said(case, made, args.seconds, turn)
         if args.html:
             file = "".join(c if c.isalnum() else "_" for c in name)
             p.html(args.html / f"{file}.html")
             (args.html / f"{file}.txt").write_text(str(p))
-        return words, steps
+        return found
     return {"ready": lambda: True, "said": answer}
 
 
@@ -384,18 +420,19 @@ def in_turns(name: str, args: argparse.Namespace) -> Compared:
         with part("plain", name, args) as other, part("profile", name, args) as one:
             other.ask("ready"), one.ask("ready")
             answer = one.ask("said")
-            while answer in SIDES:
+            while isinstance(answer, str):
                 answer = one.ask(other.ask(answer))
-            rounds.append(Round(*answer, other.ask("totals")))
-    return compared(name, rounds, args.device == "cuda")
+            rest = other.ask("totals")
+            rounds.append(replace(answer, rest={side: {**answer.rest[side], **rest[side]} for side in SIDES}))
+    return compared(name, rounds)
 
 
 def lines(c: Compared) -> str:
     out = [f"{c.case}: first step {c.first:.1f} s, profiling {c.cost:.1f} s besides; bound by {c.bound}; rows {c.named:.1%} of busy"]
     for side, what, said, found in c.totals:
-        unit, factor = ("MB", 1e-6) if what == "peak" else ("ms", 1e3)
+        unit, factor = ("MB", 1e-6) if what in ("peak", "pools") else ("ms", 1e3)
         around = [f" ({low * factor:.3f} to {high * factor:.3f})" for of, low, high in c.spread if of == side and what == "step"]
-        out.append(f"    {side:9} {what:5} {said * factor:10.3f} {unit} said, {found * factor:10.3f} found {said / found - 1:+7.1%}{''.join(around)}")
+        out.append(f"    {side:9} {what:5} {said * factor:10.3f} {unit} said, {found * factor:10.3f} found {off(said, found):+7.1%}{''.join(around)}")
     return "\n".join(out + [f"    FAR: {', '.join(c.far())}"] * bool(c.far()))
 
 
@@ -404,9 +441,9 @@ def table(rows: list[Compared]) -> str:
     out = [f"Machine: {rows[0].device}, torch {rows[0].torch}. Command: `python -m benchmarks.profiles --write`.", "",
            "| step | quantity | eager: said | found | off | compiled: said | found | off | profiling s |", "|---|---|" + "---:|" * 7]
     for c in rows:
-        for what, unit, factor in (("step", "ms", 1e3), ("busy", "ms", 1e3), ("peak", "MB", 1e-6)):
+        for what, unit, factor in (("step", "ms", 1e3), ("busy", "ms", 1e3), ("peak", "MB", 1e-6), ("pools", "MB", 1e-6)):
             around = {side: f" ({low * factor:.2f} to {high * factor:.2f})" for side, low, high in c.spread if what == "step"}
-            cells = {side: f"{a * factor:.2f} | {b * factor:.2f}{around.get(side, '')} | {a / b - 1:+.1%}" for side, w, a, b in c.totals if w == what}
+            cells = {side: f"{a * factor:.2f} | {b * factor:.2f}{around.get(side, '')} | {off(a, b):+.1%}" for side, w, a, b in c.totals if w == what}
             if cells:
                 first = what == "step"
                 out.append(f"| {c.case if first else ''} | {what} {unit} | {cells.get('eager', ' | | ')} | {cells.get('compiled', ' | | ')} | "

@@ -23,18 +23,19 @@ def test_a_step_is_measured_both_ways(train):
     model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()), torch.randn(4, 8)
     case = Case(lambda device, layers: Made(model, (x,), train=train))
     steps, asked = profiles.plain(case, "cpu", None), []
-    words, took, p = profiles.said(case, case.make("cpu", None), 0.0, lambda side: asked.append(side) or profiles.turn(steps[side], False))
-    rest = profiles.totals(steps, False)
-    made = profiles.compared("small", [Round(words, took, rest)], False)
-    assert set(asked) == {"eager", "compiled"} and all(t > 0 for side in took for t in took[side]) and all(low <= high for _, low, high in made.spread)
+    answers = {**{s: lambda s=s: profiles.turn(steps[s], False) for s in steps}, "busy eager": lambda: profiles.operator_time(steps["eager"])}
+    found, p = profiles.said(case, case.make("cpu", None), 0.0, lambda what: asked.append(what) or answers[what]())
+    made = profiles.compared("small", [found])
+    assert set(asked) == set(answers) and asked.count("busy eager") == 2 and profiles.totals(steps, False) == {"eager": {}, "compiled": {}}
+    assert all(t > 0 for times in found.steps.values() for t in times) and all(low <= high for _, low, high in made.spread)
     assert [(side, what) for side, what, *_ in made.totals] == [("eager", "step"), ("eager", "busy"), ("compiled", "step")]
     assert all(said > 0 and found > 0 for *_, said, found in made.totals) and made.named == pytest.approx(1.0)
-    assert p.graphs == (2 if train else 1) and made.first == p.first and json.loads(json.dumps([words, rest])) == [words, rest]
+    assert p.graphs == (2 if train else 1) and made.first == p.first and json.loads(json.dumps(found.said)) == found.said
 
 
 def test_turns_are_taken_beside_those_of_each_profile(tmp_path, monkeypatch, capsys):
     asked, times = [], iter([2.0, 4.0, 1.0])
-    side = {"step": 2.0, "busy": 1.0, "peak": 1}
+    side, busy = {"step": 2.0, "busy": 1.0, "peak": 0}, {"busy": 1.0}
     words = {"eager": side, "compiled": side, "device": "a machine", "first": 1.0, "cost": 1.0, "named": 1.0, "bound": "memory"}
 
     class Here:
@@ -45,14 +46,16 @@ def test_turns_are_taken_beside_those_of_each_profile(tmp_path, monkeypatch, cap
         def ask(self, what):
             asked.append((self.name, what))
             if self.name == "plain":
-                return {"busy": 1.0} if what == "ready" else {s: {"busy": 1.0} for s in profiles.SIDES} if what == "totals" else [1.0]
-            return True if what == "ready" else next(self.turns, None) or (words, dict.fromkeys(profiles.SIDES, [next(times)] * 3))
+                return True if what == "ready" else {s: {"peak": 0} for s in profiles.SIDES} if what == "totals" else [1.0]
+            if what == "ready":
+                return True
+            return next(self.turns, None) or Round(words, *(dict.fromkeys(profiles.SIDES, v) for v in ([next(times)] * 3, busy)))
     monkeypatch.setattr(profiles, "part", lambda name, case, args: contextlib.nullcontext(Here(name)))
     path = str(tmp_path / "kept.json")
     assert profiles.main(["--device", "cpu", "--cases", "nn.Linear", "--json", path, "--rounds", "3"]) == 0
     turns = [("plain", "eager"), ("profile", [1.0]), ("plain", "compiled"), ("profile", [1.0])]
     assert asked == [("plain", "ready"), ("profile", "ready"), ("profile", "said"), *turns, ("plain", "totals")] * 3
-    made = read(path)["cpu nn.Linear"]              # ratios of 1, 1/2 and 2: the middle one is shown
+    made = read(path)["cpu nn.Linear"]              # ratios of 1, 1/2 and 2: the middle one is shown; no bytes of none are as said
     assert made.totals[0] == ("eager", "step", 2.0, 2.0) and made.spread == (("eager", 1.0, 4.0), ("compiled", 1.0, 4.0)) and made.rounds == 3
     assert "nn.Linear" in (shown := capsys.readouterr().out) and "(1000.000 to 4000.000)" in shown
 
@@ -73,6 +76,7 @@ def test_gradients_are_taken_for_all_that_has_any():
 
 
 def test_totals_and_costs_that_are_off_are_said():
+    assert (profiles.off(0, 0), profiles.off(3, 0), profiles.off(3, 4)) == (0.0, float("inf"), -0.25)
     assert SEEN.far() == ["eager busy +100.0%"]
     assert Compared(*(*vars(SEEN).values(),)[:4], 10.5, (), 1.0, "").far() == ["cost 10.5 s"]
 

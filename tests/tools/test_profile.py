@@ -11,7 +11,7 @@ import tokamak
 from tokamak.errors import OptionError
 from tokamak.runtime.graphed import Coverage
 from tokamak.runtime.pieces import Left
-from tokamak.tools import profile as profiling, watch
+from tokamak.tools import profile as profiling, traced, watch
 from tokamak.tools.advice import for_break, for_recompile
 from tokamak.tools.cli import main
 from tokamak.tools.limits import Row, bound, kind_of
@@ -365,3 +365,18 @@ def test_what_recordings_say_of_a_program():
     graphed = SimpleNamespace(coverage=Coverage((3, 4), (Left(2, "item", "it waits"),), ()))
     found, = profiling.covered([SimpleNamespace(name="f", values={"graphs": graphed}), SimpleNamespace(name="g", values={})])
     assert (found.graph, found.held, found.total, found.pieces, found.left) == ("f", 7, 8, 2, (("item", "it waits"),))
+
+
+def test_operators_are_those_of_a_typical_step():
+    """The first step that torch's profiler sees does not count."""
+    many = iter([3, 3, 5, 1, 3, 2])
+
+    def step(x):
+        for _ in range(next(many)):
+            x = x.sin()
+        return x
+    found = watch.Step([(step, (torch.ones(1 << 16),), {})])
+    found()                                                                 # 3, twice
+    total, line = traced.operators(found, 3)                                # 5, and of 1, 3 and 2 the one between
+    ran = [s for s in line if s.lane == "operator"]
+    assert [s.name for s in ran] == ["sin", "sin"] and total == pytest.approx(sum(s.seconds for s in ran))

@@ -125,8 +125,25 @@ def watched_timeline(looked: Looked, times: Times) -> tuple[Slice, ...]:
 
 
 def operators(step: Step, calls: int = CALLS) -> tuple[float, tuple[Slice, ...]]:
-    """(seconds a step that torch's operators take on the CPU, with what the profiler costs them; one of the steps): those that no other one calls."""
-    events = events_of(step, "cpu", None, calls)
+    """(seconds that torch's operators take on the CPU, those that no other one calls, with what the profiler costs them: the median of some steps;
+    the step of that). The first step that the profiler sees is slower, and does not count."""
+    events = events_of(step, "cpu", None, calls + 1)
+    outer, marks = outermost(events), marks_of(events, (PHASE,))
+    taken: list[tuple[float, list[Mark], list[tuple[int, int, str]]]] = []
+    for n in range(1, calls + 1):
+        mine = [m for m in marks if m.name.endswith(f"#{n}")]
+        inside = [o for o in outer if mine and mine[0].start <= o[0] <= mine[-1].end]
+        taken.append((sum(took for _, took, _ in inside) * 1e-9, mine, inside))
+    total, marks, inside = sorted(taken, key=lambda x: x[0])[calls // 2]
+    if not marks:
+        return total, ()
+    zero = marks[0].start
+    phases = [Slice("phase", m.name.removeprefix(PHASE).partition("#")[0], (m.start - zero) * 1e-9, m.duration * 1e-9) for m in marks]
+    return total, (*phases, *(Slice("operator", name.removeprefix("aten::"), (start - zero) * 1e-9, took * 1e-9) for start, took, name in inside))
+
+
+def outermost(events: Sequence) -> list[tuple[int, int, str]]:
+    """(start, duration, name) of those of torch's operators that no other one calls, in order."""
     found = sorted((e.start_thread_id(), e.start_ns(), e.duration_ns(), name) for e in events if (name := e.name()).startswith("aten::"))
     outer: list[tuple[int, int, str]] = []
     thread, until = None, 0
@@ -136,14 +153,7 @@ def operators(step: Step, calls: int = CALLS) -> tuple[float, tuple[Slice, ...]]
         if start >= until:
             outer.append((start, took, name))
         until = max(until, start + took)
-    total = sum(took for _, took, _ in outer) * 1e-9 / calls
-    marks = [m for m in marks_of(events, (PHASE,)) if m.name.endswith(f"#{calls // 2}")]
-    if not marks:
-        return total, ()
-    zero, end = marks[0].start, marks[-1].end
-    phases = [Slice("phase", m.name.removeprefix(PHASE).partition("#")[0], (m.start - zero) * 1e-9, m.duration * 1e-9) for m in marks]
-    return total, (*phases, *(Slice("operator", name.removeprefix("aten::"), (start - zero) * 1e-9, took * 1e-9)
-                              for start, took, name in sorted(outer) if zero <= start <= end))
+    return sorted(outer)
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------------
