@@ -114,6 +114,25 @@ def test_training_with_an_optimizer(how):
         how.same(mine.state_dict(), theirs.state_dict())
 
 
+def test_compiled_autograd(how):
+    """The whole of backward is one graph, whose inputs come as a list; explained, too."""
+    torch.manual_seed(0)
+    mine, x = mlp(), torch.randn(5, 8)
+    theirs = copy.deepcopy(mine)
+
+    def step(x):
+        loss = mine(x).square().sum()
+        loss.backward()
+        return loss
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        compiled = how.compile(step)
+        for _ in range(2):
+            compiled(x)
+            theirs(x).square().sum().backward()
+        how.same([p.grad for p in mine.parameters()], [p.grad for p in theirs.parameters()])
+        assert [g.kind for g in tokamak.explain(step, x).graphs][-1] == "inference"
+
+
 def test_autocast(how):
     model = mlp()
 

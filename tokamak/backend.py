@@ -18,6 +18,7 @@ from typing import Any, Callable
 
 import torch
 from torch import fx
+from torch._dynamo.utils import flatten_graph_inputs
 
 from . import log
 from .capture import aot, tables  # noqa: F401 (tables fill the registry)
@@ -64,6 +65,8 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mappi
         if mode not in _MODES:
             raise OptionError(f"mode={mode!r}: one of {', '.join(map(str, _MODES))}")
         chosen = current().change({**_MODES[mode], **(options or {}), **changes})
+        if any(isinstance(x, (list, tuple, dict)) for x in example_inputs):         # compiled autograd hands over a list, which its graph takes apart
+            return flatten_graph_inputs(gm, example_inputs, partial(backend, options=options, mode=mode, **changes))
         if any(isinstance(x, torch.Tensor) and x.is_mkldnn for x in example_inputs):        # has no memory to read; AOTAutograd hides that
             return gm
         _warm(example_inputs, chosen)

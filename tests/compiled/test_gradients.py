@@ -57,6 +57,15 @@ def test_few_or_no_rows(shapes):
         assert g.shape == w.shape and error(g, w) <= TOLERANCE[torch.bfloat16]
 
 
+def test_a_number_summed_over_rows_beside_a_product():
+    """A gradient that is the same number everywhere: it has no axis to be asked for."""
+    inputs = values(130, 33), values(130, 40), values(1)[0]
+    got, _ = run(lambda x, g, c: (x.t() @ g, c.expand(130, 40).sum(0)), *inputs, contractions="")
+    x, g, c = map(wide, inputs)
+    for g, w in zip(got, (x.t() @ g, (130 * c).expand(40)), strict=True):
+        assert g.shape == w.shape and error(g, w) <= TOLERANCE[torch.bfloat16]
+
+
 OTHERS = {
     "a sum of other values": lambda x, g: (g.t() @ x, (g.float() * 3).sum(0)),
     "a sum along another axis": lambda x, g: (g.t() @ x, g.sum(1)),

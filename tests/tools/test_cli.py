@@ -70,7 +70,10 @@ def test_a_scripts_exit_status(run):
 
 
 @pytest.mark.parametrize("arguments, words", [(["explain", "nowhere.py"], "there is no file 'nowhere.py'"),
-                                              (["compile", "--until", "fus", "x"], "'fus'")])
+                                              (["compile", "--until", "fus", "x"], "'fus'"),
+                                              (["explain"], "required: SCRIPT\n"),
+                                              (["profile", "--seconds", "inf", "x"], "invalid duration value: 'inf'"),
+                                              (["optimize", "--seconds", "nan", "x"], "invalid duration value: 'nan'")])
 def test_wrong_command_lines(arguments, words, capsys):
     with pytest.raises(SystemExit) as leave:
         main(arguments)
@@ -118,6 +121,15 @@ def test_a_script_that_never_calls_what_it_compiled(run, command):
 def test_a_script_that_fails_behind_a_call_is_still_shown(run, command):
     status, out, err = run(ONE + "f(torch.ones(4, 8))\nraise ValueError('oops')", command, *(() if command == "verify" else ("--seconds", "0")), "{}")
     assert status == 1 and out and "ValueError: oops" in err and "cli.py" not in err
+
+
+@pytest.mark.parametrize("command", ["profile", "optimize"])
+def test_a_call_that_raises_is_none_to_measure(run, command):
+    wrong = "g = torch.compile(lambda x, i: x[i] + 1, backend='tokamak')\nf(torch.ones(4, 8))\ng(torch.ones(4), torch.tensor([7]))"
+    status, out, err = run(ONE + wrong, command, "--seconds", "0", "{}")
+    assert status == 1 and out and "index out of range in" in err and "cli.py" not in err
+    status, out, err = run(ONE + wrong.replace("f(torch.ones(4, 8))", ""), command, "{}")
+    assert status == 1 and not out and "cli.py" not in err and err.endswith("called nothing that it compiled, or no call came to its end\n")
 
 
 def test_a_script_that_is_interrupted_is_shown_until_then(run):

@@ -57,6 +57,19 @@ def test_backward_is_explained_and_leaves_gradients_alone():
     assert [g.kind for g in e.graphs] == ["forward", "backward"] and all(p.grad is None for p in model.parameters())
 
 
+def test_a_training_step_that_runs_backward_itself():
+    model = Block()
+
+    def step(x):
+        loss = model(x).sum()
+        loss.backward()
+        return loss
+    e = tokamak.explain(step, torch.randn(4, 16))
+    assert [g.kind for g in e.graphs] == ["forward", "backward"] and "backward" in e.breaks[0].reason
+    found = tokamak.profile(step, torch.randn(4, 16), seconds=0.01)
+    assert found.compiled.bytes > 0 and list(found.compiled.phases) == ["forward"]
+
+
 def test_unfused_edges_and_opaque_calls_say_why_and_what_it_costs():
     with torch.no_grad():
         e = tokamak.explain(Block(), torch.randn(4, 16))

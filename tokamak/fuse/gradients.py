@@ -68,7 +68,8 @@ def _summed(n: Compute):
     if not isinstance(fold, Reduce) or fold.monoid != "sum" or len(fold.over) != 1:
         return None
     read = fold.args[0].arg if isinstance(fold.args[0], Cast) else fold.args[0]
-    return read.node if isinstance(read, Load) and read.guard is None and fold.over[0] in read.index[0].axes() else None
+    along = isinstance(read, Load) and read.guard is None and read.index and fold.over[0] in read.index[0].axes()      # a single number has no index
+    return read.node if along else None
 
 
 def _reads(c: Contraction) -> set:

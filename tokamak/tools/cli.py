@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import runpy
 import signal
@@ -99,8 +100,8 @@ def run(arguments: Sequence[str] | None) -> int:
               "or tokamak.compile(...) returned", file=sys.stderr)
         return 1
     if isinstance(recorder, Watcher) and not recorder.called:
-        print(f"tokamak: {given.script} called nothing that it compiled", file=sys.stderr)
-        return 1
+        print(f"tokamak: {given.script} called nothing that it compiled, or no call came to its end", file=sys.stderr)
+        return status or 1
     answer = ANSWERS[given.command](recorder, given)
     values.clear()
     return status or answer
@@ -137,7 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     profile.add_argument("--trace", metavar="FILE", default="", help="write the timelines into FILE, for Perfetto, chrome://tracing or TensorBoard")
     profile.add_argument("--fail-if", metavar="CONDITIONS", default="",
                          help=f"exit with 1 when one holds: \"kernels>60, step_ms>2\"; of {', '.join(METRICS)}")
-    profile.add_argument("--seconds", type=float, default=SECONDS, help="of steps to measure, for each side")
+    profile.add_argument("--seconds", type=duration, default=SECONDS, help="of steps to measure, for each side")
     diff = commands.add_parser("diff", help="what changed from one profile to another: kernels by what they compute, bytes, totals")
     diff.add_argument("--json", action="store_true", help="all of it, as JSON")
     diff.add_argument("--fail-if", metavar="CONDITIONS", default="",
@@ -147,7 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     optimize = commands.add_parser("optimize", help="the ladder: what each step towards speed brings, costs in memory and does to the numbers")
     optimize.add_argument("--json", metavar="FILE", default="", help="write it into FILE, as JSON")
     optimize.add_argument("--allow", metavar="RUNGS", default="", help=f"rungs that change numbers and may be tried, of {','.join(CONSENT)}")
-    optimize.add_argument("--seconds", type=float, default=SECONDS, help="of steps to measure, for each side of each rung")
+    optimize.add_argument("--seconds", type=duration, default=SECONDS, help="of steps to measure, for each side of each rung")
     tune = commands.add_parser("tune", help="try schedules near the heuristic's on the GPU, for the script's kernels, and keep what is faster")
     doctor = commands.add_parser("doctor", help="what this machine offers, and what is missing")
     doctor.add_argument("--json", action="store_true", help="the same as JSON")
@@ -157,8 +158,16 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--target", metavar="TARGET", choices=("interpret",), help="interpret: tensors of the CPU as if they were a GPU's, "
                              "with kernels in Triton, which its interpreter runs")
         command.add_argument("script", metavar="SCRIPT")
-        command.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER)
+        command.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER).required = False     # Python 3.11 says it were
     return parser
+
+
+def duration(text: str) -> float:
+    """Seconds to measure for (0: as few steps as possible); ValueError for what is none."""
+    seconds = float(text)
+    if not 0 <= seconds < math.inf:
+        raise ValueError(text)
+    return seconds
 
 
 def doctor(given: argparse.Namespace) -> int:

@@ -40,9 +40,9 @@ class Recompile:
 
 
 def frame_record(gm: fx.GraphModule) -> Frame:
-    """The Frame of a graph that Dynamo hands to the backend."""
+    """The Frame of a graph that Dynamo hands to the backend; of one that takes a list of its inputs apart first (compiled autograd's), without names."""
     names = []
-    for node in gm.graph.nodes:
+    for node in gm.graph.nodes if isinstance(gm, fx.GraphModule) else ():
         if node.op == "placeholder":
             source = getattr(node.meta.get("grapharg"), "source", None)
             names.append(user_name(getattr(source, "name", "")) or node.name)

@@ -159,7 +159,17 @@ def differentiate(result) -> None:
     roots = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor) and t.requires_grad and t.grad_fn is not None]
     leaves = list(leaves_of(roots))
     if leaves:
-        torch.autograd.grad(roots, leaves, [torch.ones_like(t) for t in roots], allow_unused=True)
+        gradients(roots, leaves, [torch.ones_like(t) for t in roots])
+
+
+def gradients(roots: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], directions: Sequence[torch.Tensor]) -> tuple | None:
+    """The gradients of `roots` along `directions`; None where backward was run from these before, as a training step does that returns its loss."""
+    try:
+        return torch.autograd.grad(roots, leaves, directions, allow_unused=True)
+    except RuntimeError as error:
+        if "backward through the graph a second time" not in str(error):
+            raise
+        return None
 
 
 def leaves_of(roots: list[torch.Tensor]) -> Iterator[torch.Tensor]:

@@ -15,7 +15,7 @@ import torch
 from torch.profiler import record_function
 from torch.utils._pytree import tree_leaves, tree_map
 
-from .explain import leaves_of
+from .explain import gradients, leaves_of
 from .record import Recorder
 
 KERNEL, PHASE = "tokamak:", "phase:"            # how the ranges begin that torch's profiler is given
@@ -67,8 +67,10 @@ class Watcher(Recorder):
 
         def run(*args):
             grad, casts = torch.is_grad_enabled(), [(k, torch.get_autocast_dtype(k)) for k in ("cpu", "cuda") if torch.is_autocast_enabled(k)]
-            self.called[id(gm)] = under(gm, grad, casts), under(made, grad, casts), tree_map(_apart, args), grad
-            return made(*args)
+            call = under(gm, grad, casts), under(made, grad, casts), tree_map(_apart, args), grad
+            out = made(*args)
+            self.called[id(gm)] = call          # one that raises is none to measure
+            return out
         return torch._dynamo.disable(run, reason="code of the compiler")
 
 
@@ -125,8 +127,10 @@ class Step:
         self.roots = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor) and t.requires_grad and t.grad_fn is not None]
 
     def backward(self) -> None:
-        grads = torch.autograd.grad(self.roots, self.leaves, self.directions, allow_unused=True)
-        if self.optimizer is not None:
+        grads = gradients(self.roots, self.leaves, self.directions)
+        if grads is None:               # the function runs backward itself: there is nothing behind it
+            self.leaves = []
+        elif self.optimizer is not None:
             by_leaf = dict(zip(map(id, self.leaves), grads))
             for p in self.parameters:
                 p.grad = by_leaf.get(id(p))
