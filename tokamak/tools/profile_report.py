@@ -71,6 +71,8 @@ def bars(p: Profile) -> Iterator[Bar]:
     def bar(name, value, note=""):
         return Bar(name, value(p.eager), value(p.compiled), note)
     yield bar("step", lambda s: took(s.step), "by itself: the device is idle before" if gpu else "")
+    if p.eager.middle[1] and p.compiled.middle[1]:
+        yield bar("  half of them", lambda s: " to ".join(map(took, s.middle)), "the others took less or more; the step above is the median")
     yield bar("device busy" if gpu else "in kernels and operators", lambda s: took(s.busy), "" if gpu else "eager's: by torch's profiler, with its cost")
     yield bar("idle, gaps" if gpu else "the rest: host", lambda s: f"{took(s.idle)}  {share(s)}")
     if gpu:
