@@ -337,13 +337,15 @@ def said(case: Case, made: Made, seconds: float, turn: Callable[[str], list[floa
 
 def compared(name: str, rounds: list[Round]) -> Compared:
     """Both side by side, by the round of the median ratio. On a CPU nothing but eager's operators is seen by torch's profiler."""
-    middle = lambda pairs: sorted(pairs, key=lambda pair: off(*pair))[len(rounds) // 2]
+    middle = lambda pair: sorted(rounds, key=lambda r: off(*pair(r)))[len(rounds) // 2]
     totals, spread = [], []
     for side in SIDES:
-        totals.append((side, "step", *middle([r.pair(side) for r in rounds])))
+        shown = middle(lambda r: r.pair(side))
+        totals.append((side, "step", *shown.pair(side)))
         for what in rounds[0].rest[side]:
-            totals.append((side, what, *middle([(r.said[side][what], r.rest[side][what]) for r in rounds])))
-        steps = sorted(t for r in rounds for t in r.steps[side])
+            pair = lambda r: (r.said[side][what], r.rest[side][what])
+            totals.append((side, what, *pair(middle(pair))))
+        steps = sorted(shown.steps[side])
         spread.append((side, steps[len(steps) // 4], steps[(3 * len(steps)) // 4]))
     first, cost = rounds[0].said, statistics.median(r.said["cost"] for r in rounds)
     return Compared(name, first["device"], torch.__version__, first["first"], cost, tuple(totals), first["named"], first["bound"], tuple(spread),

@@ -34,7 +34,7 @@ def test_a_step_is_measured_both_ways(train):
 
 
 def test_turns_are_taken_beside_those_of_each_profile(tmp_path, monkeypatch, capsys):
-    asked, times = [], iter([2.0, 4.0, 1.0])
+    asked, times = [], iter([[2.5, 1.0, 2.0, 2.0], [4.0] * 4, [1.0] * 4])
     side, busy = {"step": 2.0, "busy": 1.0, "peak": 0}, {"busy": 1.0}
     words = {"eager": side, "compiled": side, "device": "a machine", "first": 1.0, "cost": 1.0, "named": 1.0, "bound": "memory"}
 
@@ -49,15 +49,15 @@ def test_turns_are_taken_beside_those_of_each_profile(tmp_path, monkeypatch, cap
                 return True if what == "ready" else {s: {"peak": 0} for s in profiles.SIDES} if what == "totals" else [1.0]
             if what == "ready":
                 return True
-            return next(self.turns, None) or Round(words, *(dict.fromkeys(profiles.SIDES, v) for v in ([next(times)] * 3, busy)))
+            return next(self.turns, None) or Round(words, *(dict.fromkeys(profiles.SIDES, v) for v in (next(times), busy)))
     monkeypatch.setattr(profiles, "part", lambda name, case, args: contextlib.nullcontext(Here(name)))
     path = str(tmp_path / "kept.json")
     assert profiles.main(["--device", "cpu", "--cases", "nn.Linear", "--json", path, "--rounds", "3"]) == 0
     turns = [("plain", "eager"), ("profile", [1.0]), ("plain", "compiled"), ("profile", [1.0])]
     assert asked == [("plain", "ready"), ("profile", "ready"), ("profile", "said"), *turns, ("plain", "totals")] * 3
     made = read(path)["cpu nn.Linear"]              # ratios of 1, 1/2 and 2: the middle one is shown; no bytes of none are as said
-    assert made.totals[0] == ("eager", "step", 2.0, 2.0) and made.spread == (("eager", 1.0, 4.0), ("compiled", 1.0, 4.0)) and made.rounds == 3
-    assert "nn.Linear" in (shown := capsys.readouterr().out) and "(1000.000 to 4000.000)" in shown
+    assert made.totals[0] == ("eager", "step", 2.0, 2.0) and made.spread == (("eager", 2.0, 2.5), ("compiled", 2.0, 2.5)) and made.rounds == 3
+    assert "nn.Linear" in (shown := capsys.readouterr().out) and "(2000.000 to 2500.000)" in shown
 
 
 def test_each_part_has_a_process_of_its_own():
