@@ -105,6 +105,23 @@ def test_scans(dim):
     check(lambda x: x.cumsum(dim), values(70, 700))
 
 
+PREFIXES = {
+    "sum": (lambda x, w: x.cumsum(1) * w, torch.float32), "carried": (lambda x, w: x.cumsum(1).sum(0), torch.float32),
+    "behind": (lambda x, w: torch.softmax(x, -1).cumsum(1), torch.float32), "logarithms": (lambda x, w: x.logcumsumexp(1), torch.float32),
+    "products": (lambda x, w: (1 + x * 0.01).cumprod(1), torch.float32), "offset": (lambda x, w: x[1:, 3:].cumsum(1), torch.bfloat16),
+    "integers": (lambda x, w: (x.cumsum(1, dtype=torch.int32), x.cummax(1)), torch.int32)}
+
+
+@pytest.mark.parametrize("name", PREFIXES)
+def test_prefixes_of_rows_that_begin_anywhere(name, monkeypatch):
+    """They are read in whole words; the elements before and behind those have prefixes of their own, and each goes on from the last."""
+    choose, found = stages.tuned.choose, []
+    monkeypatch.setattr(stages.tuned, "choose", lambda *args: found.append(choose(*args)) or found[-1])
+    fn, dtype = PREFIXES[name]
+    check(fn, (values(2 if name == "logarithms" else 5, 519) * 9).to(dtype), values(519), tolerance=0.5 if dtype is torch.bfloat16 else 5e-4)
+    assert any(s.shift is not None for s in found)
+
+
 def test_cross_entropy():
     check(lambda x, t: F.cross_entropy(x, t), values(64, 1000, grad=True), indices(1000, 64))
 

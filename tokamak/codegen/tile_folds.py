@@ -341,19 +341,53 @@ class TileFolds(TileValues):
         if e.along in self.s.looped:
             carry = self.carries[e.monoid, e.args]
             return self._scan_piece(scope, e, fold, position, carry, carry)
-        carry = None
-        for n in range(at + 1):
+        shifted = self.s.shift is not None and self.s.shift.axis is e.along
+        last = len(self.s.sizes(e.along)) - 1
+        carry = self._before_words(scope, e, fold, last) if shifted else None
+        for n in range(min(at, last - shifted) + 1):
             self.piece[e.along] = n
             found = self._known(e)
-            more = n + 1 < len(self.s.sizes(e.along))
             if found is None:
-                after = tuple(self.fresh("a") for _ in e.args) if more else None
+                after = tuple(self.fresh("a") for _ in e.args) if n < last else None
                 found = self._scan_piece(scope, e, fold, position, carry, after)
                 scope.memo[("carry", e.monoid, e.args), self._key(e.free)] = after
-            carry = next(s.memo[("carry", e.monoid, e.args), self._key(e.free)] for s in self.scope.chain()
-                         if (("carry", e.monoid, e.args), self._key(e.free)) in s.memo) if more else None
+            carry = self._carried_on(e) if n < last else None
+        if shifted and at == last:
+            self.piece[e.along] = last
+            found = self._behind_words(scope, e, fold, position, carry)
         self.piece.update(saved)
         return found
+
+    def _carried_on(self, e: Scan) -> tuple:
+        """What the prefixes of the current piece carry on."""
+        key = ("carry", e.monoid, e.args), self._key(e.free)
+        return next((s.memo[key] for s in self.scope.chain() if key in s.memo), ())
+
+    def _beside_words(self, scope: Scope, e: Scan, fold: Reduce, before: bool) -> str:
+        """The elements before, or behind, the whole words of a shifted row, which are the current piece; neutral elsewhere."""
+        value = self._masked(scope, self.emit(e.args[0]), e.args[0].dtype, fold, 0).var
+        other = words.literal(words.neutral(e.monoid, e.args[0].dtype, 0), e.args[0].dtype)
+        here = f"{self.ends} < {self.s.shift.group}"
+        return self.assign(scope, f"tl.where({here}, {value}, {other})" if before else f"tl.where({here}, {other}, {value})")
+
+    def _before_words(self, scope: Scope, e: Scan, fold: Reduce, last: int) -> tuple:
+        """What the elements before the whole words fold to."""
+        self.piece[e.along] = last
+        if not self._carried_on(e):
+            total, _, _ = self._across(scope, fold, (self._beside_words(scope, e, fold, True),), frozenset((e.along,)))
+            scope.memo[("carry", e.monoid, e.args), self._key(e.free)] = total
+        return self._carried_on(e)
+
+    def _behind_words(self, scope: Scope, e: Scan, fold: Reduce, position: int, carry: tuple) -> Value:
+        """The prefixes of the elements before the whole words, and of those behind them, which go on from `carry`."""
+        d, made = e.args[0].dtype, []
+        for before in (True, False):
+            made.append(self.assign(scope, words.scan(e.monoid, d, (self._beside_words(scope, e, fold, before),), position)))
+        behind = self.fresh()
+        scope.lines += words.combine_lines(e.monoid, d, (behind,), carry, (made[1],))
+        found = self.assign(scope, f"tl.where({self.ends} < {self.s.shift.group}, {made[0]}, {behind})")
+        value = scope.memo[e, self._key(e.free)] = Value(found, frozenset((e.along,)), scope, True)
+        return value
 
     def _scan_piece(self, scope: Scope, e: Scan, fold: Reduce, position: int, carry, after) -> Value:
         """The prefixes of the current piece behind `carry`; `after` receives what is carried on."""

@@ -37,6 +37,7 @@ class TileValues(Lowering):
         self.fills = _fills(self.stores)     # Load -> what idle lanes of it hold
         self.filled: dict[str, float] = {}   # register -> what its idle lanes hold
         self.lanes: dict[int, str] = {}      # of a shifted axis: piece -> its whole words' lanes
+        self.ends = ""                       # and the lanes before and behind them
 
     # -- texts -----------------------------------------------------------------------------------------------------------
     def shape(self, dims) -> str:

@@ -104,7 +104,7 @@ class TileLowering(TileFolds):
             begin = begin if self.block is None else f"{self.block} * {size}"
             self._whole_words(scope, a, piece, f"{begin} + " if begin else "", ragged or self.block is not None)
             start += size
-        lanes = self.assign(scope, f"tl.arange(0, {ends})", "j")
+        self.ends = lanes = self.assign(scope, f"tl.arange(0, {ends})", "j")
         at = self.assign(scope, f"tl.where({lanes} < {group}, {lanes}, {before} + {words} - {group} + {lanes})", "i")
         first, last = self._outermost(f"{lanes} < {before}", f"{at} < {n}")
         mask = self.assign(scope, f"tl.where({lanes} < {group}, {first}, {last})", "m")

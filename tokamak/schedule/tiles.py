@@ -396,7 +396,7 @@ class _Chooser:
     def _shift(self, a: Axis) -> Shift | None:
         """For rows along `a` that begin at any element, where most of what is read and written begins alike."""
         crossed = len(self.crossed)
-        scans = any(isinstance(e, Scan) for e in walk(*exprs_of(self.b)))
+        scans = any(isinstance(e, Scan) and (len(e.args) > 1 or a in self.looped) for e in walk(*exprs_of(self.b)))
         if len(self.rows) > 1 or self.hints.least(a.extent) < self._shifted_from() or crossed > 1 or scans or self.target.ordered:
             return None
         found: dict[Index, int] = {}
