@@ -15,7 +15,7 @@ from tokamak.fuse import widen
 from tokamak.fuse.plan import plan
 from tokamak.ir.parse import parse_graph
 from tokamak.ir.rewrite import replaced
-from tokamak.schedule import tile_sequence, tiles
+from tokamak.schedule import tile_flat, tile_sequence, tiles
 from tokamak.target import Target
 from tokamak.tools.record import Recorder
 
@@ -120,6 +120,37 @@ def test_prefixes_of_rows_that_begin_anywhere(name, monkeypatch):
     fn, dtype = PREFIXES[name]
     check(fn, (values(2 if name == "logarithms" else 5, 519) * 9).to(dtype), values(519), tolerance=0.5 if dtype is torch.bfloat16 else 5e-4)
     assert any(s.shift is not None for s in found)
+
+
+FLAT = {
+    "sums": lambda x, y, w: x.sum(1), "weighed": lambda x, y, w: (x * y * w).sum(1) + 1, "places": lambda x, y, w: (x.argmax(1), y.amax(1)),
+    "spread": lambda x, y, w: x.float().var(1)}
+
+
+@pytest.mark.parametrize("columns", [9, 17, 31])
+@pytest.mark.parametrize("name", FLAT)
+def test_short_rows_as_one_run(name, columns, monkeypatch):
+    """Folds of short rows of 16 bits that begin anywhere: a program reads all of its rows in whole words."""
+    monkeypatch.setattr(tile_flat, "LEAST", 0)
+    choose, found = stages.tuned.choose, []
+    monkeypatch.setattr(stages.tuned, "choose", lambda *args: found.append(choose(*args)) or found[-1])
+    x, y = (values(2801, columns, dtype=torch.bfloat16) for _ in range(2))
+    check(FLAT[name], x, y, values(columns, dtype=torch.bfloat16), tolerance=5e-2)
+    assert any(s.flat for s in found)
+
+
+def test_short_rows_that_are_not_one_run(monkeypatch):
+    """Rows of a wider matrix, rows that are written too, and rows of words are read as any."""
+    monkeypatch.setattr(tile_flat, "LEAST", 0)
+    choose, found = stages.tuned.choose, []
+    monkeypatch.setattr(stages.tuned, "choose", lambda *args: found.append(choose(*args)) or found[-1])
+    x = values(300, 34, dtype=torch.bfloat16)
+    check(lambda x: x[:, :17].sum(1), x, tolerance=5e-2)
+    check(lambda x: x[:, 1::2].sum(1), x, tolerance=5e-2)
+    check(lambda x: torch.softmax(x[:100].view(-1, 17), 1), x, tolerance=5e-2)
+    check(lambda x: x.view(-1, 24)[:, :].sum(1), x[:240].contiguous(), tolerance=5e-2)
+    check(lambda x: x.view(-1, 17).sum(1), x.float())
+    assert found and not any(s.flat for s in found)
 
 
 def test_cross_entropy():

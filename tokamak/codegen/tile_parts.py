@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from ..schedule.body import Body
 from ..schedule.tile_schedule import TileSchedule
+from .tile_flat import FlatLowering
 from .tile_kernel import TileKernel
 from .tile_stages import StagedLowering
 from .tiles import TileLowering, base_body, combining, rounded
@@ -15,7 +16,8 @@ def lower_tiles(body: Body, schedule: TileSchedule, hints, device: str, choose_a
     if body.base is not None:
         base = base_body(body)
         first = lower_tiles(base, choose_again(base), hints, device, choose_again, fast)
-    return first + lower_by(TileLowering if schedule.staged is None else StagedLowering, body, schedule, hints, device, choose_again, fast)
+    lowering = StagedLowering if schedule.staged is not None else FlatLowering if schedule.flat else TileLowering
+    return first + lower_by(lowering, body, schedule, hints, device, choose_again, fast)
 
 
 def lower_by(lowering: type[TileLowering], body: Body, schedule: TileSchedule, hints, device: str, choose_again,

@@ -81,7 +81,7 @@ def changed(b: Body, s: TileSchedule, changes: tuple[str, ...], hints: Hints) ->
     for text in changes:
         found = WORDS.match(text)
         at, n = (int(found[2]) if found[2] else None, int(found[3]) if found[3] else None) if found else (None, None)
-        if found is None or at is not None and at >= len(s.order):
+        if found is None or at is not None and at >= len(s.order) or s.flat and found[1] != "warps":
             return None
         s = _CHANGES[found[1]](b, s, s.order[at] if at is not None else None, n, hints)
         if s is None:

@@ -21,6 +21,7 @@
     registers   the most that a thread may have, so that so many programs as are meant to run at once; 0 leaves it open
     reread      held rows are read anew once what they are folded to is known: from the L1 cache, where registers do not hold them beside column sums
     wide        addresses need 64 bits
+    flat        rows of a tile, fewer than its lanes have room for, that lie one behind the other and are read as one run of words (`tile_flat`)
     once        what is read is read once, and next to nothing is written: it may leave the second-level cache before anything else
 """
 from __future__ import annotations
@@ -71,6 +72,7 @@ class TileSchedule:
     reread: bool = False
     backward: bool = False
     kept: int = 0
+    flat: int = 0
 
     def sizes(self, a: Axis) -> tuple[int, ...]:
         """The lengths of the pieces that cover tiled axis `a`."""
@@ -89,6 +91,8 @@ class TileSchedule:
             parts.append(f"shifted({name(self.shift.axis)} % {self.shift.group})")
         if self.staged is not None:
             parts.append(f"staged({name(self.staged)}{f' / {self.sharers}' if self.sharers > 1 else ''})")
+        if self.flat:
+            parts.append(f"flat({self.flat})")
         if self.looped:
             parts.append(f"looped({', '.join(name(a) for a in self.order if a in self.looped)})")
         if self.split:

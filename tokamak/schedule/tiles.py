@@ -9,7 +9,7 @@ from ..fuse.gpu import FILL, HELD
 from ..ir.expr import Const, Load, Reduce, Scan, walk
 from ..ir.index import Axis, Fetch, Index, Size
 from ..ir.ops import CARRIERS
-from . import column_words, tile_stages
+from . import column_words, tile_flat, tile_stages
 from .tile_access import begin_anywhere, narrowest, once, wide
 from .body import Body, exprs_of
 from .schedule import loop_order, strides_of
@@ -138,6 +138,8 @@ class _Chooser:
             self.looped.update(self.rows)
         elif staged is not None:
             return self._staged(staged)
+        elif flat := tile_flat.rows_of(self.b, self.rows, self.line, self.hints, self.target):
+            return self._flat(flat)
         else:
             self._cover_rows()
         self._cover_parallel()
@@ -234,6 +236,12 @@ class _Chooser:
         return TileSchedule(self.order, dims, tuple((a, self.pieces[a]) for a in dims), frozenset(), split,
                             self._programs(split) if split else 1, exact, s.warps, s.stages, wide=self.wide,
                             shift=self.shift, staged=s.shared, sharers=s.sharers, registers=s.registers)
+
+    def _flat(self, count: int) -> TileSchedule:
+        """So many short rows to a program, which are read as one run."""
+        self.pieces = {a: cover(self.hints.exactly(a.extent)) if a is self.line else (power(count),) for a in self.order}
+        exact = frozenset((self.line,)) if sum(self.pieces[self.line]) == self.hints.exactly(self.line.extent) else frozenset()
+        return TileSchedule(self.order, self.order, tuple(self.pieces.items()), frozenset(), (), 1, exact, tile_flat.WARPS, wide=self.wide, flat=count)
 
     def _carried(self) -> int:
         """Of a thread for an element, in a loop that folds across programs: what is carried and what is read."""

@@ -1,0 +1,40 @@
+"""Tiles of short rows that lie one behind the other and begin anywhere: a program reads its rows as one run of whole words, and each lane then takes its
+element from what other threads have read. Element by element an access is two bytes long: too few bytes are under way.
+"""
+from __future__ import annotations
+
+from ..fuse.cost import Hints
+from ..ir.expr import Load, Reduce, Scan, walk
+from ..ir.index import Axis, Fetch, as_index
+from .body import Body, exprs_of
+
+BYTES = 2               # of an element: 32-bit ones are read as quickly one by one (f32 sums of 17 columns 89%)
+RUN = 4096              # elements that a program reads
+WARPS = 4
+WORDS = 8               # rows of a program are a multiple of so many, so that every program's first begins at a word
+SHORTEST, LONGEST = 3, 64         # elements of such a row
+LEAST = 1 << 20         # elements read, below which a launch takes longer than they do
+
+
+def rows_of(b: Body, rows: list[Axis], line: Axis | None, hints: Hints, target) -> int:
+    """How many rows of `b` a program reads as one run; 0 where it reads them otherwise."""
+    n = hints.exactly(line.extent) if rows == [line] and len(b.parallel) == 1 else None
+    if n is None or not SHORTEST <= n <= LONGEST or n % WORDS == 0 or target.ordered or b.base is not None:
+        return 0
+    row, = b.parallel
+    if hints(row.extent) * n < LEAST or any(line in s.axes or s.monoid is not None or s.guard is not None for s in b.stores):
+        return 0
+    found = list(walk(*exprs_of(b)))
+    if any(isinstance(e, Scan) or isinstance(e, Reduce) and e.over != (line,) for e in found):
+        return 0
+    along = [e for e in found if isinstance(e, Load) and {row, line} <= e.axes()]
+    if not along or not all(lies_flat(e, row, line) and e.dtype.bytes == BYTES for e in along):
+        return 0
+    return RUN // n // WORDS * WORDS
+
+
+def lies_flat(e: Load, row: Axis, line: Axis) -> bool:
+    """Does `e` read rows along `line` that lie one behind the other from the beginning of its memory on, under no guard?"""
+    i = e.index[0]
+    return e.guard is None and i.axes() == {row, line} and i.coefficient(line) == 1 and i.coefficient(row) is as_index(line.extent) \
+        and i.without(line).without(row) == 0 and not any(isinstance(x, Fetch) for x in i.atoms())
