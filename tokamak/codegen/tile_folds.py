@@ -155,7 +155,8 @@ class TileFolds(TileValues):
             if folds_elements(e):
                 (self._sum_of_exponentials if e.monoid == "expsum" else self._tile_of_moments if self._words_of(e) else self._step)(scope, e, carried)
                 continue
-            taken = tuple(self._masked(scope, v, self._type(e, n), e, n).var for n, v in enumerate(self._arguments(e)))
+            whole = self._later(e)          # an idle lane's value is no greater than any: its index is never taken
+            taken = tuple(self._masked(scope, v, self._type(e, n), e, n, n and whole).var for n, v in enumerate(self._arguments(e)))
             if together:
                 taken, _, _ = self._across(scope, Reduce(e.monoid, tuple(together), e.args), taken, dims | together)
             if self._words_of(e):
@@ -214,10 +215,10 @@ class TileFolds(TileValues):
         weight = self.assign(scope, f"tl.where({' & '.join(masks)}, 1.0, 0.0)") if masks else "1.0"
         scope.lines.append(f"{', '.join(carried)} = {words.step(e.monoid, carried, element.var, weight)}")
 
-    def _masked(self, scope: Scope, v: Value, d: DType, e: Reduce, component: int) -> Value:
-        """`v` with idle lanes of the folded axes neutral, along every tiled axis that `e` folds."""
+    def _masked(self, scope: Scope, v: Value, d: DType, e: Reduce, component: int, whole: bool = False) -> Value:
+        """`v` with idle lanes of the folded axes neutral, unless `whole`, along every tiled axis that `e` folds."""
         folded = [a for a in self.s.dims if a in e.over]
-        masks = self.mask(folded)
+        masks = self.mask(folded) if not whole else []
         neutral = words.literal(self._neutral(e, component), d)
         dims = v.dims | frozenset(folded)
         ragged = {a for a in folded if self.coords[a, self.piece[a]][1] is not None}
