@@ -25,6 +25,17 @@ def dot(a, b, c):
 @triton.jit
 def to_tf32(x):
     """f32 to the nearest of ten bits behind the point, ties to even."""
+    if INTERPRETED:
+        return _rounded_bits(x)
+    elif for_nvidia(90):
+        return tl.inline_asm_elementwise("cvt.rn.tf32.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        return _rounded_bits(x)
+
+
+@triton.jit
+def _rounded_bits(x):
+    """As `to_tf32`, in integers."""
     b = bits(x)
     r = ((b + 0xFFF + ((b >> 13) & 1)) & -8192).to(tl.float32, bitcast=True)
     return tl.where(tl.abs(x) < float("inf"), r, x)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..fuse.contraction import Contraction, product_type, small
+from ..fuse.contraction import Contraction, in_tf32, product_type, small
 from ..ir.dtype import F32
 from ..ir.expr import Expr
 from ..schedule.body import Body
@@ -53,10 +53,12 @@ class VectorLowering(MatmulLowering):
         scope.lines.append(f"{carried} += {' * '.join([f'({total})', *scales]) if scales else total}")
 
     def _number_tile(self, scope: Scope, view: str, e: Expr, c: Contraction) -> str:
-        """A register with the tile of a factor in f32, 0 where the depth is over."""
+        """A register with the tile of a factor in f32, 0 where the depth is over. Where TF32 would do, nothing is rounded: f32 takes no longer."""
         self._show(view)
         self.scope, whole, depth = scope, small(e), frozenset(self.s.dims) - set(self.schedule.dims)
         made = product_type(c)
+        if (wide := in_tf32(e)) is not None:
+            return self._plain_tile(wide, depth).var
         value = self._plain_tile(e.arg, depth) if whole is None else self._whole_tile(whole, depth, words.triton_type(made))
         return self._put(None, words.cast(F32, e.arg.dtype if whole is None else made, value.var), (), (value,)).var
 

@@ -16,7 +16,8 @@ from ..ir.index import Axis, FloorDiv, Index, Mod, as_index, axis
 from ..ir.rewrite import GraphRewrite
 from ..ir.text import spec_parts
 from .axes import Group, Member, split_axes
-from .contraction import DIGIT, LITTLE, NARROW, SLICE, Contraction, contraction, factors_of, halves, multiplied, product_type, size_text
+from .contraction import (
+    DIGIT, LITTLE, NARROW, SLICE, Contraction, contraction, factors_of, few_in_tf32, halves, in_tf32, multiplied, product_type, size_text)
 from .cost import Hints, estimates
 from .inline import inline, substituted
 from .reason import Reason
@@ -105,8 +106,8 @@ def infeasible(c: Contraction, target, hints: Hints) -> Reason | None:
         return Reason("vendor", "infeasible", "a fixed order of the sum")
     if product_type(c) is None or bool(c.rows) == bool(c.columns) and not multiplied(c):
         return Reason("vendor", "infeasible", "only 16-bit floats, and f32 where TF32 is allowed")
-    if product_type(c) is F32 and not (min(c.sizes(hints)[1:3]) > MANY and movable(c, hints)):
-        return Reason("vendor", "infeasible", "f32 in TF32 of few rows, or not contiguous along the depth")
+    if product_type(c) is F32 and not (few_in_tf32(c, hints) or min(c.sizes(hints)[1:3]) > MANY and movable(c, hints)):
+        return Reason("vendor", "infeasible", "f32 in TF32, of batches of few rows or not contiguous along the depth")
     whole = not long_steps(c.fold, c.depth)
     slices = None if whole and multiplied(c) else in_slices(c.fold)
     forms = [form for form in (c if whole else None, slices) if form is not None]
@@ -133,7 +134,7 @@ def in_slices(fold: Reduce) -> Contraction | None:
 def of_one_row(c: Contraction) -> bool:
     """Is one factor a vector, and the other one a matrix that is contiguous along the depth: a fold of rows like any other?"""
     matrix = c.left if not c.columns else c.right
-    read = matrix.arg if halves(matrix) is not None else matrix
+    read = matrix.arg if halves(matrix) is not None else in_tf32(matrix) or matrix
     return (not c.rows) != (not c.columns) and not c.batch and product_type(c) is not None and isinstance(read, Load) and runs_along(read, c.depth)
 
 

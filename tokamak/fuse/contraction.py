@@ -4,15 +4,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..ir.dtype import F32, DType
-from ..ir.expr import Cast, Expr, Op, Reduce, Scan, walk
+from ..ir.expr import Cast, Expr, Load, Op, Reduce, Scan, walk
 from ..ir.graph import Scatter
 from ..ir.index import Axis
 from .axes import Group, Member, fold_of
 from .cost import Hints
 from .legal import Roles
 from .scales import unpacking
+from .sizes import runs_along
 
 NARROW = 128            # widest of two layers that are made back to back
+TURNED = 64             # rows up to which a result is turned: below, the machine's products would be made of idle rows
 LITTLE = 32             # rows up to which a kernel reads its weights as fast as memory gives them
 SIDE = 16               # least extent of a tile that the machine multiplies
 ONES = 16               # columns of ones, by which a tile is multiplied where its rows are added up
@@ -94,8 +96,15 @@ def multiplied(c: Contraction) -> bool:
 
 
 def of_vector(c: Contraction) -> bool:
-    """Is it the product of a matrix and a vector of one 16-bit type?"""
-    return product_type(c) not in (None, F32) and bool(c.rows) != bool(c.columns) and not c.batch
+    """Is it the product of a matrix and a vector of one 16-bit type, or of f32 where TF32 would do?"""
+    return product_type(c) is not None and bool(c.rows) != bool(c.columns) and not c.batch
+
+
+def few_in_tf32(c: Contraction, hints: Hints) -> bool:
+    """Is it a product in TF32 of so few rows that it is made by addresses, both factors as they lie along the depth in memory?"""
+    reads = [in_tf32(e) for e in (c.left, c.right)]
+    along = all(isinstance(e, Load) and e.guard is None and runs_along(e, c.depth) for e in reads)
+    return along and not (c.batch or c.digits or c.outer or c.scales) and min(c.sizes(hints)[1:3]) <= TURNED
 
 
 def chained(c: Contraction, inner: Contraction | None, hints: Hints) -> bool:

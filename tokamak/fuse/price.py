@@ -2,13 +2,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..ir.dtype import F32
 from ..ir.expr import loads
 from ..ir.graph import Compute, Graph, Opaque, Result, is_pointwise, reads
 from .beside import MOST, few_rows, is_small, together
-from .contraction import LITTLE, SIDE, Contraction, product_type
+from .contraction import LITTLE, SIDE, TURNED, Contraction, product_type
 from .cost import Hints, node_bytes
 from .gradients import GRADIENTS, gradients
 from .reason import Reason
@@ -25,7 +25,8 @@ class Rates:
     weights where rows are few, by the vendor, by us; `wide`: bytes a second of those of so many columns that they are read a step ahead;
     `more_rows`: what rows beyond 16 cost us and save the vendor; `few_tiles`: what few tiles cost us besides; `unpacked`: elements of 8 bits or fewer
     a second that we multiply. `narrow_vendor`, `narrow`: narrow layers, a call
-    each by the vendor and two in a kernel of ours, whose operations a second are `narrow_products`."""
+    each by the vendor and two in a kernel of ours, whose operations a second are `narrow_products`. `rows`: how many are few; `bytes`: of a factor's
+    element; `tile`: columns of a program where multiprocessors that have none count, of `processors`, 0 where they do not."""
     copy: float
     products: float
     call: float
@@ -40,6 +41,10 @@ class Rates:
     narrow_vendor: tuple[float, float]
     narrow: tuple[float, float]
     narrow_products: float
+    rows: int = LITTLE
+    bytes: int = 2
+    tile: int = 0
+    processors: int = 1
 
 
 # Triton's words for a machine -> its rates. H200, bf16, device time behind a flushed cache, us, ours against the vendor's calls and passes:
@@ -54,6 +59,14 @@ RATES: dict[tuple, Rates] = {
     ("cuda", 90): Rates(copy=4.2e12, products=700e12, call=6e-6, step=1.8e-6, vendor_rows=(3.4e12, 6.2e-6), few_rows=(3.5e12, 4e-6),
                         one_row=(3.9e12, 3.1e-6), wide=3.9e12, more_rows=9e-7, few_tiles=8e-7, unpacked=3e12, narrow_vendor=(2.7e12, 2e-6),
                         narrow=(3.5e12, 2e-6), narrow_products=320e12)}
+# the same of f32 in TF32, us, 4, 32 and 64 rows, and what the vendor's calls and passes take: 1024 to 4096 8.5, 9.1, 10.7; 12.9, 11.8, 11.8;
+#   4096 to 1024 9.8, 11.8, 12.6; 12.9, 13.6, 13.9; 1024 to 14336 22.2, 23.8, 23.5; 25.8, 28.2, 27.0; 14336 to 1024 23.3, 25.6, 28.6; 26.7, 27.4,
+#   28.4; 4096 to 11008 54.8, 62.1, 65.6; 56.3, 58.6, 61.0; 14336 to 14336 209.9, 216.5, 226.7; 207.6, 227.9, 257.6
+#   one row: 14336 to 4096 60.8; 64.0; 1024 to 11008 14.3; 21.4; 11008 to 1024 14.8; 17.5
+RATES_TF32: dict[tuple, Rates] = {
+    ("cuda", 90): replace(RATES["cuda", 90], products=350e12, vendor_rows=(3.8e12, 7.6e-6), few_rows=(4.7e12, 5.5e-6), one_row=(4.1e12, 3.5e-6),
+                          wide=4.7e12, few_tiles=3e-6, rows=TURNED, bytes=4, tile=64)}
+HALF_FULL = 0.9         # of the vendor's bytes a second, what 33 to 64 rows of TF32 get
 WEIGHTS = 1 << 20       # elements of weights below which nothing was measured
 FAMILY = 1 << 16        # the same of several side by side, which take a launch where the vendor's take one each
 TILES = 128 * SIDE      # columns below which programs share the depth of a tile
@@ -84,25 +97,32 @@ def unprofitable(site: Site, hints: Hints, target) -> dict[Opaque, Reason | None
     rates = RATES.get(target.arch[:2])
     if rates is None:
         return {n: Reason("vendor", "not attempted", "no kernel was measured on such a machine") for n in site.found}
-    reasons = {n: _alone(site, n, c, hints, rates) for n, c in site.found.items()}
+    reasons = {n: _alone(site, n, c, hints, rates_of(c, target)) for n, c in site.found.items()}
     for wide in (False, True):
         many = {n: c for n, c in site.found.items() if (product_type(c) is F32) == wide and min(c.sizes(hints)[1:3]) > MANY and movable(c, hints)}
         reasons.update(fused((TF32 if wide else PRODUCTS)[target.arch[:2]], target.threads, site.graph, many, site.behind, hints))
     reasons.update((n, None) for n, c in site.found.items() if reasons[n] is not None and writes_any_row(c, target, hints))
     for calls in _families(site, hints):
-        if any(reasons[n] is not None for n in calls) and _side_by_side(site, calls, hints, rates):
+        if any(reasons[n] is not None for n in calls) and _side_by_side(site, calls, hints, target):
             reasons.update(dict.fromkeys(calls))
     for last, (first, stored) in site.pairs.items():
         reasons[last] = reasons[first] = _narrow_layers(site.found[first], site.found[last], stored, hints, rates)
     return reasons | gradients(GRADIENTS[target.arch[:2]], site.graph, site.found, site.pairs, reasons, hints)
 
 
+def rates_of(c: Contraction, target) -> Rates:
+    """What is known of contractions of a type on a machine that was measured."""
+    return replace((RATES_TF32 if product_type(c) is F32 else RATES)[target.arch[:2]], processors=target.threads)
+
+
 def vendor_time(c: Contraction, hints: Hints, rates: Rates) -> float:
     """Seconds of the vendor's kernel."""
     b, m, n, k = c.sizes(hints)
-    if b == 1 and min(m, n) <= LITTLE:
-        return 2 * k * max(m, n) / rates.vendor_rows[0] + rates.vendor_rows[1] - rates.more_rows * (min(m, n) > SIDE)
-    return max(2 * b * m * n * k / rates.products, 2 * b * (m * k + k * n + m * n) / rates.copy) + rates.call
+    if b == 1 and min(m, n) <= rates.rows:
+        rate, besides = rates.vendor_rows
+        rate *= HALF_FULL if min(m, n) > LITTLE else 1
+        return rates.bytes * k * max(m, n) / rate + besides - rates.more_rows * (min(m, n) > SIDE)
+    return max(2 * b * m * n * k / rates.products, rates.bytes * b * (m * k + k * n + m * n) / rates.copy) + rates.call
 
 
 def writes_any_row(c: Contraction, target, hints: Hints) -> bool:
@@ -119,7 +139,7 @@ def _alone(site: Site, call: Opaque, c: Contraction, hints: Hints, rates: Rates)
     """The vendor's kernel with the passes in front and behind, against one kernel of ours for few rows."""
     b, m, n, k = c.sizes(hints)
     vendor = vendor_time(c, hints, rates)
-    if b > 1 or min(m, n) > LITTLE or k * max(m, n) < WEIGHTS:
+    if b > 1 or min(m, n) > rates.rows or k * max(m, n) < WEIGHTS:
         return Reason("vendor", "not attempted", f"{micro(vendor)}")
     if not _along_depth(c, m <= n):
         return Reason("vendor", "not attempted", f"{micro(vendor)}; weights that are not contiguous along the depth")
@@ -140,11 +160,21 @@ def _few_rows(site: Site, call: Opaque, c: Contraction, hints: Hints, rates: Rat
     """Seconds of our kernel for few rows: for the weights, and besides."""
     (_, m, n, k), taken = c.sizes(hints), site.fronts.get(call, ())
     few, many = min(m, n), max(m, n)
-    moved = sum(node_bytes(r, hints) for x in taken for r in {e.node for e in loads(x.expr)}) if taken else 2 * k * many
+    moved = sum(node_bytes(r, hints) for x in taken for r in {e.node for e in loads(x.expr)}) if taken else rates.bytes * k * many
     rate, besides = rates.one_row if few == 1 else rates.few_rows
-    rate = rates.wide if 1 < few <= SIDE and many >= WIDE and not taken else rate
-    besides += rates.more_rows * (few > SIDE) + rates.few_tiles * (few > 1 and many < TILES and k > LONG)
+    rate = rates.wide if few > 1 and many >= WIDE and not taken else rate
+    rate *= _busy(many, rates) if few > 1 else 1
+    besides += rates.more_rows * ((few > SIDE) + 2 * (few > LITTLE)) + rates.few_tiles * (few > 1 and many < TILES and k > LONG)
     return max(moved / rate, k * many / rates.unpacked if taken else 0.0), besides
+
+
+def _busy(columns: int, rates: Rates) -> float:
+    """The part of the multiprocessors that have a tile all the time."""
+    if not rates.tile:
+        return 1.0
+    tiles = -(-columns // rates.tile)
+    programs = tiles * max(1, rates.processors // tiles)
+    return programs / (-(-programs // rates.processors) * rates.processors)
 
 
 def _families(site: Site, hints: Hints) -> list[list[Opaque]]:
@@ -171,10 +201,11 @@ def _needs(graph: Graph, calls: list[Opaque]) -> dict:
     return found
 
 
-def _side_by_side(site: Site, calls: list[Opaque], hints: Hints, rates: Rates) -> bool:
+def _side_by_side(site: Site, calls: list[Opaque], hints: Hints, target) -> bool:
     """Is one launch of ours for all of them faster than the vendor's, with the passes around them?"""
-    ours = [_few_rows(site, n, site.found[n], hints, rates) for n in calls]
-    vendor = sum(vendor_time(site.found[n], hints, rates) + _around(site, n, hints, rates) for n in calls)
+    rates = {n: rates_of(site.found[n], target) for n in calls}
+    ours = [_few_rows(site, n, site.found[n], hints, rates[n]) for n in calls]
+    vendor = sum(vendor_time(site.found[n], hints, rates[n]) + _around(site, n, hints, rates[n]) for n in calls)
     many = sum(max(site.found[n].sizes(hints)[1:3]) * site.found[n].sizes(hints)[3] for n in calls)
     return many >= FAMILY and sum(moving for moving, _ in ours) + min(besides for _, besides in ours) < LEAST * vendor
 

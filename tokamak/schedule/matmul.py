@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..fuse.contraction import LITTLE, SIDE, SLICE, Contraction, chained, contraction, multiplied, of_vector, product_type, summed
+from ..fuse.contraction import LITTLE, SIDE, SLICE, TURNED, Contraction, chained, contraction, multiplied, of_vector, product_type, summed
 from ..fuse.cost import Hints
 from ..ir.dtype import F32
 from ..ir.expr import Load, Reduce, Rewriter, Scan, loads, walk
@@ -30,7 +30,7 @@ from .tile_schedule import TileSchedule
 from .tile_stages import power
 from .tile_access import wide
 
-TURNED = 64             # rows up to which a result is turned: below, the machine's products would be made of idle rows
+UNSHARED = 128          # elements of as long a step; a depth of fewer than twice STEPS of these is not worth sharing in TF32
 SHARED = 200 << 10      # bytes of shared memory that a program may fill with steps under way
 MOST_STAGES = 5
 GROUP = 8               # tiles along the first axis that share what they read along the second
@@ -40,11 +40,12 @@ HELD_STAGES = 3         # tiles of rows under way then: 131072 rows, 128 to 256 
                         # 49.7 with tiles of 128 rows by 8 warps; backward, in steps, 83 and 97
 ABREAST = 2             # products with a vector that a program carries at once: each holds a tile of f32
 AHEAD = 256             # elements of a step along the depth of what is read a step ahead
+DEEP = 8192             # elements of the depth up to which it pays
 STEPS = 8               # steps along the depth that a program should have at least
 FEW_SHARED = 100 << 10  # the same where a result is turned: two programs to a multiprocessor
 SLICES = 4              # that a step takes, a warp each
 PACKED = 256            # elements of a slice of what is unpacked
-UNPACKED = 128          # and of 16-bit weights
+UNPACKED = 256          # bytes of one of what is not
 STEP = 512              # bytes of a step along what the many columns read; a quarter where a step is unpacked: more spills
 
 
@@ -74,7 +75,7 @@ def choose(b: Body, hints: Hints, target, alone: bool = True) -> tuple[Body, Mat
     """A body whose folds are contractions, its depth perhaps as slices, and its schedule; None for any other. `alone`: its programs have the machine
     to themselves, and if there are few they share the depth."""
     found = folds_of(b)
-    if found is None or product_type(found[0]) is F32:
+    if found is None or product_type(found[0]) is F32 and min(found[0].sizes(hints)[1:3]) > TURNED:
         return None
     if sums_beside(b):
         made = _choose(b, found, hints, target, alone)
@@ -110,7 +111,7 @@ def _choose(b: Body, found: list[Contraction], hints: Hints, target, alone: bool
     if _wide(many, few, c, len(found), b, hints, target):
         sizes = {many: 64, few: max(SIDE, power(hints(few.extent))), c.depth: AHEAD}
         return _schedule(b, c, sizes, hints, target, stages=1, early=True, ahead=True)
-    sizes = _few_rows(many, few, c, hints) if turned else (_tiles_of_slices if c.outer else _tiles)(rows, columns, c, hints)
+    sizes = _few_rows(many, few, c, hints, target.threads, alone) if turned else (_tiles_of_slices if c.outer else _tiles)(rows, columns, c, hints)
     first, second = list(sizes)[:2]
     tiles = 1
     for a in b.parallel:
@@ -123,26 +124,42 @@ def _choose(b: Body, found: list[Contraction], hints: Hints, target, alone: bool
 
 
 def _wide(many: Axis, few: Axis, c: Contraction, products: int, b: Body, hints: Hints, target) -> bool:
-    """Are there columns for tiles of 64 on every multiprocessor, and weights that registers take as they are, in whole steps? They leave the cache
-    first then. 16 rows, 4096 to 14336: 33.9 us, 40.9 by the pipeline, 37.9 the vendor's; but two such products, in half the
-    steps, 64, 62."""
+    """Are there columns for tiles of 64 on every multiprocessor, and weights that registers take as they are, in whole steps, not too many? They leave
+    the cache first then. 4 rows, 4096 to 14336: 33.9 us, 37.2 by the pipeline, 39.9 the vendor's; 14336 to 11008 106.8, 86.1, 91.5; but two such
+    products, in half the steps, 64, 62."""
     plain = not c.digits and not c.outer and hints(few.extent) <= SIDE and products == 1 and _width(c, many) == 2
     depth = c.depth.extent.constant
-    whole = depth is not None and depth > 0 and depth % AHEAD == 0
+    whole = depth is not None and 0 < depth <= DEEP and depth % AHEAD == 0
     return plain and whole and not b.parallel - {many, few} and hints(many.extent) >= 64 * target.threads
 
 
-def _few_rows(many: Axis, few: Axis, c: Contraction, hints: Hints) -> dict[Axis, int]:
+def _few_rows(many: Axis, few: Axis, c: Contraction, hints: Hints, processors: int, alone: bool) -> dict[Axis, int]:
     """Narrow tiles of the many, so that there are programs for all of the machine, in steps of 512 bytes along what is read of them: 16 by 16 by 256
-    of bf16 and by 512 of int8 were the best, or near it, of ten shapes at three sizes."""
+    of bf16 and by 512 of int8 were the best, or near it, of ten shapes at three sizes. Tiles of 64 by steps of 64 where those fill the machine: 2 rows
+    of bf16, 14336 to 14336, 104.0 us, 119.8 by 16, 117.3 a step ahead, 113.3 the vendor's; 32 rows, 1024 to 14336, 12.5, 17.2, the vendor's 14.9."""
     rows = max(SIDE, power(hints(few.extent)))
     if c.outer:
         whole = max(SIDE, power(c.depth.extent.constant))
         slices = max(SLICES, STEP // (whole * _places(c)))
         return {many: SIDE, few: rows, c.depth: whole, c.outer[0]: min(slices, power(hints(c.outer[0].extent)))}
+    if not c.digits and _width(c, many) > 1 and hints(many.extent) >= 64 * processors:
+        return {many: 64, few: rows, c.depth: _side(c.depth, 64, hints)}
+    if product_type(c) is F32 and (found := _few_in_tf32(hints(many.extent), hints(c.depth.extent), processors) if alone else (32, UNSHARED)):
+        return {many: _side(many, found[0], hints), few: rows, c.depth: _side(c.depth, found[1], hints)}
     if rows > LITTLE:
         return {many: _side(many, 64, hints), few: rows, c.depth: _side(c.depth, 128, hints)}
     return {many: SIDE, few: rows, c.depth: _side(c.depth, STEP // _width(c, many) // (4 if c.digits else 1), hints)}
+
+
+def _few_in_tf32(columns: int, depth: int, processors: int) -> tuple[int, int] | None:
+    """(columns, step) of tiles in TF32: 64, whose programs share the depth where they are few, or 32, where these need not; None where neither has the
+    steps. 4 and 64 rows, us, by tiles of 16, 32 and 64: 4096 to 1024 16.4, 10.7, 9.8 and 20.2, 14.5, 12.6, the vendor 12.9, 13.9; 1024 to 4096 8.2,
+    8.5, 9.7 and 10.8, 10.7, 11.9, the vendor 12.9, 11.8; 1024 to 1024 5.8 by 16."""
+    if processors // -(-columns // 64) <= 1:
+        return 64, 64
+    if processors // -(-columns // 32) <= 1:
+        return 32, UNSHARED
+    return (64, 64) if depth >= 2 * STEPS * UNSHARED else None
 
 
 def _warps(sizes: dict[Axis, int], first: Axis, c: Contraction) -> int:
@@ -154,10 +171,11 @@ def _slices(found: list[Contraction], s: MatmulSchedule, fill: int, hints: Hints
     """Elements of a slice where the depth is better run through in several at once, 0 where not: what is unpacked keeps few warps busy, and so do
     fewer tiles than `fill`. 16 rows, 4096 to 4096: int8 9.4 us, 10.3 in one; int4 8.1, 10.3; bf16, 4096 to 1024: 7.0, 8.2, but to 4096 14.3, 14.1."""
     c, (first, second) = found[0], s.dims
-    if c.outer or s.inner is not None or not s.early or s.sizes(second)[0] > LITTLE or c.depth.extent.constant is None or len(found) > 1:
+    narrow = s.early and s.sizes(first)[0] == SIDE and s.sizes(second)[0] <= LITTLE
+    if not narrow or c.outer or s.inner is not None or c.depth.extent.constant is None or len(found) > 1:
         return 0
     packed, tiles = _width(c, first) == 1, -(-hints(first.extent) // s.sizes(first)[0])
-    most = PACKED // _places(c) if packed else UNPACKED if tiles < fill else 0
+    most = PACKED // _places(c) if packed else UNPACKED // _width(c, first) if tiles < fill else 0
     return next((n for n in (most, most // 2) if n >= SIDE and c.depth.extent.constant % n == 0 and c.depth.extent.constant >= 4 * n), 0)
 
 
@@ -252,7 +270,7 @@ def _stages(sizes: dict[Axis, int], c: Contraction, products: int, shared: int, 
     """Steps along the depth that are under way at once, and the one that is worked on: as many as shared memory holds, of a few. `read`: bytes of an
     element along the first axis."""
     first, second, *along = sizes.values()
-    step = (first * read + second * 2 * _places(c)) * math.prod(along) * products
+    step = (first * read + second * product_type(c).bytes * _places(c)) * math.prod(along) * products
     return max(1, min(MOST_STAGES, shared // step + (shared == FEW_SHARED)))
 
 

@@ -16,14 +16,14 @@ import math
 from dataclasses import dataclass, replace
 
 from ..fuse.boxes import Box, box, lies, plain
-from ..fuse.contraction import Contraction, product_type
+from ..fuse.contraction import TURNED, Contraction, product_type
 from ..fuse.cost import Hints
 from ..fuse.products import PRODUCTS, Tile, last, ours, prices
 from ..ir.dtype import F32
 from ..ir.expr import Expr, loads
 from ..ir.index import Axis
 from .body import Body, Store
-from .matmul import GROUP, STEPS, TURNED, MatmulSchedule, _side, folds_of, inner_of, sums_beside
+from .matmul import GROUP, STEPS, MatmulSchedule, _side, folds_of, inner_of, sums_beside
 from .tile_access import wide
 
 STEP = 128              # bytes of a step along the depth: what the engine copies of a row at once
