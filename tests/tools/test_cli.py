@@ -132,6 +132,15 @@ def test_a_call_that_raises_is_none_to_measure(run, command):
     assert status == 1 and not out and "cli.py" not in err and err.endswith("called nothing that it compiled, or no call came to its end\n")
 
 
+@pytest.mark.parametrize("command", ["profile", "optimize"])
+def test_a_call_that_cannot_be_made_again(run, command):
+    """A position that counts up in place, as decoding with a cache does, is soon behind the end."""
+    script = "import torch, tokamak\nf = tokamak.compile(lambda i, x: (i.add_(1), x[i])[1])\nf(torch.tensor([1]), torch.randn(3))"
+    status, out, err = run(script, command, "--seconds", "0", "{}")
+    assert status == 1 and not out and "cli.py" not in err
+    assert err.splitlines()[-1].startswith("tokamak: a call cannot be made again with its arguments as they are now: IndexError: index 3 is out of")
+
+
 def test_a_script_that_is_interrupted_is_shown_until_then(run):
     status, out, err = run(ONE + "f(torch.ones(4, 8))\nraise KeyboardInterrupt", "explain", "{}")
     assert status == 130 and "per_fused_exp_sum_0" in out and err.endswith("script.py was interrupted\n")

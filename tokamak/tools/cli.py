@@ -12,8 +12,8 @@
 
 All with a script run it as `python SCRIPT ARGUMENT ...` would and record what it compiles with tokamak. What the script prints goes to standard
 error, the answer to standard output; a process that the script forks and that comes to its end has no answer. Exit status: 0; the script's own
-where that is another; 1 when the script failed or compiled nothing, a kernel is wrong, a condition of --fail-if holds, nothing can be tuned, a file
-cannot be written or the doctor misses something; 2 for a wrong command line.
+where that is another; 1 when the script failed, compiled nothing or made calls that cannot be made again, a kernel is wrong, a condition of
+--fail-if holds, nothing can be tuned, a file cannot be written or the doctor misses something; 2 for a wrong command line.
 """
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from .record import GraphRecord, Recorder, recording
 from .show import STAGE_TEXTS, exact_text
 from .tune import tuning
 from .verify import examined
-from .watch import Watcher
+from .watch import Unrepeatable, Watcher
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -102,7 +102,11 @@ def run(arguments: Sequence[str] | None) -> int:
     if isinstance(recorder, Watcher) and not recorder.called:
         print(f"tokamak: {given.script} called nothing that it compiled, or no call came to its end", file=sys.stderr)
         return status or 1
-    answer = ANSWERS[given.command](recorder, given)
+    try:
+        answer = ANSWERS[given.command](recorder, given)
+    except Unrepeatable as why:
+        print(f"tokamak: {why}", file=sys.stderr)
+        return status or 1
     values.clear()
     return status or answer
 

@@ -40,7 +40,7 @@ class Recompile:
 
 
 def frame_record(gm: fx.GraphModule) -> Frame:
-    """The Frame of a graph that Dynamo hands to the backend; of one that takes a list of its inputs apart first (compiled autograd's), without names."""
+    """The Frame of a graph that Dynamo hands to the backend. One that takes a list of its inputs apart first (compiled autograd) has no names."""
     names = []
     for node in gm.graph.nodes if isinstance(gm, fx.GraphModule) else ():
         if node.op == "placeholder":

@@ -15,6 +15,7 @@ import torch
 from torch.profiler import record_function
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ..errors import TokamakError
 from .explain import gradients, leaves_of
 from .record import Recorder
 
@@ -74,6 +75,10 @@ class Watcher(Recorder):
         return torch._dynamo.disable(run, reason="code of the compiler")
 
 
+class Unrepeatable(TokamakError):
+    """A call that the program made raises when it is made again: it changes what it is given (a position that counts up, behind its end)."""
+
+
 def under(fn: Callable, grad: bool, casts: Sequence[tuple[str, torch.dtype]]) -> Callable:
     """`fn`, called with gradients recorded or not, and under autocast on some kinds of device."""
     def run(*args):
@@ -81,7 +86,10 @@ def under(fn: Callable, grad: bool, casts: Sequence[tuple[str, torch.dtype]]) ->
             modes.enter_context(torch.set_grad_enabled(grad))
             for kind, dtype in casts:
                 modes.enter_context(torch.autocast(kind, dtype))
-            return fn(*args)
+            try:
+                return fn(*args)
+            except Exception as error:
+                raise Unrepeatable(f"a call cannot be made again with its arguments as they are now: {type(error).__name__}: {error}") from error
     run.graph = fn          # keeps it, so that no other graph can have its number
     return run
 
