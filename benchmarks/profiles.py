@@ -9,12 +9,12 @@ autocast); Llama 3.2 1B: a prompt, and one token against a cache (all in bfloat1
 
 Beside a profile stands the same step under eager and under `torch.compile(..., backend="tokamak")`, without any of tokamak's tools. Step: on a GPU
 CUDA events around one, the device idle before it; on a CPU the clock. Busy: on a GPU the device's time by the averages of torch's profiler, which
-watches nothing but the device; on a CPU that of eager's operators, by the same. Peak: torch's allocator's, beyond what stands before a step; what
-recordings of CUDA graphs keep stands always, as `pools`. Medians. `cost`: seconds of the whole call of `tokamak.profile`, less those of its first
-compiled step; the first of all pays for the machine's peaks. Both have a process of their own. Each turn of steps that the profile times is followed
-by one in the process without tools, so that what else the machine does meets both alike; beside what was found stands between which times half of
-these steps are. What the profile has torch's profiler see stands between two turns of the same elsewhere. `--rounds`: so many profiles of a case; the
-one of the median ratio is shown. Exit status 1 where a step or busy time is off by over 3% or a cost is over 10 s.
+watches nothing but the device; on a CPU that of eager's operators, by the same, at most the step. Peak: torch's allocator's, beyond what stands
+before a step; what recordings of CUDA graphs keep stands always, as `pools`. Medians. `cost`: seconds of the whole call of `tokamak.profile`, less
+those of its first compiled step; the first of all pays for the machine's peaks. Both have a process of their own. Each turn of steps that the profile
+times is followed by one in the process without tools, so that what else the machine does meets both alike; beside what was found stands between which
+times half of these steps are. What the profile has torch's profiler see stands between two turns of the same elsewhere. `--rounds`: so many profiles
+of a case; the one of the median ratio is shown. Exit status 1 where a step or busy time is off by over 3% or a cost is over 10 s.
 """
 from __future__ import annotations
 
@@ -170,7 +170,6 @@ def totals(steps: dict[str, Callable], gpu: bool) -> dict[str, dict[str, float]]
 
 
 def off(said: float, found: float) -> float:
-    """By how much of what was found the other is more."""
     return said / found - 1 if found else math.inf if said else 0.0
 
 
@@ -274,8 +273,8 @@ class Round:
 
 class Meanwhile:
     """Within it, each turn that a profile's sides have is followed by one elsewhere: `turn(side)` has steps of the same side made there and gives
-    their seconds; before and behind each look by torch's profiler there is one elsewhere, too, and `turn("busy " + side)` gives what it sees. `steps`,
-    `busy`: all of these; `waited`: seconds."""
+    their seconds; before and behind each look by torch's profiler `turn("busy " + side)` gives what one elsewhere sees. `steps`, `busy`: all these;
+    `waited`: seconds."""
 
     def __init__(self, turn: Callable[[str], list[float] | float]):
         self.turn, self.waited, self.names = turn, 0.0, {}
@@ -332,7 +331,9 @@ def said(case: Case, made: Made, seconds: float, turn: Callable[[str], list[floa
              for name, side in (("eager", p.eager), ("compiled", p.compiled))}
     named = (sum(r.seconds for r in p.rows) + sum(o.seconds for o in p.others)) / p.compiled.busy
     words = {**sides, "device": p.peaks.device, "first": p.first, "cost": took - p.first, "named": named, "bound": f"{p.bound}: {p.why}"}
-    return Round(words, other.steps, {side: {"busy": statistics.mean(found)} if found else {} for side, found in other.busy.items()}), p
+    most = {side: math.inf if p.device != "cpu" else statistics.median(steps) for side, steps in other.steps.items()}      # so the profile has it
+    busy = {side: {"busy": min(statistics.mean(found), most[side])} if found else {} for side, found in other.busy.items()}
+    return Round(words, other.steps, busy), p
 
 
 def compared(name: str, rounds: list[Round]) -> Compared:
@@ -415,8 +416,7 @@ def case_of(name: str) -> Case:
 
 
 def in_turns(name: str, args: argparse.Namespace) -> Compared:
-    """A case. The process without tools makes its steps between those of the profile. Each round has processes of its own: where memory happens to lie
-    makes one slower than another, and a use of torch's profiler does."""
+    """A case, each round in processes of its own: where memory happens to lie makes one slower than another, and a use of torch's profiler does."""
     rounds = []
     for _ in range(args.rounds):
         with part("plain", name, args) as other, part("profile", name, args) as one:

@@ -1,5 +1,6 @@
 """`tokamak.profile`: what is counted is right, what is measured adds up, kernels are judged by the written rule."""
 import json
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -381,3 +382,10 @@ def test_operators_are_those_of_a_typical_step():
     total, line = traced.operators(found, 3)                                # 5, and of 1, 3 and 2 the one between
     ran = [s for s in line if s.lane == "operator"]
     assert [s.name for s in ran] == ["sin", "sin"] and total == pytest.approx(sum(s.seconds for s in ran))
+
+
+def test_a_process_that_was_profiled_before_says_so(monkeypatch):
+    monkeypatch.setattr(profiling, "WATCHED", used := threading.Event())
+    assert profiling.behind_another("cuda:0") == ()
+    used.set()
+    assert profiling.behind_another("cuda:0") == (profiling.LATE,) and profiling.behind_another("cpu") == ()

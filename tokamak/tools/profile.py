@@ -33,13 +33,15 @@ from .limits import Row
 from .machine import Peaks, peaks
 from .record import GraphRecord, recording
 from .sources import Source
-from .spans import Span
+from .spans import WATCHED, Span
 from .structure import Drawing, Library, drawing
 from .traced import CALLS, MemoryUse, Slice, Traced, memory_use, operators, traced, watched_timeline
 from .watch import KERNEL, Looked, Step, Times, Watcher, interleaved
 
 SECONDS = 1.0           # of steps, for each side
 FEW, ENOUGH = 2, 0.15   # steps, and seconds of them, that torch's profiler sees at least where they take less than a second
+LATE = ("torch's profiler was used in this process before: steps that wait for the host may take longer from then on, here too; "
+        "a process of its own says what they take without")
 FORMAT = "tokamak profile 1"        # of the JSON
 
 
@@ -318,7 +320,7 @@ def examined(watcher: Watcher, eager: Step, made: Step, device: str, first: floa
     """Measures both steps, which have run before, and puts together what is known of them. Steps are timed before anything else: behind a use of
     torch's profiler, by which peaks are measured too, a step of 519 launches was seen to take 9.0 ms that had taken 7.4 in the same process."""
     gpu = device != "cpu"
-    looked, steps = Looked("looked at", watcher), {"eager": eager, "compiled": made}
+    looked, steps, late = Looked("looked at", watcher), {"eager": eager, "compiled": made}, behind_another(device)
     times = interleaved(steps if gpu else {**steps, looked.name: made}, device, seconds, looked=looked)      # to look at kernels takes time, too
     here = peaks(device)
     e, records = explanation(watcher), watcher.graphs
@@ -336,9 +338,15 @@ def examined(watcher: Watcher, eager: Step, made: Step, device: str, first: floa
     held = footprint.predicted(records)
     return Profile(
         title, device, here, *sides, word, why, fewest_bytes(records), first, stages(records), sum(h in ("cache", "process") for h in how), len(how),
-        tuple(found), costly(e, here), tuple(advice(e)), len(e.opaque), len(records), tuple(f"{r.name} {r.eager}" for r in records if r.eager),
+        tuple(found), costly(e, here), tuple(advice(e)), len(e.opaque), len(records), (*(f"{r.name} {r.eager}" for r in records if r.eager), *late),
         footprint.peak(held), held, drawings, tuple(library.sources), library.files(), library.texts, tuple(covered(records)),
         others, about=about())
+
+
+def behind_another(device: str) -> tuple[str, ...]:
+    """What is to be said of steps timed from now on, where torch's profiler has watched the device before: from then on the process was seen to be
+    slower."""
+    return (LATE,) if device != "cpu" and WATCHED.is_set() else ()
 
 
 def on_cpu(eager: Step, made: Step, device: str, times: Mapping[str, Times], looked: Looked, records) -> tuple:

@@ -2,12 +2,15 @@
 from __future__ import annotations
 
 import bisect
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
+
+WATCHED = threading.Event()         # set: torch's profiler has watched a GPU in this process, for one of the tools
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ def device_spans(fn: Callable[[], object], calls: int = 1, ranges: str = "") -> 
     only the device is watched, which costs the host least."""
     activities = [ProfilerActivity.CUDA, *([ProfilerActivity.CPU] if ranges else [])]
     torch.cuda.synchronize()
+    WATCHED.set()
     with torch.profiler.profile(activities=activities) as profiler:
         for _ in range(calls):
             fn()

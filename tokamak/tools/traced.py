@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch.profiler import ProfilerActivity, record_function
 
-from .spans import Mark, Span, marks_of, spans_under
+from .spans import WATCHED, Mark, Span, marks_of, spans_under
 from .watch import KERNEL, PHASE, Looked, Step, Times, Watcher, synchronize
 
 CALLS = 5                                       # steps under the profiler
@@ -98,6 +98,8 @@ def events_of(step: Step, device: str, watcher: Watcher | None = None, calls: in
     phases, gpu = step.phases(), torch.device(device).type == "cuda"
     synchronize(device)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu and not memory else [])]
+    if len(activities) > 1:
+        WATCHED.set()
     with torch.profiler.profile(activities=activities, profile_memory=memory) as profiler, ranged(watcher):
         for n in range(calls):
             for name, phase in phases.items():
