@@ -4,8 +4,9 @@
                                     [--report] [--write]
 
 Wall: microseconds a step, many in a row, the device waited for at the end. Host: until the host is done with a step, the device idle before it. Both
-the least of several runs. `error`: of the result, against float64 (decode: against eager in float32), relative; steps that drop out at random have none.
-`--kept`: compilers find what they kept of an earlier run; then first calls have no figure. `--json` adds every result to a file as soon as it is there;
+the least of several runs, in which the sides of a case take turns: what the host needs for a step changes by half within seconds. `error`: of the
+result, against float64 (decode: against eager in float32), relative; steps that drop out at random have none.
+`--kept`: compilers find what they kept of an earlier run; then first calls have no figure. `--json` adds every case to a file as soon as it is there;
 `--report` measures nothing and shows what the file has.
 """
 from __future__ import annotations
@@ -17,7 +18,7 @@ import pathlib
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -155,46 +156,57 @@ def kept():
     torch._dynamo.reset()
 
 
-def measure(case: Case, side: str, device: str, layers: int | None, expected: torch.Tensor | None, keep: bool = False) -> dict:
-    """Figures of one side; no first call where caches are kept."""
+def measure(case: Case, sides: Sequence[str], device: str, layers: int | None, expected: torch.Tensor | None, keep: bool = False) -> dict[str, dict]:
+    """Figures of each side; no first call where caches are kept."""
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     with kept() if keep else cold():
-        model, inputs = built(case, device, case.dtype, layers)
-        options = {"cache_dir": Options().cache_dir} if keep and side.startswith("tokamak") else {}
-        fn, parameters = under(side, model, **options) if side != "eager" else model, list(model.parameters())
-        start = time.perf_counter()
-        call = lambda: step(case, fn, inputs, parameters)
+        made = {side: prepared(case, side, device, layers, expected, keep, wait) for side in sides}
+        timed = times({side: call for side, (call, _) in made.items()}, wait)
+    return {side: {**row, **timed[side]} for side, (_, row) in made.items()}
+
+
+def prepared(case: Case, side: str, device: str, layers: int | None, expected: torch.Tensor | None, keep: bool,
+             wait: Callable) -> tuple[Callable, dict]:
+    """(what makes a step of `side`, warm; seconds of its first, its error, and bytes at its peak, the model among them)."""
+    base = torch.cuda.memory_allocated() if device == "cuda" else 0
+    model, inputs = built(case, device, case.dtype, layers)
+    options = {"cache_dir": Options().cache_dir} if keep and side.startswith("tokamak") else {}
+    fn, parameters = under(side, model, **options) if side != "eager" else model, list(model.parameters())
+    start = time.perf_counter()
+    call = lambda: step(case, fn, inputs, parameters)
+    call()
+    wait()
+    made = {} if keep else {"first": time.perf_counter() - start}
+    for _ in range(WARM):
+        out = call()
+    if expected is not None:
+        made["error"] = float((out.double() - expected).norm() / expected.norm())
+    del out
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
         call()
-        wait()
-        made = {} if keep else {"first": time.perf_counter() - start}
-        for _ in range(WARM):
-            out = call()
-        if expected is not None:
-            made["error"] = float((out.double() - expected).norm() / expected.norm())
-        made |= times(call, wait)
-        if device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-            call()
-            made["peak"] = torch.cuda.max_memory_allocated()
-        return made
+        made["peak"] = torch.cuda.max_memory_allocated() - base
+    return call, made
 
 
-def times(call: Callable, wait: Callable) -> dict:
-    wall, host = [], []
+def times(calls: dict[str, Callable], wait: Callable) -> dict[str, dict]:
+    """Seconds of each: a step among many, and the host's part of one by itself."""
+    wall, host = {side: [] for side in calls}, {side: [] for side in calls}
     for _ in range(RUNS):
-        wait()
-        start = time.perf_counter()
-        for _ in range(STEPS):
-            call()
-        wait()
-        wall.append((time.perf_counter() - start) / STEPS)
-        for _ in range(4):
+        for side, call in calls.items():
             wait()
             start = time.perf_counter()
-            call()
-            host.append(time.perf_counter() - start)
+            for _ in range(STEPS):
+                call()
+            wait()
+            wall[side].append((time.perf_counter() - start) / STEPS)
+            for _ in range(4):
+                wait()
+                start = time.perf_counter()
+                call()
+                host[side].append(time.perf_counter() - start)
     wait()
-    return {"wall": min(wall), "host": min(host)}
+    return {side: {"wall": min(wall[side]), "host": min(host[side])} for side in calls}
 
 
 def expected(case: Case, device: str, layers: int | None) -> torch.Tensor | None:
@@ -246,10 +258,10 @@ def run(args: argparse.Namespace, found: dict) -> None:
     found["run"] = machine() if args.device == "cuda" else {}
     for name in args.cases:
         true = expected(CASES[name], args.device, args.layers)
-        for side in args.sides:
-            row = found["rows"][name, side] = measure(CASES[name], side, args.device, args.layers, true, args.kept)
-            store(args.json, found)
+        for side, row in measure(CASES[name], args.sides, args.device, args.layers, true, args.kept).items():
+            found["rows"][name, side] = row
             print(table({(name, side): row}).splitlines()[-1], flush=True)
+        store(args.json, found)
 
 
 def main(argv=None) -> int:
