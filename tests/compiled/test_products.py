@@ -254,7 +254,7 @@ def tf32():
 
 APART = {           # rows, depth, columns -> what the vendor is left with of linear, of linear + vector, of a ReLU behind linear
     (64, 14336, 1024): ("mm", "mm", "mm"), (1024, 14336, 1024): ("mm", "mm", "mm"), (128, 14336, 1024): ("mm", "mm", "mm"),
-    (4, 1024, 11008): ("addmm", "biased", "mm"), (16, 4096, 11008): ("addmm", "biased", "mm"),
+    (32, 1024, 11008): ("addmm", "biased", "mm"), (32, 4096, 11008): ("addmm", "biased", "mm"),
 }
 
 
