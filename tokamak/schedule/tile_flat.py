@@ -18,11 +18,11 @@ LEAST = 1 << 20         # elements read, below which a launch takes longer than 
 
 def rows_of(b: Body, rows: list[Axis], line: Axis | None, hints: Hints, target) -> int:
     """How many rows of `b` a program reads as one run; 0 where it reads them otherwise."""
-    n = hints.exactly(line.extent) if rows == [line] and len(b.parallel) == 1 else None
-    if n is None or not SHORTEST <= n <= LONGEST or n % WORDS == 0 or target.ordered or b.base is not None:
+    n = hints.most(line.extent) if rows == [line] and len(b.parallel) == 1 else None
+    if n is None or n > LONGEST or hints.least(line.extent) < SHORTEST or hints.divides(WORDS, line.extent) or target.ordered or b.base is not None:
         return 0
     row, = b.parallel
-    if hints(row.extent) * n < LEAST or any(line in s.axes or s.monoid is not None or s.guard is not None for s in b.stores):
+    if hints(row.extent) * hints(line.extent) < LEAST or any(line in s.axes or s.monoid is not None or s.guard is not None for s in b.stores):
         return 0
     found = list(walk(*exprs_of(b)))
     if any(isinstance(e, Scan) or isinstance(e, Reduce) and e.over != (line,) for e in found):
