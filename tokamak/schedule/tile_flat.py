@@ -1,5 +1,6 @@
-"""Tiles of short rows that lie one behind the other and begin anywhere: a program reads its rows as one run of whole words, and each lane then takes its
-element from what other threads have read. Element by element an access is two bytes long: too few bytes are under way.
+"""Tiles of short rows that lie one behind the other and begin anywhere: a program reads its rows as one run of whole words, and each lane then takes
+its element from what other threads have read. Element by element an access is two bytes long, so that too few bytes are under way: f16 sums of rows
+of 17 84% of a copy's rate, 57 element by element.
 """
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from ..ir.index import Axis, Fetch, as_index
 from .body import Body, exprs_of
 
 BYTES = 2               # of an element: 32-bit ones are read as quickly one by one (f32 sums of 17 columns 89%)
-RUN = 4096              # elements that a program reads
-WARPS = 4
+RUN = 4096              # elements that a program reads, at most: those sums 84%, 81 with twice as many, 82 with twice as many and 8 warps
+WARPS = 4               # 75 with 8
 WORDS = 8               # rows of a program are a multiple of so many, so that every program's first begins at a word
 SHORTEST, LONGEST = 3, 64         # elements of such a row
 LEAST = 1 << 20         # elements read, below which a launch takes longer than they do

@@ -140,7 +140,7 @@ class _Chooser:
             self.looped.update(self.rows)
         elif staged is not None:
             return self._staged(staged)
-        elif flat := tile_flat.rows_of(self.b, self.rows, self.line, self.hints, self.target):
+        elif not self.wide and (flat := tile_flat.rows_of(self.b, self.rows, self.line, self.hints, self.target)):
             return self._flat(flat)
         else:
             self._cover_rows()
