@@ -19,7 +19,7 @@ from typing import Callable
 
 from ..ir.dtype import I64
 from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Reduce, Rewriter, loads
-from ..ir.graph import Compute, Graph, Scatter, fold, reads, topological
+from ..ir.graph import Compute, Graph, Scatter, fold, reads
 from ..ir.index import Index, as_index
 from ..ir.ops import CARRIERS
 from ..ir.rewrite import GraphRewrite
@@ -121,6 +121,7 @@ class _Finder:
         self.found: dict[Compute, _Link] = {}
         self.pinned = pinned_nodes(graph)
         self.readers: dict = {}
+        self.place = {n: i for i, n in enumerate(graph.nodes)}
         for n in graph.nodes:
             for r in reads(n):
                 self.readers.setdefault(r, []).append(n)
@@ -178,9 +179,21 @@ class _Finder:
         for chain in chains:
             pair = chain.later(whole, frozenset(part.over))
             first = firsts.get(self._key(n, part, chain.first, pair[0])) if pair is not None else None
-            if first is not None and first in topological([e.node for e in loads(pair[1])]):
+            if first is not None and self._needs([e.node for e in loads(pair[1])], first):
                 return _Link(chain, first, n, pair[1])
         return None
+
+    def _needs(self, nodes: list, first: Compute) -> bool:
+        """Is `first` among `nodes`, or among what they are made of? What stands before it in the graph needs no look."""
+        stack, seen = [n for n in nodes if self.place[n] >= self.place[first]], set()
+        while stack:
+            n = stack.pop()
+            if n is first:
+                return True
+            if n not in seen:
+                seen.add(n)
+                stack.extend(r for r in reads(n) if self.place[r] >= self.place[first])
+        return False
 
 
 def _possible_ends(plain: dict[Compute, Reduce], worth: set, chains) -> set:
