@@ -54,6 +54,7 @@ from .trace import Stopped, Trace, frame_of, tracer
 _MODES = {None: {}, "default": {}, "reduce-overhead": {"cudagraphs": True}, "max-autotune": {"cudagraphs": True}, "max-autotune-no-cudagraphs": {}}
 _MOVES_ONLY = frozenset({torch.ops.aten.sort.default, torch.ops.aten.sort.stable, torch.ops.aten.topk.default, torch.ops.aten.clone.default,
                          torch.ops.aten.empty.memory_format, torch.ops.aten.index.Tensor, torch.ops.aten.nonzero.default})
+_FEW_FROZEN = 1000          # objects: Python 3.12 freezes 375 of its own as it starts; who freezes on purpose freezes all of a program's
 _POOL = memory.Pool()
 _serial = itertools.count()
 
@@ -156,7 +157,7 @@ def _uncollected() -> Iterator[None]:
         yield
     finally:
         if searching:
-            if not gc.get_freeze_count():
+            if gc.get_freeze_count() < _FEW_FROZEN:
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
