@@ -34,6 +34,7 @@ from .errors import BuildError, CompilerMissing, OptionError, TokamakError
 from .fuse.contract import contract
 from .fuse.inline import inline
 from .fuse.pad import padded
+from .fuse.parted import parted
 from .fuse.plan import plan
 from .fuse.sizes import classified, condition
 from .fuse.stream import stream
@@ -272,7 +273,8 @@ def _planned(captured: Graph, constants: Mapping, machine: Target, options: Opti
     """The stages from `stream` to `program`; before the last what else is built beside the kernels."""
     graph = trace("stream", stream(graph, machine) if options.streaming else graph)
     graph = trace("inline", widened(inline(padded(unrolled(graph, machine), machine, MATRICES, options.contractions), machine), machine))
-    graph = trace("contract", contract(graph, machine, options.contractions, ACTIVATED if machine.kind == "gpu" else ACTIVATED_ON_CPU, ADDED, ALONE))
+    activated = ACTIVATED if machine.kind == "gpu" else ACTIVATED_ON_CPU
+    graph = trace("contract", parted(contract(graph, machine, options.contractions, activated, ADDED, ALONE), machine))
     planned = trace("fuse", plan(graph, machine))
     found = tuned.table(options.cache_dir, machine.model) if options.tuned and machine.model and not machine.ordered else {}
     scheduled = trace("schedule", schedule_plan(planned, machine, found))

@@ -223,6 +223,20 @@ def test_the_same_twice(policy):
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("rows", [131072, 70001])
+@pytest.mark.parametrize("between", [F.relu, torch.tanh])
+def test_gradients_of_narrow_layers(rows, between):
+    """Of 128 to 256 to 128, whose backward two programs share."""
+    shapes = (rows, 128), (256, 128), (256,), (128, 256), (128,)
+    inputs = [values(*s, dtype=torch.bfloat16).div(8 if n else 1).requires_grad_() for n, s in enumerate(shapes)]
+    given, fn = values(rows, 128, dtype=torch.bfloat16), lambda x, w, b, v, c: F.linear(between(F.linear(x, w, b)), v, c)
+    wide = [i.detach().double().requires_grad_() for i in inputs]
+    exact, plain, got = (torch.autograd.grad(f(*x), x, given.to(x[0].dtype)) for f, x in ((fn, wide), (fn, inputs), (kernel(fn), inputs)))
+    off = lambda a, b: float((a.double() - b).norm() / b.norm())
+    for g, p, w in zip(got, plain, exact, strict=True):
+        assert off(g, w) <= max(1.5 * off(p, w), 5e-3)
+
+
 def test_updates_the_same_twice():
     run = kernel(lambda x, i, v: x.index_add(0, i, v), policy="strict")
     x, i, v = values(50, 70), torch.randint(0, 50, (5000,), device="cuda"), values(5000, 70)

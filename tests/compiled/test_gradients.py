@@ -150,6 +150,35 @@ def test_what_does_not_fit_stands_apart():
     assert not calls(backward) and len(schedules(backward)) > 1
 
 
+@pytest.mark.parametrize("between", [F.relu, torch.tanh])
+@pytest.mark.parametrize("rows, dtype", [(300, torch.bfloat16), (320, torch.float16)])
+def test_gradients_that_two_programs_carry(between, rows, dtype):
+    """Each has half of the hidden axis; what lies between the layers is made by the kernel of the rows too, and stored by neither."""
+    fn = lambda x, w, b, v, c: F.linear(between(F.linear(x, w, b)), v, c)
+    (backward,) = [r for r in step(fn, layers(rows, 128, 256, 128, dtype)) if r.kind == "backward"]
+    found = narrow(backward)
+    assert not calls(backward) and sorted(s.half is not None for s in found) == [False, True] and all(s.turned for s in found)
+    stored = {tuple(n.shape) for n, places in backward.values["lower"].plan.stores.items() for n in places}
+    assert not any(s[-1].constant == 256 and s[0].constant == rows for s in stored if len(s) == 2)
+
+
+def test_a_gradient_of_other_values_reads_what_lies_between():
+    """The second layer's weights are multiplied by the hidden values, which those of the first have no need of: a kernel more would read them."""
+    fn = lambda x, w, b, v, c: F.linear(F.silu(F.linear(x, w, b)), v, c)
+    (backward,) = [r for r in step(fn, layers(300, 128, 256, 128)) if r.kind == "backward"]
+    assert not calls(backward) and not narrow(backward)
+
+
+def test_what_only_weights_need_is_made_once():
+    """No gradient of the rows is asked for."""
+    fn = lambda x, w, b, v, c: F.linear(F.relu(F.linear(x, w, b)), v, c)
+    torch.manual_seed(3)
+    x, *weights = layers(300, 128, 256, 128)
+    (backward,) = [r for r in step(lambda *w: fn(x.detach().to(w[0].dtype), *w), weights) if r.kind == "backward"]
+    made = [n for n in backward.values["contract"].nodes if getattr(n, "tag", 0) >= 2000]
+    assert not made and not calls(backward) and any(s.half is not None for s in narrow(backward))
+
+
 STEPS = {
     "one layer": (3, lambda x, w, b: F.linear(x, w, b)),
     "no biases": (4, lambda x, w, b, v: F.linear(F.relu(F.linear(x, w)), v) * b.sum()),

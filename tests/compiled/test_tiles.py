@@ -139,19 +139,6 @@ def test_short_rows_as_one_run(name, columns, monkeypatch):
     assert any(s.flat for s in found)
 
 
-def test_short_rows_of_a_class_of_sizes(monkeypatch):
-    """One kernel is right for every length of the class."""
-    monkeypatch.setattr(tile_flat, "LEAST", 0)
-    choose, found = stages.tuned.choose, []
-    monkeypatch.setattr(stages.tuned, "choose", lambda *args: found.append(choose(*args)) or found[-1])
-    fn = tokamak.compile(lambda x: (x.sum(1), x.amax(1)), target="interpret", strict=True, dynamic=True, cache_dir="")
-    for rows, columns in ((701, 17), (303, 18), (511, 31), (299, 27)):
-        x = values(rows, columns, dtype=torch.float16)
-        for got, want in zip(fn(x), (x.sum(1), x.amax(1))):
-            torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-2)
-    assert any(s.flat for s in found) and len(found) <= 3
-
-
 def test_short_rows_that_are_not_one_run(monkeypatch):
     """Rows of a wider matrix, rows that are written too, and rows of words are read as any."""
     monkeypatch.setattr(tile_flat, "LEAST", 0)

@@ -2,7 +2,8 @@
 
 A program has a view of its tile for each pair of axes that a value has: rows and a narrow axis, or two narrow axes for weights and for what is summed
 over the rows. A row's value is made once, in its view, whatever reads it; a sum over rows is the product of its tile, turned, with another one's, or
-with ones. Tiles of two layers back to back without such sums may lie turned, weights first.
+with ones. Tiles may lie turned, weights first: what is made within a row is then multiplied as it stands in registers. Two programs that have half of an
+axis each run through the same rows.
 """
 from __future__ import annotations
 
@@ -31,25 +32,59 @@ class RowsLowering(MatmulLowering):
         self.partial: dict[Reduce, Value] = {}              # a row's products with weights, in the block at hand
         rows, program, self.held = s.depth, self.program, []
         self.piece.update({a: 0 for a, _ in s.pieces})
-        self.views = {pair: (replace(s, dims=pair), {}) for pair in self._pairs()}
+        waiting = self._beside_products()
+        ahead = [("ahead", self._along(self._other(e.free))) for e in waiting]
+        self.views = {view: (replace(s, dims=view[1] if view in ahead else view), {}) for view in (*self._pairs(), *ahead)}
         self._show(next(iter(self.views)))
-        number = self.assign(program, self._program() + (".to(tl.int64)" if s.wide else ""), "b")
+        number, member = self._place(self.assign(program, self._program() + (".to(tl.int64)" if s.wide else ""), "b"))
         for a in s.widths:
-            self._put_everywhere(program, a, "")
+            self._put_everywhere(program, a, f"{member} * {s.sizes(a)[0]}" if a is s.half else "")
         program.open = frozenset(s.widths)
         carried = {e: self.assign(program, self._nothing_across(e), "a") for e in crossing(self.body_)}
         step, count = self.fresh("b"), self.param("int", ("blocks", rows), self.blocks(rows))
         loop = For(f"for {step} in {self._range(number, count, s.programs)}", [])
         scope = self.tile = Scope(loop.lines, program.open, program)
-        self._put_everywhere(scope, rows, f"{step} * {s.sizes(rows)[0]}")
+        held = [self._ahead(e, scope, number, step, count) for e in waiting]
+        self._put_everywhere(scope, rows, f"{step} * {s.sizes(rows)[0]}", self._pairs())
         scope.open = program.open | {rows}
         self._block(scope, carried)
+        scope.lines += [f"{now} = {following}" for now, following in held]
         program.lines.append(loop)
         for e, name in carried.items():
             self._leave_sum(e, name, number)
         aligned = frozenset(p.name for p in self.params if p.kind == "int" and self.hints.divides(16, p.source))
-        return TileKernel(tuple(self.params), tuple(program.lines), as_index(s.programs), s, self.body_, tuple(self.errors), self.sources,
+        return TileKernel(tuple(self.params), tuple(program.lines), as_index(s.programs * (1 if s.half is None else 2)), s, self.body_, tuple(self.errors), self.sources,
                           tuple(self.spaces.values()), aligned)
+
+    def _place(self, number: str) -> tuple[str, str]:
+        """(which rows the program of that number runs through, which half of an axis is its own)."""
+        if self.schedule.half is None:
+            return number, ""
+        return self.assign(self.program, f"{number} // 2", "b"), self.assign(self.program, f"{number} % 2", "b")
+
+    def _beside_products(self) -> list[Load]:
+        """What turned tiles read of the rows, and multiply by nothing."""
+        s = self.schedule
+        return narrow.beside([st.expr for st in self.stores], frozenset((s.depth,))) if s.turned and s.half is None else []
+
+    def _ahead(self, e: Load, scope: Scope, first: str, step: str, count: str) -> tuple[str, str]:
+        """(what holds `e` when a block begins, what will hold that of the next block, which is read then). The pipeline would read it at the end of a
+        block, with nothing left to do while it comes."""
+        rows, pair = self.schedule.depth, self._along(self._other(e.free))
+        before = Scope(self.program.lines, self.program.open | {rows}, self.program)
+        held = self.assign(self.program, self._at_block(before, ("ahead", pair), e, first), "h")
+        behind = f"tl.minimum({step} + {self.schedule.programs}, {count} - 1)"
+        following = self._at_block(Scope(scope.lines, scope.open | {rows}, scope), ("ahead", pair), e, behind)
+        self._show(pair)
+        scope.memo[e, self._key(e.free)] = Value(held, frozenset(pair), scope, True)
+        return held, following
+
+    def _at_block(self, scope: Scope, view, e: Load, block: str) -> str:
+        """The register that `e` is read into, of the block of that number."""
+        self.scope, rows = scope, self.schedule.depth
+        self._put_everywhere(scope, rows, f"{self.assign(scope, block, 'b')} * {self.schedule.sizes(rows)[0]}", (view,))
+        self._show(view)
+        return self._emit_load(e).var
 
     def blocks(self, a: Axis):
         return floordiv(a.extent + (narrow.ROWS - 1), as_index(narrow.ROWS))
@@ -80,9 +115,10 @@ class RowsLowering(MatmulLowering):
         return next(a for a in axes if a is not self.schedule.depth)
 
     def _sum_view(self, e: Reduce) -> tuple[Axis, Axis]:
-        """The view of what is summed over rows: weights as they lie, of a sum of one axis any with that first."""
-        if self._across_rows(e) is not None:
-            return tuple(self._space_axes(e))
+        """The view of what is summed over rows: weights as they lie, but turned tiles that are made come first; of a sum of one axis any with that first."""
+        if (c := self._across_rows(e)) is not None:
+            made = [a for a, x in ((c.first, c.left), (c.second, c.right)) if not isinstance(x.arg, Load)] if self.schedule.turned else []
+            return tuple(sorted(self._space_axes(e), key=lambda a: a not in made))
         a, = e.free
         return a, next(x for x in self.schedule.widths if x is not a)
 
@@ -100,20 +136,24 @@ class RowsLowering(MatmulLowering):
             self._show(self._along(self._other(st.axes)))
             self._store_all(scope, [st])
         for e, name in carried.items():
-            self.scope = scope
-            c = self._across_rows(e)
-            if c is not None:
-                first, second = self._sum_view(e)
-                left, right = (c.left, c.right) if first in c.left.free else (c.right, c.left)
-                x, y = self._multiplied(scope, (rows, first), left, rows), self._multiplied(scope, (rows, second), right, rows)
-                scope.lines.append(f"{name} = tk.dot(tl.trans({x}), {y}, {name})")
-            elif halves(e.args[0]) is not None:
-                x = self._multiplied(scope, (rows, *e.free), e.args[0], rows)
-                scope.lines.append(f"{name} = tk.dot(tl.trans({x}), {self._ones(narrow.ROWS, halves(e.args[0]))}, {name})")
-            else:
-                self._show((rows, *e.free))
-                value = self._cut(self.emit(e.args[0]), frozenset((rows,)))
-                scope.lines.append(f"{name} += tl.trans(tl.sum({value.var}, 0, keep_dims=True))")
+            self._add(scope, e, name)
+
+    def _add(self, scope: Scope, e: Reduce, name: str) -> None:
+        """Adds a block of rows to a sum over them."""
+        self.scope, rows, c, turned = scope, self.schedule.depth, self._across_rows(e), self.schedule.turned
+        lying = (lambda x: x) if turned else (lambda x: f"tl.trans({x})")
+        if c is not None:
+            first, second = self._sum_view(e)
+            left, right = (c.left, c.right) if first in c.left.free else (c.right, c.left)
+            x, y = self._multiplied(scope, self._along(first), left, rows), self._multiplied(scope, self._along(second), right, rows)
+            scope.lines.append(f"{name} = tk.dot({lying(x)}, {f'tl.trans({y})' if turned else y}, {name})")
+        elif halves(e.args[0]) is not None:
+            x = self._multiplied(scope, self._along(*e.free), e.args[0], rows)
+            scope.lines.append(f"{name} = tk.dot({lying(x)}, {self._ones(narrow.ROWS, halves(e.args[0]))}, {name})")
+        else:
+            self._show(self._along(*e.free))
+            value = self._cut(self.emit(e.args[0]), frozenset((rows,)))
+            scope.lines.append(f"{name} += {lying(f'tl.sum({value.var}, {1 if turned else 0}, keep_dims=True)')}")
 
     def _nothing_across(self, e: Reduce) -> str:
         """The text of a sum before any row."""

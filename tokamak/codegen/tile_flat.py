@@ -10,7 +10,7 @@ from .tiles import TileLowering
 
 
 class FlatLowering(TileLowering):
-    """The kernel of a body whose tiles are `s.flat` rows. A thread has a whole row of a piece, so that rows are folded without exchange."""
+    """The kernel of a body whose tiles are `s.flat` rows of `s.dims[1]`. A thread has a whole row of a piece, so that rows are folded without exchange."""
 
     @property
     def along(self) -> tuple[Axis, Axis]:
@@ -43,12 +43,11 @@ class FlatLowering(TileLowering):
     def _run_of(self, e: Load, n: str) -> tuple[str, int]:
         """The register of all that this program's rows have in the memory of `e`, and its last lane."""
         row, line = self.along
-        size = power(self.s.flat * self.hints.most(line.extent))
+        size = power(self.s.flat * self.hints.exactly(line.extent))
         key = ("run", e.node), ()
         if key not in self.program.memo:
             lanes = self.assign(self.program, f"tl.arange(0, {size})", "j")
             first = self.assign(self.program, f"{self.number} * ({n} * {self.s.flat})", "w")
             inside = f"{lanes} < tl.minimum({n} * {self.s.flat}, {self._number(self.extent(row))} * {n} - {first})"
-            target = f"{self.memory(e.node)} + tl.multiple_of({first}, {WORDS}) + {lanes}"
-            self.program.memo[key] = self.assign(self.program, f"tl.load({target}, mask={inside}, other=0.0)")
+            self.program.memo[key] = self.assign(self.program, f"tl.load({self.memory(e.node)} + tl.multiple_of({first}, {WORDS}) + {lanes}, mask={inside}, other=0.0)")
         return self.program.memo[key], size - 1

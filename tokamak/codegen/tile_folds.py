@@ -6,6 +6,7 @@ import math
 from ..ir.dtype import I32, DType
 from ..ir.expr import Const, Coord, Load, Reduce, Scan, walk
 from ..ir.ops import CARRIERS
+from ..schedule.column_words import DEEP
 from . import tile_words as words
 from .scope import Unschedulable
 from .tile_kernel import Scope, Value
@@ -113,8 +114,7 @@ class TileFolds(TileValues):
         if not self.s.by_thread or self.rank != 2 or len(e.args) != 1 or not set(e.over) & (self.s.looped | set(self.s.split)):
             return 0
         rows, columns = self.s.dims
-        lanes = max(1, self._word(e) * 32 * self.s.warps // self.s.sizes(columns)[0])
-        return min(lanes, self.s.sizes(rows)[0]) if rows in e.over and columns not in e.over and columns in self._fold_dims(e) else 0
+        return max(1, self.s.sizes(rows)[0] // DEEP) if rows in e.over and columns not in e.over and columns in self._fold_dims(e) else 0
 
     def _word(self, e: Reduce) -> int:
         """Elements of 16 bytes of the narrowest that `e` reads."""

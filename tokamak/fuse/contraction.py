@@ -107,14 +107,6 @@ def few_in_tf32(c: Contraction, hints: Hints) -> bool:
     return along and not (c.batch or c.digits or c.outer or c.scales) and min(c.sizes(hints)[1:3]) <= TURNED
 
 
-def busy(columns: int, tile: int, processors: int) -> float:
-    """The part of the multiprocessors that have programs all the time, whose tiles are of so many columns and which share the depth where they are
-    few."""
-    tiles = -(-columns // tile)
-    programs = tiles * max(1, processors // tiles)
-    return programs / (-(-programs // processors) * processors)
-
-
 def chained(c: Contraction, inner: Contraction | None, hints: Hints) -> bool:
     """Can `inner`, in the left factor of `c`, be made within a step of it: its columns are the depth of `c`, and a program can hold its depth and the
     columns of `c`?"""

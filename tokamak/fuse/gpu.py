@@ -161,7 +161,7 @@ def _held_bytes(group: Group, v) -> int:
 def infeasible(group: Group, r: Roles, hints: Hints, target) -> Reason | None:
     """Why no program can run `group` in parallel over `r.parallel`, or None."""
     if narrow.stepped(group, r):
-        return narrow.infeasible([x for m in group.members for x in m.roots()], r.parallel)
+        return narrow.infeasible([x for m in group.members for x in m.roots()], r.parallel, frozenset(group.nodes()))
     rows = frozenset(a for m in group.members for a in m.free | m.bound) - r.parallel
     if rows and not any(rows <= m.free | m.bound for m in group.members):         # each would be done again for every step along the others' axes
         return Reason("no_common_axes", "infeasible", "no value has all axes that a program runs through")

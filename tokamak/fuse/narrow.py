@@ -4,7 +4,8 @@ what stands along them and the gradients of the weights.
     within ::= sum over a narrow axis of a value of the row times a weight          the row's results of a layer, or of its gradient
     across ::= sum over the rows of a value of the row, or of the product of two    the gradients of a bias, and of weights
 
-What is within reads 16-bit values and weights; what is across is carried from row to row and left as partial sums.
+What is within reads 16-bit values and weights; what is across is carried from row to row and left as partial sums. Where that is too much for one
+program, and all of it has one axis, two neighbours run through the same rows, each with half of that axis (`halved`); the second finds them in the cache.
 """
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ from .reason import Reason
 
 ROWS = 64               # of a step
 CARRIED = 16384         # elements of f32 of weights' gradients that a program carries
+HALF_CARRIED = 32768    # the same of each of two programs that have half of an axis: 128 registers of 256 threads
 SHARED = 200 << 10      # bytes of shared memory for weights, and for the rows under way
+WARPGROUPS = 128        # rows of a product of eight warps, which turned tiles have
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,10 +73,13 @@ def _factors(e: Reduce) -> list[tuple[Expr, Expr]]:
 
 def rows_of(axes: Iterable[Axis], exprs: Iterable[Expr]) -> frozenset[Axis] | None:
     """The axes of rows, over which something is summed: all others are narrow, whatever the sizes are."""
-    short = lambda a: a.extent.constant is not None and 0 < a.extent.constant <= NARROW
-    sums = {frozenset(e.over) for e in folds(exprs)}
-    long = [x for x in sums if not all(map(short, x)) or _count(x) > NARROW]
-    return long[0] if len(long) == 1 and all(short(a) for a in axes if a not in long[0]) else None
+    axes, sums = list(axes), {frozenset(e.over) for e in folds(exprs)}
+    for most in (NARROW, 2 * WARPGROUPS):
+        short = lambda a: a.extent.constant is not None and 0 < a.extent.constant <= most
+        long = [x for x in sums if not all(map(short, x)) or _count(x) > most]
+        if len(long) == 1 and all(short(a) for a in axes if a not in long[0]) and (most == NARROW or halved(exprs, long[0]) is not None):
+            return long[0]
+    return None
 
 
 def expressed(exprs: Iterable[Expr], rows: frozenset[Axis]) -> bool:
@@ -128,26 +134,58 @@ def _exprs(group: Group) -> list[Expr]:
     return [x for m in group.members for x in m.roots()]
 
 
-def infeasible(exprs: list[Expr], rows: frozenset[Axis]) -> Reason | None:
-    """Why no program can hold what the folds in `exprs` need; None when one can."""
-    count = carried(exprs, rows)
-    if count > CARRIED:
+def infeasible(exprs: list[Expr], rows: frozenset[Axis], inside: frozenset = frozenset()) -> Reason | None:
+    """Why no program can hold what the folds in `exprs` need, nor half of it; None when one can. `inside`: nodes that are made there and not read."""
+    half = halved(exprs, rows)
+    count = carried(exprs, rows, half)
+    if count > (CARRIED if half is None else HALF_CARRIED):
         return Reason("accumulators", "infeasible", f"{count} partial results a program")
-    return None if stages(exprs, rows) >= 2 else Reason("no_registers", "infeasible", "weights and rows that shared memory does not hold")
+    fits = stages(exprs, rows, half=half, inside=inside if half is not None else frozenset()) >= 2
+    return None if fits else Reason("no_registers", "infeasible", "weights and rows that shared memory does not hold")
 
 
-def carried(exprs: list[Expr], rows: frozenset[Axis]) -> int:
-    """Elements of weights' gradients."""
-    return sum(held(c.first) * held(c.second) for e in folds(exprs) if (c := across(e, rows)) is not None)
+def halved(exprs: Iterable[Expr], rows: frozenset[Axis]) -> Axis | None:
+    """The axis of which each of two programs takes half: one that all products summed over the rows have, and every value of a row, and that nothing sums
+    over, where one program has no registers for all. None where none is needed, or found."""
+    exprs = list(exprs)
+    made = [(e, within(e, rows), across(e, rows)) for e in folds(exprs)]
+    sums, axes = [c for _, _, c in made if c is not None], {a for _, *cs in made for c in cs if c is not None for a in (c.first, c.second)}
+    wide = [a for a in axes if a.extent.constant == 2 * WARPGROUPS]
+    if not sums or not any(c for _, c, _ in made) or len(wide) != 1 or any(a.extent.constant != WARPGROUPS for a in axes - set(wide)):
+        return None
+    half, = wide
+    apart = all(half in (c.first, c.second) for c in sums) and not any(half in e.over for e, *_ in made)
+    return half if apart and all(half in e.free for e in exprs if rows & e.free) and carried(exprs, rows) > CARRIED else None
 
 
-def stages(exprs: list[Expr], rows: frozenset[Axis], shared: int = SHARED) -> int:
-    """Blocks of rows that can be under way at once, in so many bytes of shared memory."""
-    weights = sum(2 * held(c.first) * held(c.second) for e in folds(exprs) if (c := within(e, rows)) is not None)
-    factors = {x.arg for e in folds(exprs) if (c := within(e, rows) or across(e, rows)) is not None for x in (c.left, c.right) if rows & x.free}
-    made = sum(2 * ROWS * _width(x, rows) for x in factors if not isinstance(x, Load))
-    read = {(e.node, e.index): e.dtype.bytes * ROWS * _width(e, rows) for e in loads(*exprs) if rows & e.free}
+def carried(exprs: Iterable[Expr], rows: frozenset[Axis], half: Axis | None = None) -> int:
+    """Elements of weights' gradients; `half`: of which axis a program has one half."""
+    return sum(held(c.first, half) * held(c.second, half) for e in folds(exprs) if (c := across(e, rows)) is not None)
+
+
+def stages(exprs: list[Expr], rows: frozenset[Axis], shared: int = SHARED, half: Axis | None = None, inside: frozenset = frozenset(),
+           turned: bool = False) -> int:
+    """Blocks of rows that can be under way at once, in so many bytes of shared memory. `inside`: nodes that are made there and not read. Of `turned` tiles
+    those that are no factors wait in registers."""
+    weights = sum(2 * held(c.first, half) * held(c.second, half) for e in folds(exprs) if (c := within(e, rows)) is not None)
+    multiplied = factors(exprs, rows)
+    made = sum(2 * ROWS * _width(x, rows, half) for x in multiplied if not isinstance(x, Load) or x.node in inside)
+    read = {(e.node, e.index): e.dtype.bytes * ROWS * _width(e, rows, half) for e in loads(*exprs) if rows & e.free and e.node not in inside
+            and (e in multiplied or not turned)}
     return min(3, (shared - weights - made) // max(sum(read.values()), 1))
+
+
+def factors(exprs: Iterable[Expr], rows: frozenset[Axis]) -> set[Expr]:
+    """The values of a row that are multiplied, in 16 bits."""
+    found = [c for e in folds(exprs) if (c := within(e, rows) or across(e, rows)) is not None]
+    return {x.arg for c in found for x in (c.left, c.right) if rows & x.free}
+
+
+def beside(exprs: Iterable[Expr], rows: frozenset[Axis]) -> list[Load]:
+    """What is read of a row and a narrow axis, and multiplied by nothing."""
+    exprs = list(exprs)
+    multiplied = factors(exprs, rows)
+    return [e for e in loads(*exprs) if rows & e.free and len(e.free) == 2 and e.guard is None and e not in multiplied]
 
 
 def folds(exprs: Iterable[Expr]) -> list[Reduce]:
@@ -155,13 +193,14 @@ def folds(exprs: Iterable[Expr]) -> list[Reduce]:
     return [e for e in dict.fromkeys(walk(*exprs)) if isinstance(e, Reduce)]
 
 
-def held(a: Axis) -> int:
-    """Elements of a tile along a narrow axis."""
-    return max(SIDE, 1 << (a.extent.constant - 1).bit_length())
+def held(a: Axis, half: Axis | None = None) -> int:
+    """Elements of a tile along a narrow axis; of `half` a program has one half."""
+    whole = max(SIDE, 1 << (a.extent.constant - 1).bit_length())
+    return whole // 2 if a is half else whole
 
 
-def _width(e: Expr, rows: frozenset[Axis]) -> int:
-    return math.prod(held(a) for a in e.free - rows)
+def _width(e: Expr, rows: frozenset[Axis], half: Axis | None) -> int:
+    return math.prod(held(a, half) for a in e.free - rows)
 
 
 def _count(axes: Iterable[Axis]) -> int:

@@ -14,7 +14,9 @@ def best_roles(group: Group, hints: Hints, target) -> Roles | None:
     sizes beside it."""
     products = held(group) if target.kind == "gpu" else []
     if products:
-        return shared_roles(group, products, hints) or (narrow_roles(group) if not target.ordered else None)
+        shared = shared_roles(group, products, hints)
+        fits = shared is not None and gpu.infeasible(group, shared, hints, target) is None
+        return shared if fits or target.ordered else narrow_roles(group) or shared
     found = [r for r in candidates(group, gpu.updates(group, target)) if not target.ordered or not r.accumulating]
     if not found:
         return None

@@ -16,8 +16,6 @@ DEEP = 8                # rows of a tile in a loop: sums over 777 x 86021, whose
                         # before; where one warp for each block of columns does not fill the machine, eight: 1024 x 65536 of f16 77, 84 with tiles of
                         # 64 x 64
 RESIDENT = 8            # warps of a multiprocessor at least that there are blocks of columns for
-LINES = 64              # rows and columns of a tile of lines where blocks of words are too few: f16 sums over 1024 x 65536 by hand 36.6 us, 37.3 where the rows of
-                        # a thread have accumulators of their own (37.3 and 37.9 in another run)
 FEW = 16                # rows at most that one program holds without a loop: f16 sums over 16 x 4194304 88%, 79 in tiles of 64 columns; f32 93, 92
 
 
@@ -36,15 +34,6 @@ def by_words(b: Body, line: Axis | None, rows: list[Axis], looped: set[Axis], hi
     if down in looped:
         return {down: DEEP, line: columns} if hints(down.extent) >= DEEP else None
     return {line: columns} if hints.most(down.extent) <= FEW else None
-
-
-def by_lines(b: Body, line: Axis | None, pieces: dict[Axis, tuple[int, ...]], looped: set[Axis], hints: Hints, target) -> bool:
-    """Do programs of four warps walk down a line of memory, of one contiguous value of 16 bits that `b` only folds, rows beginning at whole words, in tiles
-    of which each thread has several rows? It folds those first, then."""
-    if len(looped) != 1 or line not in b.parallel or target.ordered or begin_anywhere(b, line, hints):
-        return False
-    down, = looped
-    return pieces == {down: (LINES,), line: (LINES,)} and _one_value(b, down, line) == 2
 
 
 def _one_value(b: Body, down: Axis, line: Axis) -> int:

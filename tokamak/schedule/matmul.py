@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..fuse.contraction import LITTLE, SIDE, SLICE, TURNED, Contraction, busy, chained, contraction, multiplied, of_vector, product_type, summed
+from ..fuse.contraction import LITTLE, SIDE, SLICE, TURNED, Contraction, chained, contraction, multiplied, of_vector, product_type, summed
 from ..fuse.cost import Hints
 from ..ir.dtype import F32
 from ..ir.expr import Load, Reduce, Rewriter, Scan, loads, walk
@@ -30,7 +30,6 @@ from .tile_schedule import TileSchedule
 from .tile_stages import power
 from .tile_access import wide
 
-UNEVEN = 0.75           # of the multiprocessors: fewer that are busy all the time are few
 UNSHARED = 128          # elements of as long a step; a depth of fewer than twice STEPS of these is not worth sharing in TF32
 SHARED = 200 << 10      # bytes of shared memory that a program may fill with steps under way
 MOST_STAGES = 5
@@ -143,26 +142,24 @@ def _few_rows(many: Axis, few: Axis, c: Contraction, hints: Hints, processors: i
         whole = max(SIDE, power(c.depth.extent.constant))
         slices = max(SLICES, STEP // (whole * _places(c)))
         return {many: SIDE, few: rows, c.depth: whole, c.outer[0]: min(slices, power(hints(c.outer[0].extent)))}
-    if product_type(c) is F32 and (found := _few_in_tf32(rows, hints(many.extent), hints(c.depth.extent), processors) if alone else (32, UNSHARED)):
-        return {many: _side(many, found[0], hints), few: rows, c.depth: _side(c.depth, found[1], hints)}
     if not c.digits and _width(c, many) > 1 and hints(many.extent) >= 64 * processors:
         return {many: 64, few: rows, c.depth: _side(c.depth, 64, hints)}
+    if product_type(c) is F32 and (found := _few_in_tf32(hints(many.extent), hints(c.depth.extent), processors) if alone else (32, UNSHARED)):
+        return {many: _side(many, found[0], hints), few: rows, c.depth: _side(c.depth, found[1], hints)}
     if rows > LITTLE:
         return {many: _side(many, 64, hints), few: rows, c.depth: _side(c.depth, 128, hints)}
     return {many: SIDE, few: rows, c.depth: _side(c.depth, STEP // _width(c, many) // (4 if c.digits else 1), hints)}
 
 
-def _few_in_tf32(rows: int, columns: int, depth: int, processors: int) -> tuple[int, int] | None:
-    """(columns, step) of tiles in TF32: 64, whose programs share the depth where they are few; 32, where these need not and the depth is short, or where
-    a last round of 64 leaves many without any; None where the depth is too short to be shared. 4 and 64 rows, us, by tiles of 16, 32 and 64: 4096 to
-    1024 16.4, 10.7, 9.8 and 20.2, 14.5, 12.6, the vendor 12.9, 13.9; 1024 to 4096 8.2, 8.5, 9.7 and 10.8, 10.7, 11.9, the vendor 12.9, 11.8; 1024 to
-    1024 5.8 by 16. 64 rows, 4096 to 4096, 34.0 by 32, 30.1 by 64. 4 rows, 14336 to 11008, 156.7 by 32, 161.9 by 64, the vendor 192.6."""
-    deep = depth >= 2 * STEPS * UNSHARED
+def _few_in_tf32(columns: int, depth: int, processors: int) -> tuple[int, int] | None:
+    """(columns, step) of tiles in TF32: 64, whose programs share the depth where they are few, or 32, where these need not; None where neither has the
+    steps. 4 and 64 rows, us, by tiles of 16, 32 and 64: 4096 to 1024 16.4, 10.7, 9.8 and 20.2, 14.5, 12.6, the vendor 12.9, 13.9; 1024 to 4096 8.2,
+    8.5, 9.7 and 10.8, 10.7, 11.9, the vendor 12.9, 11.8; 1024 to 1024 5.8 by 16."""
     if processors // -(-columns // 64) <= 1:
-        return (32, 64) if rows <= SIDE and busy(columns, 64, processors) < UNEVEN else (64, 64)
-    if processors // -(-columns // 32) <= 1 and not deep:
+        return 64, 64
+    if processors // -(-columns // 32) <= 1:
         return 32, UNSHARED
-    return (64, 64) if deep else None
+    return (64, 64) if depth >= 2 * STEPS * UNSHARED else None
 
 
 def _warps(sizes: dict[Axis, int], first: Axis, c: Contraction) -> int:

@@ -3,6 +3,7 @@ through its blocks of rows, and carries what is summed over them.
 
     depth       the axis of rows, which is the one that is split
     widths      the narrow axes, all of which a tile holds
+    half        the one of which each of two neighbours, which run through the same rows, has one half
     turned      tiles lie along a narrow axis and the rows, so that products have the narrow axes' elements in their rows: eight warps multiply 128
 """
 from __future__ import annotations
@@ -19,7 +20,6 @@ from .tile_access import wide
 
 PER = 2
 TURNED_SHARED = 226 << 10       # bytes of shared memory of turned tiles without sums across the rows
-WARPGROUPS = 128        # rows of a product of eight warps
 FEW = 10240             # elements that are carried by four warps; more by eight
 
 
@@ -28,9 +28,11 @@ class RowsSchedule(MatmulSchedule):
     """The schedule of narrow layers, row by row."""
     widths: tuple[Axis, ...] = ()
     turned: bool = False
+    half: Axis | None = None
 
     def __str__(self) -> str:
-        return f"narrow layers, {super().__str__()}" + (" turned" if self.turned else "")
+        shared = f" half(i{self.order.index(self.half)})" if self.half is not None else ""
+        return f"narrow layers, {super().__str__()}" + (" turned" if self.turned else "") + shared
 
 
 def crossing(b: Body) -> list[Reduce]:
@@ -56,33 +58,36 @@ def choose(b: Body, hints: Hints, target) -> RowsSchedule | None:
         return None
     rows, = found
     widths = tuple(a for a in b.axes if a is not rows)
-    warps, stages = 4 if narrow.carried(exprs, found) <= FEW else 8, narrow.stages(exprs, found)
+    half = narrow.halved(exprs, found)
+    warps, stages = 4 if narrow.carried(exprs, found) <= FEW else 8, narrow.stages(exprs, found, half=half)
     blocks = -(-hints(rows.extent) // narrow.ROWS)
-    programs = max(1, min((PER if warps == 4 else 1) * target.threads, blocks))
-    return _schedule(rows, widths, programs, warps, stages, wide(b, hints, target))
+    programs = max(1, min((PER if warps == 4 else 1) * target.threads // (1 if half is None else 2), blocks))
+    return _schedule(rows, widths, programs, warps, stages, wide(b, hints, target), half is not None, half)
 
 
 def whole(b: Body, s: MatmulSchedule, hints: Hints, target) -> tuple[Body, RowsSchedule] | None:
-    """Two layers back to back, whose weights the schedule `s` holds in blocks, with all of them held in turned tiles: eight warps multiply 128 rows of
-    weights at a time, and no row of hidden values is in the registers of one warp. 131072 rows, 128 to 256 to 128: 39.9 us, 48 in blocks; with the hidden
-    values kept 50, 58. None where they are fewer (then four warps have registers for a row's, not measured so), or something has no room."""
-    if s.inner is None or len(s.sizes(s.depth)) < 2 or len(s.order) != 4 or b.base is not None:
+    """Two layers back to back, whose weights the schedule `s` holds in blocks or reads step by step, with all of them held in turned tiles: eight warps
+    multiply 128 rows of weights at a time, and no row of hidden values is in the registers of one warp. 131072 rows, 128 to 256 to 128: 39.9 us, 48 in
+    blocks; with the hidden values kept 50, 58; where something is read beside the products (a gradient's mask) 67.6, but 133 with what lies between them
+    stored, 100 in steps. None for that, where they are fewer (then four warps have registers for a row's, not measured so), or something has no room."""
+    if s.inner is None or len(s.order) != 4 or b.base is not None:
         return None
     rows = s.dims[0]
     found, exprs, widths = frozenset((rows,)), exprs_of(b), tuple(a for a in b.axes if a is not s.dims[0])
     b = replace(b, parallel=found)
-    fits = s.depth.extent.constant == 2 * WARPGROUPS and all(a.extent.constant == WARPGROUPS for a in widths if a is not s.depth)
-    fits = fits and narrow.expressed(exprs, found)
-    stages = narrow.stages(exprs, found, shared=TURNED_SHARED) if fits else 0
+    fits = s.depth.extent.constant == 2 * narrow.WARPGROUPS and all(a.extent.constant == narrow.WARPGROUPS for a in widths if a is not s.depth)
+    fits = fits and narrow.expressed(exprs, found) and not (narrow.beside(exprs, found) and any(s.depth in x.axes for x in b.stores))
+    stages = narrow.stages(exprs, found, shared=TURNED_SHARED, turned=True) if fits else 0
     if stages < 2 or len(local(b)) != len(b.stores) or any(len(x.axes) != 2 or x.monoid is not None or x.guard is not None for x in b.stores):
         return None
     programs = max(1, min(target.threads, -(-hints(rows.extent) // narrow.ROWS)))
     return b, _schedule(rows, widths, programs, 8, stages, s.wide, turned=True)
 
 
-def _schedule(rows: Axis, widths: tuple[Axis, ...], programs: int, warps: int, stages: int, far: bool, turned: bool = False) -> RowsSchedule:
-    """Tiles of `narrow.ROWS` rows by all of the narrow axes. `far`: are offsets of 64 bits?"""
-    pieces = ((rows, (narrow.ROWS,)), *((a, (narrow.held(a),)) for a in widths))
+def _schedule(rows: Axis, widths: tuple[Axis, ...], programs: int, warps: int, stages: int, far: bool, turned: bool = False,
+              half: Axis | None = None) -> RowsSchedule:
+    """Tiles of `narrow.ROWS` rows by all of the narrow axes, or one half of one. `far`: are offsets of 64 bits?"""
+    pieces = ((rows, (narrow.ROWS,)), *((a, (narrow.held(a, half),)) for a in widths))
     exact = frozenset(a for a, (n,) in pieces if a.extent.constant is not None and a.extent.constant % n == 0)
     return RowsSchedule((rows, *widths), (rows, widths[0]), pieces, frozenset(), (rows,), programs, exact, warps, stages, wide=far, depth=rows, group=1,
-                        widths=widths, turned=turned)
+                        widths=widths, turned=turned, half=half)

@@ -26,8 +26,8 @@ RAGGED_THREAD = 8       # elements to a thread of a tile that walks down columns
                         # f16 sums of 1024 rows of 65537 64%, 17 with ROW_THREAD
 POINTWISE = 1024        # elements of a pointwise tile: 8 to a thread, one 16-byte access of a 16-bit type
 CHUNK = 4096            # elements of a looped row that are in registers at once
-PLACES_CHUNK = 2048     # the same where the place of the greatest or least element is carried, too: amax and argmax of bf16 rows of 32000 83%, 82 with twice as
-                        # many
+PLACES_CHUNK = 2048     # the same where the place of the greatest or least element is carried, too: amax and argmax of bf16 rows of 32000 by hand 90%, 87 with
+                        # twice as many
 CHUNK_BYTES = 16384     # bytes of it where rows are only folded, a few lanes carrying what comes of them: f16 sums of rows of 86021 80%, 71 with half
                         # as many
 PASSING_WARPS = 4       # of a program then: eight 16-byte words a thread under way
@@ -140,7 +140,7 @@ class _Chooser:
             self.looped.update(self.rows)
         elif staged is not None:
             return self._staged(staged)
-        elif not self.wide and (flat := tile_flat.rows_of(self.b, self.rows, self.line, self.hints, self.target)):
+        elif flat := tile_flat.rows_of(self.b, self.rows, self.line, self.hints, self.target):
             return self._flat(flat)
         else:
             self._cover_rows()
@@ -149,7 +149,6 @@ class _Chooser:
         words = None if self.crossed else column_words.by_words(self.b, self.line, self.rows, self.looped, self.hints, self.target)
         if words is not None:
             self.pieces = {a: (words[a],) if a in words else self.pieces[a] for a in (*self.rows, self.line)}
-        lines = words is None and not self.crossed and column_words.by_lines(self.b, self.line, self.pieces, self.looped, self.hints, self.target)
         dims = tuple(a for a in self.order if a in self.pieces)
         elements = math.prod(sum(self.pieces[a]) for a in dims)
         exact = frozenset(a for a in dims if self._exact(a))
@@ -186,7 +185,7 @@ class _Chooser:
                             self._programs(split) if split else 1, exact, warps, 1 if reread else CARRY_STAGES if staged else self._stages(),
                             wide=self.wide, once=once(self.b, self.line, self.looped, self.hints, self.target), shift=self.shift,
                             registers=min(REGISTERS // (32 * warps * self.resident) // 8 * 8, 255) if full or split and self.resident < RESIDENT // warps else 0,
-                            together=self.together, by_thread=by_thread or lines or bool(words) and bool(self.looped), reread=reread)
+                            together=self.together, by_thread=by_thread or bool(words) and bool(self.looped), reread=reread)
 
     def _resident(self, warps: int, each: int) -> int:
         """How many programs that hold rows a multiprocessor has registers for. Perhaps 0."""
@@ -242,7 +241,7 @@ class _Chooser:
 
     def _flat(self, count: int) -> TileSchedule:
         """So many short rows to a program, which are read as one run."""
-        self.pieces = {a: cover(self.hints.most(a.extent)) if a is self.line else (power(count),) for a in self.order}
+        self.pieces = {a: cover(self.hints.exactly(a.extent)) if a is self.line else (power(count),) for a in self.order}
         exact = frozenset((self.line,)) if sum(self.pieces[self.line]) == self.hints.exactly(self.line.extent) else frozenset()
         return TileSchedule(self.order, self.order, tuple(self.pieces.items()), frozenset(), (), 1, exact, tile_flat.WARPS, wide=self.wide, flat=count)
 
