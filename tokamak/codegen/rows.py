@@ -2,8 +2,8 @@
 
 A program has a view of its tile for each pair of axes that a value has: rows and a narrow axis, or two narrow axes for weights and for what is summed
 over the rows. A row's value is made once, in its view, whatever reads it; a sum over rows is the product of its tile, turned, with another one's, or
-with ones. Tiles may lie turned, weights first: what is made within a row is then multiplied as it stands in registers. Two programs that have half of an
-axis each run through the same rows.
+with ones. Tiles may lie turned, weights first: what is made within a row is then multiplied as it stands in registers. Two programs that have half of
+an axis each run through the same rows.
 """
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ class RowsLowering(MatmulLowering):
         for e, name in carried.items():
             self._leave_sum(e, name, number)
         aligned = frozenset(p.name for p in self.params if p.kind == "int" and self.hints.divides(16, p.source))
-        return TileKernel(tuple(self.params), tuple(program.lines), as_index(s.programs * (1 if s.half is None else 2)), s, self.body_, tuple(self.errors), self.sources,
+        programs = as_index(s.programs * (1 if s.half is None else 2))
+        return TileKernel(tuple(self.params), tuple(program.lines), programs, s, self.body_, tuple(self.errors), self.sources,
                           tuple(self.spaces.values()), aligned)
 
     def _place(self, number: str) -> tuple[str, str]:
@@ -115,7 +116,8 @@ class RowsLowering(MatmulLowering):
         return next(a for a in axes if a is not self.schedule.depth)
 
     def _sum_view(self, e: Reduce) -> tuple[Axis, Axis]:
-        """The view of what is summed over rows: weights as they lie, but turned tiles that are made come first; of a sum of one axis any with that first."""
+        """The view of what is summed over rows: weights as they lie, but turned tiles that are made come first; of a sum of one
+        axis any with that first."""
         if (c := self._across_rows(e)) is not None:
             made = [a for a, x in ((c.first, c.left), (c.second, c.right)) if not isinstance(x.arg, Load)] if self.schedule.turned else []
             return tuple(sorted(self._space_axes(e), key=lambda a: a not in made))

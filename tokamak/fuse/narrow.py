@@ -5,7 +5,8 @@ what stands along them and the gradients of the weights.
     across ::= sum over the rows of a value of the row, or of the product of two    the gradients of a bias, and of weights
 
 What is within reads 16-bit values and weights; what is across is carried from row to row and left as partial sums. Where that is too much for one
-program, and all of it has one axis, two neighbours run through the same rows, each with half of that axis (`halved`); the second finds them in the cache.
+program, and all of it has one axis, two neighbours run through the same rows, each with half of that axis (`halved`); the second finds them in the
+cache.
 """
 from __future__ import annotations
 
@@ -145,8 +146,8 @@ def infeasible(exprs: list[Expr], rows: frozenset[Axis], inside: frozenset = fro
 
 
 def halved(exprs: Iterable[Expr], rows: frozenset[Axis]) -> Axis | None:
-    """The axis of which each of two programs takes half: one that all products summed over the rows have, and every value of a row, and that nothing sums
-    over, where one program has no registers for all. None where none is needed, or found."""
+    """The axis of which each of two programs takes half: one that all products summed over the rows have, and every value of a row, and that nothing
+    sums over, where one program has no registers for all. None where none is needed, or found."""
     exprs = list(exprs)
     made = [(e, within(e, rows), across(e, rows)) for e in folds(exprs)]
     sums, axes = [c for _, _, c in made if c is not None], {a for _, *cs in made for c in cs if c is not None for a in (c.first, c.second)}
@@ -165,8 +166,8 @@ def carried(exprs: Iterable[Expr], rows: frozenset[Axis], half: Axis | None = No
 
 def stages(exprs: list[Expr], rows: frozenset[Axis], shared: int = SHARED, half: Axis | None = None, inside: frozenset = frozenset(),
            turned: bool = False) -> int:
-    """Blocks of rows that can be under way at once, in so many bytes of shared memory. `inside`: nodes that are made there and not read. Of `turned` tiles
-    those that are no factors wait in registers."""
+    """Blocks of rows that can be under way at once, in so many bytes of shared memory. `inside`: nodes that are made there and not read. Of
+    `turned` tiles those that are no factors wait in registers."""
     weights = sum(2 * held(c.first, half) * held(c.second, half) for e in folds(exprs) if (c := within(e, rows)) is not None)
     multiplied = factors(exprs, rows)
     made = sum(2 * ROWS * _width(x, rows, half) for x in multiplied if not isinstance(x, Load) or x.node in inside)

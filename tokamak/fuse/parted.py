@@ -1,5 +1,6 @@
-"""What lies between two narrow layers, and both the gradient of the rows and the gradients of the weights need, is made twice where no program has room
-for all of them: by the kernel of the rows, which need not store it, and by that of the weights, two of whose programs have half of it each (`narrow.halved`).
+"""What lies between two narrow layers, and both the gradient of the rows and those of the weights need, is made twice where no program has room for all
+of them: by the kernel of the rows, which need not store it, and by that of the weights, two of whose programs have half of it each
+(`narrow.halved`).
 
     d = f(g v), x' = d w, w' = d x, v' = g h    becomes    x' = f(g v) w    and    d = f(g v), w' = d x, v' = g h
 
@@ -38,7 +39,8 @@ def parted(graph: Graph, target) -> Graph:
             again.update(dict.fromkeys(sums, n))
     if not again:
         return graph
-    out = replaced(graph, lambda m: Compute(m.shape, m.strides, _reading(m.expr, again[m], copies[again[m]]), m.device, m.tag) if m in again else None)
+    read_again = lambda m: Compute(m.shape, m.strides, _reading(m.expr, again[m], copies[again[m]]), m.device, m.tag)
+    out = replaced(graph, lambda m: read_again(m) if m in again else None)
     return replace(out, origins={**out.origins, **{copy: out.origins[n] for n, copy in copies.items() if n in out.origins}})
 
 
@@ -73,8 +75,8 @@ def _sums(n: Compute, product: Compute, readers: list) -> list[Compute]:
 
 
 def _beside(n: Compute, product: Compute, readers: dict) -> bool:
-    """Is there a sum over the rows of products of what `product` and `n` read, such that a kernel of what is summed over the rows of `n` has its factors
-    anyway? Alone those are made faster of `n` as it is stored."""
+    """Is there a sum over the rows of products of what `product` and `n` read, such that a kernel of what is summed over the rows of `n` has its
+    factors anyway? Alone those are made faster of `n` as it is stored."""
     rows, = {e.node for e in loads(narrow.within(fold_of(product.expr), frozenset(product.axes[:1])).left)}
     beside = {e.node for e in loads(n.expr)} - {product}
     for r in readers[rows]:
