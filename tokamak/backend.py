@@ -33,6 +33,7 @@ from .codegen.stages import Lowered, lower_plan, render_plan, schedule_plan
 from .errors import BuildError, CompilerMissing, OptionError, TokamakError
 from .fuse.contract import contract
 from .fuse.inline import inline
+from .fuse.lines import whole_lines
 from .fuse.pad import padded
 from .fuse.parted import parted
 from .fuse.plan import plan
@@ -272,7 +273,8 @@ def _planned(captured: Graph, constants: Mapping, machine: Target, options: Opti
              trace: Trace) -> tuple[Lowered, Mapping, tuple[Unit, ...], Program]:
     """The stages from `stream` to `program`; before the last what else is built beside the kernels."""
     graph = trace("stream", stream(graph, machine) if options.streaming else graph)
-    graph = trace("inline", widened(inline(padded(unrolled(graph, machine), machine, MATRICES, options.contractions), machine), machine))
+    inlined = inline(padded(unrolled(graph, machine), machine, MATRICES, options.contractions), machine)
+    graph = trace("inline", widened(whole_lines(inlined, machine), machine))
     activated = ACTIVATED if machine.kind == "gpu" else ACTIVATED_ON_CPU
     graph = trace("contract", parted(contract(graph, machine, options.contractions, activated, ADDED, ALONE), machine))
     planned = trace("fuse", plan(graph, machine))

@@ -85,10 +85,14 @@ class Lowering:
             return as_index(a)
         if isinstance(a, FetchAtom):
             raise Unschedulable("a gathered index inside an index expression that differs between lanes")
-        made = type(a)(self.integer(a.a, block, key), self.integer(a.b, block, (key, "b")))
+        made = type(a)(self.integer(a.a, block, key), self._divisor(a.b, block, (key, "b")))
         if nonnegative(a.a):        # a parameter may be any number, so that this can be seen here alone
             self.natural.add(made)
         return as_index(made)
+
+    def _divisor(self, b: Index, block, key) -> Index:
+        """What an index is divided by, or its other operand."""
+        return self.integer(b, block, key)
 
     # -- kernel ----------------------------------------------------------------------------------------------------------
     def kernel(self) -> Kernel:

@@ -15,7 +15,7 @@ from ..fuse.plan import Plan
 from ..fuse.reason import Decision, Reason
 from ..fuse.roles import best_roles, plainest_roles
 from ..ir.expr import Expr
-from ..schedule.body import Body, Memory, body, coalesce, renamed, shared_extremes, unfolded
+from ..schedule.body import Body, Memory, body, coalesce, renamed, shared_extremes, unfolded, whole_words
 from ..schedule import beside, matmul, persistent, rows, tile_sequence, tiles
 from ..schedule.schedule import Schedule, choose
 from ..schedule.tile_schedule import TileSchedule
@@ -78,7 +78,8 @@ def schedule_plan(plan: Plan, target, table: Table = _NONE) -> Scheduled:
             bodies[g] = made if target.kind != "gpu" else (made[0], tile_sequence.after(made, before, hints))
             if getattr(bodies[g][1], "backward", False):
                 bodies[last] = before[0], tile_sequence.leaving(before, hints)
-        before, last = made, g
+        if made is None or target.kind != "gpu" or not tile_sequence.small(made[0], hints):
+            before, last = made, g
     return Scheduled(plan, bodies, copies)
 
 
@@ -119,6 +120,7 @@ def _schedule(g: Group, plan: Plan, target, hints: Hints, memories: dict, table:
             return together
         if (stepped := rows.choose(b, hints, target)) is not None:
             return b, stepped
+        b = whole_words(b)
         s, plain = tuned.choose(b, hints, target, table), unfolded(b)
         return (b, s) if plain is b or s.shift is not None else (plain, tuned.choose(plain, hints, target, table))
     return b, choose(b, hints, target)

@@ -114,6 +114,10 @@ class TileValues(Lowering):
         known = self._known_factor(factor)
         return super()._factor(floordiv(factor, as_index(known)), (key, known)) * known if known > 1 else super()._factor(factor, key)
 
+    def _divisor(self, b: Index, block, key) -> Index:
+        """A number is written out: divided by it is one multiplication, where by a parameter it is twenty operations."""
+        return b if b.constant is not None else super()._divisor(b, block, key)
+
     def _known_factor(self, i: Index) -> int:
         known = next((n for n in KNOWN if self.hints.divides(n, i)), 1)
         return known if known < 16 and i.constant != 0 else 1
@@ -162,7 +166,10 @@ class TileValues(Lowering):
         """Coordinates of `axes` from the running `number` of a block, the last axis fastest."""
         rest = number
         for n, a in reversed(list(enumerate(axes))):
-            if n == 0:
+            whole = a in self.s.dims and self.s.shift is None and self.blocks(a) == 1         # one block: nothing to divide by
+            if whole:
+                block = ""
+            elif n == 0:
                 block = rest
             else:
                 count = self.param("int", ("blocks", a), self.blocks(a))
@@ -171,10 +178,10 @@ class TileValues(Lowering):
             if self.s.shift is not None and a is self.s.shift.axis:
                 self.block = block
             elif a in self.s.dims:
-                sizes, start, n = self.s.sizes(a), f"{block} * {sum(self.s.sizes(a))}", self.hints.exactly(a.extent)
+                sizes, start, n = self.s.sizes(a), f"{block} * {sum(self.s.sizes(a))}" if block else "", self.hints.exactly(a.extent)
                 last = n % sum(sizes) if n is not None else 0          # elements of the last block
                 for piece, size in enumerate(sizes):
-                    behind = f" + {sum(sizes[:piece])}" if piece else ""
+                    behind = f"{' + ' if start else ''}{sum(sizes[:piece])}" if piece else ""
                     self._tile_coordinate(scope, a, start + behind, piece, a not in self.s.exact and sum(sizes[:piece + 1]) > last)
             else:
                 self._scalar_coordinate(scope, a, block)

@@ -16,6 +16,7 @@ from ..schedule.body import Body, Memory, Store, coalesce
 from ..schedule.tile_schedule import TileSchedule
 from . import tile_words as words
 from .scope import Unschedulable, all_atoms
+from .tile_ahead import read_ahead
 from .tile_folds import TileFolds
 from .tile_values import empty
 from .tile_kernel import For, Scope, TileKernel, Value, Workspace
@@ -195,12 +196,13 @@ class TileLowering(TileFolds):
 
     def _in_parts(self, loop: For, var: str, share: str, count: str, total: Index) -> list:
         """The loop over a program's share; or two, the second over the blocks whose elements stay in the cache."""
+        ahead = (lambda loop, first, count: read_ahead(loop, var, first, self.s.programs, count)) if self.s.ahead else lambda loop, *_: [loop]
         if not self.s.kept or not all(isinstance(x, str) for x in loop.lines):
-            return [loop]
+            return ahead(loop, share, count)
         leaving = self.param("int", ("leaving",), floordiv(total * (64 - self.s.kept), as_index(64 * self.s.programs)) * self.s.programs)
         staying = [x.replace(words.LEAVES_FIRST, "") for x in loop.lines]
-        return [For(f"for {var} in {self._range(share, leaving, self.s.programs)}", loop.lines),
-                For(f"for {var} in {self._range(f'{leaving} + {share}', count, self.s.programs)}", staying)]
+        return [*ahead(For(f"for {var} in {self._range(share, leaving, self.s.programs)}", loop.lines), share, count),
+                *ahead(For(f"for {var} in {self._range(f'{leaving} + {share}', count, self.s.programs)}", staying), f"{leaving} + {share}", count)]
 
     def _leave(self, e: Reduce, accumulators, share: str) -> None:
         """Folds a program's carried values and stores them: workspace[share, free coordinates]."""

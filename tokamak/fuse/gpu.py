@@ -8,8 +8,9 @@ from ..ir.index import as_index
 from . import narrow
 from .axes import Group, fold_of
 from .contraction import contraction, of_vector
-from .cost import BLOCK, Hints, contiguous_axis, parallelism
+from .cost import BLOCK, Hints, contiguous_axis, is_heavy, parallelism
 from .legal import Roles, inner_reads
+from .lines import piece
 from .reason import Reason
 from .sizes import runs_along
 
@@ -38,6 +39,7 @@ COLUMN = 64             # elements of a column that are held beside folds along 
 FILL = 2                # programs that each multiprocessor should have
 CARRIED_ROW = (256, 8192)       # columns of which one program carries the sums along whole rows, rather than those of a few columns down many rows
 SHORT = 16384           # elements that one program works through in the time of a launch: with less to do each, few programs will do
+SHARED_FROM = 16 << 20  # bytes of columns from which on programs share out their rows, however many columns there are
 MATRIX = 1 << 20        # elements of a matrix from which on its product with a vector has no folds across its programs beside it
 
 
@@ -210,9 +212,35 @@ def best_roles(group: Group, found: list[Roles], hints: Hints, target) -> Roles:
         possible = infeasible(group, r, hints, target) is None
         carried = sum(hints.count(m.free - r.parallel) for m in r.accumulating)
         rows = v not in r.parallel and CARRIED_ROW[0] <= hints.count(frozenset((v,))) <= CARRIED_ROW[1] if v is not None and r.accumulating and len(r.local) else False
-        return (possible, busy(group, r, v, hints, target), not _walked(group, r, v), not r.accumulating, rows, -carried,
+        return (possible, _shares_columns(group, r, v, hints), busy(group, r, v, hints, target), not _walked(group, r, v), not r.accumulating, rows, -carried,
                 -len(r.parallel) if r.accumulating else 0, hints.count(r.parallel))
     return max(found, key=rank)
+
+
+def _shares_columns(group: Group, r: Roles, v, hints: Hints) -> bool:
+    """Do programs share out the rows of large columns, of several matrices, of which each carries more than one number?"""
+    over = _columns(group, v, hints)
+    if not over or len(r.parallel) - len(over) < 2 or v not in r.parallel or any(m.bound != over for m in r.accumulating) or len(r.accumulating) + len(r.final) != len(group.members):
+        return False
+    folds = [fold_of(m.expr) for m in r.accumulating]
+    return all(f.monoid in ("sum", "moments") for f in folds) and len({(f.monoid, f.args) for f in folds}) + any(f.monoid == "moments" for f in folds) > 1
+
+
+def _columns(group: Group, v, hints: Hints) -> frozenset:
+    """The axes along which `group` folds columns of much memory, neighbours along `v`, and nothing else; none where it does not."""
+    over = {m.bound for m in group.members if m.bound}
+    if len(over) != 1 or any(not isinstance(fold_of(m.expr), Reduce) for m in group.members if m.bound):
+        return frozenset()
+    bound, = over
+    read = {(e.node, e.index): e for m in group.members if m.bound for e in m.loads}.values()
+    size = sum(hints.count(frozenset(a for i in e.index for a in i.axes())) * e.dtype.bytes for e in read)
+    return bound if v not in bound and size >= SHARED_FROM else frozenset()
+
+
+def _folds_elsewhere(a: Group, b: Group, hints: Hints) -> bool:
+    """Does `a` fold large columns, and `b` something along other axes?"""
+    over = _columns(a, contiguous_axis(a, hints), hints)
+    return bool(over) and any(m.bound and m.bound != over for m in b.members)
 
 
 def _walked(group: Group, r: Roles, v) -> bool:
@@ -233,6 +261,15 @@ def _cuts_lines(group: Group, r: Roles, v, hints: Hints) -> bool:
                 if any(a in m.free and hints.divides(max(16 // e.dtype.bytes, 1), a.extent * v.extent) for a in behind):
                     return True
     return False
+
+
+def _pieces(group: Group, r: Roles, hints: Hints) -> bool:
+    """Does a program of `group` read short pieces of lines, whose neighbours other programs read?"""
+    inside = set(group.nodes())
+    rows = {a for m in group.members for a in m.free | m.bound} - r.parallel
+    if piece([e for m in group.members for e in m.loads if e.node not in inside], rows, hints) is None:
+        return False
+    return hints.count(rows) > HELD or any(is_heavy(x) for m in group.members if m.free >= rows for x in m.roots())
 
 
 def _times_vector(m, hints: Hints) -> bool:
@@ -258,7 +295,11 @@ def unprofitable(a: Group, b: Group, joined: Group, r: Roles, before: tuple[Role
     folds = all(any(m.bound for m in g.members) for g in (a, b))
     if products and folds and not _share_a_matrix(a, b, hints) and len({frozenset(m.bound) for m in joined.members if m.bound}) > 1:
         return Reason("no_saving", "unprofitable", "a matrix times a vector is read faster than beside folds of other lengths")
+    if _pieces(joined, r, hints) and not any(_pieces(g, x, hints) for g, x in zip((a, b), before)):
+        return Reason("no_saving", "unprofitable", "programs would read short pieces of lines, which are read whole without")
     v = contiguous_axis(joined, hints)
+    if any(_folds_elsewhere(x, y, hints) for x, y in ((a, b), (b, a))) and not _share_a_matrix(a, b, hints):
+        return Reason("no_saving", "unprofitable", "what columns give is folded on faster by another kernel")
     if v in r.parallel and _cuts_lines(joined, r, v, hints):
         return Reason("no_saving", "unprofitable", "rows that begin anywhere would be read one by one, not several as one")
     if not busy(joined, r, v, hints, target) and all(busy(g, x, v, hints, target) for g, x in zip((a, b), before)):

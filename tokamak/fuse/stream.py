@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from typing import Callable
 
 from ..ir.dtype import I64
-from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Reduce, Rewriter, loads
+from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Reduce, Rewriter, loads, walk
 from ..ir.graph import Compute, Graph, Scatter, fold, reads
 from ..ir.index import Index, as_index
 from ..ir.ops import CARRIERS
 from ..ir.rewrite import GraphRewrite
-from . import gpu
+from . import gpu, lines
 from .cost import estimates, pinned_nodes, weight
 from .inline import GROWN, substituted, under_guard
 
@@ -143,6 +143,8 @@ class _Finder:
 
     def _pays(self, n: Compute, part: Reduce) -> bool:
         """Would folding again what `part`, the fold of `n`, folds mean reading it again, or may it be folded in pieces?"""
+        if lines.pays([e for e in walk(*part.args) if isinstance(e, Load)], part.over, self.readers, self.hints):
+            return True
         return gpu.reread(n, part, self.hints, self.target) or self.hints.count(part.over) > gpu.PASSING and self._folded_away(n)
 
     def _folded_away(self, first: Compute) -> bool:

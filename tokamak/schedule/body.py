@@ -16,7 +16,7 @@ from ..fuse.axes import Group, Member
 from ..ir.dtype import DType
 from ..ir.expr import Cast, Coord, Expr, Load, Random, Reduce, Rewriter, Scan, walk
 from ..ir.graph import Scatter
-from ..ir.index import Axis, Fetch, Index, as_index
+from ..ir.index import Axis, Fetch, Index, as_index, floordiv, mod
 from ..ir.rewrite import Simplifier
 from ..ir.expr import Const, Op
 from ..ir.dtype import F32
@@ -203,6 +203,42 @@ def coalesce(b: Body) -> Body:
             if again:
                 break
     return b
+
+
+SHORT = 64              # elements of a piece of a line that is no whole words, from which on it is read by itself
+
+
+def whole_words(b: Body) -> Body:
+    """`b` with pairs of parallel axes (hi, lo) as one where all that runs along the inner one, which is no whole number of words, runs along both in step,
+    and the rest along the outer one: a group's statistics, beside the channels of ten a group, are found at channel // 10."""
+    fresh = count(max((a.id for a in b.axes), default=0) + 1)
+    for lo in b.axes:
+        for hi in b.axes:
+            n = lo.extent.constant
+            if hi is not lo and {hi, lo} <= b.parallel and n is not None and n < SHORT and n % 8 and _in_step(b, hi, lo):
+                new = Axis(next(fresh), hi.extent * lo.extent)
+                mapping = {hi: floordiv(as_index(new), lo.extent), lo: mod(as_index(new), lo.extent)}
+                axes = [new if a is lo else a for a in b.axes if a is not hi]
+                return whole_words(rewritten(b, mapping, axes, {new if a is lo else a for a in b.parallel if a is not hi}))
+    return b
+
+
+def _in_step(b: Body, hi: Axis, lo: Axis) -> bool:
+    """Is every index that uses `hi` or `lo` one of both, in steps of lo's whole extent, or of `hi` alone? At least one is of both, and contiguous."""
+    if any((hi in s.axes) != (lo in s.axes) for s in (*b.stores, *((b.base,) if b.base else ()))):
+        return False
+    for e in walk(*exprs_of(b)):
+        if isinstance(e, Reduce) and {hi, lo} & set(e.over) or isinstance(e, Scan) and e.along in (hi, lo):
+            return False
+    along = False
+    for i in indices_of(b):
+        linear = {a for a in i.atoms() if isinstance(a, Axis)}
+        if not {hi, lo} & i.axes():
+            continue
+        if {hi, lo} & i.axes() - linear or lo in linear and i.coefficient(hi) is not i.coefficient(lo) * lo.extent:
+            return False
+        along = along or lo in linear and i.coefficient(lo) == 1
+    return along
 
 
 def _merges(b: Body, hi: Axis, lo: Axis) -> bool:

@@ -17,6 +17,7 @@
     backward    the first program takes the last block: what the kernel before has read last is still in the cache
     kept        of 64 parts of what a program's loop over split axes reads, those that it reads last, which stay in the cache for the next kernel: the
                 others leave it first
+    ahead       what a turn of the loop over split axes reads is read a turn ahead, into registers
     exact       tiled axes whose pieces cover the extent exactly: no mask
     registers   the most that a thread may have, so that so many programs as are meant to run at once; 0 leaves it open
     reread      held rows are read anew once what they are folded to is known: from the L1 cache, where registers do not hold them beside column sums
@@ -73,6 +74,7 @@ class TileSchedule:
     backward: bool = False
     kept: int = 0
     flat: int = 0
+    ahead: bool = False
 
     def sizes(self, a: Axis) -> tuple[int, ...]:
         """The lengths of the pieces that cover tiled axis `a`."""
@@ -103,6 +105,7 @@ class TileSchedule:
             parts.append("by_thread")
         most = (f" registers({self.registers})" if self.registers else "") + (" reread" if self.reread else "")
         flags = f"{' wide' if self.wide else ''}{' once' if self.once else ''}{' backward' if self.backward else ''}{f' kept({self.kept})' if self.kept else ''}"
+        flags += " ahead" if self.ahead else ""
         return " ".join((*parts, f"warps({self.warps}) stages({self.stages}){most}{flags}"))
 
 

@@ -12,6 +12,13 @@ from .tile_schedule import TileSchedule
 STAYING = 24 << 20      # bytes of what such a kernel reads that are still in the cache for the next: BatchNorm's two of 103 MB 76.8 us by
                         # hand, 78.8 with no hint; three of the product 84, 86 with none, the same with 12 or 36 MB
 AGAIN = 16 << 20        # bytes that two kernels in a row read, from which on the second begins at the end: BatchNorm of 103 MB 85.4 to 82.5 us
+SMALL = 1 << 20         # bytes of what a kernel between two such touches, at most
+
+
+def small(b: Body, hints: Hints) -> bool:
+    """Does a kernel touch so little that what lies in the cache before it is still there behind it? The statistics of groups, of what columns gave."""
+    touched = {(e.node, e.index[0]) for e in walk(*exprs_of(b)) if isinstance(e, Load)} | {(s.memory, s.address) for s in b.stores}
+    return sum(hints.count(address.axes()) * memory.dtype.bytes for memory, address in touched) <= SMALL
 
 
 def after(made: tuple[Body, TileSchedule], before: tuple[Body, TileSchedule] | None, hints: Hints) -> TileSchedule:

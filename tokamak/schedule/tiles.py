@@ -67,6 +67,9 @@ ACROSS_RESIDENT = 3     # such programs of a multiprocessor: four spill, 43 us
 ALONE_AT_ONCE = 8       # the same where one value is read and nothing but moments carried: 31.6 us, 32.9 with 4 and three programs. BatchNorm in NHWC
 ALONE_RESIDENT = 2      # 59%, 58; InstanceNorm3D in NDHWC 55, 54
 ALONE_ROUNDS = 6        # blocks a program then: those two have 12 and 8
+SUMS_AT_ONCE = 2        # of sums, which are read a turn ahead: backward of InstanceNorm3D in NDHWC 39 us, 48 with four and none ahead; one-pass statistics
+                        # gain nothing by that (24 us, 23; 31, 31)
+MOST_CARRIED = 6        # numbers a lane from which on it is one row at a step: EvoNorm backward in f32 spilled 464 bytes with four, 593 us, 146 with one
 THREAD = 52             # elements of a tile to a thread that folds them into one lane: statistics of contiguous planes of 3136 bf16 by programs of two warps
                         # 91% of the limit of reading, by four 81, by eight 71
 FILLED = 0.75           # of the programs that run at once: where programs share folds, so many in one wave rather than a few more in two
@@ -185,7 +188,7 @@ class _Chooser:
                             self._programs(split) if split else 1, exact, warps, 1 if reread else CARRY_STAGES if staged else self._stages(),
                             wide=self.wide, once=once(self.b, self.line, self.looped, self.hints, self.target), shift=self.shift,
                             registers=min(REGISTERS // (32 * warps * self.resident) // 8 * 8, 255) if full or split and self.resident < RESIDENT // warps else 0,
-                            together=self.together, by_thread=by_thread or bool(words) and bool(self.looped), reread=reread)
+                            together=self.together, ahead=several and self._only_sums(), by_thread=by_thread or bool(words) and bool(self.looped), reread=reread)
 
     def _resident(self, warps: int, each: int) -> int:
         """How many programs that hold rows a multiprocessor has registers for. Perhaps 0."""
@@ -264,14 +267,18 @@ class _Chooser:
         """Divides the rows of a tile of which programs share statistics into equal pieces of a word a thread, which enter the statistics at once. Says
         whether it can."""
         down = [a for a in self.pieces if a in self.crossed]
-        if not self._statistics() or len(down) != 1 or len(self.pieces) != 2:
+        if not self._statistics() or len(down) != 1 or len(self.pieces) < 2:
             return False
-        rows = 32 * WORD_WARPS * (WORD // self._narrowest()) // sum(self.pieces[self.line])
-        count = ALONE_AT_ONCE if self._alone() else AT_ONCE
+        rows = 32 * WORD_WARPS * (WORD // self._narrowest()) // math.prod(sum(p) for a, p in self.pieces.items() if a not in self.crossed)
+        count = 1 if self._carried() > MOST_CARRIED else ALONE_AT_ONCE if self._alone() else SUMS_AT_ONCE if self._only_sums() else AT_ONCE
         if rows == 0 or self.hints(down[0].extent) < rows * count:
             return False
         self.pieces[down[0]] = (rows,) * count
         return True
+
+    def _only_sums(self) -> bool:
+        """Are few sums all that programs share?"""
+        return self._carried() <= MOST_CARRIED and all(e.monoid == "sum" for e in self.crossing)
 
     def _alone(self) -> bool:
         """Do programs that share statistics read one value and carry its moments, through many blocks?"""
@@ -462,13 +469,14 @@ class _Chooser:
                 most = self._columns_across()
             most = min(most, max(1, LARGEST // have))
             have *= self._line_in_blocks(most) or self._tile(self.line, most)
+            have *= self._line_continued(most)
         room = HELD // (2 * have) if self.rows else TURNED
         if turned is not None and turned not in self.pieces and room >= min(SECTOR, hints(turned.extent)):
             have *= self._tile(turned, min(TURNED, room))
         candidates = sorted((a for a in parallel if a not in self.pieces), key=lambda a: (a in self.crossed, self.order.index(a)), reverse=True)
-        few = self._statistics()        # a third axis of a large tile is spilled: backward sums of InstanceNorm3D in NDHWC 49 us, 55 with images in it
+        few, beside = self._statistics(), sum(a not in self.crossed for a in self.pieces)        # a third axis of a large tile is spilled: backward sums of InstanceNorm3D in NDHWC 49 us, 55 with images in it
         for a in candidates:
-            most_axes = 2 if few and have * 8 > want else 3
+            most_axes = 1 + beside if few and have * 8 > want else 3
             if have * 2 <= want // (4 if self.rows and self.line in self.rows else 1) and len(self.pieces) < most_axes and hints(a.extent) > 1:
                 have *= self._tile(a, want // have)
 
@@ -485,6 +493,14 @@ class _Chooser:
         if not found:
             del self.pieces[self.line]
         return sum(found)
+
+    def _line_continued(self, most: int) -> int:
+        """Tiles the axis whose steps are whole pieces of the contiguous one, where tiles of statistics hold all of those and have room for more columns."""
+        have, n = math.prod(self.pieces.get(self.line, (1,))), self.line.extent
+        if not self._statistics() or self.hints.exactly(n) != have or 2 * have > most:
+            return 1
+        beside = [a for a in self.order if a in self.b.parallel - self.crossed and any(address.coefficient(a) is n for _, address, _ in strides_of(self.b))]
+        return self._tile(beside[0], most // have) if beside else 1
 
     def _tile(self, a: Axis, most: int) -> int:
         size = max(1, min(power(self.hints(a.extent)), power(most + 1) // 2))

@@ -1,0 +1,155 @@
+"""Groups of channels in channels-last: columns are folded first, whole lines at once, then what a group's columns give."""
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tokamak
+from tokamak.codegen.stages import schedule_plan
+from tokamak.codegen.tile_ahead import read_ahead
+from tokamak.codegen.tile_kernel import For
+from tokamak.fuse import gpu, lines
+from tokamak.fuse.axes import Group
+from tokamak.fuse.plan import plan
+from tokamak.ir.graph import Compute, fold
+from tokamak.ir.parse import parse_graph
+from tokamak.ir.reference import evaluate
+from tokamak.target import Target
+
+LARGE = Target("cpu", 16, 132, l1=1 << 18, l2=50 << 20, kind="gpu", arch=("cuda", 90, 32), cluster=8)
+
+
+def grouped(n=16, pixels=9216, groups=32, each=8, strides=None, fold="sum", values="f32(%x[i0, i2, i1*{each} + i3])") -> str:
+    """The text of a graph that folds groups of channels of images, in channels-last unless `strides` says otherwise."""
+    c = groups * each
+    values = values.format(each=each)
+    return f"""graph groups {{
+  input %x: bf16[{n}, {pixels}, {c}]({strides or f'{pixels * c}, {c}, 1'})
+  %total: f32[{n}, {groups}]({groups}, 1) for i2<{pixels}, i3<{each} = {fold}[i2, i3]({values})
+  return %total
+}}"""
+
+
+def folds(graph) -> list[tuple[int, ...]]:
+    """The extents along which each node of a graph folds."""
+    return [tuple(a.extent.constant for a in part.over) for n in graph.nodes if isinstance(n, Compute) and (part := fold(n)) is not None]
+
+
+def test_groups_of_channels_are_folded_by_columns_first():
+    found = lines.whole_lines(parse_graph(grouped()), LARGE)
+    assert folds(found) == [(9216,), (8,)]
+
+
+@pytest.mark.parametrize("text", [
+    grouped(n=1, pixels=64),                                            # next to nothing is read
+    grouped(each=64),                                                   # a group's channels are a whole line
+    grouped(strides="2359296, 1, 9216"),                                 # channels first: a group is contiguous
+    grouped(groups=1, each=8, n=1024),                                  # all channels: no neighbour reads the rest of a line
+    grouped(fold="prod"),
+    grouped(n=32, pixels=3136),                                         # a program holds a group
+])
+def test_what_else_is_folded_stays_as_it_is(text):
+    graph = parse_graph(text)
+    assert lines.whole_lines(graph, LARGE) is graph
+
+
+def test_a_group_beside_which_much_is_computed_is_folded_by_columns_though_a_program_could_hold_it():
+    graph = parse_graph("""graph heavy {
+  input %x: bf16[32, 3136, 256](802816, 256, 1)
+  %group: f32[32, 32](32, 1) for i2<3136, i3<8 = sum[i2, i3](f32(%x[i0, i2, i1*8 + i3]))
+  %out: f32[32, 3136, 256](802816, 256, 1) = exp(f32(%x[i0, i1, i2]))
+  return %group, %out
+}""")
+    assert folds(lines.whole_lines(graph, LARGE)) == [(3136,), (8,)]
+
+
+def test_a_target_of_fixed_order_keeps_its_folds():
+    graph = parse_graph(grouped())
+    assert lines.whole_lines(graph, Target(vector_bytes=32)) is graph
+
+
+def test_what_folds_the_same_columns_along_more_axes_is_read_by_the_same_kernel():
+    """A weight's gradient beside a group's sum."""
+    graph = parse_graph("""graph both {
+  input %x: f32[32, 9216, 256](2359296, 256, 1)
+  %group: f32[32, 32](32, 1) for i2<9216, i3<8 = sum[i2, i3](%x[i0, i2, i1*8 + i3])
+  %all: f32[256](1) for i1<32, i2<9216 = sum[i1, i2](mul(%x[i1, i2, i0], %x[i1, i2, i0]))
+  return %group, %all
+}""")
+    found = lines.whole_lines(graph, LARGE)
+    assert sorted(folds(found)) == [(8,), (32,), (9216,), (9216,)]
+    planned = plan(found, LARGE)
+    first = next(s for s in planned.steps if isinstance(s, Group))
+    assert [tuple(a.extent.constant for a in m.bound) for m in first.members] == [(9216,), (9216,)]
+    schedule = schedule_plan(planned, LARGE).bodies[first][1]
+    assert schedule.split and not schedule.looped
+
+
+@pytest.mark.parametrize("monoid, values", [("sum", "f32(%x[i0, i2, i1*3 + i3])"), ("max", "f32(%x[i0, i2, i1*3 + i3])"),
+                                            ("moments.1", "f32(%x[i0, i2, i1*3 + i3]), 0.0:f32, 1.0:f32")])
+def test_the_values_are_the_same(monkeypatch, monoid, values):
+    monkeypatch.setattr(lines, "LEAST", 1)
+    monkeypatch.setattr(lines, "HELD", 1)
+    graph = parse_graph(grouped(2, 35, 5, 3, fold=monoid, values=values))
+    changed = lines.whole_lines(graph, LARGE)
+    assert changed is not graph
+    x = torch.randn(2, 35, 15).bfloat16().float().numpy()
+    (want,), (got,) = (evaluate(g, [x]).outputs for g in (graph, changed))
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def evonorm(x, v, gamma, beta, groups=4):
+    n, c, h, w = x.shape
+    std = torch.sqrt(x.reshape(n, groups, c // groups, h, w).var((2, 3, 4), keepdim=True, unbiased=False) + 1e-5)
+    return x * torch.sigmoid(v * x) / std.expand(n, groups, c // groups, h, w).reshape(n, c, h, w) * gamma + beta
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("channels, height, width", [(32, 37, 9), (40, 8, 7)])
+def test_norms_of_groups_agree_with_float64(monkeypatch, dtype, channels, height, width):
+    """Also of ten channels a group, which are no whole words."""
+    monkeypatch.setattr(lines, "LEAST", 1)
+    monkeypatch.setattr(lines, "HELD", 1)
+    monkeypatch.setattr(gpu, "SHARED_FROM", 1)
+    x = (torch.randn(2, channels, height, width) + 3).to(dtype).to(memory_format=torch.channels_last)
+    given = (x, *(torch.randn(1, channels, 1, 1).to(dtype) for _ in range(3)))
+    assert_close_to_float64(evonorm, given)
+    assert_close_to_float64(lambda x, g, b: F.group_norm(x, 4, g, b), (x, *(torch.randn(channels).to(dtype) for _ in range(2))))
+
+
+def assert_close_to_float64(fn, given):
+    """The value and all gradients of `fn`, compiled, are no further from float64 than a few roundings of the type, or eager's."""
+    weights = torch.linspace(-1, 1, given[0].numel(), dtype=torch.float64).reshape(given[0].shape)
+
+    def results(f, dtype):
+        leaves = [t.detach().clone().to(dtype).requires_grad_() for t in given]
+        out = f(*leaves)
+        return out, *torch.autograd.grad(out, leaves, weights.to(dtype))
+    dtype = given[0].dtype
+    for got, eager, exact in zip(results(tokamak.compile(fn, target="interpret", strict=True), dtype), results(fn, dtype), results(fn, torch.float64)):
+        far = lambda t: float((t.double() - exact).norm() / exact.norm())
+        assert far(got) <= 1.5 * far(eager) + 8 * torch.finfo(dtype).eps
+
+
+def test_a_loop_reads_what_its_next_turn_folds():
+    """Its loads are of the next turn, and of the last one behind that; what is folded is what the turn before has read."""
+    loop = For("for b1 in range(b0, n0, 3)", ["i2 = b1 * 4 + tl.arange(0, 4)", "m3 = i2 < n1", "t4 = tl.load(p0 + i2, mask=m3, other=0.0)",
+                                              "t5 = tl.where(m3, 1.0, 0.0)", "a6 = a6 + t4 * t5"])
+    *before, made = read_ahead(loop, "b1", "b0", 3, "n0")
+    assert before[0] == "b1n = tl.minimum(b0, n0 - 1)" and before[-1] == "t4n = tl.load(p0 + i2n, mask=m3n, other=0.0)"
+    assert made.lines[0] == "t4 = t4n" and made.lines[-2:] == ["t5 = tl.where(m3, 1.0, 0.0)", "a6 = a6 + t4 * t5"]
+    assert "b1n = tl.minimum(b1 + 3, n0 - 1)" in made.lines
+    nested = For("for b1 in range(b0, n0, 3)", [For("for r2 in range(4)", [])])
+    assert read_ahead(nested, "b1", "b0", 3, "n0") == [nested]
+
+
+def test_statistics_of_many_blocks_are_right_with_loads_ahead(monkeypatch):
+    """Programs take several blocks each, the last of them with rows that do not exist."""
+    monkeypatch.setattr(gpu, "SHARED_FROM", 1)
+    x = (torch.randn(3001, 64) * 2 + 5).bfloat16()
+    fn = lambda x: torch.var_mean(x.float(), 0)
+    got = tokamak.compile(fn, target="interpret", strict=True)(x)
+    for a, b in zip(got, torch.var_mean(x.double(), 0)):
+        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)

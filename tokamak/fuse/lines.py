@@ -1,0 +1,184 @@
+"""Folds of short pieces of many lines: the groups of channels of images in channels-last. What folds each with a program of its own reads a piece of
+every line; so where much is read, columns are folded first, whole lines at once, and then what a group's columns have given.
+
+    out[n, g] = sum[p, c](f(n, p, g, c))    becomes    part[n, g, c] = sum[p](f(n, p, g, c)),  out[n, g] = sum[c](part[n, g, c])
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Callable
+
+from ..ir.expr import Cast, Expr, Load, Reduce, Rewriter, walk
+from ..ir.graph import Compute, Graph, Input, fold, reads
+from ..ir.index import Axis, Index, as_index, axis
+from ..ir.ops import CARRIERS
+from ..ir.rewrite import GraphRewrite
+from .cost import Hints, estimates, is_heavy
+
+LINE = 128              # bytes of memory that are fetched together: of longer pieces nothing is gained
+HELD = 32768            # elements of a group that one program holds
+MONOIDS = ("sum", "max", "min", *CARRIERS)
+LEAST = 16 << 20        # bytes that are folded, from which on two kernels more cost less
+
+
+def offset(e: Load) -> Index:
+    """Elements from the beginning of its node to what `e` reads."""
+    found: Index = as_index(0)
+    for i, s in zip(e.index, e.node.strides):
+        found = found + i * s
+    return found
+
+
+def piece(loads, over, hints: Hints) -> Axis | None:
+    """Of the axes `over`, along which `loads` are folded, the contiguous one where it is a short piece of their lines, and the rest lies in other lines."""
+    found = {}
+    for e in loads:
+        at = offset(e)
+        inside = [a for a in over if a in at.axes()]
+        short = [a for a in inside if at.coefficient(a) == 1]
+        if len(inside) < 2 or not short:
+            continue
+        c = short[0]
+        beside = [g for g in at.axes() if g not in over and hints(g.extent) > 1 and at.coefficient(g) is as_index(c.extent)]
+        if not beside or hints.exactly(c.extent) is None or hints(c.extent) * e.dtype.bytes >= LINE:
+            return None
+        far = hints(c.extent) * hints(beside[0].extent)
+        if any(hints(at.coefficient(a)) < far for a in inside if a is not c):
+            return None
+        found[c] = max(found.get(c, 0), hints.count(at.axes()) * e.dtype.bytes)
+    return next(iter(found)) if len(found) == 1 and max(found.values()) >= LEAST else None
+
+
+def many_readers(graph: Graph) -> dict:
+    """Each node's readers."""
+    found: dict = {}
+    for n in graph.nodes:
+        for r in reads(n):
+            found.setdefault(r, []).append(n)
+    return found
+
+
+def pays(loads, over, readers: dict, hints: Hints) -> bool:
+    """Are columns better folded first? Where no program holds what is folded, or much is computed of it beside: EvoNorm of 32 x 256 x 56 x 56 bf16 46%, 28
+    by programs that hold a group, in f32 backward 29, 22; where little is, GroupNorm 44, 53 by programs that hold a group."""
+    return piece(loads, over, hints) is not None and (hints.count(over) > HELD or _worked_on([e.node for e in loads], readers, hints))
+
+
+def _worked_on(sources, readers: dict, hints: Hints) -> bool:
+    """Is there a heavy operation among the pointwise ones that make `sources`, or make something of them, of every element of a large value?"""
+    large = lambda n: hints.extents(n.shape) * n.dtype.bytes >= LEAST
+    stack = [n for n in sources if large(n)]
+    seen = set(stack)
+    while stack:
+        n = stack.pop()
+        if isinstance(n, Compute) and is_heavy(n.expr):
+            return True
+        beside = (*readers.get(n, ()), *(reads(n) if isinstance(n, Compute) else ()))
+        found = [x for x in beside if x not in seen and large(x) and not (isinstance(x, Compute) and fold(x) is not None)]
+        seen.update(found)
+        stack += [x for x in found if isinstance(x, (Compute, Input))]
+    return False
+
+
+def whole_lines(graph: Graph, target) -> Graph:
+    """`graph` with every fold of pieces of lines as one of columns first, on a GPU; and what else folds the same columns, along more axes, likewise."""
+    if target.kind != "gpu" or target.ordered:
+        return graph
+    hints = estimates(graph, target)
+    readers = many_readers(graph)
+    whole = {n for n in graph.nodes if isinstance(n, Compute) and isinstance(part := fold(n), Reduce) and part.monoid in MONOIDS
+             and pays(_loads(part), part.over, readers, hints)}
+    if not whole:
+        return graph
+    found = _changed(graph, lambda n, parts: columns_first(n, hints, parts), whole)
+    done = {x for n in found.nodes if isinstance(n, Compute) for x in of_columns(n, hints)}
+    return _changed(found, lambda n, parts: rows_first(n, done, hints, parts), set(found.nodes))
+
+
+def _changed(graph: Graph, change: Callable[[Compute, dict], Compute | None], which: set) -> Graph:
+    """`graph` with what `change` makes of its nodes `which`, given what was made for other components of the same folds; parts have the origins of the
+    whole."""
+    rewrite = _Changes(graph, change, which)
+    out = rewrite.result()
+    return replace(out, origins={**{part: out.origins[n] for part, n in rewrite.wholes.items() if n in out.origins}, **out.origins})
+
+
+class _Changes(GraphRewrite):
+    """Some nodes of a graph changed, once what they read is."""
+
+    def __init__(self, graph: Graph, change: Callable[[Compute, dict], Compute | None], which: set):
+        super().__init__(graph, "eager")
+        self.make, self.which, self.parts, self.wholes = change, which, {}, {}
+
+    def compute(self, node: Compute) -> Compute:
+        new = super().compute(node)
+        made = self.make(new, self.parts) if node in self.which else None
+        if made is None:
+            return new
+        self.wholes.update((part, made) for part in reads(made))
+        return made
+
+
+def columns_first(n: Compute, hints: Hints, parts: dict) -> Compute | None:
+    """`n`, a fold of pieces of lines, as a fold of what its columns give; None where it is none. `parts`: what was made for other components of it."""
+    part = fold(n)
+    c = piece(_loads(part), part.over, hints)
+    return in_two(n, part, tuple(a for a in part.over if a is not c), parts) if c is not None else None
+
+
+def _loads(part: Reduce) -> list[Load]:
+    return [e for e in walk(*part.args) if isinstance(e, Load)]
+
+
+def rows_first(n: Compute, done: set, hints: Hints, parts: dict) -> Compute | None:
+    """`n`, a fold along more axes than other folds of columns, `done`, of memory laid out as what it reads, as a fold along theirs first: one kernel reads it for all;
+    None where it is none."""
+    part = fold(n)
+    if not isinstance(part, Reduce) or part.monoid != "sum":
+        return None
+    for e in _large(part, hints):
+        at = offset(e)
+        for layout, steps in done:
+            first = tuple(a for a in part.over if at.coefficient(a) in steps)
+            if layout == (e.node.shape, e.node.strides) and len(first) == len(steps) < len(part.over):
+                return in_two(n, part, first, parts, leading=True)
+    return None
+
+
+def of_columns(n: Compute, hints: Hints) -> set:
+    """(shape and strides, steps) of what `n` reads much of and folds along axes of these steps, where it folds columns."""
+    part = fold(n)
+    if not isinstance(part, Reduce):
+        return set()
+    found = {((e.node.shape, e.node.strides), frozenset(offset(e).coefficient(a) for a in part.over)) for e in _large(part, hints)}
+    return {(layout, steps) for layout, steps in found if not any(step == 1 for step in steps)}
+
+
+def _large(part: Reduce, hints: Hints) -> list[Load]:
+    """The loads of `part` of which each reads much, along all axes that are folded."""
+    read = [(e, offset(e).axes()) for e in _loads(part)]
+    return [e for e, axes in read if set(part.over) <= axes and hints.count(axes) * e.dtype.bytes >= LEAST]
+
+
+def in_two(n: Compute, part: Reduce, first: tuple[Axis, ...], parts: dict, leading: bool = False) -> Compute:
+    """`n`, the fold `part`, as a fold along its other axes of what folds along `first` give, in whose memory those stand behind the others, or `leading`."""
+    rank, rest = len(n.shape), tuple(a for a in part.over if a not in first)
+    key = part.monoid, part.over, part.args, first, n.shape, n.device
+    if key not in parts:
+        many, at = len(rest), 0 if leading else rank
+        names = {a: as_index(Axis(rank + many + k, a.extent)) for k, a in enumerate(first)} | {a: as_index(Axis(at + k, a.extent)) for k, a in enumerate(rest)}
+        if leading:
+            names |= {a: as_index(Axis(a.id + many, a.extent)) for a in part.free if a.id < rank}
+        args, over = tuple(map(Rewriter(names), part.args)), tuple(Axis(rank + many + k, a.extent) for k, a in enumerate(first))
+        extents = tuple(as_index(a.extent) for a in rest)
+        shape = (*extents, *n.shape) if leading else (*n.shape, *extents)
+        parts[key] = [Compute(shape, None, Reduce(part.monoid, over, args, k), n.device) for k in range(len(args))]
+    every = tuple(Axis(rank + k, a.extent) for k, a in enumerate(rest))
+    own, others = tuple(axis(d, s) for d, s in enumerate(n.shape)), tuple(map(as_index, every))
+    out: Expr = Reduce(part.monoid, every, tuple(Load(x, (*others, *own) if leading else (*own, *others)) for x in parts[key]), part.component)
+    return Compute(n.shape, n.strides, _cast(n.expr, out), n.device, n.tag)
+
+
+def _cast(e: Expr, value: Expr) -> Expr:
+    """`e`, a fold under casts, with `value` in the fold's place."""
+    return Cast(e.dtype, _cast(e.arg, value), e.implicit) if isinstance(e, Cast) else value
