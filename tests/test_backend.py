@@ -9,6 +9,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import tokamak
@@ -161,6 +162,18 @@ def test_vmap_and_grad(how):
     check(how, lambda x, w: torch.func.vmap(lambda row: (row * w).sum().tanh())(x), torch.randn(5, 4), torch.randn(4))
     check(how, lambda x: torch.func.grad(lambda y: (y.sin() * y).sum())(x), torch.randn(7))
     check(how, lambda x: torch.func.vmap(lambda number: number * 2.5)(x), torch.randn(5))        # the factor is cast to a tensor's type
+
+
+@pytest.mark.parametrize("parameters", [False, True])
+def test_tangents_of_forward_mode(how, parameters):
+    model, x, tangent = mlp().requires_grad_(parameters), torch.randn(5, 8), torch.randn(5, 8)
+    compiled = how.compile(model)
+    how.same(compiled(x), model(x))
+    with forward_ad.dual_level():
+        got, want = (forward_ad.unpack_dual(f(forward_ad.make_dual(x, tangent))) for f in (compiled, model))
+        how.same(got.primal, want.primal)
+        how.same(got.tangent, want.tangent)
+    how.same(compiled(x), model(x))
 
 
 def test_mutated_input(how):

@@ -19,6 +19,7 @@ from typing import Any, Callable
 import torch
 from torch import fx
 from torch._dynamo.utils import flatten_graph_inputs
+from torch.autograd import forward_ad
 
 from . import log
 from .capture import aot, tables  # noqa: F401 (tables fill the registry)
@@ -80,7 +81,15 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mappi
                             parts=not chosen.opaque_only and _gpu_graph(example_inputs, chosen), coming=ahead.expect if ahead is not None else None)
     except TokamakError as error:
         raise _shortened(error, sys._getframe()) from None
+    made = _with_tangents(made, gm)
     return made if chosen.recorder is None else chosen.recorder.function(gm, made)
+
+
+def _with_tangents(made: Callable, gm: fx.GraphModule) -> Callable:
+    """`made`; while forward-mode AD is on, the graph as Dynamo captured it, since only torch's operators carry tangents."""
+    def run(*args):
+        return made(*args) if forward_ad._current_level < 0 else gm(*args)
+    return run
 
 
 def _shortened(error: TokamakError, frame: Any) -> TokamakError:
