@@ -138,11 +138,12 @@ def test_a_loop_reads_what_its_next_turn_folds():
     loop = For("for b1 in range(b0, n0, 3)", ["i2 = b1 * 4 + tl.arange(0, 4)", "m3 = i2 < n1", "t4 = tl.load(p0 + i2, mask=m3, other=0.0)",
                                               "t5 = tl.where(m3, 1.0, 0.0)", "a6 = a6 + t4 * t5"])
     *before, made = read_ahead(loop, "b1", "b0", 3, "n0")
-    assert before[0] == "b1n = tl.minimum(b0, n0 - 1)" and before[-1] == "t4n = tl.load(p0 + i2n, mask=m3n, other=0.0)"
+    assert before[0] == "b1n = tl.maximum(tl.minimum(b0, n0 - 1), 0)" and before[-1] == "t4n = tl.load(p0 + i2n, mask=m3n, other=0.0)"
     assert made.lines[0] == "t4 = t4n" and made.lines[-2:] == ["t5 = tl.where(m3, 1.0, 0.0)", "a6 = a6 + t4 * t5"]
     assert "b1n = tl.minimum(b1 + 3, n0 - 1)" in made.lines
     nested = For("for b1 in range(b0, n0, 3)", [For("for r2 in range(4)", [])])
-    assert read_ahead(nested, "b1", "b0", 3, "n0") == [nested]
+    carried = For("for b1 in range(b0, n0, 3)", ["t2 = tl.load(p0 + i3)", "i3 = i3 + t2"])
+    assert read_ahead(nested, "b1", "b0", 3, "n0") == [nested] and read_ahead(carried, "b1", "b0", 3, "n0") == [carried]
 
 
 def test_statistics_of_many_blocks_are_right_with_loads_ahead(monkeypatch):

@@ -432,6 +432,7 @@ def test_planes_that_programs_fold_across_are_covered_by_pieces(plane, pieces):
 
 def test_what_is_read_again_is_read_from_its_end(monkeypatch):
     monkeypatch.setattr(tile_sequence, "AGAIN", 0)
+    monkeypatch.setattr(tile_sequence, "SMALL", 0)
     norm = lambda x: F.batch_norm(x, None, None, training=True)
     x = values(15, 16, 56, 56).to(memory_format=torch.channels_last)
     assert schedules(norm, x)[-1].endswith("backward")
@@ -498,6 +499,7 @@ def test_statistics_of_one_value(shape, dtype, monkeypatch):
 def test_images_in_the_order_of_their_statistics(monkeypatch):
     """What follows the statistics of images goes through all of them at once, as those do: pixels last to first."""
     monkeypatch.setattr(tile_sequence, "AGAIN", 0)
+    monkeypatch.setattr(tile_sequence, "SMALL", 0)
     monkeypatch.setattr(tile_sequence, "STAYING", 1 << 17)
     x = values(2, 8, 64, 128).contiguous(memory_format=torch.channels_last)
     assert any("split" in s for s in schedules(F.instance_norm, x)) and "backward" in schedules(F.instance_norm, x)[-1]
@@ -508,6 +510,7 @@ def test_images_in_the_order_of_their_statistics(monkeypatch):
 def test_what_is_read_last_stays(shape, layout, monkeypatch):
     """The loop of the first kernel in two parts: what is read in the first leaves the cache before the rest."""
     monkeypatch.setattr(tile_sequence, "AGAIN", 0)
+    monkeypatch.setattr(tile_sequence, "SMALL", 0)
     monkeypatch.setattr(tile_sequence, "STAYING", 1 << 17)
     norm = lambda x, w: F.batch_norm(x, None, None, w, training=True)
     x, w = values(*shape).contiguous(memory_format=layout), values(shape[1])
