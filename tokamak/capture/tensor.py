@@ -188,10 +188,7 @@ def strided(t: Tensor) -> View | None:
     e = t.expr
     if not isinstance(e, Load) or e.guard is not None:
         return None
-    flat = as_index(0)
-    for i, s in zip(e.index, e.node.strides):
-        flat = flat + i * s
-    flat = recombine(flat)
+    flat = recombine(e.offset())
     if all([not k or len(k) == 1 and isinstance(k[0], Axis) and k[0].id < t.rank for k in flat.terms]):
         strides = tuple([as_index(flat.terms.get((Axis(i, s),), 0)) for i, s in enumerate(t.shape)])
         found = sum([c.constant != 0 for c in strides]) + (() in flat.terms)

@@ -19,7 +19,7 @@ from ..fuse.axes import Group
 from ..fuse.cost import Hints, estimates
 from ..ir.dtype import F32
 from ..ir.expr import Coord, Load, Random, walk
-from ..ir.graph import Opaque, Result, View, reads
+from ..ir.graph import Opaque, Result, View, reads, shown_nodes
 from ..ir.index import Axis, Index, Size, as_index, row_major
 from ..schedule.body import Body, exprs_of
 from ..schedule.schedule import strides_of
@@ -111,7 +111,7 @@ def _longest(lowered, at: int, products: dict[Opaque, Product], alone: Callable)
 def _read_once(plan):
     """Does one step alone read this value, which nothing shows?"""
     graph = plan.graph
-    shown = {v.node for v in (*graph.outputs, *(w.source for w in graph.writes)) if isinstance(v, View)} | set(plan.inplace)
+    shown = shown_nodes(graph) | set(plan.inplace)
     count: dict = {}
     for s in plan.steps:
         for r in {r for n in (s.nodes() if isinstance(s, Group) else (s,)) for r in reads(n)}:

@@ -130,7 +130,7 @@ class RowsLowering(MatmulLowering):
     # -- a block of rows -------------------------------------------------------------------------------------------------------
     def _block(self, scope: Scope, carried: dict[Reduce, str]) -> None:
         """What one block of rows stores, and adds to what is carried. Turned tiles are all multiplied before any is stored."""
-        self.scope, rows = scope, self.schedule.depth
+        self.scope = scope
         for e in outermost([st.expr for st in local(self.body_)]) if self.schedule.turned else ():
             self._product(e)
             self.scope = scope

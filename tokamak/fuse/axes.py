@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 from itertools import count
 from typing import Iterable
 
-from ..ir.expr import Cast, Expr, Load, Reduce, Rewriter, Scan, walk
+from ..ir.expr import Cast, Expr, Load, Reduce, Rewriter, Scan, loads, walk
 from ..ir.graph import Compute, Scatter
 from ..ir.index import Axis, FloorDiv, Index, Mod, as_index, divide_exact, nonnegative, substitute
 
@@ -43,7 +43,7 @@ class Member:
     @cached_property
     def loads(self) -> tuple[Load, ...]:
         """Every load in the member's expressions, each once, children before parents."""
-        return tuple(e for e in walk(*self.roots()) if isinstance(e, Load))
+        return tuple(loads(*self.roots()))
 
     @cached_property
     def scanned(self) -> frozenset[Axis]:

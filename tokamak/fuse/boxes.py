@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ..ir.dtype import F32
 from ..ir.expr import Cast, Expr, Load
-from ..ir.index import Axis, FloorDiv, Index, Mod, as_index
+from ..ir.index import Axis, FloorDiv, Index, Mod
 from .contraction import Contraction, in_tf32
 from .cost import Hints
 
@@ -60,7 +60,7 @@ def _moves(e: Expr, depth: Axis, hints: Hints, joined: bool) -> bool:
     read = plain(e)
     if read is None:
         return False
-    address = sum((i * s for i, s in zip(read.index, read.node.strides)), as_index(0))
+    address = read.offset()
     address = _joined(address) if joined else address
     others = [a for a in address.axes() if a is not depth]
     return any(lies(box(read.node, address, (a, depth), hints), depth) for a in others)

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from ..ir.dtype import F32
 from ..ir.expr import Cast, Coord, Expr, Load, Op, Random, Reduce, Rewriter, loads, walk
-from ..ir.graph import Compute, Graph, Opaque, Result, View, is_pointwise, reads
+from ..ir.graph import Compute, Graph, Opaque, Result, View, is_pointwise, reads, shown_nodes
 from ..ir.index import Axis, FloorDiv, Index, Mod, as_index, axis
 from ..ir.rewrite import GraphRewrite
 from ..ir.text import spec_parts
@@ -184,7 +184,7 @@ def _address(e: Load) -> tuple[Index, ...]:
 
 def _read_once(graph: Graph):
     """Does nothing but one node read this one?"""
-    shown = {v.node for v in (*graph.outputs, *(w.source for w in graph.writes)) if isinstance(v, View)}
+    shown = shown_nodes(graph)
     count: dict = {}
     for n in graph.nodes:
         for r in reads(n):

@@ -253,9 +253,7 @@ def _cuts_lines(group: Group, r: Roles, v, hints: Hints) -> bool:
     """Would a fold, within the same program, over rows of `v` that lie one behind the other make accesses short, which are 16-byte words along both?"""
     for m in r.local:
         for e in m.loads:
-            offset = as_index(0)
-            for i, s in zip(e.index, e.node.strides):
-                offset = offset + i * s
+            offset = e.offset()
             behind = [a for a in offset.axes() - r.parallel if offset.coefficient(a) is as_index(v.extent)]
             if offset.coefficient(v) == 1 and behind and not hints.divides(max(16 // e.dtype.bytes, 1), v.extent):
                 if any(a in m.free and hints.divides(max(16 // e.dtype.bytes, 1), a.extent * v.extent) for a in behind):

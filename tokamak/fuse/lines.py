@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Callable
 
-from ..ir.expr import Cast, Expr, Load, Reduce, Rewriter, walk
-from ..ir.graph import Compute, Graph, Input, fold, reads
-from ..ir.index import Axis, Index, as_index, axis
+from ..ir.expr import Cast, Expr, Load, Reduce, Rewriter, loads
+from ..ir.graph import Compute, Graph, Input, fold, reads, readers_of
+from ..ir.index import Axis, as_index, axis
 from ..ir.ops import CARRIERS
 from ..ir.rewrite import GraphRewrite
 from .cost import Hints, estimates, is_heavy
@@ -21,19 +21,11 @@ MONOIDS = ("sum", "max", "min", *CARRIERS)
 LEAST = 16 << 20        # bytes that are folded, from which on two kernels more cost less
 
 
-def offset(e: Load) -> Index:
-    """Elements from the beginning of its node to what `e` reads."""
-    found: Index = as_index(0)
-    for i, s in zip(e.index, e.node.strides):
-        found = found + i * s
-    return found
-
-
-def piece(loads, over, hints: Hints) -> Axis | None:
-    """Of the axes `over`, along which `loads` are folded, the contiguous one where it is a short piece of their lines, and the rest lies in other lines."""
+def piece(read, over, hints: Hints) -> Axis | None:
+    """Of the axes `over`, along which the loads `read` are folded, the contiguous one where it is a short piece of their lines, and the rest lies in other lines."""
     found = {}
-    for e in loads:
-        at = offset(e)
+    for e in read:
+        at = e.offset()
         inside = [a for a in over if a in at.axes()]
         short = [a for a in inside if at.coefficient(a) == 1]
         if len(inside) < 2 or not short:
@@ -49,19 +41,10 @@ def piece(loads, over, hints: Hints) -> Axis | None:
     return next(iter(found)) if len(found) == 1 and max(found.values()) >= LEAST else None
 
 
-def many_readers(graph: Graph) -> dict:
-    """Each node's readers."""
-    found: dict = {}
-    for n in graph.nodes:
-        for r in reads(n):
-            found.setdefault(r, []).append(n)
-    return found
-
-
-def pays(loads, over, readers: dict, hints: Hints) -> bool:
+def pays(read, over, readers: dict, hints: Hints) -> bool:
     """Are columns better folded first? Where no program holds what is folded, or much is computed of it beside: EvoNorm of 32 x 256 x 56 x 56 bf16 46%, 28
     by programs that hold a group, in f32 backward 29, 22; where little is, GroupNorm 44, 53 by programs that hold a group."""
-    return piece(loads, over, hints) is not None and (hints.count(over) > HELD or _worked_on([e.node for e in loads], readers, hints))
+    return piece(read, over, hints) is not None and (hints.count(over) > HELD or _worked_on([e.node for e in read], readers, hints))
 
 
 def _worked_on(sources, readers: dict, hints: Hints) -> bool:
@@ -85,9 +68,9 @@ def whole_lines(graph: Graph, target) -> Graph:
     if target.kind != "gpu" or target.ordered:
         return graph
     hints = estimates(graph, target)
-    readers = many_readers(graph)
+    readers = readers_of(graph)
     whole = {n for n in graph.nodes if isinstance(n, Compute) and isinstance(part := fold(n), Reduce) and part.monoid in MONOIDS
-             and pays(_loads(part), part.over, readers, hints)}
+             and pays(loads(*part.args), part.over, readers, hints)}
     if not whole:
         return graph
     found = _changed(graph, lambda n, parts: columns_first(n, hints, parts), whole)
@@ -122,12 +105,8 @@ class _Changes(GraphRewrite):
 def columns_first(n: Compute, hints: Hints, parts: dict) -> Compute | None:
     """`n`, a fold of pieces of lines, as a fold of what its columns give; None where it is none. `parts`: what was made for other components of it."""
     part = fold(n)
-    c = piece(_loads(part), part.over, hints)
+    c = piece(loads(*part.args), part.over, hints)
     return in_two(n, part, tuple(a for a in part.over if a is not c), parts) if c is not None else None
-
-
-def _loads(part: Reduce) -> list[Load]:
-    return [e for e in walk(*part.args) if isinstance(e, Load)]
 
 
 def rows_first(n: Compute, done: set, hints: Hints, parts: dict) -> Compute | None:
@@ -137,7 +116,7 @@ def rows_first(n: Compute, done: set, hints: Hints, parts: dict) -> Compute | No
     if not isinstance(part, Reduce) or part.monoid != "sum":
         return None
     for e in _large(part, hints):
-        at = offset(e)
+        at = e.offset()
         for layout, steps in done:
             first = tuple(a for a in part.over if at.coefficient(a) in steps)
             if layout == (e.node.shape, e.node.strides) and len(first) == len(steps) < len(part.over):
@@ -150,13 +129,13 @@ def of_columns(n: Compute, hints: Hints) -> set:
     part = fold(n)
     if not isinstance(part, Reduce):
         return set()
-    found = {((e.node.shape, e.node.strides), frozenset(offset(e).coefficient(a) for a in part.over)) for e in _large(part, hints)}
+    found = {((e.node.shape, e.node.strides), frozenset(e.offset().coefficient(a) for a in part.over)) for e in _large(part, hints)}
     return {(layout, steps) for layout, steps in found if not any(step == 1 for step in steps)}
 
 
 def _large(part: Reduce, hints: Hints) -> list[Load]:
     """The loads of `part` of which each reads much, along all axes that are folded."""
-    read = [(e, offset(e).axes()) for e in _loads(part)]
+    read = [(e, e.offset().axes()) for e in loads(*part.args)]
     return [e for e, axes in read if set(part.over) <= axes and hints.count(axes) * e.dtype.bytes >= LEAST]
 
 

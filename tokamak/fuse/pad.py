@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from ..ir.dtype import I64
 from ..ir.expr import Const, Coord, Load, Op
-from ..ir.graph import Compute, Graph, Node, Opaque, Result, View
+from ..ir.graph import Compute, Graph, Node, Opaque, Result, View, shown_nodes
 from ..ir.index import Axis, Index, as_index, axis, row_major, substitute
 from ..ir.rewrite import GraphRewrite
 from ..ir.text import spec_parts
@@ -66,7 +66,7 @@ def padded(graph: Graph, target, products: Mapping, choice: str = "") -> Graph:
 
 def _in_memory(graph: Graph) -> Callable[[Node], bool]:
     """Is a node in memory at its own pitch, whatever one call does with it: does another call, or a caller, have it, or was it there?"""
-    shown = {v.node for v in (*graph.outputs, *(w.source for w in graph.writes)) if isinstance(v, View)}
+    shown = shown_nodes(graph)
     calls = Counter(r for n in graph.nodes if isinstance(n, Opaque) for r in set(n.reads))
     return lambda n: n in shown or not isinstance(n, Compute) or calls[n] > 1
 

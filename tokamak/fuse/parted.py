@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..ir.expr import Expr, Load, Reduce, Rewriter, loads
-from ..ir.graph import Compute, Graph, View, is_pointwise, reads
+from ..ir.graph import Compute, Graph, is_pointwise, readers_of, shown_nodes
 from ..ir.rewrite import replaced
 from . import narrow
 from .axes import fold_of
@@ -24,11 +24,8 @@ def parted(graph: Graph, target) -> Graph:
     """`graph` with values between narrow layers made by two kernels each, on a GPU."""
     if target.kind != "gpu" or target.ordered:
         return graph
-    readers: dict = {}
-    for n in graph.nodes:
-        for r in reads(n):
-            readers.setdefault(r, []).append(n)
-    shown = {v.node for v in (*graph.outputs, *(w.source for w in graph.writes)) if isinstance(v, View)}
+    readers = readers_of(graph)
+    shown = shown_nodes(graph)
     again, copies = {}, {}
     for n in graph.nodes:
         product = _product(n, readers) if isinstance(n, Compute) and n not in shown else None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ..ir.dtype import F32, DType
 from ..ir.expr import loads
-from ..ir.graph import Compute, Graph, Opaque, Result, elements, is_pointwise, reads
+from ..ir.graph import Compute, Graph, Opaque, Result, elements, is_pointwise, reads, readers_of
 from .boxes import plain
 from .contraction import Contraction
 from .cost import Hints, node_bytes, pinned_nodes, weight
@@ -232,10 +232,7 @@ def micro(seconds: float) -> str:
 
 def behind(graph: Graph, found: dict[Opaque, Contraction], hints: Hints) -> list[Behind]:
     """What is computed pointwise behind contractions, each call at most once."""
-    readers: dict = {}
-    for x in graph.nodes:
-        for r in reads(x):
-            readers.setdefault(r, []).append(x)
+    readers = readers_of(graph)
     pinned, taken, made = pinned_nodes(graph), set(), []
     results = {r: r.opaque for r in graph.nodes if isinstance(r, Result) and r.opaque in found}
     for node in (x for x in graph.nodes if is_pointwise(x)):

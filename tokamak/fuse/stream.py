@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from typing import Callable
 
 from ..ir.dtype import I64
-from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Reduce, Rewriter, loads, walk
-from ..ir.graph import Compute, Graph, Scatter, fold, reads
+from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Reduce, Rewriter, loads
+from ..ir.graph import Compute, Graph, Scatter, fold, reads, readers_of
 from ..ir.index import Index, as_index
 from ..ir.ops import CARRIERS
 from ..ir.rewrite import GraphRewrite
@@ -120,11 +120,8 @@ class _Finder:
         self.whole: dict = {}              # pointwise node -> its expression over inputs and folds
         self.found: dict[Compute, _Link] = {}
         self.pinned = pinned_nodes(graph)
-        self.readers: dict = {}
+        self.readers = readers_of(graph)
         self.place = {n: i for i, n in enumerate(graph.nodes)}
-        for n in graph.nodes:
-            for r in reads(n):
-                self.readers.setdefault(r, []).append(n)
         folds = {n: part for n in graph.nodes if isinstance(n, Compute) and isinstance(part := fold(n), Reduce)}
         plain = {n: part for n, part in folds.items() if part.over and part.args[0].dtype.is_float and len(part.args) == 1}
         worth = {n for n, part in plain.items() if self._pays(n, part)}
@@ -143,7 +140,7 @@ class _Finder:
 
     def _pays(self, n: Compute, part: Reduce) -> bool:
         """Would folding again what `part`, the fold of `n`, folds mean reading it again, or may it be folded in pieces?"""
-        if lines.pays([e for e in walk(*part.args) if isinstance(e, Load)], part.over, self.readers, self.hints):
+        if lines.pays(loads(*part.args), part.over, self.readers, self.hints):
             return True
         return gpu.reread(n, part, self.hints, self.target) or self.hints.count(part.over) > gpu.PASSING and self._folded_away(n)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 
-from ..ir.expr import Cast, Expr, Load, Op, Reduce, Rewriter, walk
+from ..ir.expr import Cast, Expr, Load, Op, Reduce, Rewriter, loads
 from ..ir.graph import Compute, Graph
 from ..ir.index import as_index, divide_exact
 from ..ir.rewrite import replaced
@@ -46,7 +46,7 @@ def _window(fold: Reduce) -> bool:
         count *= a.extent.constant or WINDOW + 1
     if not 1 < count <= WINDOW or fold.monoid not in (*CHAINS, "argmax", "argmin"):
         return False
-    read = [e for e in walk(*fold.args) if isinstance(e, Load)]
+    read = loads(*fold.args)
     indices = [i.axes() for e in read for i in e.index]
     return all(any(a in axes and len(axes - set(fold.over)) for axes in indices) for a in fold.over) and not _pieces(fold, read)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..ir.dtype import F32, compute_type
 from ..ir.expr import Cast, Expr, Load, Op, loads
-from ..ir.graph import Compute, Graph, Opaque, Result, View, is_pointwise, reads
+from ..ir.graph import Compute, Graph, Opaque, Result, View, is_pointwise, reads, readers_of, shown_nodes
 from ..ir.index import as_index, row_major
 from ..ir.rewrite import Simplifier
 from .contraction import Contraction, product_type
@@ -55,10 +55,7 @@ def _with_vectors(reader: Compute, read: Load) -> list[tuple[Expr, object]]:
 def vectors_apart(graph: Graph, found: Mapping[Opaque, Contraction], alone: Mapping, faster: Callable[[Contraction], bool]) -> set[Opaque]:
     """Products in TF32 whose vector, or whatever is added to them, is better added behind them: where a pass follows that may do it, or a pass for
     itself is `faster`. `found`: those that stay with the vendor; `alone`: see `capture.registry`."""
-    shown, readers = pinned_nodes(graph), {}
-    for n in graph.nodes:
-        for r in reads(n):
-            readers.setdefault(r, []).append(n)
+    shown, readers = pinned_nodes(graph), readers_of(graph)
     results = {r.opaque: r for r in graph.nodes if isinstance(r, Result)}
     several = {n for n in found if n.target in alone and not n.kwargs and product_type(found[n]) is F32 and n in results}
     passed = lambda r: r not in shown and len(readers.get(r, ())) == 1 and is_pointwise(readers[r][0])
@@ -105,11 +102,8 @@ def _terms(reader: Compute) -> list[Load] | None:
 
 def _single_readers(graph: Graph, targets: Mapping):
     """(call, reader, its read) for products whose result has one reader, which is pointwise and reads each element where it writes its own."""
-    readers: dict = {}
-    for n in graph.nodes:
-        for r in reads(n):
-            readers.setdefault(r, []).append(n)
-    shown = {v.node for v in (*graph.outputs, *(w.source for w in graph.writes)) if isinstance(v, View)}
+    readers = readers_of(graph)
+    shown = shown_nodes(graph)
     for r in graph.nodes:
         if isinstance(r, Result) and r.opaque.target in targets and r.opaque.meaning is not None and r not in shown and len(readers.get(r, ())) == 1:
             reader, = readers[r]
@@ -138,7 +132,7 @@ def _carried(e: Expr) -> Expr:
 def _over(graph: Graph, e: Load, reader: Compute, calls: list[Opaque]) -> bool:
     """Is the value that `e` reads one of the program's own, which nothing shows, and which all but `reader` read before any of `calls`, in whatever
     order steps run: because the calls are made of them?"""
-    shown = {v.node for v in (*graph.outputs, *(w.source for w in graph.writes)) if isinstance(v, View)}
+    shown = shown_nodes(graph)
     if not isinstance(e.node, (Compute, Result)) or e.node in shown:
         return False
     others = [n for n in graph.nodes if n is not reader and e.node in reads(n)]

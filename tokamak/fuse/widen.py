@@ -148,9 +148,7 @@ def _simple(fold: Reduce) -> bool:
 
 def _line(e: Load, a: Axis) -> tuple[Axis, int] | None:
     """(axis, bytes of an element) where `e` reads lines along an axis and the rows along `a` follow each other without gaps."""
-    offset: Index = as_index(0)
-    for i, s in zip(e.index, e.node.strides):
-        offset = offset + i * s
+    offset = e.offset()
     for x in offset.axes():
         if x is not a and offset.coefficient(x) == 1 and offset.coefficient(a) is as_index(x.extent):
             return x, e.dtype.bytes

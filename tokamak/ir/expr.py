@@ -19,7 +19,7 @@ from typing import Callable, Iterable
 
 from . import ops
 from .dtype import BOOL, I64, DType
-from .index import Axis, Fetch, Index, as_index, substitute
+from .index import Axis, Index, as_index, substitute
 from .table import Table
 
 _TABLE = Table()
@@ -89,6 +89,13 @@ class Load(Expr):
             elif other is None or other.dtype is not node.dtype:
                 raise TypeError("a guarded load names the value it has where the guard is false, of the loaded type")
         return cls._intern(node.dtype, lambda: _index_axes(index) | (guard.free if guard else frozenset()), node, index, guard, other)
+
+    def offset(self) -> Index:
+        """Elements from the beginning of the node's memory to what is read; of a node that has strides."""
+        found = as_index(0)
+        for i, s in zip(self.index, self.node.strides):
+            found = found + i * s
+        return found
 
     def children(self):
         return (*_fetches(self.index), *((self.guard,) if self.guard is not None else ()))

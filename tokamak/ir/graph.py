@@ -197,6 +197,20 @@ def is_pointwise(node) -> bool:
     return isinstance(node, Compute) and fold(node) is None
 
 
+def readers_of(graph: Graph) -> dict[Node, list]:
+    """Each node that is read -> the nodes that read it, in the graph's order."""
+    found: dict = {}
+    for n in graph.nodes:
+        for r in reads(n):
+            found.setdefault(r, []).append(n)
+    return found
+
+
+def shown_nodes(graph: Graph) -> set:
+    """The nodes that the graph's outputs and writes show."""
+    return {v.node for v in (*graph.outputs, *(w.source for w in graph.writes)) if isinstance(v, View)}
+
+
 def fold(node: Compute):
     """The Reduce or Scan at the root of a Compute (under casts), or None."""
     from .expr import Cast, Reduce, Scan

@@ -13,8 +13,8 @@ from typing import Callable
 
 from ..errors import InternalError
 from .expr import Const, Expr, Load, loads, Op, _fetches, rebuild, walk
-from .graph import Compute, Graph, Input, Opaque, Result, Scatter, View, Write, topological
-from .index import Axis, Index, as_index, axis, substitute
+from .graph import Compute, Graph, Input, Opaque, Result, Scatter, View, Write, shown_nodes, topological
+from .index import Index, axis, substitute
 from .rules import FAST, RULES, Rule, unrounded
 
 STEP_LIMIT = 200        # rules applied to one expression in a row: more is a pair of rules that undo each other
@@ -125,7 +125,7 @@ class GraphRewrite:
         self.graph, self.change = graph, change
         self.nodes: dict = {}
         self.expr = Simplifier(policy, nodes=self.nodes)
-        self.shown = {v.node for v in (*graph.outputs, *(w.source for w in graph.writes)) if isinstance(v, View)}
+        self.shown = shown_nodes(graph)
         self.taken: set = set()              # new nodes whose memory an output or a write shows
 
     def result(self) -> Graph:
