@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import torch
 import torch._inductor.config as inductor
 
-from .gpu_case import Case
+from .gpu_case import Case, strides
 from .gpu_cases import case
 from .gpu_measure import Span, Times, Timer, cut, errors, machine, rates, right, span, summary, worst
-from .gpu_sides import compiled, forward, multiplying, reasons, reference, warm
+from .gpu_sides import compiled, dropped, honest, multiplying, once, own, reasons, reference, repeated, steady, warm
 from .gpu_worker import alive, failure, told, warm_up
 
 BATCH = 5               # cases a turn
@@ -36,8 +36,14 @@ class Memory:
         self.device, self.blocks = device, {}
 
     def inputs(self, one: Case) -> list[torch.Tensor]:
-        """Tensors for a case, which hold anything; what an earlier case holds is theirs too."""
-        return [self._take(i, s.shape, s.dtype) for i, s in enumerate(one.specs)]
+        """Tensors for a case, laid out and requiring gradients as its own; what an earlier case holds is theirs too. Numbers are any, indices 0."""
+        made = [self._take(i, s.shape, s.dtype, strides(s)) for i, s in enumerate(one.specs)]
+        for x, s in zip(made, one.specs):
+            if s.role == "index":
+                x.zero_()
+            else:
+                x.requires_grad_(one.differentiates(s))
+        return made
 
     def leave(self) -> None:
         """The device has done everything, and other processes have most of what is not in use."""
@@ -46,29 +52,32 @@ class Memory:
             if torch.cuda.memory_reserved() > KEPT:
                 torch.cuda.empty_cache()
 
-    def _take(self, place: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def _take(self, place: int, shape: tuple[int, ...], dtype: torch.dtype, strides: tuple[int, ...]) -> torch.Tensor:
         size = torch.Size(shape).numel()
         if (place, dtype) not in self.blocks or self.blocks[place, dtype].numel() < size:
             self.blocks[place, dtype] = torch.empty(size, dtype=dtype, device=self.device)
-        return torch.empty(0, dtype=dtype, device=self.device).set_(self.blocks[place, dtype].untyped_storage(), 0, shape)
+        return torch.empty(0, dtype=dtype, device=self.device).set_(self.blocks[place, dtype].untyped_storage(), 0, shape, strides)
 
 
 @dataclass
 class Ready:
-    """A side of a case that was compiled: its function, why contractions stayed with the vendor; or the error that it raised."""
+    """A side of a case that was compiled: its function, the same without random numbers, why contractions stayed with the vendor; or the error that
+    it raised."""
     side: str
     fn: Callable | None = None
+    steady: Callable | None = None
     left: Sequence[str] = ()
     failed: dict | None = None
 
 
-def prepared(one: Case, side: str, inputs) -> Ready:
-    """Compiles a side by a call on `inputs`, which must be contiguous and lie where later ones do."""
+def prepared(one: Case, side: str, inputs, seed: int) -> Ready:
+    """Compiles a side, backward pass included, by a call on `inputs`, which must lie where later ones do."""
     try:
         with multiplying(one), reasons(one, side) as left:
-            fn = compiled(side, own_code(one.fn), cached=True)
-            forward(one, fn, inputs)
-        return Ready(side, fn, left)
+            fns = [compiled(side, own_code(f), cached=True) for f in dict.fromkeys((one.fn, steady(one)))]
+            for fn in fns:
+                once(one, fn, own(one, inputs), seed)
+        return Ready(side, fns[0], fns[-1], left)
     except Exception as error:
         return Ready(side, failed=failure(error))
 
@@ -80,8 +89,12 @@ def own_code(fn: types.FunctionType) -> types.FunctionType:
 
 def filled(one: Case, inputs, generator: torch.Generator) -> None:
     """Random values as `Spec.make` draws them."""
-    for x, s in zip(inputs, one.specs):
-        x.normal_(s.mean, s.scale, generator=generator)
+    with torch.no_grad():
+        for x, s in zip(inputs, one.specs):
+            if s.role == "index":
+                x.random_(0, s.below, generator=generator)
+            else:
+                x.normal_(s.mean, s.scale, generator=generator)
 
 
 # -- times -------------------------------------------------------------------------------------------------------------------
@@ -166,40 +179,42 @@ def _held(turn: Turn, fn: Callable) -> Callable:
     return held
 
 
-def checked(one: Case, sides: Sequence[Ready], inputs, expected, session) -> list[dict]:
+def checked(one: Case, sides: Sequence[Ready], inputs, expected, session, seed: int) -> list[dict]:
     """The result of each side, without times, which the session has: compared with float64 before the timed calls and behind them. What raises is out."""
-    found = [r.failed or _compared(one, r, inputs, expected) for r in sides]
+    found = [r.failed or _compared(one, r, inputs, expected, seed) for r in sides]
     well = [n for n, result in enumerate(found) if "failed" not in result]
     if well:
-        with multiplying(one), torch.no_grad():
-            session.calls([functools.partial(sides[n].fn, *inputs) for n in well])
+        with multiplying(one):
+            session.calls([repeated(one, sides[n].fn, own(one, inputs), seed) for n in well])
     for n in well:
-        again = _compared(one, sides[n], inputs, expected)
+        again = _compared(one, sides[n], inputs, expected, seed)
         late = {"error": worst((found[n]["error"], again["error"])), "right": found[n]["right"] and again["right"]} if "failed" not in again else \
             {"error": float("inf"), "right": False}
         found[n].update(late)
     return found
 
 
-def _compared(one: Case, ready: Ready, inputs, expected) -> dict:
+def _compared(one: Case, ready: Ready, inputs, expected, seed: int) -> dict:
     try:
-        with multiplying(one), torch.no_grad():
-            found = errors(ready.fn(*inputs), expected)
-        return {"error": found[0], "peak_error": found[1], "right": bool(right(found, one.dtype, one.tf32)), "left": list(ready.left)}
+        with multiplying(one):
+            found = errors(once(one, ready.steady, own(one, inputs), seed), expected)
+            share = dropped(one, ready.fn, own(one, inputs)) if one.recipe.dropped else 0.0
+        good = right(found, one.dtype, one.tf32) and honest(one, share)
+        return {"error": found[0], "peak_error": found[1], "right": bool(good), "left": list(ready.left)}
     except Exception as error:
         return failure(error)
 
 
 def batch(cases: Sequence[tuple[Case, Sequence[str]]], memory: Memory, session: Callable, gpu: Turn, generator: torch.Generator, seed: int) -> list:
     """(case, side, result) of every side of some cases. `session`: makes one (see Session)."""
-    ready = [(one, [prepared(one, side, memory.inputs(one)) for side in sides]) for one, sides in cases]
+    ready = [(one, [prepared(one, side, memory.inputs(one), seed) for side in sides]) for one, sides in cases]
     found, timed = [], []
     with session() as now, gpu:
         for one, sides in ready:
             inputs = memory.inputs(one)
             filled(one, inputs, generator)
-            expected = reference(one, inputs, seed)[0]
-            results = checked(one, sides, inputs, expected, now)
+            expected = reference(one, inputs, seed)
+            results = checked(one, sides, inputs, expected, now, seed)
             found += [(one, r.side, result) for r, result in zip(sides, results)]
             timed += [result for result in results if "failed" not in result]
             del expected

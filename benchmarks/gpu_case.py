@@ -44,12 +44,12 @@ class Spec:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def make(self, generator: torch.Generator, grad: bool = False) -> torch.Tensor:
-        """A tensor of random values on the generator's device; `grad`: floating streams and weights require gradients."""
+        """A tensor of random values on the generator's device, which requires gradients where `grad` says so."""
         if self.role == "index":
             return torch.randint(self.below, self.shape, dtype=self.dtype, device=generator.device, generator=generator)
         values = torch.randn(self.shape, dtype=self.dtype, device=generator.device, generator=generator)
         values = (values * self.scale + self.mean).contiguous(memory_format=self.layout)
-        return values.requires_grad_(grad and self.role != "buffer")
+        return values.requires_grad_(grad)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Case:
     def bytes(self) -> int:
         """The fewest that any implementation moves."""
         inputs = sum(s.bytes for s in self.specs)
-        outputs = [torch.empty_strided(s.shape, _strides(s), dtype=s.dtype, device="meta") for s in self.specs]
+        outputs = [torch.empty_strided(s.shape, strides(s), dtype=s.dtype, device="meta") for s in self.specs]
         out = sum(t.numel() * t.element_size() for t in tree_leaves(self.fn(*outputs)))
         if self.mode == "forward":
             return inputs + out
@@ -116,7 +116,11 @@ class Case:
 
     def inputs(self, device: str, seed: int = 0) -> list[torch.Tensor]:
         generator = torch.Generator(device).manual_seed(seed)
-        return [s.make(generator, self.mode == "backward" and s.dtype.is_floating_point) for s in self.specs]
+        return [s.make(generator, self.differentiates(s)) for s in self.specs]
+
+    def differentiates(self, spec: Spec) -> bool:
+        """Whether the case takes the gradient of that input."""
+        return self.mode == "backward" and spec.dtype.is_floating_point and spec.role != "buffer"
 
 
 FAMILIES: dict[str, Family] = {}
@@ -178,7 +182,8 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _strides(spec: Spec) -> tuple[int, ...]:
+def strides(spec: Spec) -> tuple[int, ...]:
+    """Strides of a tensor of that shape and layout."""
     return torch.empty(spec.shape, device="meta").contiguous(memory_format=spec.layout).stride()
 
 
