@@ -13,7 +13,8 @@ import tokamak
 from tokamak import backend
 from tokamak.fuse import sizes
 from tokamak.fuse.sizes import SizeClass, aligned, classified, column, condition, divisor, octave, row, span
-from tokamak.ir.index import FloorDiv, Max, Min, Mod, Size, as_index, evaluate
+from tokamak.ir.index import FloorDiv, Max, Min, Mod, Size, as_index
+from tokamak.ir.substitution import evaluate
 from tokamak.ir.parse import parse_graph
 from tokamak.options import Options
 from tokamak.runtime import classes as runtime_classes

@@ -15,7 +15,7 @@ from tokamak.capture import aten_loss, aten_norm, aten_reduce, aten_scan, tables
 from tokamak.capture.dtypes import TORCH_DTYPES
 from tokamak.capture.fx import Capture
 from tokamak.capture.registry import TABLE
-from tokamak.ir import index
+from tokamak.ir import substitution
 from tokamak.ir.check import check_graph
 from tokamak.ir.graph import Opaque, View
 from tokamak.ir.index import as_index
@@ -125,7 +125,7 @@ def check(graph, args, expected, truth, constants, sizes={}):
         dtype = TORCH_DTYPES[spec.node.dtype]
         assert dtype is want.dtype and np.shape(value) == tuple(want.shape)
         if want.numel() > 1:
-            strides = [index.evaluate(s, sizes) for s in spec.strides]
+            strides = [substitution.evaluate(s, sizes) for s in spec.strides]
             assert [s for s, e in zip(strides, want.shape) if e != 1] == [s for s, e in zip(want.stride(), want.shape) if e != 1]
         got = tensor(value, dtype)
         assert near(got, want, exact) if dtype in TOLERANCE else torch.equal(got, want), f"{got} where eager has {want} and the truth is {exact}"

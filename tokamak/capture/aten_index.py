@@ -12,7 +12,8 @@ import torch
 
 from ..ir.dtype import BOOL, I64, U8, compute_type
 from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Rewriter
-from ..ir.index import Axis, Fetch, Index, as_index, axis, bounds, nonnegative
+from ..ir.index import Axis, Fetch, Index, as_index, axis
+from ..ir.ranges import bounds, nonnegative
 from .positions import closed_form
 from .registry import NotCompiled, register
 from .tensor import Tensor, cast, compute, constant, reshape_index, size_value

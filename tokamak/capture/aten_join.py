@@ -7,7 +7,8 @@ import torch
 
 from ..ir.dtype import DType
 from ..ir.expr import Expr, Op
-from ..ir.index import Index, as_index, axis, floordiv, maximum, minimum, mod
+from ..ir.index import Index, as_index, axis
+from ..ir.normal import floordiv, maximum, minimum, mod
 from .aten_scatter import combine
 from .aten_views import along, offsets, wrap, first_of
 from .guards import both, choose, coord, equal, inside, within, zero

@@ -14,7 +14,9 @@ import torch
 from ..ir import ops
 from ..ir.dtype import I32, I64
 from ..ir.expr import Const, Coord, Expr, Op
-from ..ir.index import Index, as_index, bounds, divide_exact, maximum, minimum, nonnegative
+from ..ir.index import Index, as_index
+from ..ir.normal import divide_exact, maximum, minimum
+from ..ir.ranges import bounds, nonnegative
 from .aten_index import coordinates, elements, empty, every, guarded, inside, position, unflatten
 from .aten_scatter import combine
 from .registry import NotCompiled, register

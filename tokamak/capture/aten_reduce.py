@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 
 from ..ir.dtype import BOOL, I64, U8
-from ..ir.index import as_index, minimum as smaller
+from ..ir.index import as_index
+from ..ir.normal import minimum as smaller
 from .arith import (absolute, add, all_dims, compute, coordinate, count, div, eq, exp, gt, isnan, log, maximum, mul, ne, power, size, sqrt,
                     square, sub, where)
 from .registry import NotCompiled, register

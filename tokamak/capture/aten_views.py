@@ -6,7 +6,9 @@ from typing import Callable, Sequence
 import torch
 
 from ..ir.expr import Load
-from ..ir.index import Index, as_index, axis, floordiv, maximum, minimum, mod, nonnegative, row_major
+from ..ir.index import Index, as_index, axis, row_major
+from ..ir.normal import floordiv, maximum, minimum, mod
+from ..ir.ranges import nonnegative
 from .registry import TABLE, NotCompiled, register
 from .tensor import Tensor, strided
 

@@ -5,7 +5,8 @@ from typing import Sequence
 
 from ..ir.dtype import BOOL, DType
 from ..ir.expr import Const, Coord, Expr, Load, Op, Rewriter
-from ..ir.index import Index, as_index, nonnegative
+from ..ir.index import Index, as_index
+from ..ir.ranges import nonnegative
 from .tensor import Tensor, cast, compute
 
 def coord(index) -> Coord:

@@ -14,7 +14,8 @@ import numpy as np
 
 from ..ir.expr import Coord, Expr, Load, Random, Rewriter, Scalar, walk
 from ..ir.graph import Compute, Graph, View, elements, is_pointwise, topological
-from ..ir.index import Axis, FloorDiv, Index, Max, Min, Mod, as_index, floordiv, maximum, minimum
+from ..ir.index import Axis, FloorDiv, Index, Max, Min, Mod, as_index
+from ..ir.normal import floordiv, maximum, minimum
 from ..ir.reference import evaluate
 
 LARGEST = 1 << 16      # longest index tensor whose values are looked at

@@ -6,7 +6,8 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 from torch.utils import _pytree as pytree
 
-from ..ir.index import Index, Size, as_index, floordiv, maximum, minimum, mod
+from ..ir.index import Index, Size, as_index
+from ..ir.normal import floordiv, maximum, minimum, mod
 
 
 def narrow(gm: fx.GraphModule, most: int = 2**31) -> None:

@@ -15,7 +15,8 @@ from ..ir import dtype as dt
 from ..ir.dtype import DType
 from ..ir.expr import Cast, Const, Coord, Expr, Load, Rewriter
 from ..ir.graph import View
-from ..ir.index import Axis, Index, as_index, axis, floordiv, mod, recombine
+from ..ir.index import Axis, Index, as_index, axis
+from ..ir.normal import divide_exact, floordiv, mod, recombine
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +123,6 @@ def reshape_index(new: Sequence[Index], coords: Sequence[Index], old: Sequence[I
 def _smaller(a: Index, b: Index) -> bool:
     if a.constant is not None and b.constant is not None:
         return a.constant < b.constant
-    from ..ir.index import divide_exact
     return divide_exact(b, a) is not None
 
 

@@ -3,7 +3,9 @@ from __future__ import annotations
 
 from ..ir.dtype import BOOL, F32, I64, compute_type
 from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Random, Reduce, Scalar, Scan
-from ..ir.index import Axis, Fetch as FetchAtom, FloorDiv, Index, Max, Min, Mod, Size, as_index, positive, substitute
+from ..ir.index import Axis, Fetch as FetchAtom, FloorDiv, Index, Max, Min, Mod, Size, as_index
+from ..ir.ranges import positive
+from ..ir.substitution import substitute
 from ..schedule.body import Memory
 from .kernel import (Buffer, Convert, Divisor, Fetch, IndexValue, LaneCompare, Let, PartialRead, Quotient, RandomValue, Read, Splat, Write)
 from .scope import Block, Entry, Named, Unschedulable, all_atoms, literal, varies

@@ -16,7 +16,8 @@ from ..fuse.plan import Plan
 from ..fuse.sizes import condition
 from ..ir.expr import Const, Scalar
 from ..ir.graph import Compute, Input, Opaque, Result, View, reads
-from ..ir.index import FloorDiv, Index, Max, Min, Mod, Size, as_index, maximum
+from ..ir.index import FloorDiv, Index, Max, Min, Mod, Size, as_index
+from ..ir.normal import maximum
 from ..runtime.steps import Alloc, Blocked, Call, Copy, Drop, Host, Launch, Let, made, Program, read, Ref, Return, Step, TensorSpec
 from ..runtime.gpu_build import GpuUnit
 from .kernel import Kernel

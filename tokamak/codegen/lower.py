@@ -3,7 +3,8 @@ from __future__ import annotations
 
 from ..fuse.cost import Hints
 from ..ir.expr import Expr
-from ..ir.index import Axis, Fetch as FetchAtom, Index, Size, as_index, nonnegative
+from ..ir.index import Axis, Fetch as FetchAtom, Index, Size, as_index
+from ..ir.ranges import nonnegative
 from ..schedule.body import Body, Memory, Store
 from ..schedule.schedule import Schedule
 from .kernel import Kernel, Param, Phase

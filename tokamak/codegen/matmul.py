@@ -23,7 +23,8 @@ from ..fuse.contraction import ONES, Contraction, contraction, in_tf32, product_
 from ..fuse.scales import unpacking
 from ..ir.dtype import F32, DType
 from ..ir.expr import Cast, Const, Expr, Load, Random, Reduce, Rewriter, walk
-from ..ir.index import Axis, Index, as_index, floordiv, minimum
+from ..ir.index import Axis, Index, as_index
+from ..ir.normal import floordiv, minimum
 from ..ir.rewrite import Simplifier
 from ..schedule.body import Body
 from ..schedule.matmul import MatmulSchedule, folds_beside, folds_of, hidden_stores

@@ -12,7 +12,8 @@ from ..fuse.boxes import Box
 from ..fuse.contraction import product_type
 from ..ir.dtype import F32, DType
 from ..ir.expr import Expr, Reduce
-from ..ir.index import Axis, Index, as_index, floordiv
+from ..ir.index import Axis, Index, as_index
+from ..ir.normal import floordiv
 from ..schedule.body import Body, Store
 from ..schedule.matmul import folds_of
 from ..schedule.persistent import PersistentSchedule, factor_box, pair, smaller, store_box

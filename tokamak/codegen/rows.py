@@ -13,7 +13,8 @@ from ..fuse import narrow
 from ..fuse.contraction import ONES, halves
 from ..ir.dtype import F32
 from ..ir.expr import Expr, Load, Reduce
-from ..ir.index import Axis, as_index, floordiv
+from ..ir.index import Axis, as_index
+from ..ir.normal import floordiv
 from ..schedule.body import Body
 from ..schedule.matmul import outermost
 from ..schedule.rows import RowsSchedule, crossing, local

@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 from ..ir.expr import Load
-from ..ir.index import Axis, Index, as_index, floordiv
+from ..ir.index import Axis, Index, as_index
+from ..ir.normal import floordiv
 from ..schedule.tile_flat import WORDS, lies_flat
 from ..schedule.tile_stages import power
 from .tile_kernel import Scope, Value

@@ -5,7 +5,9 @@ import itertools
 
 from ..ir.dtype import BOOL, F32, I64
 from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Random, Reduce, Scalar, walk
-from ..ir.index import Axis, Fetch, FloorDiv, Index, Max, Min, Size, as_index, floordiv, substitute
+from ..ir.index import Axis, Fetch, FloorDiv, Index, Max, Min, Size, as_index
+from ..ir.normal import floordiv
+from ..ir.substitution import substitute
 from ..schedule.body import Body, Memory
 from ..schedule.tile_schedule import TileSchedule
 from . import tile_words as words

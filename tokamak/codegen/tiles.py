@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from ..fuse.gpu import atomic
 from ..ir.expr import Const, Expr, Load, Op, Reduce, Rewriter, Scan, walk
-from ..ir.index import Axis, Fetch, Index, Size, as_index, floordiv
+from ..ir.index import Axis, Fetch, Index, Size, as_index
+from ..ir.normal import floordiv
 from ..schedule.body import Body, Memory, Store, coalesce
 from ..schedule.tile_schedule import TileSchedule
 from . import tile_words as words

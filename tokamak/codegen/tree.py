@@ -11,7 +11,8 @@ from dataclasses import replace
 from ..ir import ops
 from ..ir.dtype import F32, F64
 from ..ir.expr import Const, Expr, Load, Op, Reduce, Scan, walk
-from ..ir.index import Axis, Fetch as FetchAtom, Index, Size, as_index, substitute
+from ..ir.index import Axis, Fetch as FetchAtom, Index, Size, as_index
+from ..ir.substitution import substitute
 from ..schedule.body import Store
 from ..schedule.schedule import LANE_SCANS
 from .emit import Emitter

@@ -14,7 +14,10 @@ from typing import Iterable
 
 from ..ir.expr import Cast, Expr, Load, Reduce, Rewriter, Scan, loads, walk
 from ..ir.graph import Compute, Scatter
-from ..ir.index import Axis, FloorDiv, Index, Mod, as_index, divide_exact, nonnegative, substitute
+from ..ir.index import Axis, FloorDiv, Index, Mod, as_index
+from ..ir.normal import divide_exact
+from ..ir.ranges import nonnegative
+from ..ir.substitution import substitute
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from ..ir.dtype import I64
 from ..ir.expr import Const, Coord, Load, Op
 from ..ir.graph import Compute, Graph, Node, Opaque, Result, View, shown_nodes
-from ..ir.index import Axis, Index, as_index, axis, row_major, substitute
+from ..ir.index import Axis, Index, as_index, axis, row_major
+from ..ir.substitution import substitute
 from ..ir.rewrite import GraphRewrite
 from ..ir.text import spec_parts
 from .contract import contractions

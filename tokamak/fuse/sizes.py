@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 
 from ..ir.expr import Load, Reduce, Scan, walk
 from ..ir.graph import Compute, Graph, Input, Scatter
-from ..ir.index import Axis, FloorDiv, Index, Max, Min, Mod, Size, as_index, evaluate
+from ..ir.index import Axis, FloorDiv, Index, Max, Min, Mod, Size, as_index
+from ..ir.substitution import evaluate
 
 FINE = 1024             # rows from here on come in eighths of an octave: 1025 as 1024 + 128 lanes idles one in nine
 QUARTERS = 256          # in quarters; shorter ones in octaves

@@ -11,7 +11,8 @@ import itertools
 
 from ..ir.expr import Cast, Expr, Load, Op, Reduce, Rewriter, loads
 from ..ir.graph import Compute, Graph
-from ..ir.index import as_index, divide_exact
+from ..ir.index import as_index
+from ..ir.normal import divide_exact
 from ..ir.rewrite import replaced
 from .sizes import runs_along
 

@@ -13,7 +13,8 @@ from dataclasses import replace
 from ..ir.dtype import I64
 from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Reduce, Rewriter, walk
 from ..ir.graph import Compute, Graph, reads
-from ..ir.index import Axis, Fetch, Index, as_index, axis, floordiv
+from ..ir.index import Axis, Fetch, Index, as_index, axis
+from ..ir.normal import floordiv
 from ..ir.ops import CARRIERS
 from ..ir.rewrite import replaced
 from .cost import Hints, estimates

@@ -12,7 +12,8 @@ from . import ops
 from .dtype import BOOL
 from .expr import Const, Expr, Load, Reduce, Scan, loads, walk
 from .graph import Compute, Graph, Input, Opaque, Result, Scatter, View, fold, reads
-from .index import Axis, Index, Size, as_index, bounds
+from .index import Axis, Index, Size, as_index
+from .ranges import bounds
 from .text import spec_parts
 
 

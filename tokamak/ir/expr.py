@@ -19,7 +19,8 @@ from typing import Callable, Iterable
 
 from . import ops
 from .dtype import BOOL, I64, DType
-from .index import Axis, Index, as_index, substitute
+from .index import Axis, Index, as_index
+from .substitution import substitute
 from .table import Table
 
 _TABLE = Table()

@@ -15,12 +15,11 @@ from typing import Any, Callable, Mapping
 import numpy as np
 
 from ..errors import InternalError
-from . import index as ix
-from . import ops
+from . import ops, substitution
 from .dtype import F64
 from .expr import Cast, Const, Coord, Expr, Load, Op, Random, Reduce, Scalar, Scan, walk
 from .graph import Compute, Graph, Input, Opaque, Result, Scatter, View
-from .index import Axis, Fetch, Index, Size
+from .index import Axis, Fetch, Index, Size, as_index
 from .meaning import CARRIED, MEANING, PAIRWISE, array_type, convert, fold_type
 from .meaning import random as philox_random
 
@@ -99,7 +98,7 @@ class _Run:
 
     def _solve(self, extent: Index, found: int) -> None:
         atoms = extent.atoms()
-        if len(atoms) == 1 and isinstance(atoms[0], Size) and extent is ix.as_index(atoms[0]):
+        if len(atoms) == 1 and isinstance(atoms[0], Size) and extent is as_index(atoms[0]):
             self.sizes.setdefault(atoms[0].name, found)
 
     def _size(self, name: str, text: str) -> None:
@@ -109,7 +108,7 @@ class _Run:
     # -- sizes -------------------------------------------------------------------------------------------------------
     def size(self, index: Index) -> int:
         """The value of an index over sizes only."""
-        return index.constant if index.constant is not None else int(ix.evaluate(index, _Env(self)))
+        return index.constant if index.constant is not None else int(substitution.evaluate(index, _Env(self)))
 
     def shape(self, shape) -> tuple[int, ...]:
         return tuple(self.size(s) for s in shape)
@@ -219,7 +218,7 @@ class _Run:
 
 
 class _Env:
-    """Values of atoms, as `index.evaluate` asks for them: sizes by name, axes and gathers through the grid."""
+    """Values of atoms, as `substitution.evaluate` asks for them: sizes by name, axes and gathers through the grid."""
 
     def __init__(self, run: _Run, grid: "_Grid | None" = None, mask=None):
         self.run, self.grid, self.mask = run, grid, mask
@@ -282,7 +281,7 @@ class _Grid:
 
     def indices(self, indices, mask) -> list[np.ndarray]:
         env = _Env(self.run, self, mask)
-        return [np.asarray(ix.evaluate(i, env), dtype=np.int64) for i in indices]
+        return [np.asarray(substitution.evaluate(i, env), dtype=np.int64) for i in indices]
 
     def __call__(self, e: Expr, mask=None):
         """The value of `e`. Where `mask` is false nobody asks: gathers there are not checked."""

@@ -14,7 +14,8 @@ from typing import Callable
 from ..errors import InternalError
 from .expr import Const, Expr, Load, loads, Op, _fetches, rebuild, walk
 from .graph import Compute, Graph, Input, Opaque, Result, Scatter, View, Write, shown_nodes, topological
-from .index import Index, axis, substitute
+from .index import Index, axis
+from .substitution import substitute
 from .rules import FAST, RULES, Rule, unrounded
 
 STEP_LIMIT = 200        # rules applied to one expression in a row: more is a pair of rules that undo each other

@@ -14,7 +14,8 @@ import numpy as np
 
 from .dtype import BOOL, I64, DType
 from .expr import Cast, Const, Coord, Expr, Load, Op, Reduce, Scan, _fetches, round_to
-from .index import as_index, nonnegative, positive
+from .index import as_index
+from .ranges import nonnegative, positive
 from .ops import CARRIERS
 from .meaning import MEANING, array_type, convert
 

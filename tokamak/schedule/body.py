@@ -16,7 +16,8 @@ from ..fuse.axes import Group, Member
 from ..ir.dtype import DType
 from ..ir.expr import Cast, Coord, Expr, Load, Random, Reduce, Rewriter, Scan, walk
 from ..ir.graph import Scatter
-from ..ir.index import Axis, Fetch, Index, as_index, floordiv, mod
+from ..ir.index import Axis, Fetch, Index, as_index
+from ..ir.normal import floordiv, mod
 from ..ir.rewrite import Simplifier
 from ..ir.expr import Const, Op
 from ..ir.dtype import F32

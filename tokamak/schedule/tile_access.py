@@ -6,7 +6,8 @@ import math
 from ..fuse.cost import Hints
 from ..fuse.sizes import sizes_of
 from ..ir.expr import Load, Reduce, walk
-from ..ir.index import Axis, Index, bounds
+from ..ir.index import Axis, Index
+from ..ir.ranges import bounds
 from .body import Body, exprs_of
 from .schedule import strides_of
 

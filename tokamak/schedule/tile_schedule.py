@@ -29,7 +29,8 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 
-from ..ir.index import Axis, Index, as_index, floordiv
+from ..ir.index import Axis, Index, as_index
+from ..ir.normal import floordiv
 from .tile_stages import power
 
 WASTE = 8               # a masked tail may idle one lane in this many
