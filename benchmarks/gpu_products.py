@@ -74,6 +74,17 @@ def left(rows: Rows) -> Iterable[str]:
         yield f"{why}: {len(names)} cases, as {names[0]}"
 
 
+def compiling(rows: Rows) -> str:
+    """What the first calls of each side took, in seconds, where max-autotune is among them: the processes of a run compile side by side, and their
+    waiting for each other is left out."""
+    sides = [s for s in (*OTHERS, "tokamak") if s != "eager"]
+    found = {s: [r[s]["compiled"] for r in rows.values() if AUTOTUNED in r and r.get(s, {}).get("right") and "compiled" in r[s]] for s in sides}
+    if not found[AUTOTUNED]:
+        return ""
+    return "first calls: " + "; ".join(f"{OTHERS[s][0] if s in OTHERS else s} {sum(t) / len(t):.1f} s on average, {max(t):.0f} at most"
+                                       for s, t in found.items() if t)
+
+
 def failed(rows: Rows) -> list[str]:
     return [f"{n}/{s}" for n, row in rows.items() for s, r in row.items() if not r.get("right")]
 
@@ -85,6 +96,7 @@ def summary(rows: Rows) -> str:
     for side, (title, least) in OTHERS.items():
         low = [f"{n} {r:.2f}" for r, n in worst(rows, side) if r < least]
         out += [f"under {least} of {title}: {', '.join(low)}"] if low else []
+    out += [line] if (line := compiling(rows)) else []
     return "\n".join([*out, *(f"left to the vendor: {x}" for x in left(rows)), *([f"wrong or failed: {', '.join(bad)}"] if (bad := failed(rows)) else [])])
 
 
@@ -97,6 +109,7 @@ def table(runs: list[dict], rows: Rows) -> str:
            "Command: `python -m benchmarks.gpu --grid gemm --dtypes bf16 f16 tf32 --json FILE --write`.", "",
            "| | cases | " + " | ".join(f"over {t}" for t, _ in OTHERS.values()) + " |", "|" + "---|" * (2 + len(OTHERS))]
     out += ["| " + " | ".join(x) + " |" for x in lines(rows)]
+    out += ["", f"F{line[1:]}."] if (line := compiling(rows)) else []
     out += ["", "| slowest against Inductor | Inductor us | tokamak us | Inductor / tokamak | eager / tokamak | left to the vendor |", "|" + "---|" * 6]
     out += [_row(n, rows[n]) for _, n in worst(rows, "inductor")]
     out += ["", "Left to the vendor's library:", "", *(f"- {x}" for x in left(rows))]

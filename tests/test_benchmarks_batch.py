@@ -148,7 +148,7 @@ def test_dynamo_counts_copies_apart():
 
 def test_calls_are_divided_at_the_flushes():
     call = lambda *times: [Span("k", 0, t) for t in times]
-    found = gpu_batch.divided([call(10, 5), call(20), call(1000), call(7), call(90), call(8), call(70), call()], (1, 2), 2)
+    found = gpu_batch.divided([call(10, 5), call(20), call(1000), call(7), call(90), call(70), call(8), call()], (1, 2), 2)
     assert [t.device for t in found] == [pytest.approx(17.5e-9), pytest.approx(7.5e-9), pytest.approx(80e-9)] and found[1].kernels == 1
     with pytest.raises(RuntimeError, match="3 of 4 flushes"):
         gpu_batch.divided([call(1)] * 3, (1,), 3)

@@ -343,6 +343,11 @@ def test_products_in_words(tmp_path, monkeypatch):
     run = {"device": "none", "torch": "2", "triton": "3"}
     table = gpu_products.table([run], rows)
     assert f"| {some[0]} | 90.0 | 100.0 | 0.90 | 1.20 |  |" in table
+    assert not gpu_products.compiling(rows)
+    rows[some[3]] = {"inductor": side(90, compiled=2.0), "autotune": side(95, compiled=30.0), "tokamak": side(100, compiled=1.0)}
+    assert gpu_products.compiling(rows) == ("first calls: Inductor 2.0 s on average, 2 at most; max-autotune 30.0 s on average, 30 at most; "
+                                            "tokamak 1.0 s on average, 1 at most")
+    assert "First calls: Inductor 2.0 s" in gpu_products.table([run], rows) and "0.950 (0.95)" in gpu_products.summary(rows)
     with pytest.raises(ValueError):
         gpu_products.table([run], {})
     assert all((Path(gpu.__file__).parent.parent / "BENCHMARKS.md").read_text().count(m) == 1 for m in (gpu_products.START, gpu_products.END))
