@@ -15,7 +15,7 @@ from tokamak.fuse import widen
 from tokamak.fuse.plan import plan
 from tokamak.ir.parse import parse_graph
 from tokamak.ir.rewrite import replaced
-from tokamak.schedule import tile_flat, tile_sequence, tiles
+from tokamak.schedule import tile_flat, tile_sequence, tile_statistics, tiles
 from tokamak.target import Target
 from tokamak.tools.record import Recorder
 
@@ -490,7 +490,7 @@ def test_statistics_of_one_value(shape, dtype, monkeypatch):
     monkeypatch.setattr(tiles, "ALONE_ROUNDS", 0)
     x = (uneven(*shape) / 4).to(dtype).contiguous(memory_format=torch.channels_last)
     fn = lambda x: moments(x.float())
-    assert schedules(fn, x)[0].split(",")[0].count("+") == tiles.ALONE_AT_ONCE - 1
+    assert schedules(fn, x)[0].split(",")[0].count("+") == tile_statistics.ALONE_AT_ONCE - 1
     got = tokamak.compile(fn, target="interpret", strict=True, dynamic=False, cache_dir="")(x)
     for g, w in zip(got, moments(x.double())):
         torch.testing.assert_close(g.double(), w, rtol=2e-5, atol=2e-5)

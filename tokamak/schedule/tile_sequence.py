@@ -35,7 +35,7 @@ def after(made: tuple[Body, TileSchedule], before: tuple[Body, TileSchedule] | N
 
 def _ordered(s: TileSchedule, first: TileSchedule, shared) -> tuple[Axis, ...]:
     """The axes of `s` with those foremost, which programs take last to first, that `first` runs along in its loops, in all of its programs at once:
-    only what it has read last in each of them is still there. InstanceNorm3D of 4 images in NDHWC 55% of a copy with `tiles.ALONE_AT_ONCE`, 53 before
+    only what it has read last in each of them is still there. InstanceNorm3D of 4 images in NDHWC 55% of a copy with `tile_statistics.ALONE_AT_ONCE`, 53 before
     both. `shared`: addresses of the same memory in both."""
     along = {(m, address.coefficient(a)) for m, (_, address) in enumerate(shared) for a in first.split if a in address.axes()}
     crossed = lambda a: any((m, address.coefficient(a)) in along for m, (address, _) in enumerate(shared) if a in address.axes())

@@ -6,13 +6,14 @@ import math
 from ..fuse import gpu
 from ..fuse.cost import Hints
 from ..fuse.gpu import FILL, HELD
-from ..ir.expr import Const, Load, Reduce, Scan, walk
+from ..ir.expr import Load, Reduce, Scan, walk
 from ..ir.index import Axis, Fetch, Index, Size
 from ..ir.ops import CARRIERS
-from . import column_words, tile_flat, tile_stages
-from .tile_access import begin_anywhere, narrowest, once, wide
+from . import column_words, tile_flat, tile_stages, tile_statistics
 from .body import Body, exprs_of
-from .schedule import loop_order, strides_of
+from .schedule import strides_of
+from .tile_access import once
+from .tile_facts import ALONE, CHUNK, SECTOR, TileFacts
 from .tile_schedule import WASTE, Shift, TileSchedule, blocks, cover, shifted
 from .tile_stages import power
 
@@ -25,24 +26,19 @@ ROWS = 8                # of such tiles at least: f32 sums along 257 columns 85%
 RAGGED_THREAD = 8       # elements to a thread of a tile that walks down columns whose rows begin anywhere: the compiler keeps few such loads under way.
                         # f16 sums of 1024 rows of 65537 64%, 17 with ROW_THREAD
 POINTWISE = 1024        # elements of a pointwise tile: 8 to a thread, one 16-byte access of a 16-bit type
-CHUNK = 4096            # elements of a looped row that are in registers at once
 PLACES_CHUNK = 2048     # the same where the place of the greatest or least element is carried, too: amax and argmax of bf16 rows of 32000 by hand 90%, 87 with
                         # twice as many
 CHUNK_BYTES = 16384     # bytes of it where rows are only folded, a few lanes carrying what comes of them: f16 sums of rows of 86021 80%, 71 with half
                         # as many
 PASSING_WARPS = 4       # of a program then: eight 16-byte words a thread under way
-SUMMED_FROM = 65536      # elements of rows of whole words of 16 bits, summed only, from which on larger chunks pass through more warps
 SUMMED_BYTES = 32768    # bytes of such a chunk, and warps: f16 sums of rows of 65536 and 4194304 89 and 84%, 83 and 82 as other rows; with 8 warps 84
 SUMMED_WARPS = 16       # and 82. Cross entropy loses, 89 to 84 with 8 warps
 PASSING_STAGES = 2      # tiles under way at once then, of 32-bit elements: f32 sums over 65536 columns 90%, 86 with one; f16 loses, 79 and 83
 LONG = 16384            # elements of a looped row from which on each has a program to itself, where programs leave one number each: cross entropy
                         # forward over 32000 and 50257 columns 88 and 90%, 81 and 83 with as many programs as run at once
-ALONE = 16384           # elements that a single program holds: 8192 partial results 3 us, 6 in a loop
 STAGED = 160 << 10      # bytes of shared memory at most that hold rows under way
 FOLDED = 16384          # bytes at least of held rows that one program folds: f16 rows of 1024 88%, 76 a row a program
 COLUMNS = 64            # columns of a tile that folds across rows: 128 bytes of a 16-bit type
-DOWN = 4096             # columns from which on programs that sum them beside what they write take blocks of so many, a row at a time: 95% where tiles of 64
-                        # columns reach 60
 SCANNED = 64            # rows of columns from which on their prefixes are made in a loop, several tiles under way: 4096 x 16384 of f32 91%, 70 with
                         # one; 64 x 1024 x 1024 of bf16 along the middle about 50, 27 held
 TURNED = 64             # edge of a tile that is read along one axis and written along another; less where a program holds rows, too
@@ -61,26 +57,13 @@ CARRY_STAGES = 3        # rows under way at once in a loop that carries column s
                         # 1023 and 4097 columns, 74 to 84 and 72 to 75, f32 64 to 62. Loops across rows lose up to nine tenths with more than one
 SPLIT_REGISTERS = 80    # of a thread, for what it carries and reads in a loop that folds across programs: one-pass statistics of 64x256x56x56 bf16 in 36 us
                         # with 8 warps a tile, 44 to 59 with 16, whose accesses are shorter
-WORD_WARPS = 8          # of a program of which each thread has words of
-AT_ONCE = 4             # rows at a step: one-pass statistics of 200704 x 256 bf16 38 us, 44 a row at a step; in 256 columns in place of 64 52 us
-ACROSS_RESIDENT = 3     # such programs of a multiprocessor: four spill, 43 us
-ALONE_AT_ONCE = 8       # the same where one value is read and nothing but moments carried: 31.6 us, 32.9 with 4 and three programs. BatchNorm in NHWC
-ALONE_RESIDENT = 2      # 59%, 58; InstanceNorm3D in NDHWC 55, 54
-ALONE_ROUNDS = 6        # blocks a program then: those two have 12 and 8
-SUMS_AT_ONCE = 2        # of sums, which are read a turn ahead: backward of InstanceNorm3D in NDHWC 39 us, 48 with four and none ahead; one-pass statistics
-                        # gain nothing by that (24 us, 23; 31, 31)
-MOST_CARRIED = 6        # numbers a lane from which on it is one row at a step: EvoNorm backward in f32 spilled 464 bytes with four, 593 us, 146 with one
 THREAD = 52             # elements of a tile to a thread that folds them into one lane: statistics of contiguous planes of 3136 bf16 by programs of two warps
                         # 91% of the limit of reading, by four 81, by eight 71
 FILLED = 0.75           # of the programs that run at once: where programs share folds, so many in one wave rather than a few more in two
 LONE = 8192             # elements of a tile that walks down columns so few that no multiprocessor has a second program: partial results of 1584 and 1980
 LONE_THREAD = 16        # programs over 768 columns 5.1 us, 10.2 and 15.1 with TILE and ROW_THREAD; of 1056 over 1024 2.9, 4.8
 LEAST_BLOCK = 256       # elements of a block along the contiguous axis that is worth several pieces
-SECTOR = 16             # columns at least, of a tile that holds whole columns: 32 bytes of a 16-bit type
 NARROW = 8              # columns at least, of a tile that folds across rows: 32 bytes of f32, one sector
-SHIFTED = 256           # elements of a row from which on it is read in whole words wherever it begins: f16 LayerNorm over 257 columns 73%, 56 not so
-SHIFTED_FOLDED = 1024   # the same of rows that are only folded: f16 sums along 257 and 513 columns 56 and 70%, 20 and 39 in words; along 2049 78 and 91
-SHIFTED_WIDE = 512      # the same where all are of 32 bits and more: f32 sums over 257 columns 40%, 85 element by element; softmax 79 and 94
 REGISTERS = 65536       # of a multiprocessor
 BESIDE = 16             # registers of a thread beside those that hold a row and column sums: with the programs of a multiprocessor thus counted
                         # LayerNorm backward over 768 columns reaches 79% (66 where the last of them began when the first had ended), forward over 4095
@@ -100,42 +83,12 @@ def plainest(b: Body, hints: Hints, target) -> TileSchedule:
     return _Chooser(b, hints, target).schedule(plain=True)
 
 
-class _Chooser:
+class _Chooser(TileFacts):
     def __init__(self, b: Body, hints: Hints, target):
-        self.b, self.hints, self.target = b, hints, target
-        self.order = loop_order(b, hints)
-        folds = [e for e in walk(*exprs_of(b)) if isinstance(e, Reduce)]
-        self.crossed = frozenset(a for e in folds for a in e.over) & b.parallel
-        self.rows = [a for a in self.order if a not in b.parallel]
-        self.whole = any(set(self.rows) & set(e.over) and not set(self.rows) <= set(e.over) for e in folds) \
-            or any(isinstance(e, Scan) for e in walk(*exprs_of(b))) or any(set(e.over) & self.crossed and e.free & set(self.rows) for e in folds)
-        self.width = max((sum(1 for x in e.args if not isinstance(x, Const)) if e.monoid != "moments" else 3 for e in folds), default=1)
-        self.folds = folds
-        self.crossing = crossing = [e for e in folds if set(e.over) & self.crossed]
-        self.carries = any(e.free & set(self.rows) for e in crossing)                       # partial results along a row
-        self.carries_rows = self.carries or any(set(e.over) & set(self.rows) for e in crossing)
-        self.crossing = list({(e.monoid, e.over, e.args): e for e in crossing}.values())
-        self.line, self.wide = self._contiguous(), wide(b, hints, counted=True)
-        self.down = self._writes_down()
+        super().__init__(b, hints, target)
         self.pieces: dict[Axis, tuple[int, ...]] = {}
         self.looped: set[Axis] = set()
         self.shift: Shift | None = None
-
-    def _writes_down(self) -> bool:
-        """Are long columns folded by programs that write rows on the way?"""
-        both = self.crossed | {self.line}
-        return not self.rows and bool(self.crossed) and self.line in self.b.parallel - self.crossed and self.hints(self.line.extent) >= DOWN \
-            and any(both <= s.axes for s in self.b.stores)
-
-    def _contiguous(self) -> Axis | None:
-        """The axis along which most bytes lie contiguously; the last in loop order where none does."""
-        score: dict[Axis, float] = {a: 0 for a in self.b.axes}
-        for _, address, size in strides_of(self.b):
-            elements = self.hints.count(address.axes())
-            for a in score:
-                if address.coefficient(a) == 1:
-                    score[a] += elements * size * min(self.hints(a.extent), 32) / 32
-        return max(self.order, key=lambda a: (score[a], self.order.index(a)), default=None)
 
     def schedule(self, plain: bool = False) -> TileSchedule:
         staged = None if plain else self._stages_of_rows()
@@ -148,7 +101,8 @@ class _Chooser:
         else:
             self._cover_rows()
         self._cover_parallel()
-        several = self._several_rows()
+        several = tile_statistics.several_rows(self, self.pieces)
+        self.pieces.update(several)
         words = None if self.crossed else column_words.by_words(self.b, self.line, self.rows, self.looped, self.hints, self.target)
         if words is not None:
             self.pieces = {a: (words[a],) if a in words else self.pieces[a] for a in (*self.rows, self.line)}
@@ -161,26 +115,26 @@ class _Chooser:
         carries = self.carries or self.down or columns
         each = self._carried_each() if carries else ROW_THREAD if self.rows or self.crossed else PER_THREAD
         if self.looped and not self.crossed and self.line in self.b.parallel:
-            each = LONE_THREAD if self._lone() else RAGGED_THREAD if self._begin_anywhere() else each
+            each = LONE_THREAD if self._lone() else RAGGED_THREAD if self.begin_anywhere() else each
         one = self.carries and not self.looped and dims == (self.line,) == tuple(self.rows)          # one contiguous row at a time
         shares = self.crossed and not self.rows
-        staged = self._staged_columns() and not several
-        full = shares and self._carried() > 2 and not staged        # left open, a third of the programs would not run at once
+        staged = self.staged_columns() and not several
+        full = shares and self.carried() > 2 and not staged        # left open, a third of the programs would not run at once
         if self.width > 1 and not (shares and any(e.monoid == "moments" for e in self.crossing)):
             each = max(each // self.width, 8)
-        by_thread = shares and dims == (self.line,) and self.line in self.crossed and self._carried() > 2 and all(e.monoid in ("sum", "moments") for e in self.crossing)
+        by_thread = shares and dims == (self.line,) and self.line in self.crossed and self.carried() > 2 and all(e.monoid in ("sum", "moments") for e in self.crossing)
         if by_thread:
             each = THREAD
         elif shares:
-            each = min(each, SPLIT_REGISTERS // self._carried())
+            each = min(each, SPLIT_REGISTERS // self.carried())
         warps = max(1, min(CARRY_WARPS if carries and not one else MOST_WARPS, power(-(-elements // (32 * each)) if shares else elements // (32 * each))))
-        if self._streams() or self.line in self.looped and self._passing():
-            warps = min(warps, SUMMED_WARPS if self._summed() else PASSING_WARPS)
+        if self.streams() or self.line in self.looped and self.passing():
+            warps = min(warps, SUMMED_WARPS if self.summed() else PASSING_WARPS)
         if several or words:
-            warps = WORD_WARPS if several else 1
+            warps = tile_statistics.WORD_WARPS if several else 1
         split = tuple(a for a in self.order if a in self.crossed) or self._shared_rows()
         counted = carries or split and not self.crossed and warps > 1       # one-warp LayerNorm and RMSNorm over 1023: 83 and 88%, 65 and 78 when counted
-        stay = (ALONE_RESIDENT if self._alone() else ACROSS_RESIDENT) if several else max(1, RESIDENT // warps)
+        stay = tile_statistics.resident(self) if several else max(1, RESIDENT // warps)
         self.resident = self._resident(warps, elements // (32 * warps)) if counted else stay
         reread = one and self.shift is None and self.resident == 0         # 59 to 68%, from 37 to 62; shifted rows lose, 55 to 49
         self.resident = max(1, self.resident)
@@ -188,7 +142,7 @@ class _Chooser:
                             self._programs(split) if split else 1, exact, warps, 1 if reread else CARRY_STAGES if staged else self._stages(),
                             wide=self.wide, once=once(self.b, self.line, self.looped, self.hints, self.target), shift=self.shift,
                             registers=min(REGISTERS // (32 * warps * self.resident) // 8 * 8, 255) if full or split and self.resident < RESIDENT // warps else 0,
-                            together=self.together, ahead=several and self._only_sums(), by_thread=by_thread or bool(words) and bool(self.looped), reread=reread)
+                            together=self.together, ahead=bool(several) and self.only_sums(), by_thread=by_thread or bool(words) and bool(self.looped), reread=reread)
 
     def _resident(self, warps: int, each: int) -> int:
         """How many programs that hold rows a multiprocessor has registers for. Perhaps 0."""
@@ -248,50 +202,6 @@ class _Chooser:
         exact = frozenset((self.line,)) if sum(self.pieces[self.line]) == self.hints.exactly(self.line.extent) else frozenset()
         return TileSchedule(self.order, self.order, tuple(self.pieces.items()), frozenset(), (), 1, exact, tile_flat.WARPS, wide=self.wide, flat=count)
 
-    def _carried(self) -> int:
-        """Of a thread for an element, in a loop that folds across programs: what is carried and what is read."""
-        read = {(e.node, e.index) for e in walk(*(a for f in self.crossing for a in f.args)) if isinstance(e, Load) and e.index[0].axes() & self.crossed}
-        return len(read) + sum(3 if e.monoid == "moments" else len(e.args) for e in self.crossing)
-
-    def _staged_columns(self) -> bool:
-        """Are one-pass statistics of columns folded across programs? BatchNorm in NHWC with rows of them under way 50%, 40 without, 44 with a cap on
-        registers in place of them."""
-        return not self.rows and bool(self.crossed) and self.line not in self.crossed and any(e.monoid == "moments" for e in self.crossing)
-
-    def _statistics(self) -> bool:
-        """Are columns folded across programs by more than one sum of what is read?"""
-        return not self.rows and bool(self.crossed) and self.line not in self.crossed and self._carried() > 2 \
-            and all(e.monoid in ("sum", "moments") for e in self.crossing)
-
-    def _several_rows(self) -> bool:
-        """Divides the rows of a tile of which programs share statistics into equal pieces of a word a thread, which enter the statistics at once. Says
-        whether it can."""
-        down = [a for a in self.pieces if a in self.crossed]
-        if not self._statistics() or len(down) != 1 or len(self.pieces) < 2:
-            return False
-        rows = 32 * WORD_WARPS * (WORD // self._narrowest()) // math.prod(sum(p) for a, p in self.pieces.items() if a not in self.crossed)
-        count = 1 if self._carried() > MOST_CARRIED else ALONE_AT_ONCE if self._alone() else SUMS_AT_ONCE if self._only_sums() else AT_ONCE
-        if rows == 0 or self.hints(down[0].extent) < rows * count:
-            return False
-        self.pieces[down[0]] = (rows,) * count
-        return True
-
-    def _only_sums(self) -> bool:
-        """Are few sums all that programs share?"""
-        return self._carried() <= MOST_CARRIED and all(e.monoid == "sum" for e in self.crossing)
-
-    def _alone(self) -> bool:
-        """Do programs that share statistics read one value and carry its moments, through many blocks?"""
-        block = 32 * WORD_WARPS * (WORD // self._narrowest()) * ALONE_AT_ONCE
-        return self._carried() <= 4 and any(e.monoid == "moments" for e in self.crossing) \
-            and self.hints.count(self.b.parallel) >= ALONE_ROUNDS * block * ALONE_RESIDENT * self.target.threads
-
-    def _columns_across(self) -> int:
-        """Columns of a tile that folds across rows which programs share: of statistics so many that no lane is idle."""
-        if not self._statistics():
-            return COLUMNS
-        return next((n for n in (COLUMNS, COLUMNS // 2) if self.hints.divides(n, self.line.extent)), COLUMNS)
-
     def _carried_each(self) -> int:
         """Elements of a row to one thread where column sums are carried."""
         widest = max((size for _, address, size in strides_of(self.b) if self.line in address.axes() and address.axes() & self.crossed), default=4)
@@ -299,9 +209,9 @@ class _Chooser:
 
     def _stages(self) -> int:
         """Rows under way at once, as far as shared memory holds them."""
-        if self._streams() or self.line in self.looped and self._passing():
-            return PASSING_STAGES if self.shift is None and self._narrowest() >= 4 else 1
-        if self.looped and self._scans_down():
+        if self.streams() or self.line in self.looped and self.passing():
+            return PASSING_STAGES if self.shift is None and self.narrowest() >= 4 else 1
+        if self.looped and self.scans_down():
             return CARRY_STAGES
         if not (self.carries or self.down) or self.looped:
             return 1
@@ -311,7 +221,7 @@ class _Chooser:
         if CARRY_STAGES * row * sum(self.pieces.get(self.line, (1,))) > STAGED:
             return 1
         folded = any(isinstance(e, Reduce) and set(e.over) & set(self.rows) and not set(e.over) & self.crossed for e in walk(*exprs_of(self.b)))
-        return 1 if self.shift is not None and (folded and self._narrowest() >= 4 or self.down) else CARRY_STAGES
+        return 1 if self.shift is not None and (folded and self.narrowest() >= 4 or self.down) else CARRY_STAGES
 
     def _exact(self, a: Axis) -> bool:
         sizes = self.pieces[a]
@@ -328,13 +238,13 @@ class _Chooser:
         if any(s.monoid is not None for s in self.b.stores):         # updates in order, one after the other
             self.looped.update(self.rows)
             return
-        known = all(self.hints.most(a.extent) is not None for a in self.rows) and (self.whole or self._needed_again() or self.line not in self.rows)
+        known = all(self.hints.most(a.extent) is not None for a in self.rows) and (self.whole or self.needed_again() or self.line not in self.rows)
         inner = self.line if self.line in self.rows else max(self.rows, key=lambda a: self.hints(a.extent))
         extent = lambda a: self.hints.most(a.extent) if known else self.hints(a.extent)         # an ordered target's hints are not the extents
         whole = {a: cover(extent(a)) if a is inner else (power(extent(a)),) for a in self.rows}
         elements = math.prod(sum(s) for s in whole.values())
-        most = HELD if self.line in self.rows else HELD // (2 * SECTOR) if self._needed_again() else 32
-        if known and elements <= (SCANNED if self._scans_down() else LARGEST if self.whole else most) and len(self.rows) <= 3:
+        most = HELD if self.line in self.rows else HELD // (2 * SECTOR) if self.needed_again() else 32
+        if known and elements <= (SCANNED if self.scans_down() else LARGEST if self.whole else most) and len(self.rows) <= 3:
             self.pieces.update(whole)
             self.shift = self._shift(inner)
             if self.shift is not None:
@@ -343,61 +253,15 @@ class _Chooser:
             return
         self.looped.update(self.rows)
         down = (LONE if self._lone() else TILE) // self._columns()
-        chunk = down if self.line not in self.rows else self._passing_bytes() // self._narrowest() if self._passing() else \
+        chunk = down if self.line not in self.rows else self._passing_bytes() // self.narrowest() if self.passing() else \
             PLACES_CHUNK if any(e.monoid.startswith("arg") for e in self.folds) else CHUNK
         self.pieces[inner] = (min(chunk, power(self.hints(inner.extent))),)
         self.shift = self._shift(inner) if self.line is inner and not self.carries_rows else None
         if self.shift is not None:
             self.pieces[inner] = (self.pieces[inner][0], 2 * self.shift.group)
 
-    def _scans_down(self) -> bool:
-        """Are prefixes down columns all that is made of rows?"""
-        return len(self.rows) == 1 and self.line not in self.rows and not self.folds and any(isinstance(e, Scan) for e in walk(*exprs_of(self.b)))
-
-    def _needed_again(self) -> bool:
-        """Is a row looked at more than once: by a fold of what another one gives, or by a store along it? Or is it short?"""
-        rows = set(self.rows)
-        if not self.b.parallel and self.hints.count(rows) <= ALONE:
-            return True
-        if self.hints.count(rows) <= (CHUNK if self.line in rows else 2 * SECTOR) or any(s.axes & rows for s in self.b.stores):
-            return True
-        return any(isinstance(e, Reduce) and rows & set(e.over) and any(isinstance(x, Reduce) and rows & set(x.over) for a in e.args for x in walk(a))
-                   for e in walk(*exprs_of(self.b)))
-
-    def _passing(self) -> bool:
-        """Are contiguous rows only folded, by folds that few lanes carry (`TileFolds._few`)?"""
-        single = all(e.monoid != "logsumexp" and (len(e.args) == 1 or all(isinstance(x, Const) for x in e.args[1:]) and e.monoid == "expsum")
-                     for e in self.folds if self.line in e.over)
-        return single and not self._stored_along() and not any(isinstance(e, Scan) for e in walk(*exprs_of(self.b)))
-
-    def _summed(self) -> bool:
-        """Are `_passing` rows long, whole words of 16-bit elements, and only summed?"""
-        return self._narrowest() == 2 and self.hints(self.line.extent) >= SUMMED_FROM and not self._begin_anywhere() \
-            and all(e.monoid == "sum" for e in self.folds if self.line in e.over)
-
     def _passing_bytes(self) -> int:
-        return SUMMED_BYTES if self._summed() else CHUNK_BYTES
-
-    def _streams(self) -> bool:
-        """Is all that is read folded across programs, lane by lane, into no more than a sum? BatchNorm's backward sums with longer tiles: 28%, 55 without."""
-        return not self.rows and self.line in self.crossed and self._carried() <= 2 and self._passing()
-
-    def _shifted_from(self) -> int:
-        """Elements of a row from which on it is read in whole words wherever it begins."""
-        if self._narrowest() >= 4:
-            return SHIFTED_WIDE
-        return SHIFTED if self.crossed or self._stored_along() else SHIFTED_FOLDED
-
-    def _begin_anywhere(self) -> bool:
-        """Do rows along the contiguous axis begin at any element, not at 16-byte words?"""
-        return begin_anywhere(self.b, self.line, self.hints)
-
-    def _stored_along(self) -> bool:
-        return any(s.axes & set(self.rows) for s in self.b.stores)
-
-    def _narrowest(self) -> int:
-        """Bytes of an element of the narrowest that is read along the contiguous axis."""
-        return narrowest(self.b, self.line)
+        return SUMMED_BYTES if self.summed() else CHUNK_BYTES
 
     def _columns(self) -> int:
         """Columns of a tile that folds across rows: narrow where there are few, so that there are programs for every multiprocessor."""
@@ -409,13 +273,13 @@ class _Chooser:
     def _lone(self) -> bool:
         """Do programs walk down the narrowest tiles of columns, no more of them than multiprocessors, and only fold?"""
         few = self.line in self.b.parallel and self._columns() == NARROW and self.hints.count(self.b.parallel) <= NARROW * self.target.threads
-        return bool(self.looped) and not self.crossed and few and not self._stored_along()
+        return bool(self.looped) and not self.crossed and few and not self.stored_along()
 
     def _shift(self, a: Axis) -> Shift | None:
         """For rows along `a` that begin at any element, where most of what is read and written begins alike."""
         crossed = len(self.crossed)
         scans = any(isinstance(e, Scan) and (len(e.args) > 1 or a in self.looped) for e in walk(*exprs_of(self.b)))
-        if len(self.rows) > 1 or self.hints.least(a.extent) < self._shifted_from() or crossed > 1 or scans or self.target.ordered:
+        if len(self.rows) > 1 or self.hints.least(a.extent) < self.shifted_from() or crossed > 1 or scans or self.target.ordered:
             return None
         found: dict[Index, int] = {}
         smallest = 4
@@ -453,20 +317,20 @@ class _Chooser:
         pointwise = not self.rows and not self.crossed
         want = min(POINTWISE, max(SMALLEST, power(hints.count(self.b.parallel) // (FILL * self.target.threads)))) if pointwise else TILE
         if self.line in self.rows and not self.looped and not self.crossed:
-            if not self._stored_along():
-                want = max(RAGGED_FOLDED, ROWS * have) if self._begin_anywhere() else max(TILE, FOLDED // self._narrowest())
-            elif self._begin_anywhere():
+            if not self.stored_along():
+                want = max(RAGGED_FOLDED, ROWS * have) if self.begin_anywhere() else max(TILE, FOLDED // self.narrowest())
+            elif self.begin_anywhere():
                 want = max(RAGGED, ROWS * have)
-        elif self.line in self.rows and not self.looped and self._begin_anywhere():
+        elif self.line in self.rows and not self.looped and self.begin_anywhere():
             want = max(RAGGED, ROWS * have)
-        if self._streams():
-            want = self._passing_bytes() // self._narrowest()
+        if self.streams():
+            want = self._passing_bytes() // self.narrowest()
         parallel = [a for a in self.order if a in self.b.parallel]
-        turned = self._turned()
+        turned = self.turned()
         if self.line in parallel:
             most = min(self._columns(), max(SECTOR, HELD // (2 * have))) if self.rows else TURNED if turned is not None else want // have
             if self.crossed and self.line not in self.crossed:
-                most = self._columns_across()
+                most = tile_statistics.columns(self, COLUMNS)
             most = min(most, max(1, LARGEST // have))
             have *= self._line_in_blocks(most) or self._tile(self.line, most)
             have *= self._line_continued(most)
@@ -474,7 +338,7 @@ class _Chooser:
         if turned is not None and turned not in self.pieces and room >= min(SECTOR, hints(turned.extent)):
             have *= self._tile(turned, min(TURNED, room))
         candidates = sorted((a for a in parallel if a not in self.pieces), key=lambda a: (a in self.crossed, self.order.index(a)), reverse=True)
-        few, beside = self._statistics(), sum(a not in self.crossed for a in self.pieces)        # a third axis of a large tile is spilled: backward sums of InstanceNorm3D in NDHWC 49 us, 55 with images in it
+        few, beside = self.statistics(), sum(a not in self.crossed for a in self.pieces)        # a third axis of a large tile is spilled: backward sums of InstanceNorm3D in NDHWC 49 us, 55 with images in it
         for a in candidates:
             most_axes = 1 + beside if few and have * 8 > want else 3
             if have * 2 <= want // (4 if self.rows and self.line in self.rows else 1) and len(self.pieces) < most_axes and hints(a.extent) > 1:
@@ -486,7 +350,7 @@ class _Chooser:
         n, size = self.line.extent.constant, min(power(self.hints(self.line.extent)), power(most + 1) // 2)
         if n is None or size < LEAST_BLOCK or n % size == 0 or any(isinstance(e, Scan) for e in walk(*exprs_of(self.b))):
             return 0
-        idle = -n % size * WASTE > n and not self.rows and not self.crossed and n * self._narrowest() % WORD == 0
+        idle = -n % size * WASTE > n and not self.rows and not self.crossed and n * self.narrowest() % WORD == 0
         if self.line not in self.crossed and not idle:
             return 0
         self.pieces[self.line] = found = blocks(n, size * (4 if idle else 2))
@@ -497,7 +361,7 @@ class _Chooser:
     def _line_continued(self, most: int) -> int:
         """Tiles the axis whose steps are whole pieces of the contiguous one, where tiles of statistics hold all of those and have room for more columns."""
         have, n = math.prod(self.pieces.get(self.line, (1,))), self.line.extent
-        if not self._statistics() or self.hints.exactly(n) != have or 2 * have > most:
+        if not self.statistics() or self.hints.exactly(n) != have or 2 * have > most:
             return 1
         beside = [a for a in self.order if a in self.b.parallel - self.crossed and any(address.coefficient(a) is n for _, address, _ in strides_of(self.b))]
         return self._tile(beside[0], most // have) if beside else 1
@@ -507,18 +371,6 @@ class _Chooser:
         if size > 1:
             self.pieces[a] = (size,)
         return size
-
-    def _turned(self) -> Axis | None:
-        """Another parallel axis that some access runs along contiguously, while it strides along the contiguous one."""
-        if self.line not in self.b.parallel:
-            return None
-        for _, address, _ in strides_of(self.b):
-            step = address.coefficient(self.line)
-            if step.terms and step != 1:
-                for a in self.order:
-                    if a in self.b.parallel and a is not self.line and address.coefficient(a) == 1 and self.hints(a.extent) >= 8:
-                        return a
-        return None
 
     def _programs(self, split) -> int:
         """Programs that share the split axes: enough to fill the machine, no more than there are blocks."""

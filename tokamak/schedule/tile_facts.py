@@ -1,0 +1,138 @@
+"""What a Body is like, as far as the choice of its tiles asks (`tiles`): which axes make rows, which lie contiguously, what is carried across programs,
+whether a row is needed again. Nothing here is chosen."""
+from __future__ import annotations
+
+from ..fuse.cost import Hints
+from ..ir.expr import Const, Load, Reduce, Scan, walk
+from ..ir.index import Axis
+from .body import Body, exprs_of
+from .schedule import loop_order, strides_of
+from .tile_access import begin_anywhere, narrowest, wide
+
+CHUNK = 4096            # elements of a looped row that are in registers at once
+ALONE = 16384           # elements that a single program holds: 8192 partial results 3 us, 6 in a loop
+SECTOR = 16             # columns at least, of a tile that holds whole columns: 32 bytes of a 16-bit type
+DOWN = 4096             # columns from which on programs that sum them beside what they write take blocks of so many, a row at a time: 95% where tiles of 64
+                        # columns reach 60
+SUMMED_FROM = 65536      # elements of rows of whole words of 16 bits, summed only, from which on larger chunks pass through more warps
+MOST_CARRIED = 6        # numbers a lane from which on it is one row at a step: EvoNorm backward in f32 spilled 464 bytes with four, 593 us, 146 with one
+SHIFTED = 256           # elements of a row from which on it is read in whole words wherever it begins: f16 LayerNorm over 257 columns 73%, 56 not so
+SHIFTED_FOLDED = 1024   # the same of rows that are only folded: f16 sums along 257 and 513 columns 56 and 70%, 20 and 39 in words; along 2049 78 and 91
+SHIFTED_WIDE = 512      # the same where all are of 32 bits and more: f32 sums over 257 columns 40%, 85 element by element; softmax 79 and 94
+
+
+class TileFacts:
+    """Of `b`, at the sizes of `hints`. `order`: its axes in loop order; `rows`: those that are not parallel; `folds`; `crossing`: the folds across
+    programs, each once, and `crossed`, the parallel axes they fold; `line`: the axis along which most bytes lie contiguously. `whole`: rows have to be
+    held whole; `carries`: partial results lie along a row, `carries_rows`: or folds across programs fold rows, too; `down`: long columns are folded
+    by programs that write rows on the way; `wide`: addresses need 64 bits; `width`: numbers that a fold carries at most."""
+
+    def __init__(self, b: Body, hints: Hints, target):
+        self.b, self.hints, self.target = b, hints, target
+        self.order = loop_order(b, hints)
+        folds = [e for e in walk(*exprs_of(b)) if isinstance(e, Reduce)]
+        self.crossed = frozenset(a for e in folds for a in e.over) & b.parallel
+        self.rows = [a for a in self.order if a not in b.parallel]
+        self.whole = any(set(self.rows) & set(e.over) and not set(self.rows) <= set(e.over) for e in folds) \
+            or any(isinstance(e, Scan) for e in walk(*exprs_of(b))) or any(set(e.over) & self.crossed and e.free & set(self.rows) for e in folds)
+        self.width = max((sum(1 for x in e.args if not isinstance(x, Const)) if e.monoid != "moments" else 3 for e in folds), default=1)
+        self.folds = folds
+        self.crossing = crossing = [e for e in folds if set(e.over) & self.crossed]
+        self.carries = any(e.free & set(self.rows) for e in crossing)                       # partial results along a row
+        self.carries_rows = self.carries or any(set(e.over) & set(self.rows) for e in crossing)
+        self.crossing = list({(e.monoid, e.over, e.args): e for e in crossing}.values())
+        self.line, self.wide = self._contiguous(), wide(b, hints, counted=True)
+        self.down = self._writes_down()
+
+    def _writes_down(self) -> bool:
+        """Are long columns folded by programs that write rows on the way?"""
+        both = self.crossed | {self.line}
+        return not self.rows and bool(self.crossed) and self.line in self.b.parallel - self.crossed and self.hints(self.line.extent) >= DOWN \
+            and any(both <= s.axes for s in self.b.stores)
+
+    def _contiguous(self) -> Axis | None:
+        """The axis along which most bytes lie contiguously; the last in loop order where none does."""
+        score: dict[Axis, float] = {a: 0 for a in self.b.axes}
+        for _, address, size in strides_of(self.b):
+            elements = self.hints.count(address.axes())
+            for a in score:
+                if address.coefficient(a) == 1:
+                    score[a] += elements * size * min(self.hints(a.extent), 32) / 32
+        return max(self.order, key=lambda a: (score[a], self.order.index(a)), default=None)
+
+    def carried(self) -> int:
+        """Of a thread for an element, in a loop that folds across programs: what is carried and what is read."""
+        read = {(e.node, e.index) for e in walk(*(a for f in self.crossing for a in f.args)) if isinstance(e, Load) and e.index[0].axes() & self.crossed}
+        return len(read) + sum(3 if e.monoid == "moments" else len(e.args) for e in self.crossing)
+
+    def staged_columns(self) -> bool:
+        """Are one-pass statistics of columns folded across programs? BatchNorm in NHWC with rows of them under way 50%, 40 without, 44 with a cap on
+        registers in place of them."""
+        return not self.rows and bool(self.crossed) and self.line not in self.crossed and any(e.monoid == "moments" for e in self.crossing)
+
+    def statistics(self) -> bool:
+        """Are columns folded across programs by more than one sum of what is read?"""
+        return not self.rows and bool(self.crossed) and self.line not in self.crossed and self.carried() > 2 \
+            and all(e.monoid in ("sum", "moments") for e in self.crossing)
+
+    def only_sums(self) -> bool:
+        """Are few sums all that programs share?"""
+        return self.carried() <= MOST_CARRIED and all(e.monoid == "sum" for e in self.crossing)
+
+    def scans_down(self) -> bool:
+        """Are prefixes down columns all that is made of rows?"""
+        return len(self.rows) == 1 and self.line not in self.rows and not self.folds and any(isinstance(e, Scan) for e in walk(*exprs_of(self.b)))
+
+    def needed_again(self) -> bool:
+        """Is a row looked at more than once: by a fold of what another one gives, or by a store along it? Or is it short?"""
+        rows = set(self.rows)
+        if not self.b.parallel and self.hints.count(rows) <= ALONE:
+            return True
+        if self.hints.count(rows) <= (CHUNK if self.line in rows else 2 * SECTOR) or any(s.axes & rows for s in self.b.stores):
+            return True
+        return any(isinstance(e, Reduce) and rows & set(e.over) and any(isinstance(x, Reduce) and rows & set(x.over) for a in e.args for x in walk(a))
+                   for e in walk(*exprs_of(self.b)))
+
+    def passing(self) -> bool:
+        """Are contiguous rows only folded, by folds that few lanes carry (`TileFolds._few`)?"""
+        single = all(e.monoid != "logsumexp" and (len(e.args) == 1 or all(isinstance(x, Const) for x in e.args[1:]) and e.monoid == "expsum")
+                     for e in self.folds if self.line in e.over)
+        return single and not self.stored_along() and not any(isinstance(e, Scan) for e in walk(*exprs_of(self.b)))
+
+    def summed(self) -> bool:
+        """Are `passing` rows long, whole words of 16-bit elements, and only summed?"""
+        return self.narrowest() == 2 and self.hints(self.line.extent) >= SUMMED_FROM and not self.begin_anywhere() \
+            and all(e.monoid == "sum" for e in self.folds if self.line in e.over)
+
+    def streams(self) -> bool:
+        """Is all that is read folded across programs, lane by lane, into no more than a sum? BatchNorm's backward sums with longer tiles: 28%, 55 without."""
+        return not self.rows and self.line in self.crossed and self.carried() <= 2 and self.passing()
+
+    def shifted_from(self) -> int:
+        """Elements of a row from which on it is read in whole words wherever it begins."""
+        if self.narrowest() >= 4:
+            return SHIFTED_WIDE
+        return SHIFTED if self.crossed or self.stored_along() else SHIFTED_FOLDED
+
+    def begin_anywhere(self) -> bool:
+        """Do rows along the contiguous axis begin at any element, not at 16-byte words?"""
+        return begin_anywhere(self.b, self.line, self.hints)
+
+    def stored_along(self) -> bool:
+        return any(s.axes & set(self.rows) for s in self.b.stores)
+
+    def narrowest(self) -> int:
+        """Bytes of an element of the narrowest that is read along the contiguous axis."""
+        return narrowest(self.b, self.line)
+
+    def turned(self) -> Axis | None:
+        """Another parallel axis that some access runs along contiguously, while it strides along the contiguous one."""
+        if self.line not in self.b.parallel:
+            return None
+        for _, address, _ in strides_of(self.b):
+            step = address.coefficient(self.line)
+            if step.terms and step != 1:
+                for a in self.order:
+                    if a in self.b.parallel and a is not self.line and address.coefficient(a) == 1 and self.hints(a.extent) >= 8:
+                        return a
+        return None

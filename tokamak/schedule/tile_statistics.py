@@ -1,0 +1,46 @@
+"""Tiles of statistics: columns folded across programs by more than one sum of what is read. A thread has words of several rows, which enter what it
+carries at once."""
+from __future__ import annotations
+
+import math
+
+from ..ir.index import Axis
+from .tile_facts import MOST_CARRIED, TileFacts
+
+WORD = 16               # bytes of the widest access of a thread
+WORD_WARPS = 8          # of a program of which each thread has words of
+AT_ONCE = 4             # rows at a step: one-pass statistics of 200704 x 256 bf16 38 us, 44 a row at a step; in 256 columns in place of 64 52 us
+ACROSS_RESIDENT = 3     # such programs of a multiprocessor: four spill, 43 us
+ALONE_AT_ONCE = 8       # the same where one value is read and nothing but moments carried: 31.6 us, 32.9 with 4 and three programs. BatchNorm in NHWC
+ALONE_RESIDENT = 2      # 59%, 58; InstanceNorm3D in NDHWC 55, 54
+ALONE_ROUNDS = 6        # blocks a program then: those two have 12 and 8
+SUMS_AT_ONCE = 2        # of sums, which are read a turn ahead: backward of InstanceNorm3D in NDHWC 39 us, 48 with four and none ahead; one-pass statistics
+                        # gain nothing by that (24 us, 23; 31, 31)
+
+
+def several_rows(of: TileFacts, pieces: dict[Axis, tuple[int, ...]]) -> dict[Axis, tuple[int, ...]]:
+    """The rows of a tile of `pieces` of which programs share statistics in equal pieces of a word a thread, which enter the statistics at once; empty
+    where they cannot be divided so."""
+    down = [a for a in pieces if a in of.crossed]
+    if not of.statistics() or len(down) != 1 or len(pieces) < 2:
+        return {}
+    rows = 32 * WORD_WARPS * (WORD // of.narrowest()) // math.prod(sum(p) for a, p in pieces.items() if a not in of.crossed)
+    count = 1 if of.carried() > MOST_CARRIED else ALONE_AT_ONCE if _alone(of) else SUMS_AT_ONCE if of.only_sums() else AT_ONCE
+    return {down[0]: (rows,) * count} if rows and of.hints(down[0].extent) >= rows * count else {}
+
+
+def resident(of: TileFacts) -> int:
+    """Programs of a multiprocessor where tiles have `several_rows`."""
+    return ALONE_RESIDENT if _alone(of) else ACROSS_RESIDENT
+
+
+def _alone(of: TileFacts) -> bool:
+    """Do programs that share statistics read one value and carry its moments, through many blocks?"""
+    block = 32 * WORD_WARPS * (WORD // of.narrowest()) * ALONE_AT_ONCE
+    return of.carried() <= 4 and any(e.monoid == "moments" for e in of.crossing) \
+        and of.hints.count(of.b.parallel) >= ALONE_ROUNDS * block * ALONE_RESIDENT * of.target.threads
+
+
+def columns(of: TileFacts, most: int) -> int:
+    """Columns, of at most `most`, of a tile that folds across rows which programs share: of statistics so many that no lane is idle."""
+    return next((n for n in (most, most // 2) if of.hints.divides(n, of.line.extent)), most) if of.statistics() else most
