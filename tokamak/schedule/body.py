@@ -142,7 +142,8 @@ def rewritten(b: Body, mapping: dict[Axis, Index], axes, parallel) -> Body:
 def renamed(b: Body, rename: Rewriter, names: dict) -> Body:
     """`b` with other memories in the place of those that `names` has; `rename` does the same to expressions."""
     def store(s: Store) -> Store:
-        return Store(names.get(s.memory, s.memory), s.address, rename(s.expr), s.axes, s.monoid, rename(s.guard) if s.guard is not None else None, s.bounds)
+        return Store(names.get(s.memory, s.memory), s.address, rename(s.expr), s.axes, s.monoid,
+                     rename(s.guard) if s.guard is not None else None, s.bounds)
     return Body(b.axes, tuple(store(s) for s in b.stores), b.parallel, store(b.base) if b.base is not None else None)
 
 
@@ -210,8 +211,8 @@ SHORT = 64              # elements of a piece of a line that is no whole words, 
 
 
 def whole_words(b: Body) -> Body:
-    """`b` with pairs of parallel axes (hi, lo) as one where all that runs along the inner one, which is no whole number of words, runs along both in step,
-    and the rest along the outer one: a group's statistics, beside the channels of ten a group, are found at channel // 10."""
+    """`b` with pairs of parallel axes (hi, lo) as one where all that runs along the inner one, which is no whole number of words, runs along both in
+    step, and the rest along the outer one: a group's statistics, beside the channels of ten a group, are found at channel // 10."""
     fresh = count(max((a.id for a in b.axes), default=0) + 1)
     for lo in b.axes:
         for hi in b.axes:

@@ -124,9 +124,9 @@ def _choose(b: Body, found: list[Contraction], hints: Hints, target, alone: bool
 
 
 def _wide(many: Axis, few: Axis, c: Contraction, products: int, b: Body, hints: Hints, target) -> bool:
-    """Are there columns for tiles of 64 on every multiprocessor, and weights that registers take as they are, in whole steps, not too many? They leave
-    the cache first then. 4 rows, 4096 to 14336: 33.9 us, 37.2 by the pipeline, 39.9 the vendor's; 14336 to 11008 106.8, 86.1, 91.5; but two such
-    products, in half the steps, 64, 62."""
+    """Are there columns for tiles of 64 on every multiprocessor, and weights that registers take as they are, in whole steps, not too many? They
+    leave the cache first then. 4 rows, 4096 to 14336: 33.9 us, 37.2 by the pipeline, 39.9 the vendor's; 14336 to 11008 106.8, 86.1, 91.5; but two
+    such products, in half the steps, 64, 62."""
     plain = not c.digits and not c.outer and hints(few.extent) <= SIDE and products == 1 and _width(c, many) == 2
     depth = c.depth.extent.constant
     whole = depth is not None and 0 < depth <= DEEP and depth % AHEAD == 0
@@ -135,8 +135,9 @@ def _wide(many: Axis, few: Axis, c: Contraction, products: int, b: Body, hints: 
 
 def _few_rows(many: Axis, few: Axis, c: Contraction, hints: Hints, processors: int, alone: bool) -> dict[Axis, int]:
     """Narrow tiles of the many, so that there are programs for all of the machine, in steps of 512 bytes along what is read of them: 16 by 16 by 256
-    of bf16 and by 512 of int8 were the best, or near it, of ten shapes at three sizes. Tiles of 64 by steps of 64 where those fill the machine: 2 rows
-    of bf16, 14336 to 14336, 104.0 us, 119.8 by 16, 117.3 a step ahead, 113.3 the vendor's; 32 rows, 1024 to 14336, 12.5, 17.2, the vendor's 14.9."""
+    of bf16 and by 512 of int8 were the best, or near it, of ten shapes at three sizes. Tiles of 64 by steps of 64 where those fill the machine: 2
+    rows of bf16, 14336 to 14336, 104.0 us, 119.8 by 16, 117.3 a step ahead, 113.3 the vendor's; 32 rows, 1024 to 14336, 12.5, 17.2, the vendor's
+    14.9."""
     rows = max(SIDE, power(hints(few.extent)))
     if c.outer:
         whole = max(SIDE, power(c.depth.extent.constant))
@@ -152,9 +153,9 @@ def _few_rows(many: Axis, few: Axis, c: Contraction, hints: Hints, processors: i
 
 
 def _few_in_tf32(columns: int, depth: int, processors: int) -> tuple[int, int] | None:
-    """(columns, step) of tiles in TF32: 64, whose programs share the depth where they are few, or 32, where these need not; None where neither has the
-    steps. 4 and 64 rows, us, by tiles of 16, 32 and 64: 4096 to 1024 16.4, 10.7, 9.8 and 20.2, 14.5, 12.6, the vendor 12.9, 13.9; 1024 to 4096 8.2,
-    8.5, 9.7 and 10.8, 10.7, 11.9, the vendor 12.9, 11.8; 1024 to 1024 5.8 by 16."""
+    """(columns, step) of tiles in TF32: 64, whose programs share the depth where they are few, or 32, where these need not; None where neither has
+    the steps. 4 and 64 rows, us, by tiles of 16, 32 and 64: 4096 to 1024 16.4, 10.7, 9.8 and 20.2, 14.5, 12.6, the vendor 12.9, 13.9; 1024 to 4096
+    8.2, 8.5, 9.7 and 10.8, 10.7, 11.9, the vendor 12.9, 11.8; 1024 to 1024 5.8 by 16."""
     if processors // -(-columns // 64) <= 1:
         return 64, 64
     if processors // -(-columns // 32) <= 1:
@@ -245,8 +246,8 @@ def _vector(b: Body, c: Contraction, hints: Hints, target) -> VectorSchedule | N
     others = tuple(sorted(b.parallel - {many}, key=b.axes.index))
     exact = frozenset(a for a, n in lengths.items() if a.extent.constant is not None and a.extent.constant % n == 0)
     pieces = tuple((a, (n,)) for a, n in lengths.items())
-    return VectorSchedule((*others, many, c.depth, *c.digits), (many,), pieces, frozenset((c.depth,)), (), 1, exact, 4, 1, wide=wide(b, hints, target),
-                          once=True, unrolled=frozenset(c.digits), depth=c.depth, group=1, early=True)
+    return VectorSchedule((*others, many, c.depth, *c.digits), (many,), pieces, frozenset((c.depth,)), (), 1, exact, 4, 1,
+                          wide=wide(b, hints, target), once=True, unrolled=frozenset(c.digits), depth=c.depth, group=1, early=True)
 
 
 def _schedule(b: Body, c: Contraction, sizes: dict[Axis, int], hints: Hints, target, stages: int, inner: Axis | None = None, programs: int = 1,

@@ -1,6 +1,6 @@
-"""A PersistentSchedule: how contractions of many rows and columns run on GPUs whose copy engine moves tiles (sm_90 on). A few programs stay on the machine
-and make tile after tile of the result; factors come through descriptors where memory allows that, and what is pointwise behind the products is done
-in parts of the tile, so that it finds registers beside the accumulators.
+"""A PersistentSchedule: how contractions of many rows and columns run on GPUs whose copy engine moves tiles (sm_90 on). A few programs stay on the
+machine and make tile after tile of the result; factors come through descriptors where memory allows that, and what is pointwise behind the products
+is done in parts of the tile, so that it finds registers beside the accumulators.
 
     parts       of how many columns' ranges the tile is finished, one after the other
     boxes       are descriptors used at all; without, every read and write is by address (where a call's memory is not aligned)
@@ -68,7 +68,8 @@ def store_box(s: Store, dims: tuple[Axis, Axis], hints: Hints) -> Box | None:
 
 
 def choose(b: Body, hints: Hints, target) -> PersistentSchedule | None:
-    """The schedule of a body whose folds are contractions of many rows and columns, at least one factor of which can be copied; None for any other."""
+    """The schedule of a body whose folds are contractions of many rows and columns, at least one factor of which can be copied; None for any
+    other."""
     found = folds_of(b)
     if target.arch[:1] != ("cuda",) or target.arch[1] < 90 or found is None or inner_of(found) or sums_beside(b):
         return None

@@ -67,8 +67,8 @@ def choose(b: Body, hints: Hints, target) -> RowsSchedule | None:
 
 def whole(b: Body, s: MatmulSchedule, hints: Hints, target) -> tuple[Body, RowsSchedule] | None:
     """Two layers back to back, whose weights the schedule `s` holds in blocks or reads step by step, with all of them held in turned tiles: eight
-    warps multiply 128 rows of weights at a time, and no row of hidden values is in the registers of one warp. 131072 rows, 128 to 256 to 128: 39.9 us,
-    48 in blocks; with the hidden values kept 50, 58; where something is read beside the products (a gradient's mask) 67.6, but 133 with what lies
+    warps multiply 128 rows of weights at a time, and no row of hidden values is in the registers of one warp. 131072 rows, 128 to 256 to 128: 39.9
+    us, 48 in blocks; with the hidden values kept 50, 58; where something is read beside the products (a gradient's mask) 67.6, but 133 with what lies
     between them stored, 100 in steps. None for that, where they are fewer (then four warps have registers for a row's, not measured so), or something
     has no room."""
     if s.inner is None or len(s.order) != 4 or b.base is not None:
@@ -90,5 +90,5 @@ def _schedule(rows: Axis, widths: tuple[Axis, ...], programs: int, warps: int, s
     """Tiles of `narrow.ROWS` rows by all of the narrow axes, or one half of one. `far`: are offsets of 64 bits?"""
     pieces = ((rows, (narrow.ROWS,)), *((a, (narrow.held(a, half),)) for a in widths))
     exact = frozenset(a for a, (n,) in pieces if a.extent.constant is not None and a.extent.constant % n == 0)
-    return RowsSchedule((rows, *widths), (rows, widths[0]), pieces, frozenset(), (rows,), programs, exact, warps, stages, wide=far, depth=rows, group=1,
-                        widths=widths, turned=turned, half=half)
+    return RowsSchedule((rows, *widths), (rows, widths[0]), pieces, frozenset(), (rows,), programs, exact, warps, stages, wide=far,
+                        depth=rows, group=1, widths=widths, turned=turned, half=half)

@@ -60,7 +60,8 @@ def choose(b: Body, hints: Hints, target) -> Schedule:
     if vector is not None:
         order = tuple(a for a in order if a is not vector) + (vector,)
     folded = {a for e in walk(*exprs_of(b)) if isinstance(e, Reduce) for a in e.over}
-    unrolled = frozenset(a for a in folded if a is not vector and a not in b.parallel and a.extent.constant is not None and a.extent.constant <= UNROLL)
+    unrolled = frozenset(a for a in folded if a is not vector and a not in b.parallel
+                         and a.extent.constant is not None and a.extent.constant <= UNROLL)
     block = None
     if vector is not None and vector in b.parallel:
         block = block_size(b, vector, folded - b.parallel - unrolled, hints, target)

@@ -1,5 +1,5 @@
-"""What a Body is like, as far as the choice of its tiles asks (`tiles`): which axes make rows, which lie contiguously, what is carried across programs,
-whether a row is needed again. Nothing here is chosen."""
+"""What a Body is like, as far as the choice of its tiles asks (`tiles`): which axes make rows, which lie contiguously, what is carried across
+programs, whether a row is needed again. Nothing here is chosen."""
 from __future__ import annotations
 
 from ..fuse.cost import Hints
@@ -12,20 +12,22 @@ from .tile_access import begin_anywhere, narrowest, wide
 CHUNK = 4096            # elements of a looped row that are in registers at once
 ALONE = 16384           # elements that a single program holds: 8192 partial results 3 us, 6 in a loop
 SECTOR = 16             # columns at least, of a tile that holds whole columns: 32 bytes of a 16-bit type
-DOWN = 4096             # columns from which on programs that sum them beside what they write take blocks of so many, a row at a time: 95% where tiles of 64
-                        # columns reach 60
+DOWN = 4096             # columns from which on programs that sum them beside what they write take blocks of so many, a row at a time: 95% where tiles
+                        # of 64 columns reach 60
 SUMMED_FROM = 65536      # elements of rows of whole words of 16 bits, summed only, from which on larger chunks pass through more warps
-MOST_CARRIED = 6        # numbers a lane from which on it is one row at a step: EvoNorm backward in f32 spilled 464 bytes with four, 593 us, 146 with one
+MOST_CARRIED = 6        # numbers a lane from which on it is one row at a step: EvoNorm backward in f32 spilled 464 bytes with four, 593 us, 146 with
+                        # one
 SHIFTED = 256           # elements of a row from which on it is read in whole words wherever it begins: f16 LayerNorm over 257 columns 73%, 56 not so
-SHIFTED_FOLDED = 1024   # the same of rows that are only folded: f16 sums along 257 and 513 columns 56 and 70%, 20 and 39 in words; along 2049 78 and 91
+SHIFTED_FOLDED = 1024   # the same of rows that are only folded: f16 sums along 257 and 513 columns 56 and 70%, 20 and 39 in words; along 2049 78 and
+                        # 91
 SHIFTED_WIDE = 512      # the same where all are of 32 bits and more: f32 sums over 257 columns 40%, 85 element by element; softmax 79 and 94
 
 
 class TileFacts:
     """Of `b`, at the sizes of `hints`. `order`: its axes in loop order; `rows`: those that are not parallel; `folds`; `crossing`: the folds across
-    programs, each once, and `crossed`, the parallel axes they fold; `line`: the axis along which most bytes lie contiguously. `whole`: rows have to be
-    held whole; `carries`: partial results lie along a row, `carries_rows`: or folds across programs fold rows, too; `down`: long columns are folded
-    by programs that write rows on the way; `wide`: addresses need 64 bits; `width`: numbers that a fold carries at most."""
+    programs, each once, and `crossed`, the parallel axes they fold; `line`: the axis along which most bytes lie contiguously. `whole`: rows have to
+    be held whole; `carries`: partial results lie along a row, `carries_rows`: or folds across programs fold rows, too; `down`: long columns are
+    folded by programs that write rows on the way; `wide`: addresses need 64 bits; `width`: numbers that a fold carries at most."""
 
     def __init__(self, b: Body, hints: Hints, target):
         self.b, self.hints, self.target = b, hints, target
@@ -62,7 +64,8 @@ class TileFacts:
 
     def carried(self) -> int:
         """Of a thread for an element, in a loop that folds across programs: what is carried and what is read."""
-        read = {(e.node, e.index) for e in walk(*(a for f in self.crossing for a in f.args)) if isinstance(e, Load) and e.index[0].axes() & self.crossed}
+        read = {(e.node, e.index) for e in walk(*(a for f in self.crossing for a in f.args))
+                if isinstance(e, Load) and e.index[0].axes() & self.crossed}
         return len(read) + sum(3 if e.monoid == "moments" else len(e.args) for e in self.crossing)
 
     def staged_columns(self) -> bool:
@@ -105,7 +108,8 @@ class TileFacts:
             and all(e.monoid == "sum" for e in self.folds if self.line in e.over)
 
     def streams(self) -> bool:
-        """Is all that is read folded across programs, lane by lane, into no more than a sum? BatchNorm's backward sums with longer tiles: 28%, 55 without."""
+        """Is all that is read folded across programs, lane by lane, into no more than a sum? BatchNorm's backward sums with longer tiles: 28%, 55
+        without."""
         return not self.rows and self.line in self.crossed and self.carried() <= 2 and self.passing()
 
     def shifted_from(self) -> int:

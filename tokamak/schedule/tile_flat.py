@@ -1,5 +1,5 @@
-"""Tiles of short rows that lie one behind the other and begin anywhere: a program reads its rows as one run of whole words, and each lane then takes its
-element from what other threads have read. Element by element an access is two bytes long: too few bytes are under way.
+"""Tiles of short rows that lie one behind the other and begin anywhere: a program reads its rows as one run of whole words, and each lane then takes
+its element from what other threads have read. Element by element an access is two bytes long: too few bytes are under way.
 """
 from __future__ import annotations
 

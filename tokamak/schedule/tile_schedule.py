@@ -1,18 +1,19 @@
 """A TileSchedule: how one Body runs as programs over tiles, on a GPU. A small frozen value that prints.
 
     dims        the axes that are dimensions of a tile, in order; every other axis is one coordinate at a time
-    pieces      for each of them the power-of-two lengths that cover it: one for a looped one (its chunk); a held row axis may have several, since 768 is
-                512 + 256 and 1025 is 1024 + 16 masked. Those of a parallel axis cover a block (the grid counts blocks): several where blocks of one
-                power of two would leave lanes idle, as 3136 = 2048 + 1024 + 64 does
+    pieces      for each of them the power-of-two lengths that cover it: one for a looped one (its chunk); a held row axis may have several, since 768
+                is 512 + 256 and 1025 is 1024 + 16 masked. Those of a parallel axis cover a block (the grid counts blocks): several where blocks of
+                one power of two would leave lanes idle, as 3136 = 2048 + 1024 + 64 does
     looped      row axes that are run through in loops; the other row axes are held in registers
-    split       parallel axes that a program runs over in a loop, every so many of them: those that folds cross (programs leave partial results, which a
-                second kernel combines), or rows that read something which one program can keep
+    split       parallel axes that a program runs over in a loop, every so many of them: those that folds cross (programs leave partial results, which
+                a second kernel combines), or rows that read something which one program can keep
     programs    how many programs share the split axes
     together    held row axes whose lanes a fold across programs takes together at each of its steps; else each lane is carried for itself
     by_thread   folds across programs carry a lane for each thread, which takes in all that it reads: few registers, many bytes under way; a row of
                 lanes for every so many rows in a tile that is folded down its columns
     shift       rows that begin at any element, see Shift
-    staged      a row axis that is held in the width it has in memory (`tile_stages`): what is computed from it before a fold is computed again behind it
+    staged      a row axis that is held in the width it has in memory (`tile_stages`): what is computed from it before a fold is computed again behind
+                it
     sharers     programs, neighbours of a cluster, that share each row: the pieces are those of one of them
     backward    the first program takes the last block: what the kernel before has read last is still in the cache
     kept        of 64 parts of what a program's loop over split axes reads, those that it reads last, which stay in the cache for the next kernel: the
@@ -38,8 +39,8 @@ WASTE = 8               # a masked tail may idle one lane in this many
 
 @dataclass(frozen=True)
 class Shift:
-    """Rows that begin anywhere are read from their first multiple of `group` elements on, in whole 16-byte words: the last piece of `axis` is what lies
-    before it and, from lane `group` on, behind the last whole word. `origin`: where a row begins, as an offset in elements without `axis`."""
+    """Rows that begin anywhere are read from their first multiple of `group` elements on, in whole 16-byte words: the last piece of `axis` is what
+    lies before it and, from lane `group` on, behind the last whole word. `origin`: where a row begins, as an offset in elements without `axis`."""
     axis: Axis
     group: int
     origin: Index
@@ -105,7 +106,8 @@ class TileSchedule:
         if self.by_thread:
             parts.append("by_thread")
         most = (f" registers({self.registers})" if self.registers else "") + (" reread" if self.reread else "")
-        flags = f"{' wide' if self.wide else ''}{' once' if self.once else ''}{' backward' if self.backward else ''}{f' kept({self.kept})' if self.kept else ''}"
+        flags = "".join(f" {name}" for name in ("wide", "once", "backward") if getattr(self, name))
+        flags += f" kept({self.kept})" if self.kept else ""
         flags += " ahead" if self.ahead else ""
         return " ".join((*parts, f"warps({self.warps}) stages({self.stages}){most}{flags}"))
 
@@ -126,8 +128,8 @@ def cover(n: int) -> tuple[int, ...]:
 
 
 def blocks(n: int, most: int) -> tuple[int, ...]:
-    """Pieces of one block of those, at most `most` elements each, that cover `n` elements: the longest block that needs no mask, or all of them in one
-    block whose last piece is masked; () where there is neither."""
+    """Pieces of one block of those, at most `most` elements each, that cover `n` elements: the longest block that needs no mask, or all of them in
+    one block whose last piece is masked; () where there is neither."""
     for count in range(-(-n // most), 4 * -(-n // most) + 1):
         if n % count == 0 and sum(cover(n // count)) == n // count and (count == 1 or cover(n // count)[-1] >= 16):
             return cover(n // count)

@@ -16,7 +16,8 @@ SMALL = 1 << 20         # bytes of what a kernel between two such touches, at mo
 
 
 def small(b: Body, hints: Hints) -> bool:
-    """Does a kernel touch so little that what lies in the cache before it is still there behind it? The statistics of groups, of what columns gave."""
+    """Does a kernel touch so little that what lies in the cache before it is still there behind it? The statistics of groups, of what columns
+    gave."""
     touched = {(e.node, e.index[0]) for e in walk(*exprs_of(b)) if isinstance(e, Load)} | {(s.memory, s.address) for s in b.stores}
     return sum(hints.count(address.axes()) * memory.dtype.bytes for memory, address in touched) <= SMALL
 
@@ -35,8 +36,8 @@ def after(made: tuple[Body, TileSchedule], before: tuple[Body, TileSchedule] | N
 
 def _ordered(s: TileSchedule, first: TileSchedule, shared) -> tuple[Axis, ...]:
     """The axes of `s` with those foremost, which programs take last to first, that `first` runs along in its loops, in all of its programs at once:
-    only what it has read last in each of them is still there. InstanceNorm3D of 4 images in NDHWC 55% of a copy with `tile_statistics.ALONE_AT_ONCE`, 53 before
-    both. `shared`: addresses of the same memory in both."""
+    only what it has read last in each of them is still there. InstanceNorm3D of 4 images in NDHWC 55% of a copy with `tile_statistics.ALONE_AT_ONCE`,
+    53 before both. `shared`: addresses of the same memory in both."""
     along = {(m, address.coefficient(a)) for m, (_, address) in enumerate(shared) for a in first.split if a in address.axes()}
     crossed = lambda a: any((m, address.coefficient(a)) in along for m, (address, _) in enumerate(shared) if a in address.axes())
     return tuple(sorted(s.order, key=lambda a: not crossed(a)))

@@ -14,8 +14,8 @@ ACROSS_RESIDENT = 3     # such programs of a multiprocessor: four spill, 43 us
 ALONE_AT_ONCE = 8       # the same where one value is read and nothing but moments carried: 31.6 us, 32.9 with 4 and three programs. BatchNorm in NHWC
 ALONE_RESIDENT = 2      # 59%, 58; InstanceNorm3D in NDHWC 55, 54
 ALONE_ROUNDS = 6        # blocks a program then: those two have 12 and 8
-SUMS_AT_ONCE = 2        # of sums, which are read a turn ahead: backward of InstanceNorm3D in NDHWC 39 us, 48 with four and none ahead; one-pass statistics
-                        # gain nothing by that (24 us, 23; 31, 31)
+SUMS_AT_ONCE = 2        # of sums, which are read a turn ahead: backward of InstanceNorm3D in NDHWC 39 us, 48 with four and none ahead; one-pass
+                        # statistics gain nothing by that (24 us, 23; 31, 31)
 
 
 def several_rows(of: TileFacts, pieces: dict[Axis, tuple[int, ...]]) -> dict[Axis, tuple[int, ...]]:

@@ -19,15 +19,15 @@ from .tile_stages import power
 
 TILE = 4096             # elements of a tile that a program works on at once, at least where the sizes allow
 SMALLEST = 256          # of a pointwise tile where there are few: 65536 elements in 1.6 us, 1.9 with POINTWISE
-RAGGED = 1024           # of a tile with rows that begin anywhere and are too short for whole words: f32 softmax over 65 columns 77%, f16 LayerNorm 57; 61 and
-                        # 54 with twice as many, 36 and 31 with TILE
+RAGGED = 1024           # of a tile with rows that begin anywhere and are too short for whole words: f32 softmax over 65 columns 77%, f16 LayerNorm
+                        # 57; 61 and 54 with twice as many, 36 and 31 with TILE
 RAGGED_FOLDED = 2048    # the same where rows are only folded: f32 sums along 65 and 17 columns 95 and 91%, 66 and 82 with TILE
 ROWS = 8                # of such tiles at least: f32 sums along 257 columns 85%, 40 with one
-RAGGED_THREAD = 8       # elements to a thread of a tile that walks down columns whose rows begin anywhere: the compiler keeps few such loads under way.
-                        # f16 sums of 1024 rows of 65537 64%, 17 with ROW_THREAD
+RAGGED_THREAD = 8       # elements to a thread of a tile that walks down columns whose rows begin anywhere: the compiler keeps few such loads under
+                        # way. f16 sums of 1024 rows of 65537 64%, 17 with ROW_THREAD
 POINTWISE = 1024        # elements of a pointwise tile: 8 to a thread, one 16-byte access of a 16-bit type
-PLACES_CHUNK = 2048     # the same where the place of the greatest or least element is carried, too: amax and argmax of bf16 rows of 32000 by hand 90%, 87 with
-                        # twice as many
+PLACES_CHUNK = 2048     # the same where the place of the greatest or least element is carried, too: amax and argmax of bf16 rows of 32000 by hand
+                        # 90%, 87 with twice as many
 CHUNK_BYTES = 16384     # bytes of it where rows are only folded, a few lanes carrying what comes of them: f16 sums of rows of 86021 80%, 71 with half
                         # as many
 PASSING_WARPS = 4       # of a program then: eight 16-byte words a thread under way
@@ -45,29 +45,31 @@ TURNED = 64             # edge of a tile that is read along one axis and written
 LARGEST = 4 * HELD      # elements of any tile: with so many Triton takes 2 s, with four times as many 100
 PER_THREAD = 16         # elements of a pointwise tile to one thread
 ROW_THREAD = 32         # of a tile that is folded: norms forward reach 75% of the limit over many sizes, against 69 with 16 and 62 with 8
-CARRY_THREAD = 16       # elements of a row to one thread where column sums are carried: 16-bit LayerNorm backward at six sizes 70 to 77%, 26 to 61 with
-                        # half as many; f32 83, 78 and 54% against 82, 68 and 41
+CARRY_THREAD = 16       # elements of a row to one thread where column sums are carried: 16-bit LayerNorm backward at six sizes 70 to 77%, 26 to 61
+                        # with half as many; f32 83, 78 and 54% against 82, 68 and 41
 CARRIED_LANES = 32768   # lanes that folds across programs carry for themselves: half of a multiprocessor's registers
 MOST_WARPS = 16
 CARRY_WARPS = 32
 CARRY_RESIDENT = 16     # warps a multiprocessor has in flight then: the fewer programs, the fewer partial results to fold
-LANES = 32              # rows of a tile from which on several are under way: with fewer, what is one number a row is laid out again and again: f16 LayerNorm
-                        # backward over 256 and 512 columns 38 and 57%, 80 and 70 with one
-CARRY_STAGES = 3        # rows under way at once in a loop that carries column sums: 77 to 85, 73 to 87, 76 to 89% (aligned rows); bf16 rows that begin anywhere, over
-                        # 1023 and 4097 columns, 74 to 84 and 72 to 75, f32 64 to 62. Loops across rows lose up to nine tenths with more than one
-SPLIT_REGISTERS = 80    # of a thread, for what it carries and reads in a loop that folds across programs: one-pass statistics of 64x256x56x56 bf16 in 36 us
-                        # with 8 warps a tile, 44 to 59 with 16, whose accesses are shorter
-THREAD = 52             # elements of a tile to a thread that folds them into one lane: statistics of contiguous planes of 3136 bf16 by programs of two warps
-                        # 91% of the limit of reading, by four 81, by eight 71
+LANES = 32              # rows of a tile from which on several are under way: with fewer, what is one number a row is laid out again and again: f16
+                        # LayerNorm backward over 256 and 512 columns 38 and 57%, 80 and 70 with one
+CARRY_STAGES = 3        # rows under way at once in a loop that carries column sums: 77 to 85, 73 to 87, 76 to 89% (aligned rows); bf16 rows that
+                        # begin anywhere, over 1023 and 4097 columns, 74 to 84 and 72 to 75, f32 64 to 62. Loops across rows lose up to nine tenths
+                        # with more than one
+SPLIT_REGISTERS = 80    # of a thread, for what it carries and reads in a loop that folds across programs: one-pass statistics of 64x256x56x56 bf16 in
+                        # 36 us with 8 warps a tile, 44 to 59 with 16, whose accesses are shorter
+THREAD = 52             # elements of a tile to a thread that folds them into one lane: statistics of contiguous planes of 3136 bf16 by programs of
+                        # two warps 91% of the limit of reading, by four 81, by eight 71
 FILLED = 0.75           # of the programs that run at once: where programs share folds, so many in one wave rather than a few more in two
-LONE = 8192             # elements of a tile that walks down columns so few that no multiprocessor has a second program: partial results of 1584 and 1980
+LONE = 8192             # elements of a tile that walks down columns so few that no multiprocessor has a second program: partial results of 1584 and
+                        # 1980
 LONE_THREAD = 16        # programs over 768 columns 5.1 us, 10.2 and 15.1 with TILE and ROW_THREAD; of 1056 over 1024 2.9, 4.8
 LEAST_BLOCK = 256       # elements of a block along the contiguous axis that is worth several pieces
 NARROW = 8              # columns at least, of a tile that folds across rows: 32 bytes of f32, one sector
 REGISTERS = 65536       # of a multiprocessor
 BESIDE = 16             # registers of a thread beside those that hold a row and column sums: with the programs of a multiprocessor thus counted
-                        # LayerNorm backward over 768 columns reaches 79% (66 where the last of them began when the first had ended), forward over 4095
-                        # 77 (63), RMSNorm 90 (84)
+                        # LayerNorm backward over 768 columns reaches 79% (66 where the last of them began when the first had ended), forward over
+                        # 4095 77 (63), RMSNorm 90 (84)
 MANY = 4                # programs for each share from which on none may be too many: it would begin when all others have ended
 RESIDENT = 32           # warps a multiprocessor should have in flight
 WORD = 16               # bytes of the widest access of a thread
@@ -122,27 +124,32 @@ class _Chooser(TileFacts):
         full = shares and self.carried() > 2 and not staged        # left open, a third of the programs would not run at once
         if self.width > 1 and not (shares and any(e.monoid == "moments" for e in self.crossing)):
             each = max(each // self.width, 8)
-        by_thread = shares and dims == (self.line,) and self.line in self.crossed and self.carried() > 2 and all(e.monoid in ("sum", "moments") for e in self.crossing)
+        by_thread = shares and dims == (self.line,) and self.line in self.crossed and self.carried() > 2 \
+            and all(e.monoid in ("sum", "moments") for e in self.crossing)
         if by_thread:
             each = THREAD
         elif shares:
             each = min(each, SPLIT_REGISTERS // self.carried())
-        warps = max(1, min(CARRY_WARPS if carries and not one else MOST_WARPS, power(-(-elements // (32 * each)) if shares else elements // (32 * each))))
+        warps = power(-(-elements // (32 * each)) if shares else elements // (32 * each))
+        warps = max(1, min(CARRY_WARPS if carries and not one else MOST_WARPS, warps))
         if self.streams() or self.line in self.looped and self.passing():
             warps = min(warps, SUMMED_WARPS if self.summed() else PASSING_WARPS)
         if several or words:
             warps = tile_statistics.WORD_WARPS if several else 1
         split = tuple(a for a in self.order if a in self.crossed) or self._shared_rows()
-        counted = carries or split and not self.crossed and warps > 1       # one-warp LayerNorm and RMSNorm over 1023: 83 and 88%, 65 and 78 when counted
+        # one-warp LayerNorm and RMSNorm over 1023: 83 and 88%, 65 and 78 when counted
+        counted = carries or split and not self.crossed and warps > 1
         stay = tile_statistics.resident(self) if several else max(1, RESIDENT // warps)
         self.resident = self._resident(warps, elements // (32 * warps)) if counted else stay
         reread = one and self.shift is None and self.resident == 0         # 59 to 68%, from 37 to 62; shifted rows lose, 55 to 49
         self.resident = max(1, self.resident)
+        capped = full or split and self.resident < RESIDENT // warps
         return TileSchedule(self.order, dims, tuple((a, self.pieces[a]) for a in dims), frozenset(self.looped), split,
                             self._programs(split) if split else 1, exact, warps, 1 if reread else CARRY_STAGES if staged else self._stages(),
                             wide=self.wide, once=once(self.b, self.line, self.looped, self.hints, self.target), shift=self.shift,
-                            registers=min(REGISTERS // (32 * warps * self.resident) // 8 * 8, 255) if full or split and self.resident < RESIDENT // warps else 0,
-                            together=self.together, ahead=bool(several) and self.only_sums(), by_thread=by_thread or bool(words) and bool(self.looped), reread=reread)
+                            registers=min(REGISTERS // (32 * warps * self.resident) // 8 * 8, 255) if capped else 0,
+                            together=self.together, ahead=bool(several) and self.only_sums(),
+                            by_thread=by_thread or bool(words) and bool(self.looped), reread=reread)
 
     def _resident(self, warps: int, each: int) -> int:
         """How many programs that hold rows a multiprocessor has registers for. Perhaps 0."""
@@ -157,9 +164,10 @@ class _Chooser(TileFacts):
         return BESIDE + each * (len(held) + len(sums) + len(made))
 
     def _together(self) -> frozenset[Axis]:
-        """The held row axes that folds across programs cross, where carrying every lane of them would take more registers than a tile's own values; the
-        columns of a tile, where sums along held columns cross them."""
-        if self.carries and not self.looped and self.line in self.crossed and self.line in self.pieces and not any(e.monoid in CARRIERS for e in self.crossing):
+        """The held row axes that folds across programs cross, where carrying every lane of them would take more registers than a tile's own values;
+        the columns of a tile, where sums along held columns cross them."""
+        if self.carries and not self.looped and self.line in self.crossed and self.line in self.pieces \
+                and not any(e.monoid in CARRIERS for e in self.crossing):
             return frozenset((self.line,))
         folds = {(e.monoid, e.over, e.args) for e in self.crossing if e.monoid not in CARRIERS}
         inside = frozenset(a for _, over, _ in folds for a in over if a in self.pieces and a in self.rows and a not in self.looped)
@@ -200,7 +208,8 @@ class _Chooser(TileFacts):
         """So many short rows to a program, which are read as one run."""
         self.pieces = {a: cover(self.hints.exactly(a.extent)) if a is self.line else (power(count),) for a in self.order}
         exact = frozenset((self.line,)) if sum(self.pieces[self.line]) == self.hints.exactly(self.line.extent) else frozenset()
-        return TileSchedule(self.order, self.order, tuple(self.pieces.items()), frozenset(), (), 1, exact, tile_flat.WARPS, wide=self.wide, flat=count)
+        return TileSchedule(self.order, self.order, tuple(self.pieces.items()), frozenset(), (), 1, exact, tile_flat.WARPS,
+                            wide=self.wide, flat=count)
 
     def _carried_each(self) -> int:
         """Elements of a row to one thread where column sums are carried."""
@@ -290,12 +299,14 @@ class _Chooser(TileFacts):
                 smallest = min(smallest, size)
         group = 16 // smallest
         origin = max(found, key=lambda i: found[i], default=None)
-        if origin is None or any([isinstance(x, Axis) for x in k].count(True) != 1 or not all(isinstance(x, (Axis, Size)) for x in k) for k in origin.terms):
+        if origin is None or any([isinstance(x, Axis) for x in k].count(True) != 1 or not all(isinstance(x, (Axis, Size)) for x in k)
+                                 for k in origin.terms):
             return None
         return Shift(a, group, origin) if any(not self.hints.divides(group, origin.coefficient(x)) for x in origin.axes()) else None
 
     def _shared_rows(self) -> tuple[Axis, ...]:
-        """Of shifted rows that read something else along the row (a weight): programs take every so many rows, all of which begin alike, and keep it."""
+        """Of shifted rows that read something else along the row (a weight): programs take every so many rows, all of which begin alike, and keep
+        it."""
         if self.shift is None or self.looped:
             return ()
         kept = any(address.coefficient(self.shift.axis) == 1 and address.without(self.shift.axis) is not self.shift.origin
@@ -338,15 +349,16 @@ class _Chooser(TileFacts):
         if turned is not None and turned not in self.pieces and room >= min(SECTOR, hints(turned.extent)):
             have *= self._tile(turned, min(TURNED, room))
         candidates = sorted((a for a in parallel if a not in self.pieces), key=lambda a: (a in self.crossed, self.order.index(a)), reverse=True)
-        few, beside = self.statistics(), sum(a not in self.crossed for a in self.pieces)        # a third axis of a large tile is spilled: backward sums of InstanceNorm3D in NDHWC 49 us, 55 with images in it
+        # a third axis of a large tile is spilled: backward sums of InstanceNorm3D in NDHWC 49 us, 55 with images in it
+        few, beside = self.statistics(), sum(a not in self.crossed for a in self.pieces)
         for a in candidates:
             most_axes = 1 + beside if few and have * 8 > want else 3
             if have * 2 <= want // (4 if self.rows and self.line in self.rows else 1) and len(self.pieces) < most_axes and hints(a.extent) > 1:
                 have *= self._tile(a, want // have)
 
     def _line_in_blocks(self, most: int) -> int:
-        """Covers the contiguous axis, where programs fold across it, by blocks of about `most` elements in several pieces: lanes that are never idle count
-        without weights. So where programs of a single piece would leave many lanes idle. 0 where one piece does as well."""
+        """Covers the contiguous axis, where programs fold across it, by blocks of about `most` elements in several pieces: lanes that are never idle
+        count without weights. So where programs of a single piece would leave many lanes idle. 0 where one piece does as well."""
         n, size = self.line.extent.constant, min(power(self.hints(self.line.extent)), power(most + 1) // 2)
         if n is None or size < LEAST_BLOCK or n % size == 0 or any(isinstance(e, Scan) for e in walk(*exprs_of(self.b))):
             return 0
@@ -359,11 +371,13 @@ class _Chooser(TileFacts):
         return sum(found)
 
     def _line_continued(self, most: int) -> int:
-        """Tiles the axis whose steps are whole pieces of the contiguous one, where tiles of statistics hold all of those and have room for more columns."""
+        """Tiles the axis whose steps are whole pieces of the contiguous one, where tiles of statistics hold all of those and have room for more
+        columns."""
         have, n = math.prod(self.pieces.get(self.line, (1,))), self.line.extent
         if not self.statistics() or self.hints.exactly(n) != have or 2 * have > most:
             return 1
-        beside = [a for a in self.order if a in self.b.parallel - self.crossed and any(address.coefficient(a) is n for _, address, _ in strides_of(self.b))]
+        beside = [a for a in self.order
+                  if a in self.b.parallel - self.crossed and any(address.coefficient(a) is n for _, address, _ in strides_of(self.b))]
         return self._tile(beside[0], most // have) if beside else 1
 
     def _tile(self, a: Axis, most: int) -> int:

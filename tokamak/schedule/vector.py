@@ -1,5 +1,5 @@
-"""A VectorSchedule: how products of a matrix and a vector run. Each program folds a few rows of the matrix, in f32: a tile of a few rows by many elements of
-the depth is multiplied element by element, and what each lane has carried is added up behind the loop.
+"""A VectorSchedule: how products of a matrix and a vector run. Each program folds a few rows of the matrix, in f32: a tile of a few rows by many
+elements of the depth is multiplied element by element, and what each lane has carried is added up behind the loop.
 
     dims        the axis of the result
 """
@@ -21,8 +21,8 @@ FILL = 512              # programs that there should be before one takes several
 
 
 def sizes(c: Contraction, hints: Hints) -> tuple[Axis, dict[Axis, int]] | None:
-    """(the axis of the result, the lengths of a tile along it and along the depth), or None where the matrix does not lie along the depth, or where the
-    depth is in slices: each element would be scaled."""
+    """(the axis of the result, the lengths of a tile along it and along the depth), or None where the matrix does not lie along the depth, or where
+    the depth is in slices: each element would be scaled."""
     many = max((*c.rows, *c.columns), key=lambda a: hints(a.extent))
     matrix = [e for e in loads(c.left if many in c.left.free else c.right) if many in e.free and c.depth in e.free]
     if not all(runs_along(e, c.depth) for e in matrix) or c.outer:
