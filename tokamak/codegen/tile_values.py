@@ -1,62 +1,33 @@
-"""Values in tiles: coordinates, masks, addresses and expressions as Triton text, each in the outermost scope that has what it depends on."""
+"""Values in tiles: addresses and expressions as Triton text, each in the outermost scope that has what it depends on."""
 from __future__ import annotations
-
-import itertools
 
 from ..ir.dtype import BOOL, F32, I64
 from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Random, Reduce, Scalar, walk
-from ..ir.index import Axis, Fetch, FloorDiv, Index, Max, Min, Size, as_index
-from ..ir.normal import floordiv
+from ..ir.index import Axis, Fetch, Index, as_index
 from ..ir.substitution import substitute
 from ..schedule.body import Body, Memory
 from ..schedule.tile_schedule import TileSchedule
 from . import tile_words as words
-from .lower import Lowering
 from .scope import Named, all_atoms
+from .tile_coordinates import TileCoordinates
 from .tile_kernel import Scope, Value
 
-KNOWN = (16, 8, 4, 2)       # multiples of which kernels know factors and extents to be; the first one by what parameters say of themselves. bf16 LayerNorm
-                            # over 1000 columns 95%, GroupNorm of 8 channels in NHWC 53; 58 and 38 with 16 alone, where they were read element by element
 
-
-class TileValues(Lowering):
-    """Names, coordinates and expressions of one kernel."""
+class TileValues(TileCoordinates):
+    """Indices that gather, and expressions, of one kernel."""
 
     def __init__(self, body: Body, schedule: TileSchedule, hints, device: str, stores=None, fast: bool = False):
         super().__init__(body, schedule, hints)
         self.device, self.fast = device, fast
-        self.program = Scope([], frozenset())
-        self.scope = self.program
-        self.rank = len(schedule.dims)
-        self.piece: dict[Axis, int] = {a: 0 for a in schedule.dims}
-        self.coords: dict = {}               # (axis, piece) -> (Value, mask text or None)
-        self.fours: dict = {}                # (axis, piece) -> where it begins, text, for pieces of fours: all begin at multiples of 4
         self.stores = list(body.stores if stores is None else stores)
         self.spaces: dict = {}
-        self.held: list = []                 # tiled row axes that are held in registers
         self.rereading = False               # are held rows read for a second time?
-        self.block: str | None = None        # of a shifted parallel axis: the number of its block
         self.fills = _fills(self.stores)     # Load -> what idle lanes of it hold
         self.filled: dict[str, float] = {}   # register -> what its idle lanes hold
         self.lanes: dict[int, str] = {}      # of a shifted axis: piece -> its whole words' lanes
         self.ends = ""                       # and the lanes before and behind them
 
-    # -- texts -----------------------------------------------------------------------------------------------------------
-    def shape(self, dims) -> str:
-        sizes = [str(self.s.sizes(a)[self.piece[a]]) if a in dims else "1" for a in self.s.dims]
-        return f"[{', '.join(sizes)}]"
-
-    def _placed(self, text: str, a: Axis) -> str:
-        """A one-dimensional register as dimension `a` of a block."""
-        if self.rank == 1:
-            return text
-        return f"{text}[{', '.join(':' if x is a else 'None' for x in self.s.dims)}]"
-
-    def assign(self, scope: Scope, text: str, prefix: str = "t") -> str:
-        var = self.fresh(prefix)
-        scope.lines.append(f"{var} = {text}")
-        return var
-
+    # -- indices ---------------------------------------------------------------------------------------------------------------
     def text(self, i: Index, key, scope: Scope | None = None) -> tuple[str, frozenset]:
         """(text, tiled axes) of an index: plain integers stand first, so that tiles are offsets from one address."""
         shift = self.s.shift
@@ -85,118 +56,6 @@ class TileValues(Lowering):
             origin, _ = self.text(shift.origin, ("origin",))
             found = scope.memo["first word"] = self.assign(scope, f"tl.multiple_of({origin} + {self.words_from}, {shift.group})", "w")
         return found
-
-    def _atom_text(self, a) -> tuple[str, frozenset]:
-        if isinstance(a, Axis):
-            return self.coordinate(a)
-        if isinstance(a, Named):
-            value = self.named[a]
-            return value.var, value.dims
-        if isinstance(a, Size):
-            return a.name, frozenset()
-        (x, dx), (y, dy) = self._plain(a.a), self._plain(a.b)
-        if isinstance(a, (Min, Max)):
-            return f"tl.{'minimum' if isinstance(a, Min) else 'maximum'}({x}, {y})", dx | dy
-        if isinstance(a, FloorDiv):
-            return (f"(({x}) // ({y}))" if a in self.natural else f"tk.floordiv({x}, {y})"), dx | dy
-        return (f"(({x}) % ({y}))" if a in self.natural else f"tk.mod({x}, {y})"), dx | dy
-
-    def _plain(self, whole: Index) -> tuple[str, frozenset]:
-        """Text of an index whose factors are parameters already."""
-        parts, dims = [], frozenset()
-        for k, v in whole.terms.items():
-            factors = [self._atom_text(a) for a in k]
-            dims = dims.union(*(d for _, d in factors))
-            texts = [t for t, _ in factors]
-            parts.append(" * ".join(texts + ([str(v)] if v != 1 or not texts else [])))
-        return " + ".join(parts) or "0", dims
-
-    def _factor(self, factor: Index, key) -> Index:
-        """Of a factor that is a multiple of 8, 4 or 2, but not of 16, that is written out: accesses are as wide."""
-        known = self._known_factor(factor)
-        return super()._factor(floordiv(factor, as_index(known)), (key, known)) * known if known > 1 else super()._factor(factor, key)
-
-    def _divisor(self, b: Index, block, key) -> Index:
-        """A number is written out: divided by it is one multiplication, where by a parameter it is twenty operations."""
-        return b if b.constant is not None else super()._divisor(b, block, key)
-
-    def _known_factor(self, i: Index) -> int:
-        known = next((n for n in KNOWN if self.hints.divides(n, i)), 1)
-        return known if known < 16 and i.constant != 0 else 1
-
-    def extent(self, a: Axis) -> Index:
-        known = self._known_factor(a.extent) if a not in self.s.unrolled else 1
-        if known == 1:
-            return super().extent(a)
-        self.names.setdefault(a, f"i{len(self.names)}")
-        return as_index(Size(self.param("int", ("extent", a), floordiv(a.extent, as_index(known))))) * known
-
-    # -- coordinates and masks ---------------------------------------------------------------------------------------------
-    def coordinate(self, a: Axis) -> tuple[str, frozenset]:
-        value, _ = self.coords[a, self.piece.get(a, 0)]
-        return value.var, value.dims
-
-    def mask(self, axes) -> list[str]:
-        """Masks of those of `axes` whose current piece may reach past the extent."""
-        found = [self.coords[a, self.piece[a]][1] for a in self.s.dims if a in axes]
-        return [m for m in found if m is not None]
-
-    def _tile_coordinate(self, scope: Scope, a: Axis, base: str, piece: int, ragged: bool) -> None:
-        size = self.s.sizes(a)[piece]
-        if size % 4 == 0:       # every base is a number of whole pieces of this length, or of longer ones
-            self.fours[a, piece] = base
-        lanes = self._placed(f"tl.arange(0, {size})", a)
-        var = self.assign(scope, f"{base} + {lanes}" if base else lanes, "i")
-        mask = self.assign(scope, f"{var} < {self._number(self.extent(a))}", "m") if ragged else None
-        self.coords[a, piece] = (Value(var, frozenset((a,)), scope, True), mask)
-
-    def _number(self, i: Index) -> str:      # an extent: a parameter or a literal
-        text = self._plain(i)[0]
-        return text if text.isalnum() else f"({text})"
-
-    def _scalar_coordinate(self, scope: Scope, a: Axis, var: str) -> None:
-        self.coords[a, 0] = (Value(var, frozenset(), scope, False), None)
-
-    def blocks(self, a: Axis) -> Index:
-        """How many blocks a parallel axis has, for the host."""
-        shift, block = self.s.shift, sum(self.s.sizes(a)) if a in self.s.dims else 1
-        if shift is not None and a is shift.axis:
-            return floordiv(shift.words + (self.s.sizes(a)[0] - 1), as_index(self.s.sizes(a)[0]))
-        return floordiv(a.extent + (block - 1), as_index(block)) if block > 1 else a.extent
-
-    def _decode(self, scope: Scope, axes, number: str, prefix: str) -> None:
-        """Coordinates of `axes` from the running `number` of a block, the last axis fastest."""
-        rest = number
-        for n, a in reversed(list(enumerate(axes))):
-            whole = a in self.s.dims and self.s.shift is None and self.blocks(a) == 1         # one block: nothing to divide by
-            if whole:
-                block = ""
-            elif n == 0:
-                block = rest
-            else:
-                count = self.param("int", ("blocks", a), self.blocks(a))
-                block = self.assign(scope, f"{rest} % {count}", prefix)
-                rest = self.assign(scope, f"{rest} // {count}", prefix)
-            if self.s.shift is not None and a is self.s.shift.axis:
-                self.block = block
-            elif a in self.s.dims:
-                sizes, start, n = self.s.sizes(a), f"{block} * {sum(self.s.sizes(a))}" if block else "", self.hints.exactly(a.extent)
-                last = n % sum(sizes) if n is not None else 0          # elements of the last block
-                for piece, size in enumerate(sizes):
-                    behind = f"{' + ' if start else ''}{sum(sizes[:piece])}" if piece else ""
-                    self._tile_coordinate(scope, a, start + behind, piece, a not in self.s.exact and sum(sizes[:piece + 1]) > last)
-            else:
-                self._scalar_coordinate(scope, a, block)
-
-    def _choices(self, axes):
-        """Every choice of pieces of the held axes among `axes`; the other axes stay at their first piece."""
-        held = [a for a in self.held if a in axes]
-        for combination in itertools.product(*(range(len(self.s.sizes(a))) for a in held)):
-            yield dict(zip(held, combination))
-
-    def _first_pieces(self) -> None:
-        for a in self.piece:
-            self.piece[a] = 0
 
     # -- expressions -----------------------------------------------------------------------------------------------------------
     def emit(self, e: Expr) -> Value:
@@ -261,8 +120,6 @@ class TileValues(Lowering):
         """The fetched values in an index."""
         i = self._fetched(i)
         return [self.named[a] for a in all_atoms(i) if isinstance(a, Named)]
-
-    named: dict = {}
 
     def _fetched(self, i: Index) -> Index:
         """`i` with gathered indices replaced by the registers that hold them, checked and clamped."""
@@ -376,7 +233,8 @@ class TileValues(Lowering):
         return self._put(e, f"({text} == {place.var})", at.free, (shared, place, *self._of(at.index)), dims | shared.dims, True)
 
     def _shared_division(self, e: Op, a: Value, b: Value) -> Value:
-        """a / b by a reciprocal that many elements share; divisors whose reciprocal is no number are taken nearer to 1 first, and the quotients back."""
+        """a / b by a reciprocal that many elements share; divisors whose reciprocal is no number are taken nearer to 1 first, and the quotients
+        back."""
         near = self._known(("near", b.var)) or self._put(("near", b.var), f"tl.where(tl.abs({b.var}) < 1e-30, 1e30, 1.0)", (), (b,))
         inverse = self._known(("inverse", b.var)) or self._put(("inverse", b.var), f"1.0 / ({b.var} * {near.var})", (), (b, near))
         return self._put(e, f"{a.var} * {inverse.var} * {near.var}", (), (a, inverse, near))
@@ -385,7 +243,8 @@ class TileValues(Lowering):
         """a / b rounded once, by a reciprocal that many elements share and what the product leaves over."""
         near = self._known(("within", b.var)) or self._put(("within", b.var), f"tk.within({b.var})", (), (b,))
         scaled = self._known(("scaled", b.var)) or self._put(("scaled", b.var), f"{b.var} * {near.var}", (), (b, near))
-        inverse = self._known(("rounded inverse", b.var)) or self._put(("rounded inverse", b.var), words.op("div", F32, ("1.0", scaled.var)), (), (scaled,))
+        key = ("rounded inverse", b.var)
+        inverse = self._known(key) or self._put(key, words.op("div", F32, ("1.0", scaled.var)), (), (scaled,))
         return self._put(e, f"tk.quotient({a.var}, {scaled.var}, {inverse.var}, {near.var})", (), (a, scaled, inverse, near))
 
     def _emit_cast(self, e: Cast) -> Value:
@@ -401,7 +260,8 @@ class TileValues(Lowering):
         if along is not None:
             return self._emit_fours(e, along, seed, offset)
         text, dims = self.text(e.index, ("coord", e.index))
-        return self._put(e, words.random(e.kind, seed.var, f"({offset.var} + {_as_i64(text)})"), e.free, (seed, offset, *self._of(e.index)), dims, bool(dims))
+        number = words.random(e.kind, seed.var, f"({offset.var} + {_as_i64(text)})")
+        return self._put(e, number, e.free, (seed, offset, *self._of(e.index)), dims, bool(dims))
 
     def _in_fours(self, e: Random) -> Axis | None:
         """The tiled axis along which the numbers stand in runs of four, each from a multiple of 4 on, whatever the sizes are; or None."""
