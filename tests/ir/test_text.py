@@ -10,9 +10,10 @@ from tokamak.ir.dtype import BF16, F32, F64, I64, foreign
 from tokamak.ir.expr import Cast, Const, Coord, Load, Op, Random, Reduce, Scalar, Scan
 from tokamak.ir.graph import Compute, Graph, Input, Opaque, Origin, Result, Scatter, View, Write
 from tokamak.ir.index import Axis, Fetch, FloorDiv, Max, Min, Mod, Size, as_index, row_major
-from tokamak.ir.parse import TextError, parse_graph
+from tokamak.ir.parse import parse_graph
 from tokamak.ir.reference import evaluate
 from tokamak.ir.text import print_expr, print_graph
+from tokamak.ir.tokens import TextError
 
 
 def tensor(name, *shape, dtype=F32):

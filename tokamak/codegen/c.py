@@ -9,19 +9,18 @@ from __future__ import annotations
 import re
 
 from ..ir import ops
-from ..ir.dtype import BOOL, F32, F64, DType
+from ..ir.dtype import BOOL, DType
 from ..ir.index import Axis, FloorDiv, Index, Max, Min, Mod
-from .c_loop import SHORT, WATCHED, Loops, watched, loops_of, statements_of
-from .c_memory import register
+from .c_loop import WATCHED, Loops, loops_of, statements_of, watched
+from .c_memory import number, register
 from .c_ops import COMPARE, c_op, can_fail
+from .c_partial import Partials, kept_type, stored_type
 from .c_prelude import fragments_in, pieces
-from .kernel import (AHEAD, BLOCK, Accumulator, Convert, Divisor, Fetch, Finish, Fold, IndexValue, Kernel, LaneCompare, Let, Loop, Partial,
-                     PartialRead, PartialUpdate, Phase, Prefix, Quotient, RandomValue, Read, Splat, Write)
+from .c_streams import STREAMS, in_step, reads_rows
+from .kernel import (AHEAD, Accumulator, Convert, Divisor, Fetch, Finish, Fold, IndexValue, Kernel, LaneCompare, Let, Loop, Phase, Prefix, Quotient,
+                     RandomValue, Read, Splat, Write)
 from .scope import literal
 
-STREAMS = 4             # rows that are folded at a time, each from another part of a share: a core asks for more memory at once than along one stretch
-#                         of it. One core, ms, one row / four / torch: sums of 16384x1024 3.95 / 3.36 / 3.45, of 4096x4096 4.57 / 3.29 / 4.05, norms of
-#                         such rows 3.95 / 3.42 / 3.29 and 4.33 / 3.34 / 3.51, largest of 4096x4096 3.83 / 3.37 / 3.38
 TICKETS = 16            # shares of a kernel with partial results
 NO_MEMORY = "((int64_t)1 << 62)"       # the error of a kernel that could not have its scratch memory
 PARTIALS = 64           # arrays of partial results that a kernel may have
@@ -38,7 +37,7 @@ def render(kernel: Kernel, name: str) -> tuple[tuple[str, ...], str]:
     return (*pieces(fragments_in(text, kernel.lanes) | {"threads"}, kernel.lanes), JOB), text
 
 
-class Printer(Loops):
+class Printer(Loops, Partials):
     def __init__(self, kernel: Kernel, name: str):
         self.k, self.name = kernel, name
         self.renamed: dict[Axis, str] = {}  # axes that go by another name for the moment
@@ -47,7 +46,7 @@ class Printer(Loops):
         self.streaming: str | None = None   # in a loop whose results may go around the cache: C text of whether one does, of memory @ at address &p
         self.sweeping = False               # printing rows that are swept over register by register
         self.chain = 0                      # which of several accumulators is being printed
-        self.partial_slot: dict[Partial, int] = {}
+        self.partial_slot = {}
         self.flushed: set[Accumulator] = set()
 
     def text(self) -> str:
@@ -128,18 +127,20 @@ class Printer(Loops):
         for s in p.body:
             body += self._statement(s)
         body += self._partial_runs(p.partials)
-        jammed = _jammed(body, extents[0][0], set(_OWN.findall("\n".join(lines)))) if _reads_rows(p) else None
-        lines += self._parallel(extents, body, jammed)
+        several = in_step(body, extents[0][0], lines) if reads_rows(p) else None
+        lines += self._parallel(extents, body, several)
         lines += [f"free({b.name});" for b in p.buffers]
         if streamed:
             lines.append("settle();")
         inner = "\n".join("    " + x for x in lines)
         params = "\n".join("  " + x for x in self._params(inner))
-        return (f"static void {self.name}_{number}(void *data) {{\n  tk_job *job = data; const int64_t *w = job->w; int64_t *error = &job->error;\n{params}\n"
+        return (f"static void {self.name}_{number}(void *data) {{\n"
+                f"  tk_job *job = data; const int64_t *w = job->w; int64_t *error = &job->error;\n{params}\n"
                 f"  for (int64_t ticket; (ticket = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED)) < job->tickets;) {{\n{inner}\n  }}\n}}")
 
-    def _parallel(self, extents, body: list[str], jammed: list[str] | None) -> list[str]:
-        """The loops of one ticket's share, as one counter with the coordinates carried along. `jammed`: the body of STREAMS iterations of one axis."""
+    def _parallel(self, extents, body: list[str], several: list[str] | None) -> list[str]:
+        """The loops of one ticket's share, as one counter with the coordinates carried along. `several`: the body of STREAMS iterations of one
+        axis."""
         if not extents:
             return ["if (ticket == 0) {", *("  " + x for x in body), "}"]
         out = [f"const int64_t e{n} = {e};" for n, (_, e) in enumerate(extents)]
@@ -148,10 +149,10 @@ class Printer(Loops):
         for n in reversed(range(len(extents))):
             v = extents[n][0]
             out.append(f"int64_t {v} = " + (f"e{n} ? rest % e{n} : 0; rest = e{n} ? rest / e{n} : 0;" if n else "rest;"))
-        if jammed is not None:
+        if several is not None:
             v = extents[0][0]
-            out += [f"const int64_t q = (hi - lo) / {STREAMS};", "for (int64_t at = 0; at < q; at++) {", *("  " + x for x in jammed), f"  ++{v};", "}",
-                    f"lo += {STREAMS} * q; {v} = lo;"]
+            out += [f"const int64_t q = (hi - lo) / {STREAMS};", "for (int64_t at = 0; at < q; at++) {",
+                    *("  " + x for x in several), f"  ++{v};", "}", f"lo += {STREAMS} * q; {v} = lo;"]
         out.append("for (int64_t at = lo; at < hi; at++) {")
         out += ["  " + x for x in body]
         step = ""
@@ -165,14 +166,15 @@ class Printer(Loops):
         lines = ["tk_job job = {w};", "int64_t copies = 1;"]
         frees = []
         for n, p in enumerate(self.k.phases):
-            total = " * ".join([f"({self.index(e)})" for _, e in p.parallel] + ([f"((({self.index(p.extent)}) + {p.block - 1}) / {p.block})"] if p.block else []))
+            blocks = [f"((({self.index(p.extent)}) + {p.block - 1}) / {p.block})"] if p.block else []
+            total = " * ".join([f"({self.index(e)})" for _, e in p.parallel] + blocks)
             lines.append(f"{{ int64_t work = {self.index(p.work)}, total = {total or '1'};")
             # partial results: as many shares whatever the number of threads, so that sums do not depend on it
             shares = TICKETS if p.partials else "threads"
             lines.append(f"  job.tickets = work < {self.k.grain} ? 1 : tk_max(1, tk_min({shares}, total)); job.next = 0;")
             for q in p.partials:
                 slot = self.partial_slot[q]
-                bytes_of = f"{self._space(q)} * sizeof({stored_type(_kept(q))})"
+                bytes_of = f"{self._space(q)} * sizeof({stored_type(kept_type(q))})"
                 lines.append(f"  job.copies = job.tickets; job.partial[{slot}] = aligned_alloc(64, job.tickets * {bytes_of});")
                 frees.append(f"free(job.partial[{slot}]);")
                 if q.monoid.startswith("arg"):
@@ -225,10 +227,7 @@ class Printer(Loops):
         return f"{register(s.dtype)} {s.var} = cast_{s.source}_{s.dtype}({s.arg});"
 
     def _splat(self, s: Splat) -> str:
-        text = {"inf": "__builtin_inf()", "-inf": "-__builtin_inf()", "nan": "__builtin_nan(\"\")"}.get(s.text, s.text)
-        if text == str(-(2**63)):
-            text = "(-9223372036854775807 - 1)"
-        return f"{register(s.dtype)} {s.var} = splat_{s.dtype}({text});"
+        return f"{register(s.dtype)} {s.var} = splat_{s.dtype}({number(s.text)});"
 
     def _indexvalue(self, s: IndexValue) -> str:
         text = f"splat_i64({self.index(s.base)})"
@@ -382,114 +381,8 @@ class Printer(Loops):
             return [*self._take(a.monoid, d, a.var, f"{a.var}i", args[0], args[1]), f"{v} {s.vars[0]} = {a.var}; v_i64 {s.vars[1]} = {a.var}i;"]
         if not s.along:
             return [f"{a.var} = {self.combine(a.monoid, d, a.var, args[0])};", f"{v} {s.vars[0]} = {a.var};"]
-        return [f"{v} {s.vars[0]} = {self.combine(a.monoid, d, a.var, f'scan{a.monoid}_{d}({args[0]})')};", f"{a.var} = splat_{d}({s.vars[0]}[W - 1]);"]
-
-    # -- partial results ----------------------------------------------------------------------------------------------------
-    def _partial_start(self, q: Partial) -> list[str]:
-        slot, kept = self.partial_slot[q], _kept(q)
-        c = stored_type(kept)
-        size = self.index(q.size)
-        one = {"inf": "__builtin_inf()", "-inf": "-__builtin_inf()"}.get(literal(ops.identity(q.monoid, kept), kept), literal(ops.identity(q.monoid, kept), kept))
-        one = "(-9223372036854775807 - 1)" if one == str(-(2**63)) else one
-        out = [f"{c} *{q.name} = ({c} *)job->partial[{slot}] + ticket * {self._space(q)};",
-               f"for (int64_t z = 0; z < {size}; z++) {q.name}[z] = {one};"]
-        if q.runs:
-            out += [f"float *{q.name}r = (float *)({q.name} + tk_lines({size} + W));",
-                    f"for (int64_t z = 0; z < {size}; z += W) store_f32({q.name}r + z, (v_f32){{0}});"]
-        if q.monoid.startswith("arg"):
-            out += [f"int64_t *{q.name}i = (int64_t *)job->partial[{slot + 1}] + ticket * {self._space(q)};",
-                    f"for (int64_t z = 0; z < {size}; z++) {q.name}i[z] = 9223372036854775807;"]
-        return out
-
-    def _space(self, q: Partial) -> str:
-        """Elements of one copy: in f64 with the f32 sums of the current run behind them."""
-        size = f"tk_lines({self.index(q.size)} + W)"
-        return f"{size} / 2 * 3" if q.runs else size
-
-    def _partial_runs(self, partials) -> list[str]:
-        """At the end of an iteration: f32 sums of BLOCK iterations, and the last ones of a share, move into f64."""
-        runs = [q for q in partials if q.runs]
-        if not runs:
-            return []
-        out = [f"if ((at - lo) % {BLOCK} == {BLOCK - 1} || at + 1 == hi) {{"]
-        for q in runs:
-            out += [f"  for (int64_t z = 0; z < {self.index(q.size)}; z += W) {{",
-                    f"    v_f32 r = load_f32({q.name}r + z); store_f32({q.name}r + z, (v_f32){{0}});",
-                    f"    u_h *h = (u_h *)({q.name} + z); h[0] += lower_half(r); h[1] += upper_half(r); }}"]
-        return [*out, "}"]
-
-    def _partialupdate(self, s: PartialUpdate) -> list[str]:
-        q, kept = s.partial, _kept(s.partial) if not s.partial.runs else F32
-        p = self._pointer(q.name + "r" * q.runs, s.address)
-        n, tail = (", n", "n") if self.tail and s.mode == "unit" else ("", "")
-        load = f"load{tail}_{{}}({{}}{n})" if s.mode == "unit" else "loadb_{}({})"
-        store = f"store{tail}_{{}}({{}}, {{}}{n})" if s.mode == "unit" else "store1_{}({}, {})"
-        value = s.args[0] if kept is q.dtype else f"cast_{q.dtype}_{kept}({s.args[0]})"
-        if not q.monoid.startswith("arg"):
-            return [store.format(kept, p, self.combine(q.monoid, kept, load.format(kept, p), value)) + ";"]
-        pi = self._pointer(f"{q.name}i", s.address)
-        v = register(kept)
-        return [f"{{ {v} ov = {load.format(kept, p)}; v_i64 oi = {load.format('i64', pi)};", *self._take(q.monoid, kept, "ov", "oi", value, s.args[1]),
-                store.format(kept, p, "ov") + "; " + store.format("i64", pi, "oi") + "; }"]
-
-    def _partialread(self, s: PartialRead) -> list[str]:
-        q, kept = s.partial, _kept(s.partial)
-        slot, c, v, x = self.partial_slot[q], stored_type(kept), register(kept), s.vars[0]
-        n, tail = (", n", "n") if self.tail and s.mode == "unit" else ("", "")
-        load = f"load{tail}_{{}}({{}}{n})" if s.mode == "unit" else "loadb_{}({})"
-        at = self.index(s.address)
-        p = f"{self._share(q, c, slot)} + {at}"
-        out = [f"{v} {x}k = {self._neutral(q.monoid, kept)};"]
-        if q.monoid.startswith("arg"):
-            out.append(f"v_i64 {s.vars[1]} = splat_i64(9223372036854775807);")
-            update = self._take(q.monoid, kept, f"{x}k", s.vars[1], load.format(kept, p), load.format("i64", f"{self._share(q, 'int64_t', slot + 1)} + {at}"))
-        else:
-            update = [f"{x}k = {self.combine(q.monoid, kept, f'{x}k', load.format(kept, p))};"]
-        out += [f"for (int64_t z = 0; z < {self.copies}; z++) {{", *("  " + u for u in update), "}"]
-        out.append(f"{register(q.dtype)} {x} = " + (f"{x}k;" if kept is q.dtype else f"cast_{kept}_{q.dtype}({x}k);"))
-        return out
-
-    copies = "job->copies"
-
-    def _share(self, q: Partial, c: str, slot: int) -> str:
-        """Address of copy z of a partial result."""
-        return f"({c} *)job->partial[{slot}] + z * {self._space(q)}"
+        total = self.combine(a.monoid, d, a.var, f"scan{a.monoid}_{d}({args[0]})")
+        return [f"{v} {s.vars[0]} = {total};", f"{a.var} = splat_{d}({s.vars[0]}[W - 1]);"]
 
     def _randomvalue(self, s: RandomValue) -> str:
         return f"v_f32 {s.var} = philox_{s.kind}({s.seed}, {s.index});"
-
-
-def _kept(q: Partial) -> DType:
-    """What the copies of a partial result are made of: f32 sums are kept in f64."""
-    return F64 if q.monoid == "sum" and q.dtype is F32 else q.dtype
-
-
-_OWN = re.compile(r"\b(?:ot|[atfv])\d\w*\b")        # what an iteration declares: registers, accumulators, fetched indices
-
-
-def _reads_rows(p: Phase) -> bool:
-    """Does an iteration along one axis fold a row as it lies in memory, in one short loop?"""
-    loops = [s for s in p.body if isinstance(s, Loop)]
-    if len(p.parallel) != 1 or p.block or p.partials or p.buffers or len(loops) != 1 or not loops[0].vector or len(loops[0].items) > SHORT:
-        return False
-    items, (row, _) = loops[0].items, p.parallel[0]
-    plain = all(isinstance(s, (Read, Convert, Splat, Fold)) or isinstance(s, Let) and not ops.OPS[s.op].heavy for s in items)
-    return plain and any(isinstance(s, Read) and s.mode == "unit" and row in s.address.axes() for s in items)
-
-
-def _jammed(body: list[str], row: str, common: set[str]) -> list[str] | None:
-    """The lines `body` of an iteration for STREAMS of them, `q` coordinates of `row` apart, in step; what all say alike once. `common`: what all of them
-    use. None where their control differs."""
-    out = []
-    named = lambda line, k: _OWN.sub(lambda name: name[0] if name[0] in common else f"{name[0]}_q{k}", line)
-    of = lambda line, k: re.sub(rf"\b{row}\b", f"({row} + {k} * q)", named(line, k))
-    for line in body:
-        each = list(dict.fromkeys(of(line, k) for k in range(STREAMS)))
-        if len(each) > 1 and line.count("{") != line.count("}"):
-            return None
-        out += each
-    return out
-
-
-def stored_type(d: DType) -> str:
-    return "float" if d.is_half else d.c

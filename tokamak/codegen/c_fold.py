@@ -135,9 +135,10 @@ def _wide_sums(lanes: int) -> dict[str, str]:
 
 def fragments(lanes: int) -> dict[str, str]:
     """Fragment name -> C text."""
-    out = _wide_sums(lanes) | {"transpose_32": _transpose("transpose_32", "v_f32", 32, lanes), "transpose_64": _transpose("transpose_64", "v_f64", 64, lanes),
-           "hany": f"TK int hany(v_bool v) {{ {_halving('v', '@a | @b', lanes)} return v[0] != 0; }}",
-           "hall": f"TK int hall(v_bool v) {{ {_halving('v', '@a & @b', lanes)} return v[0] != 0; }}"}
+    out = _wide_sums(lanes) | {
+        "transpose_32": _transpose("transpose_32", "v_f32", 32, lanes), "transpose_64": _transpose("transpose_64", "v_f64", 64, lanes),
+        "hany": f"TK int hany(v_bool v) {{ {_halving('v', '@a | @b', lanes)} return v[0] != 0; }}",
+        "hall": f"TK int hall(v_bool v) {{ {_halving('v', '@a & @b', lanes)} return v[0] != 0; }}"}
     for d in ALL:
         if d.name in _TYPES:
             out.update(_folds(d, lanes))

@@ -44,8 +44,10 @@ def fragments(lanes: int) -> dict[str, str]:
                              f"  for (int k = 0; k < W; k++) if (guard[k]) buf[k] = p[k * stride];\n  return select_{d}(guard, {widen}, other); }}")
         out[f"loadgi_{d}"] = (f"{slow} {v} loadgi_{d}(const {ctype} *p, v_i64 index, v_bool guard, {v} other) {{\n  {ctype} buf[W] = {{0}};\n"
                               f"  for (int k = 0; k < W; k++) if (guard[k]) buf[k] = p[index[k]];\n  return select_{d}(guard, {widen}, other); }}")
-        out[f"storeg_{d}"] = (f"{slow} void storeg_{d}({ctype} *p, int64_t stride, {v} v, v_bool guard) {{\n  {ctype} buf[W]; *(u_{raw} *)buf = {narrow};\n"
+        out[f"storeg_{d}"] = (f"{slow} void storeg_{d}({ctype} *p, int64_t stride, {v} v, v_bool guard) {{\n"
+                              f"  {ctype} buf[W]; *(u_{raw} *)buf = {narrow};\n"
                               f"  for (int k = 0; k < W; k++) if (guard[k]) p[k * stride] = buf[k]; }}")
-        out[f"storegi_{d}"] = (f"{slow} void storegi_{d}({ctype} *p, v_i64 index, {v} v, v_bool guard) {{\n  {ctype} buf[W]; *(u_{raw} *)buf = {narrow};\n"
+        out[f"storegi_{d}"] = (f"{slow} void storegi_{d}({ctype} *p, v_i64 index, {v} v, v_bool guard) {{\n"
+                               f"  {ctype} buf[W]; *(u_{raw} *)buf = {narrow};\n"
                                f"  for (int k = 0; k < W; k++) if (guard[k]) p[index[k]] = buf[k]; }}")
     return out

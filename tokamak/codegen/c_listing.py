@@ -6,7 +6,9 @@ Left out are the vocabulary, the sharing of iterations among threads, and the se
 from __future__ import annotations
 
 from ..ir.dtype import F32
-from .c import Printer, loops_of, statements_of, stored_type
+from .c import Printer
+from .c_loop import loops_of, statements_of
+from .c_partial import stored_type
 from .kernel import BLOCK, Fetch, Kernel, Loop, Param, Partial, Phase, Write
 
 _COLUMN = 64        # where comments begin

@@ -41,7 +41,8 @@ class Loops:
         rows = lambda: [y for t in loop.tiles for y in self._fill(t, loop.axis, v)] + self._plain_loop(body, v, f"c{v}", f"d{v}", 1)
         self.streaming, self.sweeping = "s@ && !((int64_t)(&p) & 63)", True
         out = [f"{t.dtype.c} {t.name}[{ROWS} * W] __attribute__((aligned(64)));" for t in loop.tiles]
-        out += [f"for (int64_t c{v} = {low}; c{v} < {high}; c{v} += {ROWS}) {{ const int64_t d{v} = tk_min(c{v} + {ROWS}, {high}); int64_t {x} = {start};",
+        out += [f"for (int64_t c{v} = {low}; c{v} < {high}; c{v} += {ROWS}) {{ "
+                f"const int64_t d{v} = tk_min(c{v} + {ROWS}, {high}); int64_t {x} = {start};",
                 f"  for (; {x} + W <= {end}; {x} += W) {{", *("    " + y for y in rows()), "  }"]
         self.streaming, self.sweeping, self.tail = None, False, True
         out += [f"  if ({x} < {end}) {{ const int64_t n = {end} - {x};", *("    " + y for y in rows()), "  }", "}"]

@@ -28,6 +28,12 @@ def register(d: DType | str) -> str:
     return "v_f32" if name in ("f16", "bf16") else f"v_{name}"
 
 
+def number(text: str) -> str:
+    """C text of a literal (`scope.literal`): those that are no token of C are written out."""
+    named = {"inf": "__builtin_inf()", "-inf": "-__builtin_inf()", "nan": "__builtin_nan(\"\")", str(-(2**63)): "(-9223372036854775807 - 1)"}
+    return named.get(text, text)
+
+
 def lane_list(lanes: int, text: str) -> str:
     """`text` for every lane, `@` standing for the lane's number."""
     return ", ".join(text.replace("@", str(k)) for k in range(lanes))

@@ -79,8 +79,8 @@ static void tk_pack(const tk_product *p, const float *b) {
   for (int64_t j = 0; j < tk_packed_size(p) / (p->K + 1); j++) to[j] = p->bias && j < p->N ? p->bias[j] : 0; }
 """
 
-# kernel: function, words, outer extents (their count first), batches and steps of a row that the inner one runs through; each word: kind, value, bytes
-# a row, bytes a step of each outer extent. Kinds: 0 as it is, 1 moves, 2 one, 3 the rows, 4 a buffer
+# kernel: function, words, outer extents (their count first), batches and steps of a row that the inner one runs through; each word: kind, value,
+# bytes a row, bytes a step of each outer extent. Kinds: 0 as it is, 1 moves, 2 one, 3 the rows, 4 a buffer
 _KERNEL = """
 static int64_t tk_kernel(const int64_t *s, int64_t batch, int64_t row, int64_t rows, int64_t all, float *const *buffer) {
   const int64_t count = s[1], outer = s[2], within = s[3 + outer], unit = s[4 + outer], *word = s + 5 + outer;

@@ -235,7 +235,8 @@ class Scan(Expr):
             raise TypeError(f"'{monoid}' carries {width} components, not {len(args)} (component {component})")
         if args[0].dtype.is_half:
             raise TypeError(f"'{monoid}' over {args[0].dtype}: 16-bit floats are carried in f32, cast first")
-        return cls._intern(args[component].dtype, lambda: frozenset().union(*(a.free for a in args)) | {along}, monoid, along, args, component, reverse)
+        free = lambda: frozenset().union(*(a.free for a in args)) | {along}
+        return cls._intern(args[component].dtype, free, monoid, along, args, component, reverse)
 
     def children(self):
         return self.args

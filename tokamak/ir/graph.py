@@ -146,7 +146,8 @@ class Write:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A captured program. `inputs`: Input, or the name of a host number, in calling order. `outputs`: View, Index (a size), Scalar, plain value or None."""
+    """A captured program. `inputs`: Input, or the name of a host number, in calling order. `outputs`: View, Index (a size), Scalar, plain value or
+    None."""
     inputs: tuple
     nodes: tuple[Node, ...]
     outputs: tuple

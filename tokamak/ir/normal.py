@@ -1,5 +1,5 @@
-"""Normal form of `//`, `%`, min and max of indices: multiples of a divisor are taken out, common factors cancelled, and an atom is made of what is left
-where its range (`ranges`) does not say what it is."""
+"""Normal form of `//`, `%`, min and max of indices: multiples of a divisor are taken out, common factors cancelled, and an atom is made of what is
+left where its range (`ranges`) does not say what it is."""
 from __future__ import annotations
 
 import math

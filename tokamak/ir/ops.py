@@ -3,8 +3,8 @@
     name -> arity, result rule, the types it takes, FLOPs a lane (0 for moves and logic), pure text for people
 
 Further questions (meaning in NumPy, C text, Triton text) are tables keyed by the same names in `reference`, `codegen/c_ops` and `codegen/triton_ops`;
-a test walks this table and finds what is missing. Arguments of one operation all have one type (a shift count and a `where` condition aside): promotion is the
-border's business, and 16-bit floats are cast to f32 before any arithmetic.
+a test walks this table and finds what is missing. Arguments of one operation all have one type (a shift count and a `where` condition aside):
+promotion is the border's business, and 16-bit floats are cast to f32 before any arithmetic.
 """
 from __future__ import annotations
 

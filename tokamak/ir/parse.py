@@ -3,9 +3,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Callable
 
-from ..errors import TokamakError
 from . import dtype as dt
 from . import ops
 from .dtype import DType
@@ -13,82 +11,18 @@ from .expr import Cast, Const, Coord, Expr, Load, Op, Random, Reduce, Scalar, Sc
 from .graph import Compute, Graph, Input, Opaque, Origin, Result, Scatter, View, Write
 from .index import Axis, Fetch, FloorDiv, Index, Max, Min, Mod, Size, as_index
 from .text import Symbol
+from .tokens import Line
 
-_TOKEN = re.compile(r"""\s*(?:(?P<comment>\#\s.*)|(?P<node>%\w+)|(?P<number>-?(?:inf\b|nan\b|\d+(?:\.\d*)?(?:e[+-]?\d+)?))|(?P<name>[A-Za-z_][\w.]*)
-                        |(?P<string>"(?:\\.|[^"\\])*")|(?P<symbol>`[^`]*`)|(?P<mark>->|<-|//|[^\s\w]))""", re.VERBOSE)
 _AXIS, _LOCAL = re.compile(r"i\d+$"), re.compile(r"t\d+$")
 _BINARY = {"//": FloorDiv, "%": Mod, "min": Min, "max": Max}
 _LITERALS = {"None": None, "True": True, "False": False, "inf": float("inf"), "nan": float("nan")}
-
-
-class TextError(TokamakError):
-    """Text that is no graph: the line, what was found and what was wanted."""
-
-
-class _Reader:
-    """The tokens of one line."""
-
-    def __init__(self, line: str, number: int):
-        self.line, self.number = line, number
-        self.tokens: list[str] = []
-        at = 0
-        while line[at:].strip():
-            found = _TOKEN.match(line, at)
-            if found is None:
-                self.fail(f"'{line[at:].strip()[0]}'")
-            if found.lastgroup == "comment":
-                break
-            self.tokens.append(found.group(found.lastgroup))
-            at = found.end()
-        self.at = 0
-
-    def fail(self, wanted: str):
-        found = self.tokens[self.at] if hasattr(self, "at") and self.at < len(self.tokens) else "the end"
-        raise TextError(f"line {self.number}: {wanted} wanted, {found} found\n  {self.line.strip()}")
-
-    def peek(self, ahead: int = 0) -> str:
-        return self.tokens[self.at + ahead] if self.at + ahead < len(self.tokens) else ""
-
-    def next(self) -> str:
-        if self.at >= len(self.tokens):
-            self.fail("more")
-        self.at += 1
-        return self.tokens[self.at - 1]
-
-    def take(self, token: str) -> bool:
-        """Whether `token` comes next; it is then passed."""
-        if self.peek() != token:
-            return False
-        self.at += 1
-        return True
-
-    def want(self, token: str) -> None:
-        if not self.take(token):
-            self.fail(f"'{token}'")
-
-    def integer(self) -> int:
-        try:
-            return int(self.next())
-        except ValueError:
-            self.at -= 1
-            self.fail("an integer")
-
-    def list(self, item: Callable, close: str) -> list:
-        """Items between commas up to `close` (the opening mark is passed already)."""
-        found = []
-        while not self.take(close):
-            found.append(item())
-            if not self.take(","):
-                self.want(close)
-                break
-        return found
 
 
 class Parser:
     """One text. `nodes` by name; `axes` by id and `parts` by name belong to the node being read."""
 
     def __init__(self, text: str):
-        self.lines = [_Reader(t, n) for n, t in enumerate(text.splitlines(), 1) if t.split("# ")[0].strip()]
+        self.lines = [Line(t, n) for n, t in enumerate(text.splitlines(), 1) if t.split("# ")[0].strip()]
         self.nodes: dict[str, object] = {}
         self.axes: dict[int, Axis] = {}
         self.parts: dict[str, Expr] = {}
@@ -97,7 +31,7 @@ class Parser:
         self.hints: dict = {}
         self.writes: list[Write] = []
         self.outputs: tuple = ()
-        self.r = self.lines[0] if self.lines else _Reader("", 1)
+        self.r = self.lines[0] if self.lines else Line("", 1)
 
     def graph(self) -> Graph:
         r = self.r
@@ -114,7 +48,7 @@ class Parser:
         origins = {n: (Origin(name=k),) for k, n in self.nodes.items() if not isinstance(n, Input)}
         return Graph(tuple(self.inputs), tuple(self.nodes.values()), self.outputs, tuple(self.writes), origins, self.sizes, self.hints, name)
 
-    def statement(self, r: _Reader, parts: list[_Reader]) -> None:
+    def statement(self, r: Line, parts: list[Line]) -> None:
         self.r = r
         word = r.peek()
         if word.startswith("%"):
@@ -150,7 +84,7 @@ class Parser:
         if self.r.peek():
             self.r.fail("the end of the line")
 
-    def node_line(self, parts: list[_Reader]) -> None:
+    def node_line(self, parts: list[Line]) -> None:
         r = self.r
         name = r.next()[1:]
         if r.take("="):
@@ -186,7 +120,7 @@ class Parser:
             if not self.r.take(","):
                 return
 
-    def read_parts(self, lines: list[_Reader]) -> None:
+    def read_parts(self, lines: list[Line]) -> None:
         self.parts = {}
         outer = self.r
         for line in lines:

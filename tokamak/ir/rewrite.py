@@ -42,7 +42,8 @@ class Simplifier:
         return found
 
     def _settled(self, e: Expr) -> bool:
-        """No rule of ours would change `e`, and no node that it reads has another in its place. (Those of the other policies are among those of `fast`.)"""
+        """No rule of ours would change `e`, and no node that it reads has another in its place. (Those of the other policies are among those of
+        `fast`.)"""
         return e.settled and self.common and (not self.nodes or all(self.nodes.get(x.node, x.node) is x.node for x in loads(e)))
 
     def root(self, e: Expr) -> Expr:
