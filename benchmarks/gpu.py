@@ -37,7 +37,7 @@ def bounds(text: str) -> tuple[int, int]:
 
 
 def sides(text: str) -> tuple[str, ...]:
-    found, every = tuple(t for t in text.split(",") if t), ("eager", "inductor", gpu_sides.AUTOTUNED, "tokamak")
+    found, every = tuple(t for t in text.split(",") if t), ("eager", "inductor", gpu_sides.AUTOTUNED, "tokamak", *gpu_sides.WAYS)
     if not set(found) <= set(every):
         raise argparse.ArgumentTypeError(f"sides are {', '.join(every)}")
     return tuple(s for s in every if s in found)
@@ -55,7 +55,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     p.add_argument("--elements", type=bounds, help="of a grid: least and most elements of the input, LOW:HIGH")
     p.add_argument("--sample", type=int, help="so many of a grid's cases, the same ones in every run")
     p.add_argument("--cached", action="store_true", help="compile with what the caches hold: quicker, and first calls say nothing")
-    p.add_argument("--sides", type=sides, default=SIDES, help="of eager,inductor,autotune,tokamak; autotune is Inductor with max-autotune")
+    p.add_argument("--sides", type=sides, default=SIDES, help="of eager,inductor,autotune,tokamak,kernels,vendor; autotune is Inductor with "
+                   "max-autotune, the last two tokamak with contractions as kernels wherever possible, and by the vendor")
     p.add_argument("--symbolic", action="store_true", help="static and symbolic sizes under tokamak beside each other, on a sample of the cases or "
                    "those chosen, in place of --sides")
     p.add_argument("--redo", type=sides, default=(), help="sides that are measured again though --json has them")

@@ -18,12 +18,15 @@ from .gpu_measure import Times, errors, right, worst as _worst
 
 SIDES = ("eager", "inductor", "tokamak")
 AUTOTUNED = "autotune"          # Inductor with max-autotune
+WAYS = ("kernels", "vendor")    # tokamak, with all contractions as kernels that can be, and with none
 SYMBOLIC = "symbolic"           # tokamak, with every size of the inputs symbolic
 
 
 def compiled(side: str, fn: Callable, cached: bool = False, **options) -> Callable:
     """`fn` under a side: itself, or compiled with caches off (see `cold`) unless `cached`, as users call it, for static sizes but on the side SYMBOLIC.
-    `options` are tokamak's."""
+    `options` are tokamak's. The sides WAYS say what makes contractions."""
+    if side in WAYS:
+        return compiled("tokamak", fn, cached, contractions=side, **options)
     if side == "eager":
         return fn
     if side in ("inductor", AUTOTUNED):

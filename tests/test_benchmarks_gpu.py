@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from benchmarks import gpu_choice, gpu, gpu_grid, gpu_host, gpu_models, gpu_models_worker, gpu_plot, gpu_products, gpu_report, gpu_run, gpu_sides, gpu_worker
+from benchmarks import (
+    gpu_choice, gpu, gpu_few, gpu_grid, gpu_host, gpu_models, gpu_models_worker, gpu_plot, gpu_products, gpu_report, gpu_run, gpu_sides, gpu_worker)
 from benchmarks.gpu_case import shrunk
 from benchmarks.gpu_cases import MORE, NAMES, case, chosen
 from benchmarks.gpu_measure import Span, Times, cut, errors, right, span, summary
@@ -324,6 +325,19 @@ def test_the_summary():
     assert gpu_report.ratio(rows[SOME[1]]) == 1.0                # a wrong side is no competitor
     assert "iERR" in gpu_report.line(SOME[2], rows[SOME[2]]) and "WRONG" in gpu_report.line(SOME[1], rows[SOME[1]])
     assert all(len(gpu_report.line(n, r).splitlines()[0]) < 110 for n, r in rows.items())
+
+
+def test_prices_of_few_rows_are_scored_on_what_they_were_not_fitted_on():
+    one = gpu_few.known("linear_silu_gate_bf16_8x1024x4096", {"kernels": 8e-6, "vendor": 20e-6})
+    rates = gpu_few.RATES[gpu_few.H200.arch[:2]]
+    assert len(one.site.found) == 2 and one.loss(rates) == 0.0 and one.predicted(rates)["kernels"] < one.predicted(rates)["vendor"]
+    slow = replace(one, measured={"kernels": 30e-6, "vendor": 20e-6})
+    assert slow.loss(rates) == pytest.approx(0.5)
+    better = gpu_few.fitted([slow], rates)
+    assert slow.off(better) < 0.1 < slow.off(rates) and slow.loss(better) == 0.0
+    text = gpu_few.report([one, slow])
+    assert text.startswith("16 bits, fitted on the other half: 2 cases: choices lose") and "TF32" not in text
+    assert gpu_few.known("linear_res_bf16_256x128x128", {"kernels": 1.0, "vendor": 1.0}) is None
 
 
 def test_products_in_words(tmp_path, monkeypatch):

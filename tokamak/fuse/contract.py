@@ -40,23 +40,30 @@ def contract(graph: Graph, target, choice: str = "", activated: Mapping = Mappin
     """`graph` with what becomes kernels as nodes, and the reason beside every contraction that is left to the vendor's library. `choice`: '' by their
     prices, 'vendor' for all of them, 'kernels' for those that can become one. `activated`, `added`: what the vendor makes behind a
     product, `alone`: the product without what it adds, see `capture.registry`."""
+    site, reasons = possible(graph, target, activated, added)
+    graph, hints, behind = site.graph, estimates(site.graph, target), site.behind
+    found = contractions(graph)
+    if choice != "kernels":
+        asked = Reason("vendor", "not attempted", "as asked")
+        reasons.update(unprofitable(site, hints, target) if choice == "" else dict.fromkeys(site.found, asked))
+    kernel = lambda kept: isinstance(kept, Opaque) and kept in reasons and reasons[kept] is None
+    behind = {n: x for n, x in behind.items() if reasons.get(n) is not None and not kernel(x.kept)}
+    behind, apart = _without_vectors(graph, {n: c for n, c in found.items() if reasons[n] is not None}, behind, alone, hints, target)
+    made = decided(graph, reasons, hints, target.fast, {n: site.fronts[n] for n, r in reasons.items() if r is None and n in site.fronts}, behind,
+                   {n: alone[n.target] for n in apart})
+    return inline(made, target) if None in reasons.values() or apart else made
+
+
+def possible(graph: Graph, target, activated: Mapping, added: Mapping) -> tuple[Site, dict[Opaque, Reason | None]]:
+    """(the graph with its contractions that can be kernels, why any other one cannot). As for `contract`."""
     graph = _InTf32(graph).result() if target.tf32 and any(map(_of_f32, contractions(graph).values())) else graph
     found, hints = contractions(graph), estimates(graph, target)
     reasons = {n: infeasible(c, target, hints) for n, c in found.items()}
     taken = fronts(graph, hints)
     sums = sums_behind(graph, added) if target.kind == "gpu" and target.fast and not target.ordered else {}
     behind = {**sums, **activations_behind(graph, activated, target.fast)} if not target.ordered else {}
-    if choice != "kernels":
-        possible = {n: _as_made(c, taken.get(n, ())) for n, c in found.items() if reasons[n] is None}
-        site = Site(graph, possible, taken, back_to_back(graph, possible), behind)
-        asked = Reason("vendor", "not attempted", "as asked")
-        reasons.update(unprofitable(site, hints, target) if choice == "" else dict.fromkeys(possible, asked))
-    kernel = lambda kept: isinstance(kept, Opaque) and kept in reasons and reasons[kept] is None
-    behind = {n: x for n, x in behind.items() if reasons.get(n) is not None and not kernel(x.kept)}
-    behind, apart = _without_vectors(graph, {n: c for n, c in found.items() if reasons[n] is not None}, behind, alone, hints, target)
-    made = decided(graph, reasons, hints, target.fast, {n: taken[n] for n, r in reasons.items() if r is None and n in taken}, behind,
-                   {n: alone[n.target] for n in apart})
-    return inline(made, target) if None in reasons.values() or apart else made
+    able = {n: _as_made(c, taken.get(n, ())) for n, c in found.items() if reasons[n] is None}
+    return Site(graph, able, taken, back_to_back(graph, able), behind), reasons
 
 
 def _without_vectors(graph: Graph, found: dict[Opaque, Contraction], behind: Mapping, alone: Mapping, hints: Hints, target) -> tuple[dict, set]:

@@ -143,10 +143,16 @@ def _alone(site: Site, call: Opaque, c: Contraction, hints: Hints, rates: Rates)
         return Reason("vendor", "not attempted", f"{micro(vendor)}")
     if not _along_depth(c, m <= n):
         return Reason("vendor", "not attempted", f"{micro(vendor)}; weights that are not contiguous along the depth")
-    around, (moving, besides) = _around(site, call, hints, rates), _few_rows(site, call, c, hints, rates)
-    ours = moving + besides
-    prices = f"{micro(ours)} in one kernel, the vendor {micro(vendor)} and {micro(around)} around it"
-    return None if ours < LEAST * (vendor + around) else Reason("vendor", "unprofitable", prices)
+    ours, theirs = few(site, {call: rates}, hints)
+    prices = f"{micro(ours)} in one kernel, the vendor {micro(vendor)} and {micro(theirs - vendor)} around it"
+    return None if ours < LEAST * theirs else Reason("vendor", "unprofitable", prices)
+
+
+def few(site: Site, calls: Mapping[Opaque, Rates], hints: Hints) -> tuple[float, float]:
+    """Seconds of one launch of ours that makes contractions of few rows, and of the vendor's calls for them with the passes around these."""
+    ours = [_few_rows(site, n, site.found[n], hints, rates) for n, rates in calls.items()]
+    vendor = sum(vendor_time(site.found[n], hints, rates) + _around(site, n, hints, rates) for n, rates in calls.items())
+    return sum(moving for moving, _ in ours) + min(besides for _, besides in ours), vendor
 
 
 def _around(site: Site, call: Opaque, hints: Hints, rates: Rates) -> float:
@@ -203,11 +209,9 @@ def _needs(graph: Graph, calls: list[Opaque]) -> dict:
 
 def _side_by_side(site: Site, calls: list[Opaque], hints: Hints, target) -> bool:
     """Is one launch of ours for all of them faster than the vendor's, with the passes around them?"""
-    rates = {n: rates_of(site.found[n], target) for n in calls}
-    ours = [_few_rows(site, n, site.found[n], hints, rates[n]) for n in calls]
-    vendor = sum(vendor_time(site.found[n], hints, rates[n]) + _around(site, n, hints, rates[n]) for n in calls)
+    ours, vendor = few(site, {n: rates_of(site.found[n], target) for n in calls}, hints)
     many = sum(max(site.found[n].sizes(hints)[1:3]) * site.found[n].sizes(hints)[3] for n in calls)
-    return many >= FAMILY and sum(moving for moving, _ in ours) + min(besides for _, besides in ours) < LEAST * vendor
+    return many >= FAMILY and ours < LEAST * vendor
 
 
 def _along_depth(c: Contraction, few_rows: bool) -> bool:
