@@ -7,14 +7,16 @@ Cases on a GPU: BERT-large, GPT-2 medium and ResNet-50, inference and training (
 autocast); Llama 3.2 1B: a prompt, and one token against a cache (all in bfloat16), with CUDA graphs and without. On a CPU: the programs of
 `examples/demo.py`; BERT and GPT-2 of two layers and a ResNet, in training.
 
-Beside a profile stands the same step under eager and under `torch.compile(..., backend="tokamak")`, without any of tokamak's tools. Step: on a GPU
-CUDA events around one, the device idle before it; on a CPU the clock. Busy: on a GPU the device's time by the averages of torch's profiler, which
-watches nothing but the device; on a CPU that of eager's operators, by the same, at most the step. Peak: torch's allocator's, beyond what stands
-before a step; what recordings of CUDA graphs keep stands always, as `pools`. Medians. `cost`: seconds of the whole call of `tokamak.profile`, less
-those of its first compiled step; the first of all pays for the machine's peaks. Both have a process of their own. Each turn of steps that the profile
-times is followed by one in the process without tools, so that what else the machine does meets both alike; beside what was found stands between which
-times half of these steps are. What the profile has torch's profiler see stands between two turns of the same elsewhere. `--rounds`: so many profiles
-of a case; the one of the median ratio is shown. Exit status 1 where a step or busy time is off by over 3% or a cost is over 10 s.
+Beside a profile stands the same step under eager and under `torch.compile(..., backend="tokamak")` without any of tokamak's tools, in the same process and
+on the same arguments: a second compiled function, which nothing watches. Each turn of steps that the profile times is followed by a turn of these. Step: on
+a GPU CUDA events around one, the device idle before it; on a CPU the clock. Busy: on a GPU the device's time by the averages of torch's profiler, which
+watches nothing but the device, before and behind each look that the profile takes; on a CPU that of eager's operators, by the same, at most the step.
+Medians; beside them between which times half of the steps lie. Peak: torch's allocator's, beyond what stands before a step; what recordings of CUDA
+graphs keep stands always, as `pools`: both in a second process, which knows no tool at all. That one takes its turns of steps, too: `elsewhere` is its
+median, which says how far two processes are apart and is not judged, since it differs as much between two processes without tools. `cost`: seconds of the
+whole call of `tokamak.profile`, less those of its first compiled step and of what is measured beside it; the first of all pays for the machine's peaks.
+`--rounds`: so many profiles of a case; the one of the median ratio is shown. Exit status 1 where a step or busy time is off by over 3% or a cost is over
+10 s.
 """
 from __future__ import annotations
 
@@ -150,10 +152,8 @@ CASES = {
 
 
 # -- by other instruments --------------------------------------------------------------------------------------------------------
-def plain(case: Case, device: str, layers: int | None) -> dict[str, Callable[[], object]]:
+def plain(case: Case, made: Made) -> dict[str, Callable[[], object]]:
     """The steps of both sides without tokamak's tools, run before."""
-    made = case.make(device, layers)
-    torch._dynamo.reset()
     whole = torch.compile(made.fn, backend=partial(tokamak.backend.backend, options=case.options))
     steps = {"eager": made.step(made.fn), "compiled": made.step(whole)}
     for step in (*steps.values(), *steps.values(), *steps.values()):
@@ -241,7 +241,7 @@ def peak(step: Callable) -> float:
 class Compared:
     """A case. `first`: seconds of the first compiled step; `cost`: of profiling besides; `totals`: (side, quantity, said, found) in seconds or bytes;
     `named`: the share of the device's time that the profile's rows, and what it lists beside them, make up; `bound`: its verdict; `spread`: (side,
-    from, to): half of the steps found are between these; `rounds`: profiles that were made."""
+    from, to): half of the steps found are between these; `rounds`: profiles that were made; `elsewhere`: (side, seconds of a step in another process)."""
     case: str
     device: str
     torch: str
@@ -252,6 +252,7 @@ class Compared:
     bound: str
     spread: tuple[tuple[str, float, float], ...] = ()
     rounds: int = 1
+    elsewhere: tuple[tuple[str, float], ...] = ()
 
     def far(self) -> list[str]:
         """What should not be."""
@@ -262,55 +263,69 @@ class Compared:
 
 @dataclass(frozen=True)
 class Round:
-    """What a profile `said`, seconds of the `steps` of each side by other instruments meanwhile, and their `rest`."""
+    """What a profile `said`, seconds of the `steps` of each side by other instruments meanwhile, in the same process and `elsewhere`, and their
+    `rest`."""
     said: dict
     steps: dict[str, list[float]]
+    elsewhere: dict[str, list[float]]
     rest: dict[str, dict[str, float]]
 
     def pair(self, side: str) -> tuple[float, float]:
         return self.said[side]["step"], statistics.median(self.steps[side])
 
 
-class Meanwhile:
-    """Within it, each turn that a profile's sides have is followed by one elsewhere: `turn(side)` has steps of the same side made there and gives
-    their seconds; before and behind each look by torch's profiler `turn("busy " + side)` gives what one elsewhere sees. `steps`, `busy`: all these;
-    `waited`: seconds."""
+class Beside:
+    """Within it, a profile's sides have company: `make()` gives the same steps without tools, once the profile's own have run. Each turn of the
+    profile's is followed by one of theirs and by `turn(side)`, one elsewhere; each look by torch's profiler stands between two at theirs. `steps`,
+    `elsewhere`, `busy`: seconds of all these; `pools`: bytes that their recordings keep; `waited`: seconds that this took."""
 
-    def __init__(self, turn: Callable[[str], list[float] | float]):
-        self.turn, self.waited, self.names = turn, 0.0, {}
-        self.steps: dict[str, list[float]] = {side: [] for side in SIDES}
-        self.busy: dict[str, list[float]] = {side: [] for side in SIDES}
+    def __init__(self, make: Callable[[], dict[str, Callable[[], object]]], turn: Callable[[str], list[float]], gpu: bool):
+        self.make, self.turn, self.gpu, self.waited, self.pools = make, turn, gpu, 0.0, 0
+        self.names: dict[int, str] = {}
+        self.plain: dict[str, Callable[[], object]] = {}
+        self.steps, self.elsewhere, self.busy = ({side: [] for side in SIDES} for _ in range(3))
 
-    def asked(self, what: str):
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
         start = time.perf_counter()
-        found = self.turn(what)
+        yield
         self.waited += time.perf_counter() - start
-        return found
+
+    def named(self, interleaved: Callable) -> Callable:
+        def run(steps, *args, **kwargs):
+            self.names.update((id(steps[side]), side) for side in SIDES)
+            with self.aside():
+                before = pool_bytes() if self.gpu else 0
+                self.plain = self.make()
+                self.pools = pool_bytes() - before if self.gpu else 0
+            return interleaved(steps, *args, **kwargs)
+        return run
 
     def turned(self, turns: Callable) -> Callable:
         def run(step, device, seconds, looked):
             found = turns(step, device, seconds, looked)
             if looked is None:
-                self.steps[self.names[id(step)]] += self.asked(self.names[id(step)])
+                side = self.names[id(step)]
+                with self.aside():
+                    self.steps[side] += turn(self.plain[side], self.gpu)
+                    self.elsewhere[side] += self.turn(side)
             return found
-        return run
-
-    def named(self, interleaved: Callable) -> Callable:
-        def run(steps, *args, **kwargs):
-            self.names.update((id(steps[side]), side) for side in SIDES)
-            return interleaved(steps, *args, **kwargs)
         return run
 
     def between(self, look: Callable) -> Callable:
+        def again(side: str) -> None:
+            with self.aside():
+                self.busy[side].append((device_time if self.gpu else operator_time)(self.plain[side]))
+
         def run(step, *args, **kwargs):
             side = self.names[id(step)]
-            before = self.asked(f"busy {side}")
+            again(side)
             found = look(step, *args, **kwargs)
-            self.busy[side] += [before, self.asked(f"busy {side}")]
+            again(side)
             return found
         return run
 
-    def __enter__(self) -> Meanwhile:
+    def __enter__(self) -> Beside:
         self.patches = contextlib.ExitStack()
         for module, name, around in ((watch, "_turn", self.turned), (profile, "interleaved", self.named), (profile, "traced", self.between),
                                      (profile, "operators", self.between)):
@@ -321,25 +336,27 @@ class Meanwhile:
         self.patches.close()
 
 
-def said(case: Case, made: Made, seconds: float, turn: Callable[[str], list[float] | float]) -> tuple[Round, Profile]:
-    """What the profile says of both sides, and of itself, beside what `turn` found elsewhere, memory not yet; and the profile."""
+def said(case: Case, made: Made, seconds: float, turn: Callable[[str], list[float]]) -> tuple[Round, Profile]:
+    """What the profile says of both sides, and of itself, beside what was found in this process and by `turn` elsewhere, memory not yet; and the
+    profile."""
+    gpu = profile.device_of((made.fn, made.args, made.kwargs)) != "cpu"
     start = time.perf_counter()
-    with torch.set_grad_enabled(made.train), Meanwhile(turn) as other:
+    with torch.set_grad_enabled(made.train), Beside(partial(plain, case, made), turn, gpu) as other:
         p = tokamak.profile(made.fn, *made.args, options=case.options, seconds=2 * seconds, **made.kwargs)
     took = time.perf_counter() - start - other.waited
-    sides = {name: {**{k: getattr(side, k) for k in ("step", "busy", "peak")}, "pools": side.memory.pools}
+    sides = {name: {**{k: getattr(side, k) for k in ("step", "busy", "peak")}, "pools": side.memory.pools - other.pools}
              for name, side in (("eager", p.eager), ("compiled", p.compiled))}
     named = (sum(r.seconds for r in p.rows) + sum(o.seconds for o in p.others)) / p.compiled.busy
     words = {**sides, "device": p.peaks.device, "first": p.first, "cost": took - p.first, "named": named, "bound": f"{p.bound}: {p.why}"}
-    most = {side: math.inf if p.device != "cpu" else statistics.median(steps) for side, steps in other.steps.items()}      # so the profile has it
+    most = {side: math.inf if gpu else statistics.median(steps) for side, steps in other.steps.items()}      # so the profile has it
     busy = {side: {"busy": min(statistics.mean(found), most[side])} if found else {} for side, found in other.busy.items()}
-    return Round(words, other.steps, busy), p
+    return Round(words, other.steps, other.elsewhere, busy), p
 
 
 def compared(name: str, rounds: list[Round]) -> Compared:
     """Both side by side, by the round of the median ratio. On a CPU nothing but eager's operators is seen by torch's profiler."""
     middle = lambda pair: sorted(rounds, key=lambda r: off(*pair(r)))[len(rounds) // 2]
-    totals, spread = [], []
+    totals, spread, elsewhere = [], [], []
     for side in SIDES:
         shown = middle(lambda r: r.pair(side))
         totals.append((side, "step", *shown.pair(side)))
@@ -348,9 +365,10 @@ def compared(name: str, rounds: list[Round]) -> Compared:
             totals.append((side, what, *pair(middle(pair))))
         steps = sorted(shown.steps[side])
         spread.append((side, steps[len(steps) // 4], steps[(3 * len(steps)) // 4]))
+        elsewhere.append((side, statistics.median(shown.elsewhere[side])))
     first, cost = rounds[0].said, statistics.median(r.said["cost"] for r in rounds)
     return Compared(name, first["device"], torch.__version__, first["first"], cost, tuple(totals), first["named"], first["bound"], tuple(spread),
-                    len(rounds))
+                    len(rounds), tuple(elsewhere))
 
 
 # -- processes -------------------------------------------------------------------------------------------------------------------
@@ -368,8 +386,8 @@ class Part:
 
 @contextlib.contextmanager
 def part(name: str, case: str, args: argparse.Namespace) -> Iterator[Part]:
-    """One part of a case in a process of its own: `plain` answers `totals`, a side with a turn of it and `busy SIDE` with what torch's profiler sees
-    of that; `profile` answers `said`, and asks for turns before it does; both answer `ready`."""
+    """One part of a case in a process of its own: `plain` answers `totals`, and a side with a turn of it; `profile` answers `said`, and asks for turns
+    before it does; both answer `ready`."""
     here, there = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(target=serve, args=(there, name, case, args))
     process.start()
@@ -391,13 +409,12 @@ def serve(pipe: Connection, name: str, case: str, args: argparse.Namespace) -> N
 
 
 def plain_answers(name: str, args: argparse.Namespace) -> dict[str, Callable]:
-    steps, gpu = plain(case_of(name), args.device, args.layers), args.device == "cuda"
-    busy = device_time if gpu else operator_time
-    return {"ready": lambda: True, "totals": lambda: totals(steps, gpu), **{side: partial(turn, step, gpu) for side, step in steps.items()},
-            **{f"busy {side}": partial(busy, step) for side, step in steps.items()}}
+    case, gpu = case_of(name), args.device == "cuda"
+    steps = plain(case, case.make(args.device, args.layers))
+    return {"ready": lambda: True, "totals": lambda: totals(steps, gpu), **{side: partial(turn, step, gpu) for side, step in steps.items()}}
 
 
-def profile_answers(name: str, args: argparse.Namespace, turn: Callable[[str], list[float] | float]) -> dict[str, Callable]:
+def profile_answers(name: str, args: argparse.Namespace, turn: Callable[[str], list[float]]) -> dict[str, Callable]:
     case = case_of(name)
     made = case.make(args.device, args.layers)
 
@@ -434,6 +451,7 @@ def lines(c: Compared) -> str:
     for side, what, said, found in c.totals:
         unit, factor = ("MB", 1e-6) if what in ("peak", "pools") else ("ms", 1e3)
         around = [f" ({low * factor:.3f} to {high * factor:.3f})" for of, low, high in c.spread if of == side and what == "step"]
+        around += [f", elsewhere {median * factor:.3f}" for of, median in c.elsewhere if of == side and what == "step"]
         out.append(f"    {side:9} {what:5} {said * factor:10.3f} {unit} said, {found * factor:10.3f} found {off(said, found):+7.1%}{''.join(around)}")
     return "\n".join(out + [f"    FAR: {', '.join(c.far())}"] * bool(c.far()))
 
@@ -441,14 +459,16 @@ def lines(c: Compared) -> str:
 def table(rows: list[Compared]) -> str:
     """For BENCHMARKS.md."""
     out = [f"Machine: {rows[0].device}, torch {rows[0].torch}. Command: `python -m benchmarks.profiles --write`.", "",
-           "| step | quantity | eager: said | found | off | compiled: said | found | off | profiling s |", "|---|---|" + "---:|" * 7]
+           "| step | quantity | eager: said | found | off | elsewhere | compiled: said | found | off | elsewhere | profiling s |", "|---|---|" + "---:|" * 9]
     for c in rows:
         for what, unit, factor in (("step", "ms", 1e3), ("busy", "ms", 1e3), ("peak", "MB", 1e-6), ("pools", "MB", 1e-6)):
             around = {side: f" ({low * factor:.2f} to {high * factor:.2f})" for side, low, high in c.spread if what == "step"}
-            cells = {side: f"{a * factor:.2f} | {b * factor:.2f}{around.get(side, '')} | {off(a, b):+.1%}" for side, w, a, b in c.totals if w == what}
+            far = {side: f"{median * factor:.2f}" for side, median in c.elsewhere if what == "step"}
+            cells = {side: f"{a * factor:.2f} | {b * factor:.2f}{around.get(side, '')} | {off(a, b):+.1%} | {far.get(side, '')}"
+                     for side, w, a, b in c.totals if w == what}
             if cells:
                 first = what == "step"
-                out.append(f"| {c.case if first else ''} | {what} {unit} | {cells.get('eager', ' | | ')} | {cells.get('compiled', ' | | ')} | "
+                out.append(f"| {c.case if first else ''} | {what} {unit} | {cells.get('eager', ' | | | ')} | {cells.get('compiled', ' | | | ')} | "
                            f"{f'{c.cost:.1f}' if first else ''} |")
     return "\n".join(out)
 
@@ -458,7 +478,7 @@ def read(path: str) -> dict[str, Compared]:
     """What was measured before, by device and case."""
     if not path or not Path(path).exists():
         return {}
-    return {f"{kind} {row['case']}": Compared(**{**row, **{k: tuple(map(tuple, row.get(k, ()))) for k in ("totals", "spread")}})
+    return {f"{kind} {row['case']}": Compared(**{**row, **{k: tuple(map(tuple, row.get(k, ()))) for k in ("totals", "spread", "elsewhere")}})
             for kind, rows in json.loads(Path(path).read_text()).items() for row in rows}
 
 

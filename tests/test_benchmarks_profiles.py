@@ -8,29 +8,45 @@ import os
 import pytest
 import torch
 
+import tokamak
 from benchmarks import profiles
 from benchmarks.profiles import CASES, Case, Compared, Made, Round, kept, leaves, read, table
 
 from .tools.measured import quick  # noqa: F401 (a fixture for all tests here)
 
 TOTALS = (("eager", "step", 1.0e-3, 1.01e-3), ("eager", "busy", 2e-3, 1e-3), ("eager", "peak", 3e6, 1e6), ("compiled", "step", 5e-4, 5e-4))
-SEEN = Compared("a step", "a machine", "0", 1.0, 2.0, TOTALS, 1.0, "memory", (("eager", 9e-4, 1.1e-3),))
+SEEN = Compared("a step", "a machine", "0", 1.0, 2.0, TOTALS, 1.0, "memory", (("eager", 9e-4, 1.1e-3),), 1, (("eager", 1.2e-3),))
 
 
 @pytest.mark.parametrize("train", [False, True])
-def test_a_step_is_measured_both_ways(train):
+def test_a_step_is_measured_both_ways(train, monkeypatch):
     torch.manual_seed(0)
     model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()), torch.randn(4, 8)
     case = Case(lambda device, layers: Made(model, (x,), train=train))
-    steps, asked = profiles.plain(case, "cpu", None), []
-    answers = {**{s: lambda s=s: profiles.turn(steps[s], False) for s in steps}, "busy eager": lambda: profiles.operator_time(steps["eager"])}
-    found, p = profiles.said(case, case.make("cpu", None), 0.0, lambda what: asked.append(what) or answers[what]())
+    steps, asked = profiles.plain(case, case.make("cpu", None)), []
+    watched = []
+    monkeypatch.setattr(profiles, "operator_time", lambda step: watched.append(step) or 1e-3)
+    found, p = profiles.said(case, case.make("cpu", None), 0.0, lambda side: asked.append(side) or profiles.turn(steps[side], False))
     made = profiles.compared("small", [found])
-    assert set(asked) == set(answers) and asked.count("busy eager") == 2 and profiles.totals(steps, False) == {"eager": {}, "compiled": {}}
-    assert all(t > 0 for times in found.steps.values() for t in times) and all(low <= high for _, low, high in made.spread)
+    assert set(asked) == {"eager", "compiled"} and len(watched) == 2 and profiles.totals(steps, False) == {"eager": {}, "compiled": {}}
+    assert all(t > 0 for of in (found.steps, found.elsewhere) for times in of.values() for t in times)
+    assert all(low <= high for _, low, high in made.spread) and [side for side, _ in made.elsewhere] == ["eager", "compiled"]
     assert [(side, what) for side, what, *_ in made.totals] == [("eager", "step"), ("eager", "busy"), ("compiled", "step")]
     assert all(said > 0 and found > 0 for *_, said, found in made.totals) and made.named == pytest.approx(1.0)
     assert p.graphs == (2 if train else 1) and made.first == p.first and json.loads(json.dumps(found.said)) == found.said
+
+
+def test_what_is_measured_beside_a_profile_is_compiled_and_not_watched(monkeypatch):
+    torch.manual_seed(0)
+    model, x, compiled, backend = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()), torch.randn(4, 8), [], tokamak.backend.backend
+    case = Case(lambda device, layers: Made(model, (x,)))
+
+    def spied(gm, inputs, options):
+        compiled.append(tokamak.options.current().recorder)
+        return backend(gm, inputs, options=options)
+    monkeypatch.setattr(tokamak.backend, "backend", spied)
+    profiles.said(case, case.make("cpu", None), 0.0, lambda side: [1.0])
+    assert [type(r).__name__ for r in compiled] == ["Watcher", "NoneType"]
 
 
 def test_turns_are_taken_beside_those_of_each_profile(tmp_path, monkeypatch, capsys):
@@ -49,7 +65,7 @@ def test_turns_are_taken_beside_those_of_each_profile(tmp_path, monkeypatch, cap
                 return True if what == "ready" else {s: {"peak": 0} for s in profiles.SIDES} if what == "totals" else [1.0]
             if what == "ready":
                 return True
-            return next(self.turns, None) or Round(words, *(dict.fromkeys(profiles.SIDES, v) for v in (next(times), busy)))
+            return next(self.turns, None) or Round(words, *(dict.fromkeys(profiles.SIDES, v) for v in (next(times), [3.0], busy)))
     monkeypatch.setattr(profiles, "part", lambda name, case, args: contextlib.nullcontext(Here(name)))
     path = str(tmp_path / "kept.json")
     assert profiles.main(["--device", "cpu", "--cases", "nn.Linear", "--json", path, "--rounds", "3"]) == 0
@@ -57,6 +73,7 @@ def test_turns_are_taken_beside_those_of_each_profile(tmp_path, monkeypatch, cap
     assert asked == [("plain", "ready"), ("profile", "ready"), ("profile", "said"), *turns, ("plain", "totals")] * 3
     made = read(path)["cpu nn.Linear"]              # ratios of 1, 1/2 and 2: the middle one is shown; no bytes of none are as said
     assert made.totals[0] == ("eager", "step", 2.0, 2.0) and made.spread == (("eager", 2.0, 2.5), ("compiled", 2.0, 2.5)) and made.rounds == 3
+    assert made.elsewhere == (("eager", 3.0), ("compiled", 3.0))
     assert "nn.Linear" in (shown := capsys.readouterr().out) and "(2000.000 to 2500.000)" in shown
 
 
@@ -86,7 +103,7 @@ def test_it_is_kept_and_shown(tmp_path, capsys):
     kept(path, {"cpu a step": SEEN})
     assert read(path) == {"cpu a step": SEEN} and read(str(tmp_path / "none")) == {}
     rows = [line.split(" | ") for line in table([SEEN]).splitlines() if line.startswith("| a step")]
-    assert rows[0][1:] == ["step ms", "1.00", "1.01 (0.90 to 1.10)", "-1.0%", "0.50", "0.50", "+0.0%", "2.0 |"]
+    assert rows[0][1:] == ["step ms", "1.00", "1.01 (0.90 to 1.10)", "-1.0%", "1.20", "0.50", "0.50", "+0.0%", "", "2.0 |"]
     assert profiles.main(["--json", path, "--report"]) == 1
 
 
