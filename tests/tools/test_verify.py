@@ -80,6 +80,8 @@ def test_mutation_and_integers():
 def test_random_numbers_of_our_own_are_not_compared_with_eagers():
     found = verify(Dropped(), torch.randn(5, 32))
     assert found.right and {w.right for w in found.whole} == {None} and "random numbers" in found.notes[0]
+    values = [v for k in found.kernels for v in k.values]
+    assert any(v.random for v in values) and all(v.eager is None or v.eager < 1e-5 for v in values) and " random " in str(found)
     found = verify(Dropped(), torch.randn(5, 32), options={"policy": "eager"})
     assert found.right and {w.right for w in found.whole} == {True} and not found.notes
 

@@ -310,6 +310,7 @@ def keep(found, path: str) -> None:
     if path:
         with writing(path), open(path, "w") as file:
             file.write(found.to_json(indent=1))
+        print(f"tokamak: wrote {path}", file=sys.stderr)
 
 
 ANSWERS: dict[str, Callable[[Recorder, argparse.Namespace], int]] = {

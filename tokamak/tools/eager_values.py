@@ -12,8 +12,10 @@ from .record import GraphRecord
 
 
 def eager_values(record: GraphRecord, seen: Seen) -> dict:
-    """Stored node -> eager's tensor, for the nodes that are the whole value of an aten call; empty where torch cannot run the graph again."""
-    wanted = named_values(record)
+    """Stored node -> eager's tensor, for the nodes that are the whole value of an aten call; empty where torch cannot run the graph again. What
+    follows from random numbers is left out: torch draws others when it runs the graph again."""
+    random = drawn(record.values["aten"])
+    wanted = {n: name for n, name in named_values(record).items() if name not in random}
     try:
         found = _Keep(record.values["aten"], set(wanted.values())).kept_of(tensors(record.values["aten"], seen.args))
     except Exception:           # whatever an operator of the user's may raise: then there is nothing to compare with
@@ -32,6 +34,21 @@ def named_values(record: GraphRecord) -> dict:
             key = plan.graph.origin(n).name, n.shape
             if key[0] and all(c.get(key) == 1 for c in counts):
                 found[n] = key[0]
+    return found
+
+
+def random_values(record: GraphRecord) -> set:
+    """The stored nodes that are values of aten calls and follow from random numbers that the graph draws."""
+    random = drawn(record.values["aten"])
+    return {n for n, name in named_values(record).items() if name in random}
+
+
+def drawn(gm: fx.GraphModule) -> set[str]:
+    """Names of the values that follow from random numbers drawn in the graph."""
+    found: set[str] = set()
+    for node in gm.graph.nodes:
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) or any(n.name in found for n in node.all_input_nodes):
+            found.add(node.name)
     return found
 
 

@@ -25,7 +25,7 @@ from ..ir.expr import Random, walk
 from ..ir.graph import Compute
 from ..ir.reference import evaluate
 from . import annotate
-from .eager_values import eager_values
+from .eager_values import eager_values, random_values
 from .extract import write
 from .kernel_graph import arguments, exact, part, sizes_of
 from .kernels import KernelInfo, Launched, kernels, launched
@@ -50,13 +50,14 @@ class Whole:
 
 @dataclass(frozen=True)
 class Value:
-    """A value that a kernel stored, with its relative errors by norm; `eager`: None where eager has no such value. `wrong`: how it leaves the
-    policy."""
+    """A value that a kernel stored, with its relative errors by norm; `eager`: None where eager has no such value, or where that follows
+    from random numbers, which eager draws otherwise (`random`). `wrong`: how it leaves the policy."""
     name: str
     line: Source | None
     eager: float | None
     exact: float | None
     wrong: str
+    random: bool = False
 
 
 @dataclass(frozen=True)
@@ -236,7 +237,7 @@ def kernel_checks(record: GraphRecord, seen: Seen, with_text: bool = True) -> It
     plan = record.values["lower"].plan
     wrong: dict[Any, str] = {}
     values = dict(differences(plan.graph, seen.args, seen.constants, seen.values, wrong.setdefault).values)
-    eager = eager_values(record, seen)
+    eager, random = eager_values(record, seen), random_values(record)
     for g, made in by_group(record).items():
         sharp = in_float64(record, g, values, seen)
         found = []
@@ -244,7 +245,7 @@ def kernel_checks(record: GraphRecord, seen: Seen, with_text: bool = True) -> It
             got = values[n]
             at = plan.graph.origin(n)
             found.append(Value(record.label(plan.graph, n), source_of(at), distance(got, as_array(eager[n])) if n in eager else None,
-                               distance(got, sharp[n]) if n in sharp else None, wrong.get(n, "")))
+                               distance(got, sharp[n]) if n in sharp else None, wrong.get(n, ""), n in random))
         info = [i for _, i in made]
         check = KernelCheck(" + ".join(i.name for i in info), record.name, info[0].module, info[0].sources, tuple(found))
         if check.wrong and with_text:

@@ -50,7 +50,8 @@ def kernel_table(v: Verification) -> Iterator:
     for k in v.kernels:
         for n, value in enumerate(k.values):
             about = "" if n else "  ".join(filter(None, (k.name, k.module)))
-            table.add_row(about, value.name, number(value.exact), number(value.eager), place(value.line) or places(k.sources), value.wrong or "within")
+            eager, at = "random" if value.random else number(value.eager), place(value.line) or places(k.sources)
+            table.add_row(about, value.name, number(value.exact), eager, at, value.wrong or "within")
     yield from (Text(""), table)
 
 
