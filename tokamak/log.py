@@ -1,4 +1,5 @@
-"""Printing what was asked for. The topics stand in `options.TOPICS`; `TOKAMAK_LOGS=graph,fusion` chooses. And the line that says how far a build is."""
+"""Printing what was asked for. The topics stand in `options.TOPICS`; `TOKAMAK_LOGS=graph,fusion` chooses. And the line that says how far a build
+is."""
 from __future__ import annotations
 
 import sys
@@ -26,8 +27,8 @@ PATIENCE = 1.0              # seconds of building from which on a line says how 
 
 
 class Progress:
-    """One live line on `stream`, how many kernels of how many are built, once that takes longer than `PATIENCE`; gone when the `with` block is left. Calling
-    it says how far the work is, several times a second. `stream` None: nothing is written."""
+    """One live line on `stream`, how many kernels of how many are built, once that takes longer than `PATIENCE`; gone when the `with` block is left.
+    Calling it says how far the work is, several times a second. `stream` None: nothing is written."""
 
     def __init__(self, stream: TextIO | None, clock: Callable[[], float] = time.monotonic):
         self.stream, self.clock, self.start, self.shown = stream, clock, clock(), ""

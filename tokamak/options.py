@@ -77,15 +77,18 @@ class Options:
     cudagraphs: bool = False                                    # programs on GPUs are recorded and replayed: fewer launches (mode="reduce-overhead")
     until: str | None = None                                    # the last stage to run; the graph then runs eagerly
     recorder: Any = None                                        # a `tools.record.Recorder` that keeps what every stage made
-    contractions: Literal["", "vendor", "kernels"] = ""         # products of matrices: by their prices; all by the vendor's library; kernels where possible
-    target: Literal["", "interpret"] = ""                       # "": the device of the values; "interpret": Triton's interpreter on the CPU, slow, for tests
+    # products of matrices: by their prices; all by the vendor's library; kernels where possible
+    contractions: Literal["", "vendor", "kernels"] = ""
+    # "": the device of the values; "interpret": Triton's interpreter on the CPU, slow, for tests
+    target: Literal["", "interpret"] = ""
     opaque_only: bool = False                                   # every operation is a call of torch: the oracle of the tests
 
     def __post_init__(self):
         if isinstance(self.logs, str):
             object.__setattr__(self, "logs", frozenset(t.strip() for t in self.logs.split(",") if t.strip()))
         object.__setattr__(self, "logs", frozenset(self.logs))
-        for name, allowed in (("policy", get_args(Policy)), ("until", (None, *STAGES)), ("target", ("", "interpret")), ("contractions", ("", "vendor", "kernels"))):
+        for name, allowed in (("policy", get_args(Policy)), ("until", (None, *STAGES)), ("target", ("", "interpret")),
+                              ("contractions", ("", "vendor", "kernels"))):
             if getattr(self, name) not in allowed:
                 raise OptionError(f"{name}={getattr(self, name)!r}: one of {', '.join(map(str, allowed))}{_nearest(getattr(self, name), allowed)}")
         for topic in self.logs:

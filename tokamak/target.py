@@ -14,11 +14,11 @@ CLUSTER = 8                 # programs of a cluster, on GPUs of NVIDIA that have
 
 @dataclass(frozen=True)
 class Target:
-    """`name`: the device, as torch writes it. `vector_bytes`: width of a vector register. `l1`, `l2`: bytes of cache a core has to itself. `threads`: how
-    many run at once (a GPU's multiprocessors). `ordered`: the elements of a fold are taken in an order that depends on the fold alone, not on sizes
-    beside it or on threads. `kind`: 'cpu' runs C over vectors, 'gpu' Triton over tiles; a gpu called 'cpu' is Triton's interpreter.
-    `arch`: Triton's words for a GPU. `fast`: policy `fast` holds everywhere. `model`: a GPU's name, what tuned schedules are kept under. `cluster`: programs
-    at most that see each other's shared memory. `tf32`: the user has allowed that products of f32 round their factors to TF32."""
+    """`name`: the device, as torch writes it. `vector_bytes`: width of a vector register. `l1`, `l2`: bytes of cache a core has to itself. `threads`:
+    how many run at once (a GPU's multiprocessors). `ordered`: the elements of a fold are taken in an order that depends on the fold alone, not on
+    sizes beside it or on threads. `kind`: 'cpu' runs C over vectors, 'gpu' Triton over tiles; a gpu called 'cpu' is Triton's interpreter.
+    `arch`: Triton's words for a GPU. `fast`: policy `fast` holds everywhere. `model`: a GPU's name, what tuned schedules are kept under. `cluster`:
+    programs at most that see each other's shared memory. `tf32`: the user has allowed that products of f32 round their factors to TF32."""
     name: str = "cpu"
     vector_bytes: int = 64
     threads: int = 2
@@ -61,5 +61,5 @@ def _gpu(device: str, ordered: bool) -> Target:
     p = torch.cuda.get_device_properties(device)
     arch = ("cuda", p.major * 10 + p.minor, 32) if torch.version.hip is None else ("hip", p.gcnArchName.split(":")[0], p.warp_size)
     cluster = CLUSTER if arch[0] == "cuda" and p.major >= 9 else 1
-    return Target(device, 16, ORDERED_PROCESSORS if ordered else p.multi_processor_count, l1=1 << 18, l2=p.L2_cache_size, ordered=ordered, kind="gpu", arch=arch,
-                  model=p.name, cluster=cluster)
+    return Target(device, 16, ORDERED_PROCESSORS if ordered else p.multi_processor_count, l1=1 << 18, l2=p.L2_cache_size, ordered=ordered, kind="gpu",
+                  arch=arch, model=p.name, cluster=cluster)

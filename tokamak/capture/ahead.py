@@ -40,8 +40,8 @@ class Ahead:
 
 
 def said(gm: fx.GraphModule) -> tuple | None:
-    """All that decides what becomes of `gm`: equal for graphs of equal calls on equal tensors. None for a graph with symbolic sizes, or with attributes
-    or tensors as arguments, which are objects of its own."""
+    """All that decides what becomes of `gm`: equal for graphs of equal calls on equal tensors. None for a graph with symbolic sizes, or with
+    attributes or tensors as arguments, which are objects of its own."""
     number = {n: i for i, n in enumerate(gm.graph.nodes)}
     own = (torch.SymInt, torch.SymFloat, torch.SymBool, torch.Tensor)
     if any(n.op == "get_attr" for n in number) or any(isinstance(leaf, own) for n in number for leaf in _leaves(n)):

@@ -23,8 +23,8 @@ CompileOne = Callable[[fx.GraphModule, Sequence[Any], str], Callable[[list], Any
 def autograd(gm: fx.GraphModule, example_inputs: Sequence[Any], compile_one: CompileOne, arithmetic_dropout: bool = False,
              parts: bool = False, coming: Callable[[fx.GraphModule], None] | None = None) -> Callable:
     """The function that runs Dynamo's graph `gm`, whose forward, backward and inference graphs `compile_one` has compiled. `arithmetic_dropout`:
-    as for `partition`. `parts`: a training step holds the parts of what `decompose` has in TRAINING; which of them backward then computes again is the
-    partitioner's choice by their sizes. `coming` is told of a backward graph as soon as there is one, before the forward graph is compiled."""
+    as for `partition`. `parts`: a training step holds the parts of what `decompose` has in TRAINING; which of them backward then computes again is
+    the partitioner's choice by their sizes. `coming` is told of a backward graph as soon as there is one, before the forward graph is compiled."""
     def compiler(kind: str):
         def compile_kind(graph, inputs):
             _keep_saved()

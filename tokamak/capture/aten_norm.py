@@ -132,7 +132,8 @@ def native_group_norm_backward(b, grad, x, mean, rstd, weight, N, C, HxW, group,
         weighted = _weighted(grad, _channelwise(weight, rank))
         along_one, along_xhat = (_mean_of_group(b, _weighted(t, weight), group, count(x, inner)) for t in (ones, xhats))
         dx = mul(sub(sub(weighted, _per_channel(along_one, group, x)), mul(xhat, _per_channel(along_xhat, group, x))), scale)
-    return (dx, b.reduce("sum", xhats, [0]) if output_mask[1] and weight is not None else None, b.reduce("sum", ones, [0]) if output_mask[2] else None)
+    return (dx, b.reduce("sum", xhats, [0]) if output_mask[1] and weight is not None else None,
+            b.reduce("sum", ones, [0]) if output_mask[2] else None)
 
 
 def _mean_of_group(b, sums: Tensor, groups: int, each) -> Tensor:

@@ -1,8 +1,8 @@
 """Pooling, windows and padding gradients.
 
 A pooling operator is a fold over window axes of a guarded load. Each spatial dimension is a `Window`: where element j of output o's window
-lies in the input, and when it counts. Seen from the input, the outputs whose windows hold a position are a window of the same kind, so backward is a fold of
-guarded loads as well: no scatter, no order to fix. Windows have constant extents.
+lies in the input, and when it counts. Seen from the input, the outputs whose windows hold a position are a window of the same kind, so backward is a
+fold of guarded loads as well: no scatter, no order to fix. Windows have constant extents.
 """
 from __future__ import annotations
 

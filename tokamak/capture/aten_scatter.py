@@ -1,7 +1,8 @@
 """Scatters: operators that combine values into positions of one tensor that other tensors hold.
 
-Each is one `Scatter` node. Sums and products of 16-bit floats are carried in f32 (torch rounds at every step), folds of 8- and 16-bit integers in i32:
-no machine updates fewer bits by many programs at once. Bool adds as `or` and multiplies as `and`. Where torch leaves the elements' old values out (`include_self=False`), the touched elements start from the monoid's identity.
+Each is one `Scatter` node. Sums and products of 16-bit floats are carried in f32 (torch rounds at every step), folds of 8- and 16-bit integers in
+i32: no machine updates fewer bits by many programs at once. Bool adds as `or` and multiplies as `and`. Where torch leaves the elements' old values
+out (`include_self=False`), the touched elements start from the monoid's identity.
 """
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ def layer(src: torch.Tensor, width: int, heads: int, qkv_weight, qkv_bias, out_w
 
 
 def _attention(qkv: torch.Tensor, heads: int, mask: torch.Tensor | None, mask_type: int | None) -> torch.Tensor:
-    """(batch, tokens, width) of queries, keys and values side by side. `mask`: what is left out; `mask_type`: 0, (queries, keys); 1, (batch, keys); 2,
-    something that broadcasts to (batch, heads, queries, keys)."""
+    """(batch, tokens, width) of queries, keys and values side by side. `mask`: what is left out; `mask_type`: 0, (queries, keys); 1, (batch, keys);
+    2, something that broadcasts to (batch, heads, queries, keys)."""
     batch, tokens, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
     q, k, v = (x.view(batch, tokens, heads, width // heads).transpose(1, 2) for x in qkv.chunk(3, -1))
     if mask is None:

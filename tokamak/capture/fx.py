@@ -31,7 +31,8 @@ class Unsupported(Exception):
 
 
 class Capture:
-    """Reads one FX graph. `graph()` is the result. `table` maps aten overloads to builders: all that are registered unless it is given ({}: every call opaque)."""
+    """Reads one FX graph. `graph()` is the result. `table` maps aten overloads to builders: all that are registered unless it is given ({}: every
+    call opaque)."""
 
     def __init__(self, gm: fx.GraphModule, policy: str = "fast", name: str = "graph", table: dict | None = None):
         self.gm = gm
@@ -206,7 +207,8 @@ class Capture:
 
     def _finish(self, node: fx.Node, t: Tensor, spec: Spec) -> Tensor:
         if t.shape != spec.shape:
-            if t.rank != len(spec.shape) or any(x is not y and (x.constant is not None or y.constant is not None) for x, y in zip(t.shape, spec.shape)):
+            known = lambda x, y: x.constant is not None or y.constant is not None
+            if t.rank != len(spec.shape) or any(x is not y and known(x, y) for x, y in zip(t.shape, spec.shape)):
                 raise InternalError(f"the entry of {node.target} gives shape {t.shape}, torch {spec.shape}")
             t = t.view(spec.shape, lambda c: c)     # one size in two forms (C and C // G * G): torch's guards hold them equal
         expr = cast(t.expr, spec.dtype, implicit=True)
@@ -243,7 +245,8 @@ class Capture:
             return view
         given = _map((args, kwargs), lambda x: self._in_memory(x, node) if isinstance(x, Tensor) else x)
         args, kwargs = _map(given, leaf)
-        call = Opaque(target, args, dict(kwargs), specs, not isinstance(val, (tuple, list)), reason, tuple(reads), self._meaning(target, *given, specs))
+        call = Opaque(target, args, dict(kwargs), specs, not isinstance(val, (tuple, list)), reason, tuple(reads),
+                      self._meaning(target, *given, specs))
         self.opaques.append(call)
         self._note(call, node)
         outs = []
@@ -275,7 +278,8 @@ class Capture:
         return self.b.rounded(cast(made.expr, specs[0].dtype, implicit=True)) if made is not None and made.shape == specs[0].shape else None
 
     def _outputs(self, found) -> tuple:
-        """Outputs in order, with the traced strides. What eager gives memory of its own (not an input's, not another output's) gets a node of its own."""
+        """Outputs in order, with the traced strides. What eager gives memory of its own (not an input's, not another output's) gets a node of its
+        own."""
         found = found if isinstance(found, (tuple, list)) else (found,)
         owners: dict = dict(self.storages)
         bases = self._bases(found)
@@ -400,7 +404,8 @@ def _same_layout(view: View, spec: Spec) -> bool:
     return all(n == 1 or p is q for n, p, q in zip(view.shape, view.strides, spec.strides))
 
 
-_SIZE_CALLS = {torch.ops.aten.sym_size.int, torch.ops.aten.sym_stride.int, torch.ops.aten.sym_numel.default, torch.ops.aten.sym_storage_offset.default}
+_SIZE_CALLS = {torch.ops.aten.sym_size.int, torch.ops.aten.sym_stride.int, torch.ops.aten.sym_numel.default,
+               torch.ops.aten.sym_storage_offset.default}
 
 
 def _map(value, leaf):

@@ -11,8 +11,8 @@ from ..ir.normal import floordiv, maximum, minimum, mod
 
 
 def narrow(gm: fx.GraphModule, most: int = 2**31) -> None:
-    """Has torch trace the graph anew where a tensor of symbolic size, which now reaches over fewer than `most` elements, reaches over more (or the other
-    way round): kernels are made for one of the two. Says nothing of sizes that only a run shows."""
+    """Has torch trace the graph anew where a tensor of symbolic size, which now reaches over fewer than `most` elements, reaches over more (or the
+    other way round): kernels are made for one of the two. Says nothing of sizes that only a run shows."""
     asked = set()
     for value in (leaf for n in gm.graph.nodes for leaf in pytree.tree_leaves(n.meta.get("val"))):
         if isinstance(value, torch.Tensor) and value.layout is torch.strided:

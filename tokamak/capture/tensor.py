@@ -3,7 +3,8 @@
     Tensor(shape, expr)      expr over Axis(0, shape[0]) ... Axis(n - 1, shape[n - 1])
 
 A view is a Tensor whose expression is an unguarded Load with changed indices: it costs nothing and is no node. Arithmetic on Tensors only builds
-expressions; `Builder.realize` (see `builder`) makes a node of one, and every fold is realized at once. The operator tables (`aten_*`) are written with these.
+expressions; `Builder.realize` (see `builder`) makes a node of one, and every fold is realized at once. The operator tables (`aten_*`) are written
+with these.
 """
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""(Body, BesideSchedule) -> TileKernel: contractions side by side. A program's number says which one it works on; parameters and registers are counted on
-from one to the next."""
+"""(Body, BesideSchedule) -> TileKernel: contractions side by side. A program's number says which one it works on; parameters and registers are
+counted on from one to the next."""
 from __future__ import annotations
 
 from ..ir.index import as_index
@@ -43,7 +43,8 @@ def lower_beside(body: Body, schedule: BesideSchedule, hints, device: str, fast:
         made.append((one.first, kernel))
         before, last = before + kernel.grid, one
     lines, ends = [], [first for first, _ in made[1:]]
-    for (first, kernel), end in zip(made, [*ends, ""]):         # one after the other, not nested: what they hold of shared memory is never there at once
+    # one after the other, not nested: what they hold of shared memory is never there at once
+    for (first, kernel), end in zip(made, [*ends, ""]):
         here = [f"tl.program_id(0) >= {first}"] * bool(first) + [f"tl.program_id(0) < {end}"] * bool(end)
         lines.append(For(f"if {' and '.join(here)}", list(kernel.lines)))
     aligned = frozenset(p.name for p in last.params if p.kind == "int" and hints.divides(16, p.source))

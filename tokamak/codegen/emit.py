@@ -156,7 +156,8 @@ class Emitter:
         v = self.vector
         plain, terms, entries = as_index(0), [], []
         for k, c in i.terms.items():
-            lanes = [a for a in k if not isinstance(a, Axis) and varies(a) and (v is not None and v in Index({(a,): 1}).axes() or isinstance(a, FetchAtom))]
+            lanes = [a for a in k if not isinstance(a, Axis) and varies(a)
+                     and (v is not None and v in Index({(a,): 1}).axes() or isinstance(a, FetchAtom))]
             if not lanes:
                 plain = plain + Index({k: c})
                 continue

@@ -28,8 +28,8 @@ class Param:
 
 @dataclass
 class Loop:
-    """`axis` over `low` .. `high` - 1 (texts are Index). `vector`: a register at a time, ragged end included. `flush`: accumulators whose f32 part moves
-    into their f64 part after every `BLOCK` steps (error stays that of short sums). `tiles`: then the loop runs in
+    """`axis` over `low` .. `high` - 1 (texts are Index). `vector`: a register at a time, ragged end included. `flush`: accumulators whose f32 part
+    moves into their f64 part after every `BLOCK` steps (error stays that of short sums). `tiles`: then the loop runs in
     pieces of ROWS steps inside its vector loop, with the tiles filled before each piece."""
     axis: Axis
     low: Index
@@ -42,8 +42,8 @@ class Loop:
 
 @dataclass(frozen=True)
 class Tile:
-    """A piece of memory turned round: ROWS steps of the loop it belongs to by one register of the vector axis. `address` is that of the first element;
-    elements are `step` apart along the vector axis and one apart along the loop's axis."""
+    """A piece of memory turned round: ROWS steps of the loop it belongs to by one register of the vector axis. `address` is that of the first
+    element; elements are `step` apart along the vector axis and one apart along the loop's axis."""
     name: str
     memory: str
     dtype: DType
@@ -125,9 +125,9 @@ class Fetch:
 @dataclass(frozen=True)
 class Read:
     """var = memory[address]. `mode`: 'splat' (one element), 'unit' (along the vector axis), 'strided' (`step` apart), 'gather' (`at`: i64 register of
-    offsets from `address`). With `guard` (a bool register) lanes where it is false are not read and are `other`; 'shared' is 'splat' with a guard that
-    differs between lanes. `ahead`: the address in the next iteration, `span`: elements that an iteration reads there; where that is much, but not
-    too much to be kept, the next iteration's part is asked for now, when this one's is read again and so comes from a cache."""
+    offsets from `address`). With `guard` (a bool register) lanes where it is false are not read and are `other`; 'shared' is 'splat' with a guard
+    that differs between lanes. `ahead`: the address in the next iteration, `span`: elements that an iteration reads there; where that is much, but
+    not too much to be kept, the next iteration's part is asked for now, when this one's is read again and so comes from a cache."""
     var: str
     memory: str
     dtype: DType
@@ -263,5 +263,6 @@ class Kernel:
 
 ROWS = 128              # steps of a loop that read one tile: long enough stretches of each line, all lines of a tile in the first-level cache
 BLOCK = 128             # steps after which an f32 sum moves into f64
-AHEAD = (8 << 10, 256 << 10)        # bytes of an iteration that are asked for during the one before: softmax of 4096x4097 9.4 -> 7.9 ms, cross-entropy
-                        # of 512x32000 6.1 -> 4.7; rows of 4 KiB arrive early enough by themselves (5.1 -> 5.6); more would not stay in the second level
+AHEAD = (8 << 10, 256 << 10)        # bytes of an iteration that are asked for during the one before: softmax of 4096x4097 9.4 -> 7.9 ms,
+                                    # cross-entropy of 512x32000 6.1 -> 4.7; rows of 4 KiB arrive early enough by themselves (5.1 -> 5.6); more
+                                    # would not stay in the second level

@@ -1,8 +1,8 @@
 """(Body, PersistentSchedule) -> TileKernel: products of tiles by programs that stay, whose factors come through descriptors.
 
 A descriptor, which the launcher makes of an address, says where a tensor lies (`fuse.boxes.Box`); a read or a write of a tile then names only where
-the tile begins. What lies outside is 0 when it is read, and left when it is written, so that there are no masks. The result's tile is finished in parts: `out 0`, `out 1`
-are views like any other, each of a range of the tile's columns.
+the tile begins. What lies outside is 0 when it is read, and left when it is written, so that there are no masks. The result's tile is finished in
+parts: `out 0`, `out 1` are views like any other, each of a range of the tile's columns.
 """
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class PersistentLowering(MatmulLowering):
         narrow = replace(s, pieces=tuple((a, (width,)) if a is second else (a, n) for a, n in s.pieces))
         self.outs = {f"out {n}": n * width for n in range(s.parts)}
         factors = {"left": replace(s, dims=(first, s.depth)), "right": replace(s, dims=(s.depth, second))}
-        self.views = {name: (v, {}) for name, v in (*((o, narrow) for o in self.outs), *((n, v) for n, v in factors.items() if self._addressed(n, v)))}
+        addressed = ((n, v) for n, v in factors.items() if self._addressed(n, v))
+        self.views = {name: (v, {}) for name, v in (*((o, narrow) for o in self.outs), *addressed)}
         self.tile, grid, _ = self._place_program()
         for out, accumulators in zip(self.outs, self._cut_up(self._products(None))):
             self._show(out)
@@ -130,8 +131,8 @@ class PersistentLowering(MatmulLowering):
         """The register of a descriptor of two factors."""
         one, other = both
         name, block = f"d{len(self.descriptors)}", (2, *self._block(one, replace(self.schedule, dims=one.axes)))
-        self.descriptors[both, block] = Boxed(name, one.memory, one.offset, (as_index(2), *(a.extent for a in one.axes)), (as_index(0), *one.strides), block,
-                                       (other.memory, other.offset), one.memory.dtype is F32)
+        self.descriptors[both, block] = Boxed(name, one.memory, one.offset, (as_index(2), *(a.extent for a in one.axes)),
+                                               (as_index(0), *one.strides), block, (other.memory, other.offset), one.memory.dtype is F32)
         return name
 
     def _corner(self, b: Box, second: int = 0) -> str:

@@ -1,10 +1,10 @@
 """Which stored values take over memory that nobody needs any more: on a GPU a pointwise kernel writes its result where it has read an operand, and a
 product where it has read what is added to it (a residual).
 
-    every element of the operand is read by the iteration that writes the same place, in the expression of that store alone: no other iteration, and no
-    other store, can see the difference
-    the operand is a stored value, or what a call of torch returned, of the same shape, strides and type, read by no later step; it is neither an input nor
-    a result nor written somewhere, and no call that may return a view, or go on reading behind its end (a collective), has been handed it
+    every element of the operand is read by the iteration that writes the same place, in the expression of that store alone: no other iteration, and
+    no other store, can see the difference
+    the operand is a stored value, or what a call of torch returned, of the same shape, strides and type, read by no later step; it is neither an
+    input nor a result nor written somewhere, and no call that may return a view, or go on reading behind its end (a collective), has been handed it
 """
 from __future__ import annotations
 

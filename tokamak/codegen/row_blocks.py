@@ -31,10 +31,10 @@ TRAFFIC = 12                # bytes for each element that need not go to memory 
 NEAR = 3                    # what that costs less where it would have stayed in the second level
 COPY = 12e9                 # bytes a second of a core
 PACKED = 0.25e-9            # seconds for each element of a right factor that is packed
-MARGIN = 5                  # times that what is saved exceeds what is lost: it is 4 at 512 rows of 256-1024-256, on two cores 3.2 ms one by one and 3.5
-#                             in blocks. Our product is as fast as the vendor's (MKL on a Zen 4) or faster. One core, ms, one by one / in blocks:
-#                             attention 4x512x64 4.28 / 3.26, 2048x64 16.0 / 15.7; 16384 rows of 64-64-64 with GELU 4.00 / 3.47, 8192 of 128-256-128
-#                             with ReLU 13.9 / 11.0, 2048 of 256-1024-256 27.8 / 23.2, 512 of 768-3072-768 56 / 63
+MARGIN = 5                  # times that what is saved exceeds what is lost: it is 4 at 512 rows of 256-1024-256, on two cores 3.2 ms one by one and
+                            # 3.5 in blocks. Our product is as fast as the vendor's (MKL on a Zen 4) or faster. One core, ms, one by one / in blocks:
+                            # attention 4x512x64 4.28 / 3.26, 2048x64 16.0 / 15.7; 16384 rows of 64-64-64 with GELU 4.00 / 3.47, 8192 of 128-256-128
+                            # with ReLU 13.9 / 11.0, 2048 of 256-1024-256 27.8 / 23.2, 512 of 768-3072-768 56 / 63
 CACHES = 4                  # times the second level that packed factors fill at most
 
 
@@ -54,9 +54,9 @@ class Product:
 
 @dataclass(frozen=True, eq=False)
 class Between:
-    """A kernel on rows. `outer`: extents that count batches, outermost first; `within`: how many more the axis of rows runs through, `unit`: its steps
-    in a row. `words`: for each parameter what it is of a block: 'plain', 'one', 'rows', 'read' or 'made', or (bytes a row, bytes a step of each outer
-    axis)."""
+    """A kernel on rows. `outer`: extents that count batches, outermost first; `within`: how many more the axis of rows runs through, `unit`: its
+    steps in a row. `words`: for each parameter what it is of a block: 'plain', 'one', 'rows', 'read' or 'made', or (bytes a row, bytes a step of each
+    outer axis)."""
     group: Group
     kernel: Kernel
     outer: tuple[Index, ...]

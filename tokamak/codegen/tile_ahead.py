@@ -12,8 +12,8 @@ _SET, _NAME = re.compile(r"(\w+) = (tl\.load\()?"), re.compile(r"\b[a-z]\d+\b")
 
 
 def read_ahead(loop: For, var: str, first: str, step: int, count: str) -> list:
-    """`loop`, over the turns `var` from `first` on below `count`, every `step`-th, and what stands before it; behind the last turn it reads the last one's
-    block again, and where there is none, the first of all. The loop as it is where its loads need what it carries."""
+    """`loop`, over the turns `var` from `first` on below `count`, every `step`-th, and what stands before it; behind the last turn it reads the last
+    one's block again, and where there is none, the first of all. The loop as it is where its loads need what it carries."""
     if not all(isinstance(x, str) for x in loop.lines):
         return [loop]
     made = [_SET.match(x) for x in loop.lines]

@@ -11,7 +11,8 @@ from .tiles import TileLowering
 
 
 class FlatLowering(TileLowering):
-    """The kernel of a body whose tiles are `s.flat` rows of `s.dims[1]`. A thread has a whole row of a piece, so that rows are folded without exchange."""
+    """The kernel of a body whose tiles are `s.flat` rows of `s.dims[1]`. A thread has a whole row of a piece, so that rows are folded without
+    exchange."""
 
     @property
     def along(self) -> tuple[Axis, Axis]:
@@ -50,5 +51,6 @@ class FlatLowering(TileLowering):
             lanes = self.assign(self.program, f"tl.arange(0, {size})", "j")
             first = self.assign(self.program, f"{self.number} * ({n} * {self.s.flat})", "w")
             inside = f"{lanes} < tl.minimum({n} * {self.s.flat}, {self._number(self.extent(row))} * {n} - {first})"
-            self.program.memo[key] = self.assign(self.program, f"tl.load({self.memory(e.node)} + tl.multiple_of({first}, {WORDS}) + {lanes}, mask={inside}, other=0.0)")
+            word = f"{self.memory(e.node)} + tl.multiple_of({first}, {WORDS}) + {lanes}"
+            self.program.memo[key] = self.assign(self.program, f"tl.load({word}, mask={inside}, other=0.0)")
         return self.program.memo[key], size - 1

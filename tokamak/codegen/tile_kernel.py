@@ -42,9 +42,9 @@ class Value:
 
 @dataclass(frozen=True, eq=False)
 class TileKernel:
-    """`grid`: programs in all, as an Index. `sources`: register -> the Expr that it holds, for people. `spaces`: workspace nodes that it fills. `aligned`: names of
-    integer parameters that are multiples of 16. `boxes`: its descriptors, parameters behind the others. `otherwise`: the same kernel, with
-    the same other parameters, for calls whose memory is aligned to less."""
+    """`grid`: programs in all, as an Index. `sources`: register -> the Expr that it holds, for people. `spaces`: workspace nodes that it fills.
+    `aligned`: names of integer parameters that are multiples of 16. `boxes`: its descriptors, parameters behind the others. `otherwise`: the same
+    kernel, with the same other parameters, for calls whose memory is aligned to less."""
     params: tuple[Param, ...]
     lines: tuple
     grid: Index

@@ -10,8 +10,8 @@ from .tiles import TileLowering, base_body, combining, rounded
 
 
 def lower_tiles(body: Body, schedule: TileSchedule, hints, device: str, choose_again, fast: bool = False) -> tuple[TileKernel, ...]:
-    """The kernels of `body` in running order. `choose_again(body)` gives the schedule of a further kernel. `fast`: where all that comes out is rounded to
-    16 bits, f32 functions on the way may be a few units in the last place off. Raises Unschedulable."""
+    """The kernels of `body` in running order. `choose_again(body)` gives the schedule of a further kernel. `fast`: where all that comes out is
+    rounded to 16 bits, f32 functions on the way may be a few units in the last place off. Raises Unschedulable."""
     first: tuple = ()
     if body.base is not None:
         base = base_body(body)

@@ -5,8 +5,8 @@ from ..ir.dtype import BOOL, F32, DType, compute_type
 from ..ir.ops import CARRIERS, identity
 from .triton_ops import cast, combine, full, literal, op, pointer_type, random, reduce, scan, step, triton_type, uniform_run
 
-__all__ = ["LEAVES_FIRST", "cast", "combine_lines", "full", "literal", "moments_of", "number", "neutral", "plain", "op", "pointer_type", "random", "reduce", "scan", "step",
-           "triton_type", "uniform_run", "update", "update_in_order"]
+__all__ = ["LEAVES_FIRST", "cast", "combine_lines", "full", "literal", "moments_of", "number", "neutral", "plain", "op", "pointer_type", "random", "reduce", "scan",
+           "step", "triton_type", "uniform_run", "update", "update_in_order"]
 
 
 LEAVES_FIRST = ", eviction_policy='evict_first'"         # of a load: its line leaves the cache before others
@@ -38,8 +38,8 @@ def combine_lines(monoid: str, d: DType, made: tuple, a: tuple, b: tuple, later:
 
 
 def moments_of(carried: tuple, taken: list[tuple[str, str]], names: list[str]) -> list[str]:
-    """Lines that take several (element, weight) a lane into the moments `carried`; a weight is '1.0', or 0 where the element is 0. `names`: four fresh
-    registers."""
+    """Lines that take several (element, weight) a lane into the moments `carried`; a weight is '1.0', or 0 where the element is 0. `names`: four
+    fresh registers."""
     total, mean, squares, count = names
     full, weights = all(w == "1.0" for _, w in taken), [w for _, w in taken]
     each = f"{total} * {1 / len(taken)!r}" if full else f"{total} * (1.0 / tl.maximum({count}, 1.0))"

@@ -2,8 +2,8 @@
 partial results in a workspace, the second is the body that folds those.
 
 A program of a kernel works on one tile. A tiled axis is a dimension of every register, a row axis with several pieces has a register for each piece;
-all other axes are plain integers. Values are computed in the outermost scope that has what they depend on: the program, the loop over its share of the
-split axes, the loops over the rows.
+all other axes are plain integers. Values are computed in the outermost scope that has what they depend on: the program, the loop over its share of
+the split axes, the loops over the rows.
 """
 from __future__ import annotations
 
@@ -159,10 +159,12 @@ class TileLowering(TileFolds):
         for e, accumulators in carried.items():
             self._leave(e, accumulators, share)
 
-    turns: "tuple | None" = None         # the loop over a program's share of one axis, one coordinate a turn: its scope, number, first number and count
+    # the loop over a program's share of one axis, one coordinate a turn: its scope, number, first number and count
+    turns: "tuple | None" = None
 
     def _emit_load(self, e: Load) -> Value:
-        """What is a number a turn, or lies beside the whole words of a row, no copy brings ahead of its turn: it is read a turn ahead into a register."""
+        """What is a number a turn, or lies beside the whole words of a row, no copy brings ahead of its turn: it is read a turn ahead into a
+        register."""
         if self.turns is None or not self._ahead(e):
             return super()._emit_load(e)
         inner, var, share, count = self.turns

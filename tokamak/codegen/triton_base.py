@@ -14,7 +14,8 @@ INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 @tl.core.builtin
 def for_nvidia(least=0, _semantic=None):
-    """Whether the kernel is being compiled for a GPU of NVIDIA's, of that compute capability (90 is 9.0) or later; not to be asked in the interpreter."""
+    """Whether the kernel is being compiled for a GPU of NVIDIA's, of that compute capability (90 is 9.0) or later; not to be asked in the
+    interpreter."""
     options = _semantic.builder.options
     least = getattr(least, "value", least)
     return tl.constexpr(options.backend_name == "cuda" and (least == 0 or int(options.arch[2:].rstrip("af")) >= least))

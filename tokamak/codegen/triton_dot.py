@@ -72,8 +72,8 @@ def small_to_half(x, to: tl.constexpr):
 
 @triton.jit
 def unpacked(x, shift: tl.constexpr, mask: tl.constexpr, flip: tl.constexpr, minus: tl.constexpr, to: tl.constexpr):
-    """The integers (((x >> shift) & mask) ^ flip) - flip - minus in the 16-bit type `to`; x of 8 bits, whose sign is a bit like any other. On NVIDIA's
-    GPUs four at a time: a byte is the low half of a float whose step is 1, so that nothing goes through the slow conversions of integers."""
+    """The integers (((x >> shift) & mask) ^ flip) - flip - minus in the 16-bit type `to`; x of 8 bits, whose sign is a bit like any other. On
+    NVIDIA's GPUs four at a time: a byte is the low half of a float whose step is 1, so that nothing goes through the slow conversions of integers."""
     if INTERPRETED:
         number = ((((x.to(tl.int32) & 255) >> shift) & mask) ^ flip) - flip - minus
         if to == tl.bfloat16:

@@ -132,8 +132,8 @@ def expm1(x):
 
 @triton.jit
 def within(b):
-    """For `quotient`: 2^32 where b is subnormal, 2^-32 where it is so large that 1 / b is, else 1. No quotient by b * within(b) is subnormal unless the one
-    by b is."""
+    """For `quotient`: 2^32 where b is subnormal, 2^-32 where it is so large that 1 / b is, else 1. No quotient by b * within(b) is subnormal unless
+    the one by b is."""
     a = tl.abs(b)
     low, high = (a < 1.1754943508222875e-38) & (a > 0), (a > 8.507059173023462e+37) & (a < float("inf"))
     return tl.where(low, 4294967296.0, tl.where(high, 2.3283064365386963e-10, 1.0))
@@ -141,8 +141,8 @@ def within(b):
 
 @triton.jit
 def quotient(a, b, inverse, near):
-    """a / (b / near), where many a share b, near = within(b / near) and inverse = 1 / b: rounded once, unless a or the quotient is nearly subnormal (1.4
-    units of the last place). Infinite remainders say that the product is the quotient already."""
+    """a / (b / near), where many a share b, near = within(b / near) and inverse = 1 / b: rounded once, unless a or the quotient is nearly subnormal
+    (1.4 units of the last place). Infinite remainders say that the product is the quotient already."""
     if INTERPRETED:
         return a / b * near
     else:

@@ -181,8 +181,8 @@ def combine(monoid: str, dtype: DType, a: tuple[str, ...], b: tuple[str, ...], l
 
 
 def step(monoid: str, carried: tuple[str, ...], element: str, weight: str) -> str:
-    """Text of `carried` (of one of the `ir.ops.CARRIERS`) with one `element` taken in; idle lanes hold a `weight` of 0, others 1, and the component of
-    the neutral element. A carried weight may have fewer lanes than the elements, as many as `weight`."""
+    """Text of `carried` (of one of the `ir.ops.CARRIERS`) with one `element` taken in; idle lanes hold a `weight` of 0, others 1, and the component
+    of the neutral element. A carried weight may have fewer lanes than the elements, as many as `weight`."""
     return f"tk.{monoid}_step({', '.join((*carried, element, weight))})"
 
 

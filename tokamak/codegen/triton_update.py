@@ -40,8 +40,8 @@ def _nan(x, sign: tl.constexpr):
 
 @triton.jit
 def update_prod(p, x, mask):
-    """The memory at p is multiplied by x where `mask` holds: swapped for the product until nothing else has changed it meanwhile. Elsewhere p points to
-    memory all the same, which is left as it is."""
+    """The memory at p is multiplied by x where `mask` holds: swapped for the product until nothing else has changed it meanwhile. Elsewhere p points
+    to memory all the same, which is left as it is."""
     if x.dtype.primitive_bitwidth == 64:
         word = tl.int64
     else:

@@ -1,5 +1,5 @@
-"""(Body, VectorSchedule) -> TileKernels: products of a matrix and a vector, element by element in f32. Both factors are values of one view, `left`: (slices,
-axis of the result, depth)."""
+"""(Body, VectorSchedule) -> TileKernels: products of a matrix and a vector, element by element in f32. Both factors are values of one view, `left`:
+(slices, axis of the result, depth)."""
 from __future__ import annotations
 
 from dataclasses import replace

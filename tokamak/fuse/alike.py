@@ -19,8 +19,8 @@ from .legal import Roles
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """`nodes` in the graph's order. `names`: what differs between parts that say the same, in order: the nodes, what else they read, and where streams of
-    random numbers begin (a Const). `says`: equal for parts that are planned alike; None for one that no other can equal."""
+    """`nodes` in the graph's order. `names`: what differs between parts that say the same, in order: the nodes, what else they read, and where
+    streams of random numbers begin (a Const). `says`: equal for parts that are planned alike; None for one that no other can equal."""
     nodes: tuple
     names: tuple
     says: Hashable
@@ -37,7 +37,8 @@ class Planned:
         """The same for `part`, which says the same."""
         names = dict(zip(self.part.names, part.names))
         rename = renaming(names)
-        return Planned(part, tuple(_copied(g, r, names, rename) for g, r in self.groups), tuple((names[a], names[b], why) for a, b, why in self.refused))
+        return Planned(part, tuple(_copied(g, r, names, rename) for g, r in self.groups),
+                       tuple((names[a], names[b], why) for a, b, why in self.refused))
 
 
 def _copied(group: Group, roles: Roles, names: dict, rename: Rewriter) -> tuple[Group, Roles]:
@@ -68,7 +69,8 @@ def parts(graph: Graph, sources: dict, readers: dict, pinned: set) -> list[Part]
 
 
 def _needs(graph: Graph, sources: dict, place: dict) -> tuple[dict, dict]:
-    """For every node the numbers, as bits, of the nodes of kernels that it needs: all, and those behind a call of torch, which no kernel holds beside it."""
+    """For every node the numbers, as bits, of the nodes of kernels that it needs: all, and those behind a call of torch, which no kernel holds beside
+    it."""
     below, behind = {}, {}
     for n in graph.nodes:
         below[n] = reduce(or_, (below.get(s, 0) | (1 << place[s] if s in place else 0) for s in sources[n]), 0)
@@ -129,8 +131,8 @@ def _numbers(mask: int, bits: dict[int, int]) -> tuple[int, ...]:
 
 
 def _said(node, number: dict) -> Hashable:
-    """What a node says, names by their numbers; None for one that no other can equal (it fetches indices, updates in place, or computes with the number at
-    which a stream begins)."""
+    """What a node says, names by their numbers; None for one that no other can equal (it fetches indices, updates in place, or computes with the
+    number at which a stream begins)."""
     if not isinstance(node, Compute):
         return None
     seen: dict[Expr, object] = {}

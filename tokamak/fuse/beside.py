@@ -1,6 +1,6 @@
 """Kernels side by side: contractions that read the same few rows (queries, keys and values; a gate and what it gates) become one launch, each program
-with a tile of one of them. Each would take little longer than a launch, and the machine is fuller with all of them. So do small ones of different rows
-that do not need each other (experts, one after the other; both layers of a low rank beside others).
+with a tile of one of them. Each would take little longer than a launch, and the machine is fuller with all of them. So do small ones of different
+rows that do not need each other (experts, one after the other; both layers of a low rank beside others).
 """
 from __future__ import annotations
 

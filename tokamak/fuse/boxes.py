@@ -40,8 +40,8 @@ def box(memory, address: Index, dims: tuple[Axis, ...], hints: Hints) -> Box | N
 
 
 def movable(c: Contraction, hints: Hints, joined: bool = False) -> bool:
-    """Can the engine move both factors, as they lie in memory, for products? Of rows and columns of one axis each: others were not seen to work. `joined`:
-    also where rows are those of a view of contiguous memory that has more dimensions."""
+    """Can the engine move both factors, as they lie in memory, for products? Of rows and columns of one axis each: others were not seen to work.
+    `joined`: also where rows are those of a view of contiguous memory that has more dimensions."""
     return len(c.rows) == len(c.columns) == 1 and len(c.batch) <= 1 and all(_moves(e, c.depth, hints, joined) for e in (c.left, c.right))
 
 

@@ -24,8 +24,9 @@ DIGIT = 8               # largest extent of a summed axis that is written out, c
 
 @dataclass(frozen=True, eq=False)
 class Contraction:
-    """`fold`: sum over `depth` of left * right, times `scales` that do not differ along it, over `digits`, axes of small constant extents, and `outer`,
-    axes that are run through around the depth. `rows`: the axes of `left` alone, `columns` of `right` alone, `batch` of both; by their ids."""
+    """`fold`: sum over `depth` of left * right, times `scales` that do not differ along it, over `digits`, axes of small constant extents, and
+    `outer`, axes that are run through around the depth. `rows`: the axes of `left` alone, `columns` of `right` alone, `batch` of both; by their
+    ids."""
     fold: Reduce
     left: Expr
     right: Expr

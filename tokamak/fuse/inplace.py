@@ -7,8 +7,8 @@ An input receives `n` (a Write). The kernel of n's group may store n straight in
     nobody outside the group reads n, no later step reads the input, and n is no result of the program and written nowhere else;
     no opaque call is handed the input: what it returns may be a view of it
 
-A scatter into the input (a row of a cache) then stores its updates alone. Its result is what later steps read, so they may: kernels, and those calls of torch
-that are known to return memory of their own.
+A scatter into the input (a row of a cache) then stores its updates alone. Its result is what later steps read, so they may: kernels, and those calls
+of torch that are known to return memory of their own.
 """
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def written_in_place(graph: Graph, steps: tuple, stores: dict) -> dict[Compute, 
         if n in results or w.target in handed or sources[n] > 1 or targets[w.target] > 1:
             continue
         if isinstance(n, Scatter):
-            if last_read.get(w.target, at) <= at and _updates(steps[at], n, w.target) and all(map(_fresh, (s for s in steps[at + 1:] if n in reads_of(s)))):
+            if last_read.get(w.target, at) <= at and _updates(steps[at], n, w.target) \
+                    and all(map(_fresh, (s for s in steps[at + 1:] if n in reads_of(s)))):
                 found[n] = w.target
             continue
         if max(last_read.get(w.target, at), last_read.get(n, at)) <= at and _in_step(steps[at], stores[steps[at]], n, w.target):

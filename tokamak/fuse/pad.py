@@ -2,8 +2,8 @@
 
     mm(x[4096, 1024], w[1024, 50257])    becomes    mm(x, w'[1024, 50264]), of which nobody reads the last seven columns
 
-The vendor's fast kernels want every row of every factor and of the result at a multiple of 16 bytes. What is computed is written at the wider pitch at
-once; what is in memory already is copied, which is little beside the product.
+The vendor's fast kernels want every row of every factor and of the result at a multiple of 16 bytes. What is computed is written at the wider pitch
+at once; what is in memory already is copied, which is little beside the product.
 """
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from .price import PITCH, RATES, UNALIGNED, Rates, writes_any_row
 from .products import PRODUCTS, ragged, vendors
 
 BATCHED = {True: {1: 28e12, 2: 41e12, 4: 41e12}, False: {1: 50e12, 2: 75e12, 4: 75e12}}     # of many at once: are they the result's, or a factor's?
-                        # 768 of 197 x 64 x 197 in 135 to 156 us, x 197 x 64 in 91, with 198 in 100 and 50, in whole words 40 and 34; 96 of 577 x 64 x 577
-                        # in 116 and 37, x 577 x 64 in 96 and 31
-DEEP = 256              # of a depth from which on many at once are like one: 16 of 1025 x 512 x 1023 in 178 us and 33, 64 of 197 x 1024 x 197 in 73, 24
+                        # 768 of 197 x 64 x 197 in 135 to 156 us, x 197 x 64 in 91, with 198 in 100 and 50, in whole words 40 and 34; 96 of 577 x 64 x
+                        # 577 in 116 and 37, x 577 x 64 in 96 and 31
+DEEP = 256              # of a depth from which on many at once are like one: 16 of 1025 x 512 x 1023 in 178 us and 33, 64 of 197 x 1024 x 197 in 73,
+                        # 24
 MOVED = 2.4e12          # bytes a second at most, of what many at once read and write
 WORTH = 2.0             # times as much as copying takes that has to be saved
 SPARED = 1.1            # times as long as the vendor's call and a copy of its result a kernel of ours may take, which needs no second result
@@ -73,8 +74,8 @@ def _in_memory(graph: Graph) -> Callable[[Node], bool]:
 
 
 def _by_kernels(graph: Graph, found: Mapping[Opaque, _Larger], target) -> set[Opaque]:
-    """Those of `found` that stay as they are, since a kernel of ours writes such rows: only the result's are bad, and it has to lie in memory as it is,
-    so that a wider one would be copied."""
+    """Those of `found` that stay as they are, since a kernel of ours writes such rows: only the result's are bad, and it has to lie in memory as it
+    is, so that a wider one would be copied."""
     shown, made, hints = pinned_nodes(graph), contractions(graph), estimates(graph, target)
     copied = {r.opaque for r in graph.nodes if isinstance(r, Result) and r in shown}
 

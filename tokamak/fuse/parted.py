@@ -1,5 +1,5 @@
-"""What lies between two narrow layers, and both the gradient of the rows and those of the weights need, is made twice where no program has room for all
-of them: by the kernel of the rows, which need not store it, and by that of the weights, two of whose programs have half of it each
+"""What lies between two narrow layers, and both the gradient of the rows and those of the weights need, is made twice where no program has room for
+all of them: by the kernel of the rows, which need not store it, and by that of the weights, two of whose programs have half of it each
 (`narrow.halved`).
 
     d = f(g v), x' = d w, w' = d x, v' = g h    becomes    x' = f(g v) w    and    d = f(g v), w' = d x, v' = g h

@@ -44,9 +44,9 @@ class Products:
     reads a factor of both, `start`: seconds besides the tiles. `vendor`: what the library is taken to choose from, `call`: seconds besides;
     `shared`: seconds besides, where it shares out the depth, of which partial results go through memory. `copy`: bytes a second; `factors`: the
     same of products that wait for memory; `beside`: for what a tile's end reads and writes beside its result; `pass_`: seconds of a kernel that
-    does next to nothing; `held`: bytes of a result that the cache still has for it; `ragged`: bytes a second of what our kernels write besides where rows begin anywhere; `operation`: seconds an operation
-    on one element takes one multiprocessor. `tired`: (share, seconds): by how much the machine is slower when it multiplies for longer than that;
-    `vendor_tired`: the same of the vendor's."""
+    does next to nothing; `held`: bytes of a result that the cache still has for it; `ragged`: bytes a second of what our kernels write besides where
+    rows begin anywhere; `operation`: seconds an operation on one element takes one multiprocessor. `tired`: (share, seconds): by how much the machine
+    is slower when it multiplies for longer than that; `vendor_tired`: the same of the vendor's."""
     tiles: tuple[Tile, ...]
     pair: Tile
     paired: Tile
@@ -66,13 +66,13 @@ class Products:
     bytes: int = 2
 
 
-# Triton's words for a machine -> what was measured. H200, bf16, device time behind a flushed cache; fitted on 97 cases of grid "gemm" (128 to 8192 rows,
-# widths of 1024, 4096, 11008, 14336) by the profiler's times, of which it is off by 5%, the vendor's and ours, which are wrong together
+# Triton's words for a machine -> what was measured. H200, bf16, device time behind a flushed cache; fitted on 97 cases of grid "gemm" (128 to 8192
+# rows, widths of 1024, 4096, 11008, 14336) by the profiler's times, of which it is off by 5%, the vendor's and ours, which are wrong together
 # us, 8192x1024x4096 (rows, depth, columns): the vendor 100, a pass behind it 34; in one kernel with a ReLU 107, GELU 121, a residual 130
 #   4096x4096x4096: 179 and 16, a ReLU 186, a residual 196; 8192x4096x1024: 91 and 13, a residual 101; gate of 4096x1024x4096: 129, 115 in one kernel
 #   of two accumulators, 109 paired; of 4096x4096x14336: 1299, 1323, 1268; of 2048x4096x11008: 507, 498, 478; of 1024x4096x14336: 319, 320, 306
-# rows of the result that begin anywhere, us: by us, and by the vendor with whole words and a copy: 4096x1024x50257 672 and 887, 4096x768x50257 571 and 748,
-#   4096x1024x30522 with a bias 471 and 566, 2048x4096x32001 733 and 942, 8192x1024x1001 with a bias 57 and 92
+# rows of the result that begin anywhere, us: by us, and by the vendor with whole words and a copy: 4096x1024x50257 672 and 887, 4096x768x50257 571
+# and 748, 4096x1024x30522 with a bias 471 and 566, 2048x4096x32001 733 and 942, 8192x1024x1001 with a bias 57 and 92
 PRODUCTS: dict[tuple, Products] = {
     ("cuda", 90): Products(
         tiles=(Tile(128, 256, 0.605e-6, 2.5e-6), Tile(128, 128, 0.31e-6, 2.2e-6)), pair=Tile(128, 128, 0.651e-6, 2.7e-6),
@@ -85,8 +85,8 @@ PRODUCTS: dict[tuple, Products] = {
         call=3.8e-6, shared=2.4e-6, copy=4.2e12, factors=4.5e12, beside=3.2e12, pass_=1.8e-6, held=13e6, ragged=8e12, operation=3e-12,
         tired=(0.2, 1170e-6), vendor_tired=(0.253, 1400e-6))}
 
-# the same of f32 in TF32, device time behind a flushed cache, us: 4096x4096x4096, the vendor 345 (with a bias 331) and 33 behind it; in one kernel with a
-# ReLU 343, a residual 359; 8192x1024x4096: 177 and 66; 196, 241; 2048x4096x4096: 172 and 18; 178, 186; 512x4096x4096: 51 and 6; 59, 63
+# the same of f32 in TF32, device time behind a flushed cache, us: 4096x4096x4096, the vendor 345 (with a bias 331) and 33 behind it; in one kernel
+# with a ReLU 343, a residual 359; 8192x1024x4096: 177 and 66; 196, 241; 2048x4096x4096: 172 and 18; 178, 186; 512x4096x4096: 51 and 6; 59, 63
 TF32: dict[tuple, Products] = {
     ("cuda", 90): replace(
         PRODUCTS["cuda", 90], bytes=4, tiles=(Tile(128, 256, 0.571e-6, 6e-6), Tile(128, 128, 0.335e-6, 4.1e-6)),
@@ -138,8 +138,8 @@ def last(t: Tile, tiles: int, processors: int, paired: bool = False) -> int:
 
 
 def ragged(p: Products, processors: int, sizes: tuple[int, int, int, int]) -> float:
-    """Seconds of one kernel that makes a contraction of these extents whose rows of the result begin anywhere: no engine writes them, so each element is
-    stored by itself."""
+    """Seconds of one kernel that makes a contraction of these extents whose rows of the result begin anywhere: no engine writes them, so each element
+    is stored by itself."""
     b, m, n, _ = sizes
     return ours(p, processors, sizes)[0] + p.bytes * b * m * n / p.ragged
 

@@ -10,8 +10,8 @@ from .narrow import narrow_roles
 
 
 def best_roles(group: Group, hints: Hints, target) -> Roles | None:
-    """The choice for `target`; None when no parallel axes are legal. On an ordered target nothing is folded across threads: shares of a fold are cut by
-    sizes beside it."""
+    """The choice for `target`; None when no parallel axes are legal. On an ordered target nothing is folded across threads: shares of a fold are cut
+    by sizes beside it."""
     products = held(group) if target.kind == "gpu" else []
     if products:
         shared = shared_roles(group, products, hints)

@@ -13,9 +13,10 @@ GROUP = 16              # elements of the depth at least that share a scale, for
 
 
 def scales_behind(fold: Reduce) -> Expr:
-    """The contraction `fold` with such factors behind the sum; or, where they are the same for groups of the depth, behind a group's sum: the depth is
-    an axis of groups and one within them then, and the factor a third one of the product. What is left of the factor are small integers, or what was
-    rounded before it was scaled: weights that were quantised. `fold` itself where there are none. The rounding of the scaled factor is left out."""
+    """The contraction `fold` with such factors behind the sum; or, where they are the same for groups of the depth, behind a group's sum: the depth
+    is an axis of groups and one within them then, and the factor a third one of the product. What is left of the factor are small integers, or what
+    was rounded before it was scaled: weights that were quantised. `fold` itself where there are none. The rounding of the scaled factor is left
+    out."""
     product, behind, beside = [], [], []
     for e in fold.args[0].args:
         kept, scale = _without_scale(e, frozenset(fold.over))

@@ -15,8 +15,8 @@ from .cost import pinned_nodes
 
 @dataclass(frozen=True, eq=False)
 class Own:
-    """`node` is what `target` gives of a product's arguments and `further`; or, with `kept`, what it gives of a value and them: of the value `kept`, or
-    of what the call before makes of it. `reshaped`: it has another shape than the product."""
+    """`node` is what `target` gives of a product's arguments and `further`; or, with `kept`, what it gives of a value and them: of the value `kept`,
+    or of what the call before makes of it. `reshaped`: it has another shape than the product."""
     node: Compute
     target: object
     kwargs: dict
@@ -63,8 +63,8 @@ def vectors_apart(graph: Graph, found: Mapping[Opaque, Contraction], alone: Mapp
 
 
 def sums_behind(graph: Graph, added: Mapping) -> dict[Opaque, Own]:
-    """Products that nothing reads but their sum, with each other and with a value which nothing needs any more: the vendor adds to it, or to the first
-    product, where it lies. In the order in which they are added."""
+    """Products that nothing reads but their sum, with each other and with a value which nothing needs any more: the vendor adds to it, or to the
+    first product, where it lies. In the order in which they are added."""
     products: dict[Compute, dict] = {}
     for call, reader, read in _single_readers(graph, added):
         if not call.kwargs:

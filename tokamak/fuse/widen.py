@@ -1,5 +1,5 @@
-"""Folds of columns that several rows counted as one make quicker, on GPUs: sums of a few columns over very many rows then read whole lines, and rows that
-begin anywhere (1025 columns) are read in 16-byte words, since every so many of them begin alike.
+"""Folds of columns that several rows counted as one make quicker, on GPUs: sums of a few columns over very many rows then read whole lines, and rows
+that begin anywhere (1025 columns) are read in 16-byte words, since every so many of them begin alike.
 
     out[c] = sum[r](f(r, c))    becomes    part[j, c] = sum[q](f(q * rows + j, c)),  out[c] = sum[j](part[j, c])
 
@@ -25,10 +25,11 @@ WHOLE = 2048            # the same where they are then whole tiles of COLUMNS
 COLUMNS = 64
 LONG = 1 << 16          # rows from which on it is worth a kernel more
 WORD = 16               # bytes of the longest access
-PARTS = 0.06            # of what is folded: bytes of partial results, written and read again, that whole words are worth: f16 sums of 65536 rows of 1025
-                        # columns 65%, 24 before
+PARTS = 0.06            # of what is folded: bytes of partial results, written and read again, that whole words are worth: f16 sums of 65536 rows of
+                        # 1025 columns 65%, 24 before
 LEAST = 1 << 22         # bytes that are folded
-TILES = 8               # of COLUMNS that each multiprocessor should have: as many rows count as one as make so many, and no fold is left across programs
+TILES = 8               # of COLUMNS that each multiprocessor should have: as many rows count as one as make so many, and no fold is left across
+                        # programs
 DIVISIONS = ("floordiv", "truncdiv", "mod", "rem")         # operations that report a divisor of 0
 MOST = 64               # rows that count as one then at most, that one kernel folds what they give
 
@@ -48,7 +49,8 @@ def widened(graph: Graph, target) -> Graph:
             parts.update((part, made) for part in reads(made))
         return made
     out = replaced(graph, change)
-    return replace(out, origins={**out.origins, **{part: out.origins[whole] for part, whole in parts.items() if whole in out.origins}}) if parts else graph
+    origins = {part: out.origins[whole] for part, whole in parts.items() if whole in out.origins}
+    return replace(out, origins={**out.origins, **origins}) if parts else graph
 
 
 def _in_two_steps(n: Compute, hints: Hints, readers: dict, target) -> Compute | None:

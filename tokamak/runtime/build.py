@@ -145,8 +145,8 @@ class Build:
 
 def build(units: Sequence[Unit], *, cache_dir: str = "", cc: str = "", report: Callable[[Build], object] | None = None,
           progress: Progress | None = None) -> dict[str, Kernel]:
-    """The kernel of each unit by its name. `cache_dir`: where built kernels are kept ('' keeps none). `report` is told of each unit, `progress` several
-    times a second how many of how many are compiled. Raises CompilerMissing or BuildError."""
+    """The kernel of each unit by its name. `cache_dir`: where built kernels are kept ('' keeps none). `report` is told of each unit, `progress`
+    several times a second how many of how many are compiled. Raises CompilerMissing or BuildError."""
     if not units:
         return {}
     chosen = compiler(cc)
@@ -167,7 +167,8 @@ def _kernel(library: ctypes.CDLL, symbol: str) -> Kernel:
     return found
 
 
-def _load_all(missing: dict[str, Unit], cc: Compiler, cache: Cache | None, seconds: dict[str, float], progress: Progress | None) -> dict[str, ctypes.CDLL]:
+def _load_all(missing: dict[str, Unit], cc: Compiler, cache: Cache | None, seconds: dict[str, float],
+              progress: Progress | None) -> dict[str, ctypes.CDLL]:
     """Libraries for `missing` (key -> unit), from the cache or built now. A shard's library is kept under the key of each of its kernels.
     `seconds` receives what the compiler took for each that was built."""
     libraries = {k: cache.get(k) for k in missing} if cache else dict.fromkeys(missing)

@@ -1,7 +1,7 @@
 """One boxed function for all sizes, of programs that are for some: a call of other sizes has a further program made, and later calls find it.
 
-The first program's function is the entry. It looks at the sizes itself, and hands a call that it is not for to `Classes.other`, so that a program that
-meets one class of sizes alone costs a comparison or two a call.
+The first program's function is the entry. It looks at the sizes itself, and hands a call that it is not for to `Classes.other`, so that a program
+that meets one class of sizes alone costs a comparison or two a call.
 """
 from __future__ import annotations
 

@@ -35,10 +35,10 @@ class GpuUnit:
     `divisible`: positions of parameters that are multiples of 16 (pointers: 16-byte aligned, integers: value % 16 == 0); where a call breaks that, a
     variant of the kernel is built that does not rely on it, of the text `otherwise`, without boxes, where there is one.
     `boxes`: (element type, or 'tf32' for f32 that is rounded so on its way; extents of a tile) of the descriptors that stand behind the other
-    parameters; a call gives (address, offset in elements, extents, strides in elements) of each. `cooperative`: all programs of the grid are resident at once (they wait for each other).
-    `cluster`: so many neighbours of the grid, which it is a multiple of, run side by side and see each other's shared memory.
-    `contract`: a product may be added to something without being rounded first. `registers`: the most that a thread may have; 0 leaves it open.
-    `name` stands for the text and all other fields."""
+    parameters; a call gives (address, offset in elements, extents, strides in elements) of each. `cooperative`: all programs of the grid are resident
+    at once (they wait for each other). `cluster`: so many neighbours of the grid, which it is a multiple of, run side by side and see each other's
+    shared memory. `contract`: a product may be added to something without being rounded first. `registers`: the most that a thread may have; 0 leaves
+    it open. `name` stands for the text and all other fields."""
     name: str
     text: str
     signature: tuple[str, ...]
@@ -62,7 +62,8 @@ class Binary:
     """What was built of `unit` for `arch`. `entry`: the symbol in `code`. `shared`: bytes of shared memory a program. `threads` a program.
     `registers` a thread; `spilled`: bytes of stack a thread. `scratch`: (bytes a program, alignment) of global memory that the kernel wants
     as a workspace of its own; (0, 1) is none. `hidden`: parameters behind the unit's own: that workspace, and others that are null. `maps`: of each
-    box (rank, the driver's number of its element type, bytes of one, of its swizzle, extents of what one copy moves). `packed`: `listing`, compressed."""
+    box (rank, the driver's number of its element type, bytes of one, of its swizzle, extents of what one copy moves). `packed`: `listing`,
+    compressed."""
     unit: GpuUnit
     arch: Arch
     code: bytes = field(repr=False)
@@ -92,8 +93,8 @@ class GpuBuild:
 
 
 def warm(arch: Arch = ("cuda", 90, 32)) -> None:
-    """Starts the processes that compile, with what a first compile for `arch` loads; they come up in the background and compile for any target. Call it
-    when the first graph with a GPU's tensors is seen."""
+    """Starts the processes that compile, with what a first compile for `arch` loads; they come up in the background and compile for any target. Call
+    it when the first graph with a GPU's tensors is seen."""
     if _triton_folder() is not None:
         gpu_pool.pool(_cores(), arch)
 

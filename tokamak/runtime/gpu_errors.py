@@ -42,10 +42,11 @@ def _mapped(driver: gpu.Driver, device: int, size: int) -> tuple[memoryview, int
     return memoryview((ctypes.c_char * size).from_address(host.value)).cast("B"), there.value
 
 
-def names(program: str, slots: Mapping[str, tuple[str, Mapping[int, int]]], fail: Callable[[int, int], None]) -> tuple[dict[str, Any], Callable | None]:
-    """What a program's text calls `tk_words_ID` (a device's words as bytes), `tk_zeros_ID`, `tk_xPOSITION` (the address of a launch's word) and `tk_look`,
-    which raises what the words say; and a function that warns of errors that no call has raised. `slots`: ID -> device and {position of a launch:
-    its first error}; `fail(code, first)` raises. ({}, None) when no launch can fail."""
+def names(program: str, slots: Mapping[str, tuple[str, Mapping[int, int]]],
+          fail: Callable[[int, int], None]) -> tuple[dict[str, Any], Callable | None]:
+    """What a program's text calls `tk_words_ID` (a device's words as bytes), `tk_zeros_ID`, `tk_xPOSITION` (the address of a launch's word) and
+    `tk_look`, which raises what the words say; and a function that warns of errors that no call has raised. `slots`: ID -> device and {position of a
+    launch: its first error}; `fail(code, first)` raises. ({}, None) when no launch can fail."""
     made: dict[str, Any] = {}
     held: list[tuple[memoryview, int]] = []
     for id, (device, launches) in slots.items():

@@ -40,8 +40,9 @@ class Edge:
 @dataclass(frozen=True)
 class GraphInfo:
     """One compiled graph. `kind`: forward, backward or inference; `capture`: the id of its Frame; `eager`: why torch runs it, if it does; `calls`:
-    how many operations eager runs, views aside; `seconds`: stage -> what it took, `build` with that of the compiler of kernels; `built`: how its kernels
-    came to be ('compiled', 'cache', 'process', 'interpreted') -> how many; `recorded`: what of it CUDA graphs hold, in words, if it was to be recorded."""
+    how many operations eager runs, views aside; `seconds`: stage -> what it took, `build` with that of the compiler of kernels; `built`: how its
+    kernels came to be ('compiled', 'cache', 'process', 'interpreted') -> how many; `recorded`: what of it CUDA graphs hold, in words, if it was to be
+    recorded."""
     name: str
     kind: str
     capture: str

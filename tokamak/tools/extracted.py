@@ -32,8 +32,8 @@ from .names import time_text
 
 
 def main(file: str, text: str, units: list[Unit | GpuUnit], program: Program, errors: list, sizes: dict, values, device: str) -> int:
-    """Runs the kernel of an extracted `file`; the exit status: 1 when a result is outside its policy. `device`: "C", "cpu" for Triton's interpreter, or
-    a GPU. `values`: as `extract.packed` wrote them."""
+    """Runs the kernel of an extracted `file`; the exit status: 1 when a result is outside its policy. `device`: "C", "cpu" for Triton's interpreter,
+    or a GPU. `values`: as `extract.packed` wrote them."""
     parser = argparse.ArgumentParser(description="reproduces, checks and times one kernel")
     parser.add_argument("--seconds", type=float, default=0.5, help="of calls to time")
     given = parser.parse_args()
@@ -41,7 +41,8 @@ def main(file: str, text: str, units: list[Unit | GpuUnit], program: Program, er
         with open(os.path.join(os.path.dirname(os.path.abspath(file)), values)) as beside:
             values = ast.literal_eval(beside.read())
     graph = parse_graph(text)
-    call = assemble(replace(program, errors=tuple((getattr(builtins, kind, None) or getattr(raised, kind), words) for kind, words in errors)), built(units, device))
+    raising = tuple((getattr(builtins, kind, None) or getattr(raised, kind), words) for kind, words in errors)
+    call = assemble(replace(program, errors=raising), built(units, device))
     where = "cpu" if device == "C" else device
     arrays, tensors = zip(*(unpacked(v, where) for v in values)) if values else ((), ())
     status = check(graph, list(arrays), [as_array(t) for t in call([fresh(t) for t in tensors])], sizes)

@@ -63,9 +63,9 @@ class Opaqued:
 @dataclass(frozen=True)
 class KernelInfo:
     """One kernel of a graph. `words`: what it is launched with, by the name in its text; `key` stands for its text; `how` it was built.
-    `bytes`: what its loops move; `fewest`: each memory once; `dtype`: the type in which its FLOPs are made. Of a kernel on a GPU also the `device`, how
-    many `programs` run, and once it is built `registers` and bytes of stack (`spilled`) a thread, and bytes of memory that a program's threads share
-    (`shared`)."""
+    `bytes`: what its loops move; `fewest`: each memory once; `dtype`: the type in which its FLOPs are made. Of a kernel on a GPU also the `device`,
+    how many `programs` run, and once it is built `registers` and bytes of stack (`spilled`) a thread, and bytes of memory that a program's threads
+    share (`shared`)."""
     name: str
     key: str
     operations: tuple[str, ...]

@@ -40,8 +40,8 @@ COUNTED_AS = {ATEN._scaled_dot_product_flash_attention_for_cpu: ATEN._scaled_dot
 @dataclass(frozen=True)
 class Row:
     """A kernel, or a call of torch (`opaque`: why it is one), or several equal ones, `calls` of them a step: their seconds, bytes (`fewest`: each
-    memory once) and FLOPs (made in `dtype`) together. `phase`: forward, backward, inference or optimizer. `positions`: (graph, position) of each in its
-    program."""
+    memory once) and FLOPs (made in `dtype`) together. `phase`: forward, backward, inference or optimizer. `positions`: (graph, position) of each in
+    its program."""
     name: str
     phase: str
     module: str

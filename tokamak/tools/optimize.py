@@ -262,8 +262,8 @@ class _Climb:
             self.kept, self.changes, self.time, self.kept_error = made, {**self.changes, **changes}, took, wide
 
     def beside(self, made: Step) -> dict[str, Times]:
-        """Times of the way kept so far and of `made`, in turn: again where all steps of the first were far slower than before, since it was other work on
-        the machine that was measured then."""
+        """Times of the way kept so far and of `made`, in turn: again where all steps of the first were far slower than before, since it was other
+        work on the machine that was measured then."""
         for _ in range(TRIES):
             times = interleaved({"before": self.kept, "now": made}, self.device, self.seconds)
             if times["before"].least <= BUSY * self.below.step:

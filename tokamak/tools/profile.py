@@ -115,9 +115,10 @@ class Line:
 @dataclass(frozen=True, repr=False)
 class Profile:
     """Everything that was measured of `title`. `first`: seconds of the first call, compiling included (of a script: that Dynamo and the
-    compiler behind it worked); `stages`: seconds of each stage over all graphs; `cached`: kernels that were there already; `took`: seconds of profiling
-    itself. `fewest`: bytes that any way of running the graphs moves; `predicted`: bytes of memory at the peak, and `held` over a step, read off the
-    programs. `drawings`: the graphs, which refer to `sources` (lines, shown by `files`) and `texts`. `coverage`: by CUDA graphs, where these are on."""
+    compiler behind it worked); `stages`: seconds of each stage over all graphs; `cached`: kernels that were there already; `took`: seconds of
+    profiling itself. `fewest`: bytes that any way of running the graphs moves; `predicted`: bytes of memory at the peak, and `held` over a step, read
+    off the programs. `drawings`: the graphs, which refer to `sources` (lines, shown by `files`) and `texts`. `coverage`: by CUDA graphs, where these
+    are on."""
     title: str
     device: str
     peaks: Peaks
@@ -238,9 +239,9 @@ def compared(text: str, number: str, words: str) -> tuple[str, Callable, str]:
 # -- the ways in ---------------------------------------------------------------------------------------------------------
 def profile(fn: Callable, *inputs, optimizer: torch.optim.Optimizer | None = None, options: Mapping[str, Any] | None = None,
             seconds: float = SECONDS, **kwargs) -> Profile:
-    """Runs steps of `fn` (a module or function) on `inputs` in eager and compiled with `options`, about `seconds` each: forward, backward where a result
-    requires gradients, and `optimizer.step()`. The model really runs: buffers and random state change; parameters and the optimizer's state are put
-    back. Compiled functions of the process are compiled again at their next call."""
+    """Runs steps of `fn` (a module or function) on `inputs` in eager and compiled with `options`, about `seconds` each: forward, backward where a
+    result requires gradients, and `optimizer.step()`. The model really runs: buffers and random state change; parameters and the optimizer's state
+    are put back. Compiled functions of the process are compiled again at their next call."""
     original = getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", None) or fn
     found, began = device_of((original, inputs, kwargs)), time.perf_counter()
     parameters = [p for g in optimizer.param_groups for p in g["params"]] if optimizer is not None else []

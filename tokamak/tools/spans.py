@@ -49,8 +49,8 @@ def marks_of(events, ranges: tuple[str, ...]) -> tuple[Mark, ...]:
 
 
 def device_spans(fn: Callable[[], object], calls: int = 1, ranges: str = "") -> list[Span]:
-    """What `calls` calls of `fn` ran on the GPU, in order. `ranges`: the beginning of the names of `record_function` ranges to attribute it to; with ''
-    only the device is watched, which costs the host least."""
+    """What `calls` calls of `fn` ran on the GPU, in order. `ranges`: the beginning of the names of `record_function` ranges to attribute it to; with
+    '' only the device is watched, which costs the host least."""
     activities = [ProfilerActivity.CUDA, *([ProfilerActivity.CPU] if ranges else [])]
     torch.cuda.synchronize()
     WATCHED.set()

@@ -57,8 +57,8 @@ class Watcher(Recorder):
         return bool(self.mode)
 
     def calls(self) -> tuple[list[tuple], list[tuple]]:
-        """What was called, in two parts: what gradients run through; and what comes behind these, as an optimizer's step does. Where no gradients were
-        recorded, all is in the first."""
+        """What was called, in two parts: what gradients run through; and what comes behind these, as an optimizer's step does. Where no gradients
+        were recorded, all is in the first."""
         trained = [c for c in self.called.values() if c[3] and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tree_leaves(c[2]))]
         return (trained, [c for c in self.called.values() if not c[3]]) if trained else (list(self.called.values()), [])
 
@@ -102,8 +102,8 @@ def _apart(x):
 
 
 class Step:
-    """`calls`: (function, arguments, keyword arguments), made in order; then their gradients, and `optimizer`, a function without arguments that steps
-    `parameters` by their `grad`."""
+    """`calls`: (function, arguments, keyword arguments), made in order; then their gradients, and `optimizer`, a function without arguments that
+    steps `parameters` by their `grad`."""
 
     def __init__(self, calls: Sequence[tuple[Callable, tuple, dict]], optimizer: Callable[[], object] | None = None, parameters: Sequence = ()):
         self.calls, self.optimizer, self.parameters = tuple(calls), optimizer, tuple(parameters)
@@ -217,8 +217,8 @@ class Looked:
 
 
 def _turn(step: Step, device: str, seconds: float, looked: Looked | None) -> list[Took]:
-    """Steps in a row, for `seconds`. The first finds caches and allocators as another way has left them, which costs a short step up to as much again,
-    so it does not count; that of a very long step does."""
+    """Steps in a row, for `seconds`. The first finds caches and allocators as another way has left them, which costs a short step up to as much
+    again, so it does not count; that of a very long step does."""
     def one() -> Took:
         with looked.step() if looked is not None else contextlib.nullcontext():
             return _one(step, device)
