@@ -46,6 +46,8 @@ PROGRAMS = {
     "looped": (lambda x: torch.log_softmax(x, -1), [values(2, 40000)]),
     "split": (lambda x: (x.sum(0), x.argmax(0), x.double().var(0)), [values(4000, 33)]),
     "scanned": (lambda x: (x.cumsum(0), x.cumprod(1), x.logcumsumexp(1), x.cummax(1)), [values(33, 70)]),
+    "scanned along fewer axes": (lambda x, y: ((x.new_ones(12, 3, 2, 2) * 0.3).cumsum(1) - 0.7, (x.new_ones(300, 300) * 0.3).cumsum(0), x.cumsum(1)[None] * y),
+                                 [values(40, 5), values(3, 40, 5)]),
     "turned": (lambda x: x.t().contiguous() * 2 + x.flip(0, 1).t(), [values(100, 70)]),
     "gathered": (lambda x, at: F.embedding(at, x).cos() + x[at.flip(0)], [values(5, 40), AT]),
     "random": (lambda x: F.dropout(x, 0.3), [values(500)]),

@@ -126,6 +126,21 @@ def test_batch_equal_to_sequence(target):
     agree(lambda x, w: F.layer_norm(x.transpose(0, 1), (8,), w) + x.mean(0) + x.sum((1, 2))[:, None], [x, w], grad=True, target=target)
 
 
+PREFIXES = {            # of what differs along fewer axes than what is stored with it
+    "one column": lambda x, y: (x.new_ones(8, 1, 3) * 0.3).cumsum(0),
+    "between": lambda x, y: (x.new_ones(12, 3, 2, 2) * 0.3).cumsum(1) - 0.7,
+    "long": lambda x, y: (x.new_ones(300, 300) * 0.3).cumsum(0) + (x.new_ones(300, 300) * 0.3).cumsum(1),
+    "broadcast": lambda x, y: x.cumsum(1)[None] * y,
+    "positions": lambda x, y: (x[:, 0].cummax(0)[1][:, None] + y, x.logcumsumexp(0)[:, 0, None] * y),
+}
+
+
+@pytest.mark.parametrize("name", PREFIXES)
+def test_prefixes_along_fewer_axes(name, target):
+    """Triton scans registers whose lanes repeat along another dimension wrongly, or not at all."""
+    agree(PREFIXES[name], [torch.randn(40, 5), torch.randn(3, 40, 5)], target=target)
+
+
 # -- argmax, NaN -------------------------------------------------------------------------------------------------------------
 def test_argmax_of_ties_and_strides(target):
     x = torch.randint(0, 3, (33, 70)).float()

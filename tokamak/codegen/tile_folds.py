@@ -381,9 +381,8 @@ class TileFolds(TileValues):
 
     def _behind_words(self, scope: Scope, e: Scan, fold: Reduce, position: int, carry: tuple) -> Value:
         """The prefixes of the elements before the whole words, and of those behind them, which go on from `carry`."""
-        d, made = e.args[0].dtype, []
-        for before in (True, False):
-            made.append(self.assign(scope, words.scan(e.monoid, d, (self._beside_words(scope, e, fold, before),), position)))
+        d, dims = e.args[0].dtype, frozenset((e.along,))
+        made = [self._prefixes(scope, e, (self._beside_words(scope, e, fold, before),), dims, position)[0] for before in (True, False)]
         behind = self.fresh()
         scope.lines += words.combine_lines(e.monoid, d, (behind,), carry, (made[1],))
         found = self.assign(scope, f"tl.where({self.ends} < {self.s.shift.group}, {made[0]}, {behind})")
@@ -394,8 +393,7 @@ class TileFolds(TileValues):
         """The prefixes of the current piece behind `carry`; `after` receives what is carried on."""
         values = [self._masked(scope, self.emit(x), x.dtype, fold, n) for n, x in enumerate(e.args)]
         dims = frozenset().union(*(v.dims for v in values))
-        made = tuple(self.fresh() for _ in e.args)
-        scope.lines.append(f"{', '.join(made)} = {words.scan(e.monoid, e.args[0].dtype, tuple(v.var for v in values), position)}")
+        made = self._prefixes(scope, e, tuple(v.var for v in values), dims, position)
         if carry is not None:
             scope.lines += words.combine_lines(e.monoid, e.args[0].dtype, made, carry, made)
         if after is not None:
@@ -406,6 +404,18 @@ class TileFolds(TileValues):
             same = Scan(e.monoid, e.along, e.args, n, e.reverse)
             scope.memo[same, self._key(e.free)] = Value(m, dims, scope, True)
         return scope.memo[e, self._key(e.free)]
+
+    def _prefixes(self, scope: Scope, e: Scan, args: tuple[str, ...], dims: frozenset, position: int) -> tuple[str, ...]:
+        """The prefixes of `args`, which differ along `dims`. Triton scans registers whose lanes repeat along another dimension wrongly (its shuffles
+        step by lanes that hold the same element), so those are scanned as whole tiles, of which one line is kept."""
+        short = [p for p, a in enumerate(self.s.dims) if a not in dims and self.s.sizes(a)[self.piece[a]] > 1]
+        if short:
+            args = tuple(self.assign(scope, f"tl.broadcast_to({x}, {self.shape(self.s.dims)})") for x in args)
+        made = tuple(self.fresh() for _ in args)
+        scope.lines.append(f"{', '.join(made)} = {words.scan(e.monoid, e.args[0].dtype, args, position)}")
+        for p in short:
+            made = tuple(self.assign(scope, f"tk.any_of({x}, {p})") for x in made)
+        return made
 
     def _scan_by_step(self, scope: Scope, e: Scan) -> Value:
         """Along a looped axis that is no dimension: the carry itself."""

@@ -304,6 +304,17 @@ def _smaller(a, b):
 
 
 @triton.jit
+def _first(a, b):
+    return a
+
+
+@triton.jit
+def any_of(x, axis: tl.constexpr):
+    """One of the equal elements along `axis`, which stays as a dimension of one."""
+    return tl.reduce(x, axis, _first, keep_dims=True)
+
+
+@triton.jit
 def scan_sum(x, axis: tl.constexpr, reverse: tl.constexpr):
     """Running sums, in the type of x."""
     return tl.cumsum(x, axis, reverse).to(x.dtype)
