@@ -156,7 +156,7 @@ def _difference(node, got: np.ndarray, want: np.ndarray, seen: Mapping, eps: flo
     with np.errstate(all="ignore"):
         error = np.where(finite & np.isfinite(got), np.abs(got.astype(np.float64) - want), 0)
         scale = max([_magnitude(want), *(_magnitude(seen[r]) for r in reads(node) if r in seen)])
-        bound = max(eps, _step(node.dtype)) * (np.abs(want.astype(np.float64)) + math.sqrt(_folded(node, want, seen)) * scale)
+        bound = max(eps, _step(node.dtype)) * (np.abs(want.astype(np.float64)) + math.sqrt(_folded(node, seen)) * scale)
     if not np.any(error > bound):
         return ""
     worst = np.unravel_index(np.argmax(error - np.where(finite, bound, 0)), error.shape)
@@ -170,7 +170,7 @@ def _rounded(node) -> bool:
         any(getattr(r, "dtype", F64).is_float and isinstance(r, (Compute, Scatter)) for r in reads(node))
 
 
-def _folded(node, want: np.ndarray, seen: Mapping) -> float:
+def _folded(node, seen: Mapping) -> float:
     """How many elements one result takes in, at most."""
     read = max((seen[r].size for r in reads(node) if r in seen), default=1)
     folds = any(isinstance(e, (Reduce, Scan)) for r in _roots(node) for e in walk(r)) or isinstance(node, Scatter)

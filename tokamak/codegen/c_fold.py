@@ -17,8 +17,8 @@ from .c_memory import lane_list
 _TYPES = {"i32": "int32_t", "i64": "int64_t", "u8": "uint8_t", "i8": "int8_t", "i16": "int16_t", "f32": "float", "f64": "double"}
 
 
-def _halving(v: str, combine: str, lanes: int) -> str:
-    """Statements that fold register `v` into its lane 0; `combine` is C text of @a and @b."""
+def _halving(combine: str, lanes: int) -> str:
+    """Statements that fold register v into its lane 0; `combine` is C text of @a and @b."""
     out, step = [], lanes // 2
     while step:
         order = ", ".join(str((k + step) % lanes) for k in range(lanes))
@@ -76,7 +76,7 @@ def _folds(d: DType, lanes: int) -> dict[str, str]:
         out[f"logaddexp_{n}"] = _LOGADDEXP.replace("D", n)
     for m, text in combine.items():
         sign = {"sum": "+", "prod": "*"}.get(m, "") if d.is_float else ""
-        fold = _shrinking(ctype, sign, lanes) if sign else f"{_halving('v', text, lanes)} return v[0];"
+        fold = _shrinking(ctype, sign, lanes) if sign else f"{_halving(text, lanes)} return v[0];"
         out[f"h{m}_{n}"] = f"TK {ctype} h{m}_{n}(v_{n} v) {{\n  {fold} }}"
         out[f"scan{m}_{n}"] = f"TK v_{n} scan{m}_{n}(v_{n} v) {{ {_prefix(n, text, neutral[m], lanes)} return v; }}"
     for m, better in (("argmax", "gt"), ("argmin", "lt")):
@@ -137,8 +137,8 @@ def fragments(lanes: int) -> dict[str, str]:
     """Fragment name -> C text."""
     out = _wide_sums(lanes) | {
         "transpose_32": _transpose("transpose_32", "v_f32", 32, lanes), "transpose_64": _transpose("transpose_64", "v_f64", 64, lanes),
-        "hany": f"TK int hany(v_bool v) {{ {_halving('v', '@a | @b', lanes)} return v[0] != 0; }}",
-        "hall": f"TK int hall(v_bool v) {{ {_halving('v', '@a & @b', lanes)} return v[0] != 0; }}"}
+        "hany": f"TK int hany(v_bool v) {{ {_halving('@a | @b', lanes)} return v[0] != 0; }}",
+        "hall": f"TK int hall(v_bool v) {{ {_halving('@a & @b', lanes)} return v[0] != 0; }}"}
     for d in ALL:
         if d.name in _TYPES:
             out.update(_folds(d, lanes))

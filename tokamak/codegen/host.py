@@ -18,7 +18,8 @@ from ..ir.expr import Const, Scalar
 from ..ir.graph import Compute, Input, Opaque, Result, View, reads
 from ..ir.index import FloorDiv, Index, Max, Min, Mod, Size, as_index
 from ..ir.normal import maximum
-from ..runtime.steps import Alloc, Blocked, Call, Copy, Drop, Host, Launch, Let, made, Program, read, Ref, Return, Step, TensorSpec
+from ..runtime.steps import (Alloc, Blocked, Call, Copy, Host, Launch, Let, Program, Ref, Return, Step, TensorSpec, made, named, read,
+                             with_drops)
 from ..runtime.gpu_build import GpuUnit
 from .kernel import Kernel
 from .reuse import reused
@@ -99,13 +100,13 @@ class _Translation:
         if self.plan.inplace:
             written = tuple(Ref(n.name) for n in self.plan.inplace.values())
             steps.append(Call(torch.autograd.graph.increment_version, (written,), {}, (), False, "autograd counts how often a tensor is written"))
-        steps.append(Return(tuple(self.value(o) for o in graph.outputs)))
+        last = Return(tuple(self.value(o) for o in graph.outputs))
         lets = [Let(k, text) for k, text in graph.sizes.items() if k != text]
         constants = {self.names[n]: t for n, t in self.constants.items()}
         dtypes = {i.name: TORCH_DTYPES[i.dtype] for i in graph.inputs if isinstance(i, Input) and i.dtype in TORCH_DTYPES}
         devices = {i.name: i.device for i in graph.inputs if isinstance(i, Input)}
         spans = {i.name: span(i).constant for i in graph.inputs if isinstance(i, Input) and span(i).constant is not None}
-        steps = (*lets, *with_drops(tuple(steps), set(inputs)))
+        steps = (*lets, *with_drops((*steps, last), named(steps) - {*constants, *read(last)}))
         return Program(graph.name, inputs, steps, tuple(self.errors), constants, dtypes, condition(graph), devices, spans, blocked)
 
     def _name_nodes(self, taken: set[str]) -> None:
@@ -296,21 +297,3 @@ def _size_atoms(index: Index):
             yield from _size_atoms(a.b)
         else:
             yield a
-
-
-def with_drops(steps: tuple[Step, ...], inputs: set[str]) -> tuple[Step, ...]:
-    """`steps` with a Drop behind the last use of each input, each result and each stored value."""
-    last: dict[str, int] = {}
-    for position, step in enumerate(steps):
-        for name in (*read(step), *(n for n, _ in made(step))):
-            last[name] = position
-    behind: dict[int, list[str]] = {}
-    for name, position in last.items():
-        if not name.startswith("constant_"):
-            behind.setdefault(position, []).append(name)
-    out: list[Step] = []
-    for position, step in enumerate(steps):
-        out.append(step)
-        if not isinstance(step, Return):
-            out += [Drop(n) for n in behind.get(position, ())]
-    return tuple(out)

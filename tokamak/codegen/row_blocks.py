@@ -165,7 +165,7 @@ def _between(lowered, group: Group, before: Product) -> Between | None:
     simple = len(stores) == 1 and len(body.stores) == 1 and body.base is None and not kernel.errors and len(kernel.phases) == 1
     if not simple or kernel.phases[0].partials or body.stores[0].monoid is not None or body.stores[0].guard is not None or len(kernel.params) > WORDS:
         return None
-    axes = _rows_of(body, kernel, before)
+    axes = _rows_of(body, before)
     if axes is None or stores[0].dtype is not F32 or body.stores[0].memory.node is not stores[0]:
         return None
     outer, inner, within, unit = axes
@@ -173,7 +173,7 @@ def _between(lowered, group: Group, before: Product) -> Between | None:
     return Between(group, kernel, tuple(a.extent for a in outer), within, unit, words) if words is not None else None
 
 
-def _rows_of(body: Body, kernel: Kernel, before: Product) -> tuple[tuple[Axis, ...], Axis, Index, int] | None:
+def _rows_of(body: Body, before: Product) -> tuple[tuple[Axis, ...], Axis, Index, int] | None:
     """(axes that count batches, outermost first, the axis of rows, the batches and the steps of a row that this runs through, too) of a store without
     gaps: None where its axes are others."""
     store, columns = body.stores[0], before.result.shape[-1].constant

@@ -28,7 +28,7 @@ class TileValues(TileCoordinates):
         self.ends = ""                       # and the lanes before and behind them
 
     # -- indices ---------------------------------------------------------------------------------------------------------------
-    def text(self, i: Index, key, scope: Scope | None = None) -> tuple[str, frozenset]:
+    def text(self, i: Index, key) -> tuple[str, frozenset]:
         """(text, tiled axes) of an index: plain integers stand first, so that tiles are offsets from one address."""
         shift = self.s.shift
         if shift is not None and self.piece[shift.axis] in self.lanes and i.coefficient(shift.axis) == 1 and i.without(shift.axis) is shift.origin:

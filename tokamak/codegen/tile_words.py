@@ -49,7 +49,7 @@ def moments_of(carried: tuple, taken: list[tuple[str, str]], names: list[str]) -
             f"{squares} = {apart}", f"{', '.join(carried)} = {both}"]
 
 
-def update(monoid: str, d: DType, memory: str, offset: str, value: str, mask: str) -> str:
+def update(monoid: str, memory: str, offset: str, value: str, mask: str) -> str:
     """memory[offset] combined with `value` where `mask` ('' is everywhere) holds, whatever other programs update it: see `fuse.gpu.atomic`."""
     target = f"{memory} + {offset}" if offset != "0" else memory
     where = f", mask={mask}" if mask else ""

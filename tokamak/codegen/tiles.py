@@ -390,7 +390,7 @@ class TileLowering(TileFolds):
         elif store.axes & self.s.looped or not atomic(store.monoid, memory.dtype):
             scope.lines += words.update_in_order(store.monoid, memory.dtype, target, value.var, mask, (self.fresh(), self.fresh()))
         else:
-            scope.lines.append(words.update(store.monoid, memory.dtype, where, offset, value.var, mask))
+            scope.lines.append(words.update(store.monoid, where, offset, value.var, mask))
 
 
 def base_body(body: Body) -> Body:

@@ -29,7 +29,7 @@ def parted(graph: Graph, target) -> Graph:
     again, copies = {}, {}
     for n in graph.nodes:
         product = _product(n, readers) if isinstance(n, Compute) and n not in shown else None
-        sums = _sums(n, product, readers[n]) if product is not None else []
+        sums = _sums(n, readers[n]) if product is not None else []
         if sums and _beside(n, product, readers):
             copies[product] = Compute(product.shape, product.strides, product.expr, product.device, product.tag + COPY)
             copies[n] = Compute(n.shape, n.strides, _reading(n.expr, product, copies[product]), n.device, n.tag + COPY)
@@ -57,7 +57,7 @@ def _product(n: Compute, readers: dict) -> Compute | None:
     return made[0] if c is not None and c.first.extent.constant == narrow.WARPGROUPS else None
 
 
-def _sums(n: Compute, product: Compute, readers: list) -> list[Compute]:
+def _sums(n: Compute, readers: list) -> list[Compute]:
     """What is summed over the rows of `n`, by its other readers a product with weights; () where one program carries it, or two of them do not."""
     sums, others = [], []
     for r in readers:

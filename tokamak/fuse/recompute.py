@@ -46,7 +46,7 @@ def _loads(node) -> list[Load]:
     return loads(*roots)
 
 
-def _accessed(reader, e: Load, hints: Hints) -> int:
+def _accessed(e: Load, hints: Hints) -> int:
     """How many elements a load touches, each coordinate of the axes it depends on counted once."""
     return hints.count(e.free)
 
@@ -57,7 +57,7 @@ def _cheaper(p: Compute, outside, owner, stored, hints: Hints) -> bool:
     flops = sum(ops.OPS[x.name].flops for x in walk(p.expr) if isinstance(x, Op))
     operands = loads(p.expr)
     for n, e in outside:
-        touched = _accessed(n, e, hints)
+        touched = _accessed(e, hints)
         keep += touched * p.dtype.bytes
         if isinstance(n, Compute) and _domain(n, hints) > touched * LARGEST_DOMAIN and flops:
             return False

@@ -138,8 +138,8 @@ def _divide_by_power(e: Op) -> Expr | None:
     return Op("mul", e.args[0], Const(inverse, e.dtype)) if exact else None
 
 
-def _inside(outer: str, inner: str, build: Callable[[Expr], Expr]) -> Callable[[Op], Expr | None]:
-    """`build(x)` of outer(inner(x))."""
+def _inside(inner: str, build: Callable[[Expr], Expr]) -> Callable[[Op], Expr | None]:
+    """`build(x)` of an operation on inner(x)."""
     return lambda e: build(e.args[0].args[0]) if isinstance(e.args[0], Op) and e.args[0].name == inner else None
 
 
@@ -329,15 +329,15 @@ RULES: tuple[Rule, ...] = (
     Rule("x * 0", "mul", _multiply_by_zero),                    # integers only: NaN * 0 is NaN
     Rule("x * -1", "mul", lambda e: Op("neg", e.args[0]) if e.dtype.kind in "if" and is_const(e.args[1], -1) else None),
     Rule("x / 2**k", "div", _divide_by_power),                  # both are the rounded value of one real number
-    Rule("neg neg", "neg", _inside("neg", "neg", lambda x: x)),
-    Rule("abs neg", "abs", _inside("abs", "neg", lambda x: Op("abs", x))),
-    Rule("abs abs", "abs", _inside("abs", "abs", lambda x: Op("abs", x))),
+    Rule("neg neg", "neg", _inside("neg", lambda x: x)),
+    Rule("abs neg", "abs", _inside("neg", lambda x: Op("abs", x))),
+    Rule("abs abs", "abs", _inside("abs", lambda x: Op("abs", x))),
     Rule("x + neg y", "add sub", _add_negated),
     Rule("x ** small", "pow", _power),                          # what torch computes for these exponents, to the bit: sqrt(-0.0) is -0.0
     Rule("max(x, x)", "min max fmin fmax", _same),
     # choices and logic
     Rule("where", "where", _where),
-    Rule("not not", "not", _inside("not", "not", lambda x: x)),
+    Rule("not not", "not", _inside("not", lambda x: x)),
     Rule("not compared", "not", _not_compared),
     Rule("logic", "and or xor", _logic),
     Rule("bool == constant", "eq ne", _compare_bools),

@@ -16,7 +16,7 @@ import torch
 
 from .graphs import copied
 from .program import _WAITING
-from .steps import BRACED, Alloc, Call, Copy, Drop, held, Host, Launch, leaves, Let, made, Program, read, Ref, Return, Step
+from .steps import BRACED, Alloc, Call, Copy, Drop, held, Host, Launch, leaves, Let, made, named, Program, read, Ref, Return, Step, with_drops
 
 LEAST = 2               # launches: one alone takes less time than a graph that holds it
 _NAME = re.compile(r"\b[A-Za-z_]\w*")
@@ -197,17 +197,6 @@ def _piece(program: Program, run: _Run, facts: _Facts) -> Piece:
     return Piece(inner, run.device, tuple(outer), tuple(n for n in outer if n in changed), tuple(origin.get(id(s), -1) for s in steps))
 
 
-def with_drops(steps: tuple[Step, ...], names: set[str]) -> tuple[Step, ...]:
-    """`steps` with a Drop behind the last of them that names each of `names`."""
-    last: dict[str, int] = {}
-    for position, step in enumerate(steps):
-        last.update((n, position) for n in (*read(step), *(n for n, _ in made(step))) if n in names)
-    out: list[Step] = []
-    for position, step in enumerate(steps):
-        out += [step, *(Drop(n) for n, p in last.items() if p == position)]
-    return tuple(out)
-
-
 def joined(cut: Split, functions: Mapping[Piece, Callable[[list], list]]) -> tuple[Program, tuple[int, ...]]:
     """The program that calls `functions` in the places of the pieces; and for each of its steps the position of the step that it was, -1 for
     others."""
@@ -223,9 +212,8 @@ def joined(cut: Split, functions: Mapping[Piece, Callable[[list], list]]) -> tup
         else:
             numbered.append(item)
     steps = _hoisted(numbered)
-    names = {n for s in steps for n in (*read(s[1]), *(m for m, _ in made(s[1])))} - set(program.constants)
-    kept = {n for n in names if n in read(last)}
-    out = list(with_drops((*(s for _, s in steps), last), names - kept))
+    plain = tuple(s for _, s in steps)
+    out = list(with_drops((*plain, last), named(plain) - {*program.constants, *read(last)}))
     while len(out) > 1 and isinstance(out[-2], Drop):           # the return that follows lets go of them
         del out[-2]
     origin = {id(s): p for p, s in steps}

@@ -8,7 +8,7 @@ Host integers are Python expression text over the names of inputs and of earlier
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -164,6 +164,22 @@ def made(step: Step) -> list[tuple[str, TensorSpec | None]]:
     if isinstance(step, Alloc):
         return [(step.name, step.spec)]
     return [(n, s) for n, s in step.results if n is not None] if isinstance(step, Call) else []
+
+
+def named(steps: Iterable[Step]) -> set[str]:
+    """The tensors that `steps` name or make."""
+    return {name for step in steps for name in (*read(step), *(n for n, _ in made(step)))}
+
+
+def with_drops(steps: Sequence[Step], names: set[str]) -> tuple[Step, ...]:
+    """`steps` with a Drop behind the last of them that names each of `names`."""
+    last: dict[str, int] = {}
+    for position, step in enumerate(steps):
+        last.update((n, position) for n in (*read(step), *(n for n, _ in made(step))) if n in names)
+    behind: dict[int, list[Step]] = {}
+    for name, position in last.items():
+        behind.setdefault(position, []).append(Drop(name))
+    return tuple(x for position, step in enumerate(steps) for x in (step, *behind.get(position, ())))
 
 
 def held(step: Step) -> Any:
