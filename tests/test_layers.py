@@ -62,6 +62,13 @@ def test_every_part_has_a_rule():
     assert {part(f) for f in FILES} - {"__init__", "__main__"} <= set(ALLOWED)
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_a_module_defines_a_name_once(path):
+    """Functions of a kernel find each other when they are compiled: one that comes later would take the place of its namesake."""
+    names = [n.name for n in ast.parse(path.read_text()).body if isinstance(n, (ast.FunctionDef, ast.ClassDef))]
+    assert len(names) == len(set(names))
+
+
 def test_only_the_hook_between_stages_knows_the_tools():
     """No stage depends on what looks at it: the package's front and the hook, which hands over what stages made, are all that import tools."""
     assert {part(f) for f in FILES if "tools" in parts_imported(f)} - {"__init__", "__main__"} == {"trace"}

@@ -257,8 +257,8 @@ def _power(x):
 
 @triton.jit
 def expsum_share(x, top):
-    """e^(x - top) for elements up to `top`, the maximum of many: -inf counts 0, an infinite x = top counts 1. `top` has fewer lanes than x. Off by about
-    |x - top| + 4 units in the last place, where it is small against the 1 that the largest element counts."""
+    """e^(x - top) for elements up to `top`, the maximum of many: -inf counts 0, an infinite x = top counts 1. `top` has fewer lanes than x. Off by
+    about |x - top| + 4 units in the last place, where it is small against the 1 that the largest element counts."""
     one = tl.where(top == float("-inf"), float("nan"), top)
     return tl.where(x == one, 1.0, _power(x - tl.where(top == float("-inf"), 0.0, top)))
 
@@ -304,14 +304,14 @@ def _smaller(a, b):
 
 
 @triton.jit
-def _first(a, b):
+def _left(a, b):
     return a
 
 
 @triton.jit
 def any_of(x, axis: tl.constexpr):
     """One of the equal elements along `axis`, which stays as a dimension of one."""
-    return tl.reduce(x, axis, _first, keep_dims=True)
+    return tl.reduce(x, axis, _left, keep_dims=True)
 
 
 @triton.jit
