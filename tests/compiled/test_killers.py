@@ -294,6 +294,38 @@ def test_an_index_out_of_range_raises(fn, bad, target):
     run(x, again)
 
 
+REFUSED = {
+    "mask": (lambda x: x.masked_fill(x > 2, -300), torch.int8), "half": (lambda x: x.masked_fill(x > 2, -1e9), torch.float16),
+    "clamp": (lambda x: x.clamp(0, 70000), torch.int16), "fill": (lambda x: x.new_full((3,), 300) + x[:3], torch.uint8),
+    "pad": (lambda x: F.pad(x, (1, 1), value=-1), torch.uint8), "factor": (lambda x: torch.add(x, x, alpha=300), torch.int8),
+    "large": (lambda x: x.clamp(max=1e39), torch.float32), "power": (lambda x: x ** -1, torch.int32), "index": (lambda x: x.index_fill(0, x[:1].long(), 300), torch.int8),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_number_that_does_not_fit_its_type_raises(name, target):
+    fn, dtype = REFUSED[name]
+    x, = on(target, torch.arange(5).to(dtype))
+    with pytest.raises(RuntimeError) as eager:
+        fn(x)
+    with pytest.raises(RuntimeError) as ours:
+        compiled(lambda x: fn(x + 0), Seen(), target=target)(x)
+    assert str(ours.value).splitlines()[0] == str(eager.value).splitlines()[0]
+
+
+def test_numbers_that_fit_stay_in_the_kernel(target):
+    """Infinities fit every floating type; numbers beside tensors are wrapped."""
+    x = torch.arange(5)
+    seen = agree(lambda x: (x.half().masked_fill(x > 2, -INF), (x + 1).half().clamp(-65504, 65504), x.to(torch.int8) + 300, x.bool().masked_fill(x > 1, 5)),
+                 [x], target=target)
+    assert not seen.opaque
+
+
+def test_negative_bounds_of_unsigned_values(target):
+    """What these are depends on the version of torch, which makes the call."""
+    agree(lambda x: (x.clamp(-1, 3), x.clamp(min=-1) + 1), [torch.tensor([0, 1, 5, 255], dtype=torch.uint8)], target=target)
+
+
 @pytest.mark.parametrize("fn", [lambda x, y: x // y, lambda x, y: x % y, lambda x, y: torch.div(x, y, rounding_mode="trunc"), torch.fmod])
 def test_integer_division_by_zero_raises(fn, target):
     run = kernel(lambda x, y: fn(x, y) + 1, target=target)

@@ -244,6 +244,8 @@ def power(b, x, exponent) -> Tensor:
     common = b.spec.dtype
     if common is BOOL:
         raise NotCompiled("pow of bools")
+    if isinstance(exponent, int) and exponent < 0 and not common.is_float:
+        raise NotCompiled("torch refuses negative powers of integers")
     short = _POWERS.get(float(exponent)) if isinstance(exponent, (int, float)) and (common.is_float or exponent >= 0) else None
     if short is not None and (common.is_float or exponent == int(exponent)):
         return pointwise(b, short, x)
