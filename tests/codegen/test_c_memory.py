@@ -28,6 +28,8 @@ void gather_{d}(const {c} *a, const int64_t *i, {c} *o) {{ store_{d}(o, loadi_{d
 void gathern_{d}(const {c} *a, const int64_t *i, {c} *o, int64_t n) {{ storen_{d}(o, loadin_{d}(a, load_i64(i), n), n); }}
 void scatter_{d}(const {c} *a, const int64_t *i, {c} *o) {{ storei_{d}(o, load_i64(i), load_{d}(a)); }}
 void scattern_{d}(const {c} *a, const int64_t *i, {c} *o, int64_t n) {{ storein_{d}(o, load_i64(i), load_{d}(a), n); }}
+void around_{d}(const {c} *a, {c} *o, int64_t at, int64_t turn) {{ store_{d}(o, loada_{d}(a, at, turn)); }}
+void aroundn_{d}(const {c} *a, {c} *o, int64_t at, int64_t turn, int64_t n) {{ store_{d}(o, loadan_{d}(a, at, turn, n)); }}
 void splat_of_{d}(const {c} *a, {c} *o) {{ store_{d}(o, loadb_{d}(a)); }}
 void one_{d}(const {c} *a, {c} *o) {{ store1_{d}(o, load_{d}(a)); }}
 """
@@ -117,6 +119,23 @@ def test_contiguous_and_strided(library, d):
     a, o = stored(d, 5 * w), np.zeros(5 * w, o.dtype)
     run(library, f"strided_{d}", a[-1:], o, -3, 5)
     assert (o[::5] == a[::-3][:w]).all()
+
+
+@pytest.mark.parametrize("d", ALL, ids=str)
+def test_around_the_end(library, d):
+    """From any element on, and from the first again: within one register, and where memory is shorter than one."""
+    w = library.lanes
+    for turn in (1, 3, w - 1, w, w + 1, 3 * w):
+        a = fenced(stored(d, turn, turn))
+        for at in range(turn):
+            wanted = a[(at + np.arange(w)) % turn]
+            o = np.zeros(w, a.dtype)
+            run(library, f"around_{d}", a, o, at, turn)
+            assert (o == wanted).all()
+            for n in (1, w - 1):
+                o = np.ones(w, a.dtype)
+                run(library, f"aroundn_{d}", a, o, at, turn, n)
+                assert (o[:n] == wanted[:n]).all() and not o[n:].any()
 
 
 @pytest.mark.parametrize("d", ALL, ids=str)

@@ -42,8 +42,8 @@ class Printer(Loops, Partials):
         self.k, self.name = kernel, name
         self.renamed: dict[Axis, str] = {}  # axes that go by another name for the moment
         self.tail = False                   # printing the ragged end of a vector loop
-        self.lines: list | None = None      # the writes that `streaming` is about; None: all
-        self.streaming: str | None = None   # in a loop whose results may go around the cache: C text of whether one does, of memory @ at address &p
+        self.lines: dict | None = None      # the writes that `streaming` is about, and what each has in the place of @; None: all, their memory
+        self.streaming: str | None = None   # in a loop whose results may go around the cache: C text of whether one does, at address &p
         self.sweeping = False               # printing rows that are swept over register by register
         self.chain = 0                      # which of several accumulators is being printed
         self.partial_slot = {}
@@ -249,14 +249,14 @@ class Printer(Loops, Partials):
 
     def _read(self, s: Read) -> str:
         p, d = self._pointer(s.memory, s.address), s.dtype
-        text = f"{register(d)} {s.var} = {self._guarded(s, p, d) if s.guard else self._plain_read(s.mode, p, d, s.step, s.at)};"
+        text = f"{register(d)} {s.var} = {self._guarded(s, p, d) if s.guard else self._plain_read(s.mode, p, d, s.step, s.at, s.turn)};"
         if self.sweeping and s.mode == "unit" and s.memory[0] == "p":
             return f"{text} __builtin_prefetch({p} + W, 0, 2);"
         if s.ahead is None or self.tail:
             return text
         return f"{text} if (ahead{s.memory}) __builtin_prefetch({self._pointer(s.memory, s.ahead)}, 0, 2);"
 
-    def _plain_read(self, mode: str, p: str, d: DType, step: Index | None, at: str | None) -> str:
+    def _plain_read(self, mode: str, p: str, d: DType, step: Index | None, at: str | None, turn: Index | None = None) -> str:
         n = ", n" if self.tail else ""
         tail = "n" if self.tail else ""
         if mode == "splat":
@@ -265,6 +265,8 @@ class Printer(Loops, Partials):
             return f"load{tail}_{d}({p}{n})"
         if mode == "strided":
             return f"loads{tail}_{d}({p}, {self.index(step)}{n})"
+        if mode == "around":
+            return f"loada{tail}_{d}({p}, {self.index(step)}, {self.index(turn)}{n})"
         return f"loadi{tail}_{d}({p}, {at}{n})"
 
     def _guarded(self, s: Read, p: str, d: DType) -> str:
@@ -305,7 +307,7 @@ class Printer(Loops, Partials):
         if before:
             return ["{", *("  " + x for x in before), "  " + text, "}"]
         if s.total is not None and not self.tail and self.streaming is not None and (self.lines is None or s in self.lines):
-            return [f"if ({self.streaming.replace('@', s.memory).replace('&p', p)}) stream_{d}({p}, {value}); else {text}"]
+            return [f"if ({self.streaming.replace('@', (self.lines or {}).get(s, s.memory)).replace('&p', p)}) stream_{d}({p}, {value}); else {text}"]
         return [text]
 
     # -- folds ------------------------------------------------------------------------------------------------------------

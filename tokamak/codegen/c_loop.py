@@ -88,15 +88,16 @@ class Loops:
         heads = [(s, self._pointer(s.memory, s.address)) for s in streamed]
         self.renamed = {}
         first, p = heads[0]
+        names = [f"go{s.memory}" + (f"_{n}" if any(s.memory == t.memory for t in streamed[:n]) else "") for n, s in enumerate(streamed)]
         out = [f"const int long{v} = {high} - {low} >= {LINES * step};",
                f"int64_t {v} = {low}, n = s{first.memory} && long{v} ? tk_min((-(int64_t)({p}) & 63) / {first.dtype.bytes}, {high} - {low}) : 0;"]
-        for s, p in heads:      # half a line written around the cache and half through it costs more than all of it is worth
+        for name, (s, p) in zip(names, heads):      # half a line written around the cache and half through it costs more than all of it is worth
             whole = f"{v} + n + ({high} - {v} - n) / {64 // s.dtype.bytes} * {64 // s.dtype.bytes}"
-            out.append(f"const int64_t go{s.memory} = s{s.memory} && long{v} && ((int64_t)({p} + n) & 63) == 0 ? {whole} : {low};")
+            out.append(f"const int64_t {name} = s{s.memory} && long{v} && ((int64_t)({p} + n) & 63) == 0 ? {whole} : {low};")
         out += ["for (int last = 0;; last = 1) {",
                 f"  for (; n > 0; n -= {step}) {{ const int64_t left = n; n = tk_min(n, {step}); {{", *("    " + x for x in self._ragged(loop)),
                 f"  }} {v} += n; n = left; }}", "  if (last) break;"]
-        self.streaming, self.lines = f"{v} < go@", streamed
+        self.streaming, self.lines = f"{v} < @", dict(zip(streamed, names))
         out += [f"  for (; {v} + {step} <= {high}; {v} += {step}) {{", *("  " + x for x in self._block(loop.items)), "  }", f"  n = {high} - {v}; }}"]
         self.streaming = self.lines = None
         return ["{", *("  " + x for x in out), "}"]

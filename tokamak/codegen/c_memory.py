@@ -4,10 +4,12 @@ A value of the language lives in a register of W lanes: `v_f32` and so on; bool 
 In memory bool is a byte 0 or 1, f16 and bf16 are uint16_t. Fragments (D is a type's name, p points to storage, n with 0 < n < W counts lanes):
 
     load_D(p)  loadn_D(p, n)  loads_D(p, stride)  loadsn_D(p, stride, n)  loadi_D(p, index)  loadin_D(p, index, n)  loadb_D(p)
+    loada_D(p, start, turn)  loadan_D(p, start, turn, n)
     store_D(p, v)  storen_D(p, v, n)  stores_D(p, stride, v)  storesn_D(p, stride, v, n)  storei_D(p, index, v)
     storein_D(p, index, v, n)  store1_D(p, v)
 
-Strides and indices count elements. Lanes from n on are neither read nor written, and are 0 when loaded. A scatter writes its lanes in order.
+Strides and indices count elements. `loada` reads from p[start] on, and from
+p[0] again behind `turn` elements. Lanes from n on are neither read nor written, and are 0 when loaded. A scatter writes its lanes in order.
 """
 from __future__ import annotations
 
@@ -97,6 +99,11 @@ def _raw(name: str, ctype: str, lanes: int) -> dict[str, str]:
         f"loadi_{name}": f"TK {v} loadi_{name}(const {ctype} *p, v_i64 i) {{ return ({v}){{{gathered}}}; }}",
         f"loadin_{name}": f"TK {v} loadin_{name}(const {ctype} *p, v_i64 i, int64_t n) {{\n"
                           f"  {ctype} buf[W] = {{0}};\n  for (int64_t k = 0; k < n; k++) buf[k] = p[i[k]];\n  return *(const u_{name} *)buf; }}",
+        f"loada_{name}": f"TK {v} loada_{name}(const {ctype} *p, int64_t at, int64_t turn) {{\n"
+                         f"  if (at + W <= turn) return load_{name}(p + at);\n  {ctype} buf[W];\n"
+                         f"  for (int64_t k = 0; k < W; k++) {{ buf[k] = p[at]; at = at + 1 == turn ? 0 : at + 1; }}\n  return *(const u_{name} *)buf; }}",
+        f"loadan_{name}": f"TK {v} loadan_{name}(const {ctype} *p, int64_t at, int64_t turn, int64_t n) {{\n  {ctype} buf[W] = {{0}};\n"
+                          f"  for (int64_t k = 0; k < n; k++) {{ buf[k] = p[at]; at = at + 1 == turn ? 0 : at + 1; }}\n  return *(const u_{name} *)buf; }}",
         f"loadb_{name}": f"TK {v} loadb_{name}(const {ctype} *p) {{ {ctype} s = *p; return ({v}){{{lane_list(lanes, 's')}}}; }}",
         f"store_{name}": f"TK void store_{name}({ctype} *p, {v} v) {{ *(u_{name} *)p = v; }}",
         f"stream_{name}": _stream(name, ctype),
@@ -113,7 +120,7 @@ def _raw(name: str, ctype: str, lanes: int) -> dict[str, str]:
 # (name, parameters after the pointer, arguments after the pointer)
 _LOADS = (("load", "", ""), ("loadn", ", int64_t n", ", n"), ("loads", ", int64_t stride", ", stride"),
           ("loadsn", ", int64_t stride, int64_t n", ", stride, n"), ("loadi", ", v_i64 i", ", i"), ("loadin", ", v_i64 i, int64_t n", ", i, n"),
-          ("loadb", "", ""))
+          ("loada", ", int64_t at, int64_t turn", ", at, turn"), ("loadan", ", int64_t at, int64_t turn, int64_t n", ", at, turn, n"), ("loadb", "", ""))
 _STORES = (("store", ", @", ", @"), ("stream", ", @", ", @"), ("storen", ", @, int64_t n", ", @, n"),
            ("stores", ", int64_t stride, @", ", stride, @"),
            ("storesn", ", int64_t stride, @, int64_t n", ", stride, @, n"), ("storei", ", v_i64 i, @", ", i, @"),

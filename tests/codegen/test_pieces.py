@@ -1,0 +1,116 @@
+"""Stores in pieces of an axis: what stack, cat and gradients of slices leave of a loop over the axis that they put together."""
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tokamak
+from tokamak.schedule.pieces import PIECES
+from tokamak.tools.record import recording
+from tokamak.tools.show import STAGE_TEXTS
+
+
+def compiled(fn, *inputs):
+    """(result, the C of all kernels) of `fn`, held against eager in values and strides."""
+    torch._dynamo.reset()
+    with recording(strict=True) as recorder:
+        got = torch.compile(fn, backend="tokamak")(*inputs)
+    wanted = fn(*inputs)
+    torch.testing.assert_close(got, wanted, equal_nan=True)
+    assert got.stride() == wanted.stride()
+    return "\n".join(STAGE_TEXTS["render"](g) for g in recorder.graphs)
+
+
+def scan(x, decay):
+    h, out = torch.zeros(x.shape[0], x.shape[2]), []
+    for t in range(x.shape[1]):
+        h = torch.exp(decay) * h + x[:, t]
+        out.append(h.square().sum(-1))
+    return torch.stack(out, 1)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 7, 16])
+def test_stacked_results_of_a_loop_are_stores_of_their_own(steps):
+    text = compiled(scan, torch.randn(64, steps, 48), -torch.rand(48))
+    assert "select" not in text
+
+
+def rotated(x, cos, sin):
+    a, b = x[..., ::2], x[..., 1::2]
+    return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
+
+
+def test_pairs_are_rotated_in_one_loop_forward_and_backward():
+    inputs = [torch.randn(2, 3, 33, 16), torch.randn(33, 8), torch.randn(33, 8)]
+    assert "select" not in compiled(rotated, *inputs)
+    ours, eagers = ([t.clone().requires_grad_() for t in inputs] for _ in range(2))
+    torch._dynamo.reset()
+    with recording(strict=True) as recorder:
+        torch.compile(rotated, backend="tokamak")(*ours).square().sum().backward()
+    rotated(*eagers).square().sum().backward()
+    for a, b in zip(ours, eagers):
+        torch.testing.assert_close(a.grad, b.grad)
+    assert not any(word in "\n".join(STAGE_TEXTS["render"](g) for g in recorder.graphs) for word in ("select", "loadg"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.bool], ids=str)
+@pytest.mark.parametrize("rows", [1, 17])
+def test_pieces_are_right_in_every_type(dtype, rows):
+    make = lambda: torch.randn(3, rows, 6).to(dtype) if dtype is not torch.bool else torch.rand(3, rows, 6) > 0.5
+    x, y = make(), make()
+    if dtype.is_floating_point:
+        x[0, 0, 0], x[1, 0, 0], x[2, 0, 0], y[0, 0, 0] = float("nan"), -0.0, float("inf"), float("-inf")
+    for dim in (0, 1, 2, 3):
+        compiled(lambda x, y: torch.stack([x, y, x], dim), x, y)
+    for dim in (0, 1, 2):
+        compiled(lambda x, y: torch.cat([x, y, x.roll(1, dim)], dim), x, y)
+    compiled(lambda x, y: F.pad(x, (0, 0, 0, 0, 1, 2)), x, y) if dtype is not torch.bool else None
+
+
+def test_sums_of_rows_in_a_stack():
+    x, y = torch.randn(65, 37), torch.randn(65, 37)
+    compiled(lambda x, y: torch.stack([x.sum(1), y.amax(1), (x * y).sum(1), x[:, 3]], 1), x, y)
+    compiled(lambda x, y: torch.stack([x.sum(0), y.amax(0), (x * y).sum(0), x[3]], 0), x, y)
+
+
+def test_more_pieces_than_a_kernel_should_say_stay_a_loop():
+    text = compiled(lambda *xs: torch.stack(xs, 0), *(torch.randn(40) for _ in range(PIECES + 1)))
+    assert text.count("store_f32") < PIECES
+
+
+def test_large_pieces_of_one_result_go_around_the_caches():
+    x, y = torch.randn(2048, 2047), torch.randn(2048, 2047)
+    for dim in (0, 1, 2):
+        compiled(lambda x, y: torch.stack([x.relu(), y, x + y], dim), x, y)
+
+
+def test_an_input_that_receives_a_cat_of_itself():
+    def turn(x):
+        x.copy_(torch.cat([x[1:], x[:1]]))
+    for rows in (2, 8, 40):
+        x = torch.randn(rows, 5)
+        wanted = x.clone()
+        turn(wanted)
+        torch._dynamo.reset()
+        tokamak.compile(turn, strict=True)(x)
+        assert torch.equal(x, wanted)
+
+
+def test_what_a_norm_of_all_gradients_scales_is_not_made_by_one_thread():
+    """A clipped step: the update of another tensor than the last one in the sum needs only the sum, and must not stand behind it in its kernel."""
+    def step(parameters, gradients):
+        total = torch.sqrt(sum(g.square().sum() for g in gradients))
+        for p, g in zip(parameters, gradients):
+            p.sub_(g * torch.clamp(1 / (total + 1e-6), max=1.0))
+        return total
+    shapes = [(64, 128), (513,), (100, 77)]
+    made = [[torch.randn(s) for s in shapes] for _ in range(2)]
+    wanted = [p.clone() for p in made[0]]
+    norm = step(wanted, made[1])
+    torch._dynamo.reset()
+    with recording(strict=True) as recorder:
+        torch.testing.assert_close(torch.compile(step, backend="tokamak")(*made), norm)
+    torch.testing.assert_close(made[0], wanted)
+    planned = recorder.graphs[0].values["fuse"]
+    for roles in planned.roles.values():
+        assert not any(m.node.shape for m in roles.final), "a tensor is made behind a complete sum"
+    assert any(d.reason is not None and d.reason.code == "no_parallelism" for d in planned.decisions)
