@@ -1,4 +1,5 @@
-"""The last stages over a whole plan: schedule, lower, render. A group that fits no loop tree is taken apart and its members become kernels of their own."""
+"""The last stages over a whole plan: schedule, lower, render. A group that fits no loop tree is taken apart and its members become kernels of their
+own."""
 from __future__ import annotations
 
 import hashlib
@@ -41,7 +42,8 @@ _NONE: Table = MappingProxyType({})
 
 @dataclass(frozen=True, eq=False)
 class Scheduled:
-    """A plan with the Body and Schedule of each group. `copies`: group -> (the first of its kind, what its body has in the place of which memory of that)."""
+    """A plan with the Body and Schedule of each group. `copies`: group -> (the first of its kind, what its body has in the place of which memory of
+    that)."""
     plan: Plan
     bodies: dict[Group, tuple[Body, Schedule | TileSchedule]]
     copies: dict[Group, tuple[Group, dict]] = field(default_factory=dict)

@@ -121,7 +121,8 @@ class TileFolds(TileValues):
         return 16 // min((x.dtype.bytes for x in walk(*e.args) if isinstance(x, Load)), default=4)
 
     def _words_of(self, e: Reduce) -> int:
-        """Elements side by side of the current piece that a lane of `_by_thread` takes in at once; 0 where it has one element, or is not that of a thread."""
+        """Elements side by side of the current piece that a lane of `_by_thread` takes in at once; 0 where it has one element, or is not that of a
+        thread."""
         lanes = self._few(e)
         if not lanes or not self._by_thread(e):
             return 0
@@ -193,12 +194,14 @@ class TileFolds(TileValues):
         if self._full(e):
             text = f"tk.moments_tile({', '.join(carried)}, {element.var}, {word})"
         else:
-            weight = self.assign(scope, f"tl.where({' & '.join(masks)}, 1.0, 0.0)" if masks else words.full(self.shape(self._fold_dims(e)), 1.0, e.dtype))
+            ones = words.full(self.shape(self._fold_dims(e)), 1.0, e.dtype)
+            weight = self.assign(scope, f"tl.where({' & '.join(masks)}, 1.0, 0.0)" if masks else ones)
             text = f"tk.moments_masked({', '.join(carried)}, {element.var}, {weight}, {word})"
         scope.lines.append(f"{', '.join(carried)} = {text}")
 
     def _sum_of_exponentials(self, scope: Scope, e: Reduce, carried: tuple) -> None:
-        """Takes a tile into (maximum, sum of exponentials): its maximum first, so that each element costs one exponential and the carried sum one a tile."""
+        """Takes a tile into (maximum, sum of exponentials): its maximum first, so that each element costs one exponential and the carried sum one a
+        tile."""
         element = self._masked(scope, self.emit(e.args[0]), e.dtype, e, 0)
         if self._few(e):
             scope.lines.append(f"{', '.join(carried)} = tk.expsum_tile({', '.join(carried)}, {element.var})")

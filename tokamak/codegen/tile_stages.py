@@ -1,8 +1,8 @@
 """Kernels whose rows are held in stages, by one program or shared by the neighbours of a cluster.
 
 A fold over a row ends a stage. What was computed from the row before it is computed again behind it, from values in their own width: registers hold
-twice as many of 16 bits. Where a row is shared, each program folds its share; the results of all are exchanged and folded, in their order, by each. Folds that
-need nothing of one another are exchanged at once. A row is read once.
+twice as many of 16 bits. Where a row is shared, each program folds its share; the results of all are exchanged and folded, in their order, by each.
+Folds that need nothing of one another are exchanged at once. A row is read once.
 """
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Device functions of programs that share a row, neighbours of one cluster (NVIDIA from sm_90 on); front: `triton_lib`.
 
 What they fold of it they exchange through shared memory: each writes its values into slots of all of them, and a barrier of the cluster stands
-between that and reading. An exchange has slots of its own and happens once, so nothing is written twice. The first waits for the `arrive` of all: until then
-a neighbour, and its memory, may not be there. In a loop values are swapped: what is sent counts itself in at a barrier in the receiver's memory, of which
-there are two, for even and odd turns, and nobody waits until what it stored elsewhere has arrived. In the interpreter, which has no threads, the exchange is `gpu_interpret`'s.
+between that and reading. An exchange has slots of its own and happens once, so nothing is written twice. The first waits for the `arrive` of all:
+until then a neighbour, and its memory, may not be there. In a loop values are swapped: what is sent counts itself in at a barrier in the receiver's
+memory, of which there are two, for even and odd turns, and nobody waits until what it stored elsewhere has arrived. In the interpreter, which has no
+threads, the exchange is `gpu_interpret`'s.
 """
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def again(x):
 
 @triton.jit
 def packed(x):
-    """x, of 16 bits, two to a register: what is loaded one by one would have a register each, and a plain copy is seen through. (The grid is x, 1, 1.)"""
+    """x, of 16 bits, two to a register: what is loaded one by one would have a register each, and a plain copy is seen through. (The grid is x, 1,
+    1.)"""
     if INTERPRETED:
         return x
     else:
@@ -75,7 +77,8 @@ def exchange1(a, lanes, sharers: tl.constexpr, first: tl.constexpr):
 def exchange2(a, b, lanes, sharers: tl.constexpr, first: tl.constexpr):
     """`exchange1` of two numbers at once."""
     bits: tl.constexpr = (a.dtype.primitive_bitwidth, b.dtype.primitive_bitwidth)
-    return tl.inline_asm_elementwise(_exchange(bits, sharers, first), _constraints(bits), [a, b, lanes], dtype=(a.dtype, b.dtype), is_pure=False, pack=1)
+    return tl.inline_asm_elementwise(_exchange(bits, sharers, first), _constraints(bits), [a, b, lanes], dtype=(a.dtype, b.dtype),
+                                     is_pure=False, pack=1)
 
 
 @triton.jit
@@ -90,8 +93,8 @@ def exchange3(a, b, c, lanes, sharers: tl.constexpr, first: tl.constexpr):
 def exchange4(a, b, c, d, lanes, sharers: tl.constexpr, first: tl.constexpr):
     """`exchange1` of four numbers at once."""
     bits: tl.constexpr = (a.dtype.primitive_bitwidth, b.dtype.primitive_bitwidth, c.dtype.primitive_bitwidth, d.dtype.primitive_bitwidth)
-    return tl.inline_asm_elementwise(_exchange(bits, sharers, first), _constraints(bits), [a, b, c, d, lanes], dtype=(a.dtype, b.dtype, c.dtype, d.dtype),
-                                     is_pure=False, pack=1)
+    return tl.inline_asm_elementwise(_exchange(bits, sharers, first), _constraints(bits), [a, b, c, d, lanes],
+                                     dtype=(a.dtype, b.dtype, c.dtype, d.dtype), is_pure=False, pack=1)
 
 
 # -- exchanges in a loop -----------------------------------------------------------------------------------------------------
@@ -102,7 +105,8 @@ ROOM = 2 * 8 + 2 * 4 * MOST * 8         # bytes of a swap: two barriers, and for
 def _met(swaps):
     lines = [f".shared .align 16 .b8 tk_room[{swaps * ROOM}];", "{ .reg .b32 t; .reg .pred leads;", "mov.u32 t, %tid.x;", "setp.eq.u32 leads, t, 0;"]
     for n in range(swaps):
-        lines += [f"@leads mbarrier.init.shared::cta.b64 [tk_room+{n * ROOM}], 1;", f"@leads mbarrier.init.shared::cta.b64 [tk_room+{n * ROOM + 8}], 1;"]
+        lines += [f"@leads mbarrier.init.shared::cta.b64 [tk_room+{n * ROOM}], 1;",
+                  f"@leads mbarrier.init.shared::cta.b64 [tk_room+{n * ROOM + 8}], 1;"]
     return " ".join(lines + ["@leads fence.mbarrier_init.release.cluster;", "barrier.cluster.arrive.release.aligned;",
                              "barrier.cluster.wait.acquire.aligned;", "mov.u32 $0, 0; }"])
 
@@ -116,8 +120,8 @@ def meet(swaps: tl.constexpr):
 
 @triton.constexpr_function
 def _swap(bits, sharers, number):
-    """Assembly of swap `number`: hands values to every program and waits for those of all. All threads have read those of the turn before last when the
-    first sends again: between lies a barrier of the program."""
+    """Assembly of swap `number`: hands values to every program and waits for those of all. All threads have read those of the turn before last when
+    the first sends again: between lies a barrier of the program."""
     n, size = len(bits), sum(bits) // 8
     lines = ["{ .reg .b32 t, rank, turn, phase, room, bar, here, there; .reg .pred sends, leads, done;", "mov.u32 t, %tid.x;",
              f"setp.lt.u32 sends, t, {sharers};", "setp.eq.u32 leads, t, 0;", "mov.u32 rank, %cluster_ctarank;", f"and.b32 turn, ${2 * n + 1}, 1;",
@@ -125,7 +129,8 @@ def _swap(bits, sharers, number):
              "mad.lo.u32 bar, turn, 8, room;", f"mad.lo.u32 room, turn, {4 * MOST * 8}, room;", "bar.sync 0;",
              f"@leads mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], {size * sharers};"]
     for i, b in enumerate(bits):
-        lines += [f"mad.lo.u32 here, rank, {b // 8}, room;", f"add.u32 here, here, {16 + i * MOST * 8};", "@sends mapa.shared::cluster.u32 here, here, t;",
+        lines += [f"mad.lo.u32 here, rank, {b // 8}, room;", f"add.u32 here, here, {16 + i * MOST * 8};",
+                  "@sends mapa.shared::cluster.u32 here, here, t;",
                   "@sends mapa.shared::cluster.u32 there, bar, t;",
                   f"@sends st.async.shared::cluster.mbarrier::complete_tx::bytes.b{b} [here], ${n + i}, [there];"]
     lines += ["again:", "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [bar], phase;", "@!done bra again;"]
@@ -150,8 +155,8 @@ def swap1(a, lanes, turn, sharers: tl.constexpr, number: tl.constexpr):
 def swap2(a, b, lanes, turn, sharers: tl.constexpr, number: tl.constexpr):
     """`swap1` of two numbers at once."""
     bits: tl.constexpr = (a.dtype.primitive_bitwidth, b.dtype.primitive_bitwidth)
-    return tl.inline_asm_elementwise(_swap(bits, sharers, number), _swap_constraints(bits), [a, b, lanes, turn], dtype=(a.dtype, b.dtype), is_pure=False,
-                                     pack=1)
+    return tl.inline_asm_elementwise(_swap(bits, sharers, number), _swap_constraints(bits), [a, b, lanes, turn], dtype=(a.dtype, b.dtype),
+                                     is_pure=False, pack=1)
 
 
 @triton.jit

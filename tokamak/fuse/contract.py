@@ -166,8 +166,8 @@ def _taking_in(e: Expr, moved) -> Expr:
 
 
 def long_steps(e: Expr, depth: Axis | None = None, most: int = DIGIT, joined: bool = True) -> bool:
-    """Are coordinates (`depth`; of any axis, without) divided in the indices of `e` by more than `most`, which a step can write out? `joined`: of memory
-    that is read as it lies, where a quotient and its rest may be one step (`_address`)."""
+    """Are coordinates (`depth`; of any axis, without) divided in the indices of `e` by more than `most`, which a step can write out? `joined`: of
+    memory that is read as it lies, where a quotient and its rest may be one step (`_address`)."""
     def divided(i: Index):
         for a in i.atoms():
             if isinstance(a, (FloorDiv, Mod)):
@@ -179,7 +179,8 @@ def long_steps(e: Expr, depth: Axis | None = None, most: int = DIGIT, joined: bo
 
 
 def _address(e: Load) -> tuple[Index, ...]:
-    """The indices of `e`, but for a quotient and the rest of one division that are next to each other in memory: these are the coordinate itself there."""
+    """The indices of `e`, but for a quotient and the rest of one division that are next to each other in memory: these are the coordinate itself
+    there."""
     found, strides = list(e.index), list(getattr(e.node, "strides", ()))
     for d in range(len(found) - 1 if len(strides) == len(found) else 0):
         (high, *more), (low, *others) = found[d].atoms() or (None,), found[d + 1].atoms() or (None,)
@@ -251,7 +252,9 @@ class _Decided(GraphRewrite):
         made = super().opaque(node)
         if node not in self.reasons:
             return made
-        reason = self.reasons[node] or (Reason("vendor", "infeasible", "a factor is the same all along the depth") if within(made.meaning) is None else None)
+        reason = self.reasons[node]
+        if not reason and within(made.meaning) is None:
+            reason = Reason("vendor", "infeasible", "a factor is the same all along the depth")
         if reason is not None:
             made = replace(made, reason=f"contraction {size_text(within(node.meaning), self.hints)}: {reason}")
             if node in self.apart:

@@ -21,17 +21,19 @@ RUN = 64                # contiguous elements at least, of a row that is held so
 PASSING = 4096          # elements of a row from which on it is folded in pieces when nothing needs all of it at once
 HELD_ACROSS = 1024      # the same of rows that are not contiguous: a tile needs columns for whole sectors of memory beside them
 CARRIED = 32768         # elements of partial results that one program carries in registers along a row; along several axes half as many
-SHARED_CARRIED = 128 << 10      # bytes of a program's share of a row, and of column sums beside it, where the neighbours of a cluster carry them: bf16
-                        # LayerNorm backward over 16384, 25600 and 65536 columns 74, 58 and 70%, 59, 47 and 49 by one program or in two kernels
-                        # Only where more than three quarters of the lanes have a column: over 12288 57, 62 in one program
-SHARED_COLUMNS = 16384  # columns of that share at most: RMSNorm backward over 25600 by two programs 73%, 65 by one; fewer than WORDS beside them, of rows that
-                        # begin anywhere, do not count
+SHARED_CARRIED = 128 << 10      # bytes of a program's share of a row, and of column sums beside it, where the neighbours of a cluster carry them:
+                                # bf16 LayerNorm backward over 16384, 25600 and 65536 columns 74, 58 and 70%, 59, 47 and 49 by one program or in
+                                # two kernels. Only where more than three quarters of the lanes have a column: over 12288 57, 62 in one program
+SHARED_COLUMNS = 16384  # columns of that share at most: RMSNorm backward over 25600 by two programs 73%, 65 by one; fewer than WORDS beside them, of
+                        # rows that begin anywhere, do not count
 WORDS = 8
-FEW_SHARERS = 2         # programs at most that share rows which begin anywhere, or which one could hold: bf16 LayerNorm backward over 16385 columns 59%, 58 by four,
-                        # 43 in two kernels; over 65537 by eight 28, 43 in two; RMSNorm over 16385 68, 54 by one; over 25600 by four 56, 64 by one. Where more
-                        # share, twice as many: one of a multiprocessor works while the other waits. LayerNorm over 25600 and 28672 62 and 67%, 55 and 61
-REACHED = 91            # percent of the multiprocessors that clusters of more than two programs reach, which are bound to groups of them: of an H200's 132
-                        # 15 clusters of 8; LayerNorm backward over 65536 columns 63% with 15 of them, 35 with 16, the last of which began when all had ended
+FEW_SHARERS = 2         # programs at most that share rows which begin anywhere, or which one could hold: bf16 LayerNorm backward over 16385 columns
+                        # 59%, 58 by four, 43 in two kernels; over 65537 by eight 28, 43 in two; RMSNorm over 16385 68, 54 by one; over 25600 by four
+                        # 56, 64 by one. Where more share, twice as many: one of a multiprocessor works while the other waits. LayerNorm over 25600
+                        # and 28672 62 and 67%, 55 and 61
+REACHED = 91            # percent of the multiprocessors that clusters of more than two programs reach, which are bound to groups of them: of an
+                        # H200's 132 15 clusters of 8; LayerNorm backward over 65536 columns 63% with 15 of them, 35 with 16, the last of which began
+                        # when all had ended
 UNHELD = ("accumulators", "no_registers")       # reasons against folds beside others that hold no more once no row is held
 MORE = 1.33             # bytes that kernels which hold no rows may move for one of those that do: they reach 86 to 99% of the copy limit,
                         # programs that carry sums of 16384 columns 66
@@ -52,7 +54,8 @@ def atomic(monoid: str, d: DType) -> bool:
 
 def updates(group: Group, target) -> bool:
     """May the iterations of `group` update elements of a scatter in any order?"""
-    return target.kind == "gpu" and not target.ordered and all(atomic(m.node.monoid, m.node.dtype) for m in group.members if isinstance(m.node, Scatter))
+    return target.kind == "gpu" and not target.ordered \
+        and all(atomic(m.node.monoid, m.node.dtype) for m in group.members if isinstance(m.node, Scatter))
 
 
 def busy(group: Group, r: Roles, v, hints: Hints, target) -> bool:
@@ -143,7 +146,8 @@ def clusters(programs: int, target) -> int:
 def _carried_together(group: Group, r: Roles, rows: frozenset, hints: Hints, target) -> bool:
     """Can the programs of a cluster share the rows of `group` and carry what is folded across them? (`schedule.tile_stages.carrying` then does.)"""
     v = contiguous_axis(group, hints)
-    if rows != {v} or hints.exactly(v.extent) is None or hints.least(v.extent) < RUN or not r.accumulating or any(v not in m.free for m in r.accumulating):
+    if rows != {v} or hints.exactly(v.extent) is None or hints.least(v.extent) < RUN or not r.accumulating \
+            or any(v not in m.free for m in r.accumulating):
         return False
     folds = [e for m in r.local for e in walk(*m.roots()) if isinstance(e, (Reduce, Scan))]
     if not folds or any(isinstance(e, Scan) or set(e.over) != rows for e in folds) or any(isinstance(m.node, Scatter) for m in group.members):
@@ -190,7 +194,8 @@ def infeasible(group: Group, r: Roles, hints: Hints, target) -> Reason | None:
 
 def _held_together(group: Group, rows: frozenset, hints: Hints) -> int:
     """Elements of all that is read along every one of `rows`."""
-    return hints.count(rows) * len({(e.node, e.index) for m in group.members for e in m.loads if rows <= frozenset().union(*(i.axes() for i in e.index))})
+    along = {(e.node, e.index) for m in group.members for e in m.loads if rows <= frozenset().union(*(i.axes() for i in e.index))}
+    return hints.count(rows) * len(along)
 
 
 def _nested(group: Group, rows: frozenset) -> bool:
@@ -211,19 +216,22 @@ def best_roles(group: Group, found: list[Roles], hints: Hints, target) -> Roles:
     def rank(r: Roles):
         possible = infeasible(group, r, hints, target) is None
         carried = sum(hints.count(m.free - r.parallel) for m in r.accumulating)
-        rows = v not in r.parallel and CARRIED_ROW[0] <= hints.count(frozenset((v,))) <= CARRIED_ROW[1] if v is not None and r.accumulating and len(r.local) else False
-        return (possible, _shares_columns(group, r, v, hints), busy(group, r, v, hints, target), not _walked(group, r, v), not r.accumulating, rows, -carried,
-                -len(r.parallel) if r.accumulating else 0, hints.count(r.parallel))
+        rows = v is not None and bool(r.accumulating) and len(r.local) > 0 and v not in r.parallel \
+            and CARRIED_ROW[0] <= hints.count(frozenset((v,))) <= CARRIED_ROW[1]
+        return (possible, _shares_columns(group, r, v, hints), busy(group, r, v, hints, target), not _walked(group, r, v), not r.accumulating,
+                rows, -carried, -len(r.parallel) if r.accumulating else 0, hints.count(r.parallel))
     return max(found, key=rank)
 
 
 def _shares_columns(group: Group, r: Roles, v, hints: Hints) -> bool:
     """Do programs share out the rows of large columns, of several matrices, of which each carries more than one number?"""
     over = _columns(group, v, hints)
-    if not over or len(r.parallel) - len(over) < 2 or v not in r.parallel or any(m.bound != over for m in r.accumulating) or len(r.accumulating) + len(r.final) != len(group.members):
+    if not over or len(r.parallel) - len(over) < 2 or v not in r.parallel or any(m.bound != over for m in r.accumulating) \
+            or len(r.accumulating) + len(r.final) != len(group.members):
         return False
     folds = [fold_of(m.expr) for m in r.accumulating]
-    return all(f.monoid in ("sum", "moments") for f in folds) and len({(f.monoid, f.args) for f in folds}) + any(f.monoid == "moments" for f in folds) > 1
+    return all(f.monoid in ("sum", "moments") for f in folds) \
+        and len({(f.monoid, f.args) for f in folds}) + any(f.monoid == "moments" for f in folds) > 1
 
 
 def _columns(group: Group, v, hints: Hints) -> frozenset:

@@ -22,7 +22,8 @@ LEAST = 16 << 20        # bytes that are folded, from which on two kernels more 
 
 
 def piece(read, over, hints: Hints) -> Axis | None:
-    """Of the axes `over`, along which the loads `read` are folded, the contiguous one where it is a short piece of their lines, and the rest lies in other lines."""
+    """Of the axes `over`, along which the loads `read` are folded, the contiguous one where it is a short piece of their lines, and the rest lies in
+    other lines."""
     found = {}
     for e in read:
         at = e.offset()
@@ -64,7 +65,8 @@ def _worked_on(sources, readers: dict, hints: Hints) -> bool:
 
 
 def whole_lines(graph: Graph, target) -> Graph:
-    """`graph` with every fold of pieces of lines as one of columns first, on a GPU; and what else folds the same columns, along more axes, likewise."""
+    """`graph` with every fold of pieces of lines as one of columns first, on a GPU; and what else folds the same columns, along more axes,
+    likewise."""
     if target.kind != "gpu" or target.ordered:
         return graph
     hints = estimates(graph, target)
@@ -79,8 +81,8 @@ def whole_lines(graph: Graph, target) -> Graph:
 
 
 def _changed(graph: Graph, change: Callable[[Compute, dict], Compute | None], which: set) -> Graph:
-    """`graph` with what `change` makes of its nodes `which`, given what was made for other components of the same folds; parts have the origins of the
-    whole."""
+    """`graph` with what `change` makes of its nodes `which`, given what was made for other components of the same folds; parts have the origins of
+    the whole."""
     rewrite = _Changes(graph, change, which)
     out = rewrite.result()
     return replace(out, origins={**{part: out.origins[n] for part, n in rewrite.wholes.items() if n in out.origins}, **out.origins})
@@ -103,7 +105,8 @@ class _Changes(GraphRewrite):
 
 
 def columns_first(n: Compute, hints: Hints, parts: dict) -> Compute | None:
-    """`n`, a fold of pieces of lines, as a fold of what its columns give; None where it is none. `parts`: what was made for other components of it."""
+    """`n`, a fold of pieces of lines, as a fold of what its columns give; None where it is none. `parts`: what was made for other components of
+    it."""
     part = fold(n)
     c = piece(loads(*part.args), part.over, hints)
     return in_two(n, part, tuple(a for a in part.over if a is not c), parts) if c is not None else None
@@ -140,12 +143,14 @@ def _large(part: Reduce, hints: Hints) -> list[Load]:
 
 
 def in_two(n: Compute, part: Reduce, first: tuple[Axis, ...], parts: dict, leading: bool = False) -> Compute:
-    """`n`, the fold `part`, as a fold along its other axes of what folds along `first` give, in whose memory those stand behind the others, or `leading`."""
+    """`n`, the fold `part`, as a fold along its other axes of what folds along `first` give, in whose memory those stand behind the others, or
+    `leading`."""
     rank, rest = len(n.shape), tuple(a for a in part.over if a not in first)
     key = part.monoid, part.over, part.args, first, n.shape, n.device
     if key not in parts:
         many, at = len(rest), 0 if leading else rank
-        names = {a: as_index(Axis(rank + many + k, a.extent)) for k, a in enumerate(first)} | {a: as_index(Axis(at + k, a.extent)) for k, a in enumerate(rest)}
+        names = {a: as_index(Axis(rank + many + k, a.extent)) for k, a in enumerate(first)}
+        names |= {a: as_index(Axis(at + k, a.extent)) for k, a in enumerate(rest)}
         if leading:
             names |= {a: as_index(Axis(a.id + many, a.extent)) for a in part.free if a.id < rank}
         args, over = tuple(map(Rewriter(names), part.args)), tuple(Axis(rank + many + k, a.extent) for k, a in enumerate(first))

@@ -6,8 +6,8 @@ A symbolic graph is planned and scheduled for the class that the sizes at hand a
 the same kernels: right for all of them (what is held in registers covers `high`), and near what a static size gets. The host looks at each call
 which class its sizes are in. Classes are finer the more a kernel depends on a size:
 
-    contiguous rows are folded along it       eighths of an octave, each of their ends alone (no mask), and what is less than a word behind one (4097 is
-                                              4096 and one beside whole words); what of 16, 8 and 4 divides it
+    contiguous rows are folded along it       eighths of an octave, each of their ends alone (no mask), and what is less than a word behind one (4097
+                                              is 4096 and one beside whole words); what of 16, 8 and 4 divides it
     neighbours in memory are counted by it    an octave, quarters of one where it is short; what of 16, 8 and 4 divides it
     anything else is folded along it          an octave; what of 64 and 16 divides it
     any other                                 an octave
@@ -28,7 +28,8 @@ LONGEST = 1 << 15       # rows beyond are seldom held: octaves
 LARGEST = 1 << 22       # all sizes beyond are one class: no choice looks at more
 SMALL = 16              # tensors of so many times fewer elements than the largest are read and written however it comes
 WORD = 8                # elements of 16 bytes of a 16-bit type: bf16 LayerNorm over 4097 columns as one of 4097 to 4607 0.87 of what it reaches alone
-TILES = (64, 16)        # what a number of rows may be a multiple of: a tile's, which then needs no mask (sums of columns: 89% of the limit, 63 with one)
+TILES = (64, 16)        # what a number of rows may be a multiple of: a tile's, which then needs no mask (sums of columns: 89% of the limit, 63 with
+                        # one)
 WORDS = (16, 8, 4)      # what a row's length may be a multiple of: Triton's word for aligned integers, 16 bytes of 16-bit types, of f32
 
 

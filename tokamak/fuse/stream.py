@@ -5,9 +5,9 @@
 
 The equations hold for every h and p that are the same along r; n is how many elements r has. p is the first of them: what is carried stays
 small where a mean is large beside the deviations from it, and the variance is as exact as by two folds (at a mean of 10^4 deviations in f32 within
-2e-7; 1e-5 without p, which elements of 16 bits need not: they have no such deviations). With h = s / n and h = m the corrections are 0 and 1 but for rows with infinities, where they are what the two folds would
-have given: NaN, mostly. Variance, the statistics of norms, softmax and logsumexp are instances; nothing here knows them. Pointwise producers between
-the folds and their operands are looked through.
+2e-7; 1e-5 without p, which elements of 16 bits need not: they have no such deviations). With h = s / n and h = m the corrections are 0 and 1 but for
+rows with infinities, where they are what the two folds would have given: NaN, mostly. Variance, the statistics of norms, softmax and logsumexp are
+instances; nothing here knows them. Pointwise producers between the folds and their operands are looked through.
 
 It pays where no program can hold the folded elements between the two folds (`gpu.reread`), or where long rows are only folded: in pieces, more are
 under way at once.

@@ -7,7 +7,8 @@ The function has AOTAutograd's boxed convention: it takes one list, which it emp
 
 Layout is part of a value: what an opaque call returns is compared with what was traced, and copied to the traced strides where it differs. Results
 with constant sizes are compared at the first call only, after which the function is printed again with what it learned; others at every call.
-torch's traced types can be wrong too (layer_norm's statistics in mixed precision): a kernel gets the traced type, torch's own calls what torch returned.
+torch's traced types can be wrong too (layer_norm's statistics in mixed precision): a kernel gets the traced type, torch's own calls what torch
+returned.
 
 On GPUs kernels are launched on torch's current stream, which is asked for once a call, and the device of the next step is torch's current one. Their
 errors stand in words that the host reads at the next call, and behind steps that wait for the device; a `synchronous` program waits at its end.
@@ -39,10 +40,10 @@ _WAITING = frozenset({torch.ops.aten._local_scalar_dense.default, torch.ops.aten
 # -- from steps to a function --------------------------------------------------------------------------------------------
 def assemble(program: Program, kernels: dict[str, Callable[[bytes, int], int] | gpu.Kernel], pool: memory.Pool | None = None,
              synchronous: bool = False, watch: Watch | None = None, other: Callable[[list], list] | None = None) -> Callable[[list], list]:
-    """The boxed function of `program`. `kernels[name](words, threads)` returns 0, or 1 + an index into `program.errors`; a kernel launched with a grid
-    is a `gpu.Kernel`, or another with its `on`. `pool` serves large allocations; None: torch's allocator serves all. `synchronous`: a call waits for the
-    GPUs, so that errors of their kernels are raised by the call that they are of. `watch(position, function)` gives what is called in place of the
-    kernel, or of torch's function, of the step at `position`. `other(args)` answers calls of sizes that the program is not for."""
+    """The boxed function of `program`. `kernels[name](words, threads)` returns 0, or 1 + an index into `program.errors`; a kernel launched with a
+    grid is a `gpu.Kernel`, or another with its `on`. `pool` serves large allocations; None: torch's allocator serves all. `synchronous`: a call waits
+    for the GPUs, so that errors of their kernels are raised by the call that they are of. `watch(position, function)` gives what is called in place
+    of the kernel, or of torch's function, of the step at `position`. `other(args)` answers calls of sizes that the program is not for."""
     for name in (*program.inputs, *program.constants):
         _check_name(name)
     printer = _Printer(program, kernels, pool, synchronous=synchronous, watch=watch)

@@ -1,8 +1,8 @@
 """When is a row held in stages, by how many programs, in which pieces?
 
 A row that is needed again once a fold over it is known is best read once. In stages (`codegen.tile_stages`) it stays in registers in the width it
-has in memory, so one program holds 128 KB; several of a cluster share what is longer. Measured on an H200, percent of a copy, Layer norm / RMS / softmax
-of bf16: 2621 rows of 25600: 90 / 92 / 88, against 55 / 66 / 79 with the row held in f32; 1024 of 65536, by one program: 74 / 84 / 69, against
+has in memory, so one program holds 128 KB; several of a cluster share what is longer. Measured on an H200, percent of a copy, Layer norm / RMS /
+softmax of bf16: 2621 rows of 25600: 90 / 92 / 88, against 55 / 66 / 79 with the row held in f32; 1024 of 65536, by one program: 74 / 84 / 69, against
 53 / 59 / 48 in two passes; 256 of 262144, by eight: 61 / 77 / 62, against 54 / 58 / 56; softmax of 999 rows of 99991 f32, by eight: 67.
 """
 from __future__ import annotations
@@ -24,17 +24,17 @@ FROM_WIDE = 32 << 10    # the same of rows of 32 bits and more: f32 softmax over
 WIDE = 64 << 10         # of a row, or a share, from which on it takes a multiprocessor's threads
 WARPS = 16
 LANES = 8               # elements of a piece to a thread: 16 bytes of a 16-bit type
-KEPT = 64 << 10         # bytes of a row that begins anywhere, and of what is kept beside it for all rows of a program, where two programs share a multiprocessor:
-                        # RMS of 4095 rows of 16385 bf16 87, against 65 kept as loaded. With a layer norm's two weights one program has it, rows under way: 73;
-                        # two that share each row 63
+KEPT = 64 << 10         # bytes of a row that begins anywhere, and of what is kept beside it for all rows of a program, where two programs share a
+                        # multiprocessor: RMS of 4095 rows of 16385 bf16 87, against 65 kept as loaded. With a layer norm's two weights one program
+                        # has it, rows under way: 73; two that share each row 63
 UNBROKEN = 512          # contiguous elements at least of what a program has of a row that several share
 WASTE = 8               # one lane of a row in so many may be idle in its last piece
 IDLE = 1.25             # lanes to an element of a row, at most
 SIDE = 8                # contiguous elements at least, of a row that one program holds anyhow
 REGISTERS = 64          # a thread: all of a multiprocessor's are taken then
-UNDER_WAY = 3           # rows that are read or worked on at once in a loop: bf16 Layer norm / RMS / softmax of 256 rows of 262144 69 / 84 / 76, 62 / 77 / 72 with a
-                        # cluster for each row; of 1024 of 65536, by two, 71 / 85 / 83, 71 / 82 / 81. With 2 no row is under way while one is worked on:
-                        # 51 / - / -. LayerNorm backward over 16385 columns 59%, RMSNorm 68; 51 and 54 with one
+UNDER_WAY = 3           # rows that are read or worked on at once in a loop: bf16 Layer norm / RMS / softmax of 256 rows of 262144 69 / 84 / 76, 62 /
+                        # 77 / 72 with a cluster for each row; of 1024 of 65536, by two, 71 / 85 / 83, 71 / 82 / 81. With 2 no row is under way while
+                        # one is worked on: 51 / - / -. LayerNorm backward over 16385 columns 59%, RMSNorm 68; 51 and 54 with one
 SHARED = 160 << 10      # bytes of shared memory at most that hold those which are read
 TURNS = 8               # rows at least to a cluster whose programs take one after the other
 BESIDE = 3              # bytes of all that is read along a row that way, to a byte of a share's row: a bf16 layer norm's two weights spill 64 bytes
@@ -43,8 +43,8 @@ CARRYING = 16           # elements of a row to one thread where column sums are 
 
 @dataclass(frozen=True)
 class Stages:
-    """A row of `sharers` programs, which share its axis `shared`; `pieces` of each of its axes to a program. `kept`: they take many rows that begin alike, and
-    keep what they read beside them."""
+    """A row of `sharers` programs, which share its axis `shared`; `pieces` of each of its axes to a program. `kept`: they take many rows that begin
+    alike, and keep what they read beside them."""
     shared: Axis
     sharers: int
     pieces: dict[Axis, tuple[int, ...]]
@@ -97,7 +97,8 @@ def stages(b: Body, rows: list[Axis], line: Axis, hints: Hints, target) -> Stage
     for shared in ((line, *others, line) if n[line] >= sharers * UNBROKEN else (*others, line)) if sharers else ():
         found = _covered({**n, shared: -(-n[shared] // sharers)}, _order(read, line, others, n), 32 * warps * LANES)
         if len(rows) == 1 or math.prod(map(sum, found.values())) * sharers <= IDLE * math.prod(n.values()):
-            return Stages(shared, sharers, found, warps) if n[line] >= gpu.RUN or warps > WARPS else Stages(shared, sharers, found, warps // 2, 2 * REGISTERS)
+            long = n[line] >= gpu.RUN or warps > WARPS
+            return Stages(shared, sharers, found, warps) if long else Stages(shared, sharers, found, warps // 2, 2 * REGISTERS)
     return None
 
 
@@ -130,13 +131,14 @@ def keeping(b: Body, row: Axis, group: int, hints: Hints, target) -> Stages | No
 
 
 def carrying(b: Body, rows: list[Axis], line: Axis | None, crossed: frozenset, hints: Hints, target) -> Stages | None:
-    """How the programs of a cluster share rows that they take in a loop, and carry what is folded along `crossed`, the loop, beside them; None where a
-    program by itself carries it, or none can. (`gpu.infeasible` lets such a kernel be planned.)"""
+    """How the programs of a cluster share rows that they take in a loop, and carry what is folded along `crossed`, the loop, beside them; None where
+    a program by itself carries it, or none can. (`gpu.infeasible` lets such a kernel be planned.)"""
     if target.ordered or rows != [line] or hints.exactly(line.extent) is None or hints.least(line.extent) < gpu.RUN or b.base is not None:
         return None
     folds = [e for e in walk(*exprs_of(b)) if isinstance(e, (Reduce, Scan))]
     across = {(e.monoid, e.over, e.args): e for e in folds if isinstance(e, Reduce) and set(e.over) == crossed}
-    if any(isinstance(e, Scan) or set(e.over) not in ({line}, crossed) for e in folds) or len(across) == len({(e.monoid, e.over, e.args) for e in folds}):
+    if any(isinstance(e, Scan) or set(e.over) not in ({line}, crossed) for e in folds) \
+            or len(across) == len({(e.monoid, e.over, e.args) for e in folds}):
         return None
     if any(line not in e.free for e in across.values()) or any(s.monoid is not None or s.guard is not None for s in b.stores) or _elsewhere(b):
         return None
@@ -149,7 +151,8 @@ def carrying(b: Body, rows: list[Axis], line: Axis | None, crossed: frozenset, h
     warps = max(1, min(WARPS, power(share) // (32 * CARRYING)))
     most = 32 * warps * CARRYING
     found = (most,) if share <= most else _in_words(share, most, 64 * warps)
-    way = sum({(e.node, e.index): e.dtype.bytes for e in walk(*exprs_of(b)) if isinstance(e, Load) and e.index[0].axes() >= crossed | {line}}.values())
+    way = sum({(e.node, e.index): e.dtype.bytes for e in walk(*exprs_of(b))
+               if isinstance(e, Load) and e.index[0].axes() >= crossed | {line}}.values())
     stages = UNDER_WAY if (UNDER_WAY - 1) * way * sum(found) <= SHARED else 1
     return Stages(line, sharers, {line: found}, warps, 2 * REGISTERS, stages=stages)
 
@@ -165,7 +168,8 @@ def _in_words(n: int, most: int, least: int) -> tuple[int, ...]:
 
 
 def _order(read: list[Load], line: Axis, others: list[Axis], n: dict[Axis, int]) -> tuple[Axis, ...]:
-    """The row axes in the order in which tiles cover them: first one that something is read along side by side while the result lies along another."""
+    """The row axes in the order in which tiles cover them: first one that something is read along side by side while the result lies along
+    another."""
     turned = [a for a in others if n[a] >= SIDE and any(e.index[0].coefficient(a) == 1 for e in read if line in e.index[0].axes())]
     return (*turned[:1], line, *(a for a in others if a not in turned[:1]))
 
