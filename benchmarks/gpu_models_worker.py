@@ -122,7 +122,6 @@ def check(spec: Model, mode: str, device: str, first: Callable[[str, int | None]
 def first_call(spec: Model, mode: str, side: str, device: str, options: dict) -> tuple[dict, Session]:
     """Seconds of the first call, a training step's with its backward pass, and the session that made it. Nothing may have been compiled before."""
     _under(side, nn.Linear(8, 8).to(device), **options)(torch.randn(8, 8, device=device))     # imports, processes
-    torch._dynamo.reset()
     session = Session(spec, mode, side, device, **options)
     _wait(device)
     start = time.perf_counter()

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import tokamak
-from tokamak.backend import _uncollected
+from tokamak.garbage import uncollected
 from tokamak.ir.expr import Expr
 
 
@@ -455,7 +455,7 @@ def test_what_a_compile_makes_is_old_behind_it_but_for_a_program_that_has_frozen
     """Python 3.12 has 375 objects frozen as it starts: those do not keep a search for young garbage from walking all that a compile made."""
     monkeypatch.setattr(gc, "get_freeze_count", lambda: frozen)
     gc.collect()
-    with _uncollected():
+    with uncollected():
         made = [[]]
     assert any(o is made for o in gc.get_objects(generation=2)) is old
 

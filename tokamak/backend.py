@@ -4,13 +4,11 @@
 """
 from __future__ import annotations
 
-import contextlib
-import gc
 import importlib
 import itertools
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -42,6 +40,7 @@ from .fuse.sizes import classified, condition
 from .fuse.stream import stream
 from .fuse.unroll import unrolled
 from .fuse.widen import widened
+from .garbage import uncollected, watch_dynamo
 from .ir.graph import Compute, Graph, Input, Opaque, Result, Scatter, reads
 from .ir.rewrite import simplify
 from .options import Options, current
@@ -57,7 +56,6 @@ from .trace import Stopped, Trace, frame_of, tracer
 _MODES = {None: {}, "default": {}, "reduce-overhead": {"cudagraphs": True}, "max-autotune": {"cudagraphs": True}, "max-autotune-no-cudagraphs": {}}
 _MOVES_ONLY = frozenset({torch.ops.aten.sort.default, torch.ops.aten.sort.stable, torch.ops.aten.topk.default, torch.ops.aten.clone.default,
                          torch.ops.aten.empty.memory_format, torch.ops.aten.index.Tensor, torch.ops.aten.nonzero.default})
-_FEW_FROZEN = 1000          # objects: Python 3.12 freezes 375 of its own as it starts; who freezes on purpose freezes all of a program's
 _POOL = memory.Pool()
 _serial = itertools.count()
 
@@ -65,6 +63,7 @@ _serial = itertools.count()
 def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None,
             **changes) -> Callable:
     """Compiles one Dynamo graph. `options` and further keywords are fields of `Options`; `mode` is torch.compile's: options by another name."""
+    watch_dynamo(backend)
     try:
         if mode not in _MODES:
             raise OptionError(f"mode={mode!r}: one of {', '.join(map(str, _MODES))}")
@@ -75,7 +74,7 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mappi
             return gm
         _warm(example_inputs, chosen)
         ahead = Ahead(partial(_begun, options=chosen)) if _unwatched(chosen) and _gpu_graph(example_inputs, chosen) else None
-        with _uncollected():
+        with uncollected():
             made = aot.autograd(gm, example_inputs, partial(compile_or_fall_back, options=chosen, frame=frame_of(gm, chosen), ahead=ahead),
                             arithmetic_dropout=chosen.policy == "fast" and not chosen.opaque_only,
                             parts=not chosen.opaque_only and _gpu_graph(example_inputs, chosen), coming=ahead.expect if ahead is not None else None)
@@ -83,6 +82,9 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mappi
         raise _shortened(error, sys._getframe()) from None
     made = _with_tangents(made, gm)
     return made if chosen.recorder is None else chosen.recorder.function(gm, made)
+
+
+watch_dynamo(backend)           # the first capture for it begins before it is called
 
 
 def _with_tangents(made: Callable, gm: fx.GraphModule) -> Callable:
@@ -105,6 +107,7 @@ def compile(model=None, *, policy: str = "fast", dynamic: bool | None = None, mo
         raise OptionError(f"mode={mode!r}: one of {', '.join(map(str, _MODES))}")
     changes = {"policy": policy, **options}
     current().change(changes)
+    watch_dynamo(backend)
     return torch.compile(model, backend=partial(backend, options=changes, mode=mode), dynamic=dynamic, fullgraph=fullgraph)
 
 
@@ -119,7 +122,8 @@ def compile_or_fall_back(gm: fx.GraphModule, example_inputs: Sequence[Any], kind
     `ahead`: of the graph that follows; while the kernels of a forward graph are built, its backward graph is planned."""
     def again(work: Callable[[Trace, str], Callable[[list], Any]]) -> Callable[[list], Any]:
         return _or_fall_back(work, gm, kind, options, frame)
-    begun = ahead.take(gm) if ahead is not None and kind == "backward" else None
+    with uncollected():
+        begun = ahead.take(gm) if ahead is not None and kind == "backward" else None
     if begun is not None:
         return again(lambda trace, name: begun(example_inputs))
     meanwhile = ahead.now if ahead is not None and kind == "forward" else None
@@ -131,7 +135,7 @@ def _or_fall_back(work: Callable[[Trace, str], Callable], gm: fx.GraphModule, ki
     name = f"{kind}_{next(_serial)}"
     trace = tracer(name, kind, frame, options)
     try:
-        with _uncollected():
+        with uncollected():
             return work(trace, name)
     except Stopped:
         pass
@@ -155,23 +159,6 @@ def _excuse(error: Exception) -> str:
     if isinstance(error, BuildError):
         return f"its kernels could not be built: {error}"
     return f"of a bug in the compiler: {type(error).__name__}: {error}"
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """No search for cyclic garbage within: nearly all that a compile makes lives as long as it, and every search walks all of torch's objects, too (a
-    fifth of the time of a model with 24 layers). What was made counts as old behind it, so that no search for young garbage walks all of it at once;
-    the next search of everything does."""
-    searching = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if searching:
-            if gc.get_freeze_count() < _FEW_FROZEN:
-                gc.freeze()
-                gc.unfreeze()
-            gc.enable()
 
 
 def _warm(inputs: Sequence[Any], options: Options) -> None:

@@ -14,7 +14,16 @@ from .tensor import Tensor
 
 def hosted(args: Any, device: str) -> Any:
     """Arguments of a call whose result is on `device`, with what is made on the CPU of such tensors alone as numbers; `args` itself on the CPU."""
-    return pytree.tree_map_only(Tensor, lambda t: _on(t, device), args) if device != "cpu" else args
+    return pytree.tree_map_only(Tensor, lambda t: _on(t, device), args) if device != "cpu" and _any_single(args) else args
+
+
+def _any_single(value: Any) -> bool:
+    """Does `value` hold a tensor without dimensions on the CPU? Few calls have one, and to look is cheaper than to rebuild all arguments."""
+    if isinstance(value, (list, tuple)):
+        return any(map(_any_single, value))
+    if isinstance(value, dict):
+        return any(map(_any_single, value.values()))
+    return isinstance(value, Tensor) and value.device == "cpu" and not value.rank
 
 
 def _on(t: Tensor, device: str) -> Tensor:
