@@ -1,6 +1,7 @@
 """Operators in whose place the joint graph of a training step holds their parts, because of what backward then needs to be saved: the partitioner
 keeps a row's maximum and sum, or a channel's mean, and computes the elements again. Everything else stays whole. Softmax is contiguous, as torch's
-own is: what follows may view it so. Inference graphs hold the parts of two calls: of log-softmax, and of a whole encoder layer.
+own is: what follows may view it so. What TRACED has is replaced once the graph is traced (`replaced.py`). Inference graphs hold
+the parts of two calls: of log-softmax, and of a whole encoder layer.
 """
 from __future__ import annotations
 
@@ -65,5 +66,5 @@ def _batch_norm(x: torch.Tensor, weight, bias, running_mean, running_var, traini
 
 
 ALWAYS = {_aten._log_softmax.default: _log_softmax, _aten._transformer_encoder_layer_fwd.default: encoder.layer}
-TRAINING = {**ALWAYS, _aten._softmax.default: _softmax, _aten._safe_softmax.default: _safe_softmax,
-            _aten._native_batch_norm_legit_functional.default: _batch_norm}
+TRAINING = {**ALWAYS, _aten._softmax.default: _softmax, _aten._safe_softmax.default: _safe_softmax}
+TRACED = {_aten._native_batch_norm_legit_functional.default: _batch_norm}           # of a training step, too, but in the graph as traced: many calls

@@ -16,7 +16,9 @@ import torch
 from torch import fx
 from torch._functorch import partitioners
 
+from .decompose import TRACED
 from .registry import TABLE
+from .replaced import replace as replace_operators
 from .windows import places_in_windows
 
 _aten = torch.ops.aten
@@ -32,6 +34,7 @@ def partition(joint: fx.GraphModule, joint_inputs, *, num_fwd_outputs: int, arit
     without_identities(joint)
     if parts:
         places_in_windows(joint)
+        replace_operators(joint, TRACED)
     if arithmetic_dropout:
         dropout_of_masks(joint)
     with _fusible({getattr(o, "overloadpacket", o) for o in TABLE}):
