@@ -4,11 +4,11 @@ still says the same."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 
 class Ahead:
@@ -43,42 +43,40 @@ def said(gm: fx.GraphModule) -> tuple | None:
     """All that decides what becomes of `gm`: equal for graphs of equal calls on equal tensors. None for a graph with symbolic sizes, or with
     attributes or tensors as arguments, which are objects of its own."""
     number = {n: i for i, n in enumerate(gm.graph.nodes)}
-    own = (torch.SymInt, torch.SymFloat, torch.SymBool, torch.Tensor)
-    if any(n.op == "get_attr" for n in number) or any(isinstance(leaf, own) for n in number for leaf in _leaves(n)):
+    if any(n.op == "get_attr" for n in number):
         return None
-    numbered = lambda args: fx.map_arg(args, lambda n: _Place(number[n]))
-    return tuple((n.op, n.target, _frozen(numbered(n.args)), _frozen(numbered(n.kwargs)), _frozen(pytree.tree_map(_like, n.meta.get("val"))),
-                  repr(n.meta.get("custom"))) for n in number)
+    arguments, value = partial(_frozen, number), partial(_frozen, None)
+    try:
+        return tuple([(n.op, n.target, arguments(n.args), arguments(n.kwargs), value(n.meta.get("val")), repr(n.meta.get("custom"))) for n in number])
+    except _Own:
+        return None
 
 
-class _Place(tuple):
-    """The place of a node among the others, where a call has the node as argument."""
-
-    def __new__(cls, place: int):
-        return super().__new__(cls, ("place", place))
+class _Own(Exception):
+    """A value that is an object of its graph's own: equal to no other's."""
 
 
-def _leaves(n: fx.Node):
-    """Numbers of which symbolic ones would be found: arguments, extents and strides."""
-    yield from pytree.tree_leaves((n.args, n.kwargs))
-    for value in pytree.tree_leaves(n.meta.get("val")):
-        yield from (*value.shape, *value.stride()) if isinstance(value, torch.Tensor) and value.layout is torch.strided else (value,)
-
-
-def _like(value: Any) -> Any:
-    """A tensor by what is known of it before it has values."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    strides = tuple(value.stride()) if value.layout is torch.strided else ()
-    return "tensor", tuple(value.shape), strides, value.dtype, str(value.device), value.layout, value.is_conj(), value.is_neg()
-
-
-def _frozen(value: Any) -> Any:
-    """`value` of lists, tuples, dictionaries, with each leaf beside its type: 1, 1.0 and True are different arguments; a NaN is like itself."""
+def _frozen(number: dict[fx.Node, int] | None, value: Any) -> Any:
+    """`value` of lists, tuples, dictionaries, with each leaf beside its type: 1, 1.0 and True are different arguments; a NaN is like itself. A node is
+    its number; without numbers, tensors are what is known of them before they have values. Raises _Own."""
+    if isinstance(value, fx.Node):
+        return "place", number[value]
     if isinstance(value, (list, tuple)):
-        return type(value).__name__, tuple(map(_frozen, value))
+        return type(value).__name__, tuple([_frozen(number, v) for v in value])
     if isinstance(value, dict):
-        return "dict", tuple((k, _frozen(v)) for k, v in value.items())
+        return "dict", tuple([(k, _frozen(number, v)) for k, v in value.items()])
     if isinstance(value, slice):
-        return "slice", _frozen((value.start, value.stop, value.step))
+        return "slice", _frozen(number, (value.start, value.stop, value.step))
+    if isinstance(value, torch.Tensor) and number is None:
+        return _like(value)
+    if isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
+        raise _Own
     return type(value).__name__, repr(value) if isinstance(value, float) else value
+
+
+def _like(value: torch.Tensor) -> tuple:
+    """A tensor by what is known of it before it has values. Raises _Own where sizes are symbolic."""
+    shape, strides = tuple(value.shape), tuple(value.stride()) if value.layout is torch.strided else ()
+    if any([isinstance(s, torch.SymInt) for s in (*shape, *strides)]):
+        raise _Own
+    return "tensor", shape, strides, value.dtype, str(value.device), value.layout, value.is_conj(), value.is_neg()
