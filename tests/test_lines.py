@@ -87,6 +87,20 @@ def test_what_folds_the_same_columns_along_more_axes_is_read_by_the_same_kernel(
     assert schedule.split and not schedule.looped
 
 
+def test_threads_lie_along_the_groups_of_a_line():
+    """Of a tile of groups, pixels and channels of a group the groups stand first: Triton lays threads along channels, then along what stands first."""
+    graph = parse_graph("""graph columns {
+  input %x: f32[32, 3136, 32, 8](802816, 256, 8, 1)
+  input %w: f32[32, 32](32, 1)
+  %one: f32[32, 32, 8](256, 8, 1) for i3<3136 = sum[i3](mul(%x[i0, i3, i1, i2], %w[i0, i1]))
+  %two: f32[32, 32, 8](256, 8, 1) for i3<3136 = sum[i3](mul(%x[i0, i3, i1, i2], %x[i0, i3, i1, i2]))
+  return %one, %two
+}""")
+    planned = plan(graph, LARGE)
+    (_, schedule), = schedule_plan(planned, LARGE).bodies.values()
+    assert [a.extent.constant for a in schedule.dims] == [32, 3136, 8]
+
+
 @pytest.mark.parametrize("monoid, values", [("sum", "f32(%x[i0, i2, i1*3 + i3])"), ("max", "f32(%x[i0, i2, i1*3 + i3])"),
                                             ("moments.1", "f32(%x[i0, i2, i1*3 + i3]), 0.0:f32, 1.0:f32")])
 def test_the_values_are_the_same(monkeypatch, monoid, values):

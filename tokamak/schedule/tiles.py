@@ -108,7 +108,7 @@ class _Chooser(TileFacts):
         words = None if self.crossed else column_words.by_words(self.b, self.line, self.rows, self.looped, self.hints, self.target)
         if words is not None:
             self.pieces = {a: (words[a],) if a in words else self.pieces[a] for a in (*self.rows, self.line)}
-        dims = tuple(a for a in self.order if a in self.pieces)
+        dims = self._dims()
         elements = math.prod(sum(self.pieces[a]) for a in dims)
         exact = frozenset(a for a in dims if self._exact(a))
         self.together = self._together()
@@ -150,6 +150,16 @@ class _Chooser(TileFacts):
                             registers=min(REGISTERS // (32 * warps * self.resident) // 8 * 8, 255) if capped else 0,
                             together=self.together, ahead=bool(several) and self.only_sums(),
                             by_thread=by_thread or bool(words) and bool(self.looped), reread=reread)
+
+    def _dims(self) -> tuple[Axis, ...]:
+        """The tiled axes in order. Of three, one whose steps are whole pieces of the contiguous one stands first, since Triton lays threads along it next:
+        backward sums of EvoNorm in NHWC of 32 x 256 x 56 x 56 in bf16 177 to 79 us, in f32 146 to 119."""
+        dims = tuple(a for a in self.order if a in self.pieces)
+        if len(dims) != 3 or dims[-1] is not self.line:
+            return dims
+        behind = {a for _, address, _ in strides_of(self.b) if address.coefficient(self.line) == 1
+                  for a in dims if address.coefficient(a) is self.line.extent}
+        return tuple(sorted(dims, key=lambda a: a not in behind))
 
     def _resident(self, warps: int, each: int) -> int:
         """How many programs that hold rows a multiprocessor has registers for. Perhaps 0."""
