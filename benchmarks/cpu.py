@@ -3,8 +3,8 @@
     python -m benchmarks.cpu [--cases SUBSTRING ...] [--seconds S] [--json FILE] [--write]
 
 Two runs of the whole table, each in a process of its own: 'as users call them' and 'kept' (freed memory kept by the allocator for all: glibc
-MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_). First calls are cold: caches off, static sizes, after an unrelated warm-up compile. Refuses to run on a
-busy machine. `--write` puts the tables into BENCHMARKS.md.
+MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_). First calls are cold: caches off, static sizes, after an unrelated warm-up compile. Refuses to run
+on a busy machine. `--write` puts the tables into BENCHMARKS.md.
 """
 from __future__ import annotations
 

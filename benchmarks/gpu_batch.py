@@ -1,6 +1,6 @@
 """The process that measures many small cases quickly, one of several on the same GPU: what the host does (tracing, compiling) runs beside that of the
-others, what the device does in turn. Told and answering as `gpu_worker.py`, in batches: the sides of a batch are compiled and called once on memory that
-holds anything; then, with the GPU to itself, each case gets its values, is compared with float64 and timed, all in one session of the profiler.
+others, what the device does in turn. Told and answering as `gpu_worker.py`, in batches: the sides of a batch are compiled and called once on memory
+that holds anything; then, with the GPU to itself, each case gets its values, is compared with float64 and timed, all in one session of the profiler.
 
 Every case of a batch lies in the same memory, so that a batch takes what its largest takes. First calls and peaks of memory are not measured.
 """
@@ -192,7 +192,8 @@ def _held(turn: Turn, fn: Callable) -> Callable:
 
 
 def checked(one: Case, sides: Sequence[Ready], inputs, expected, session, seed: int) -> list[dict]:
-    """The result of each side, without times, which the session has: compared with float64 before the timed calls and behind them. What raises is out."""
+    """The result of each side, without times, which the session has: compared with float64 before the timed calls and behind them. What raises is
+    out."""
     found = [r.failed or _compared(one, r, inputs, expected, seed) for r in sides]
     well = [n for n, result in enumerate(found) if "failed" not in result]
     if well:

@@ -75,8 +75,8 @@ class Family:
 
 @dataclass(frozen=True)
 class Case:
-    """A function and its inputs. `mode`: 'forward' or 'backward'. `sizes`: all of them, defaults included. `tf32`: the user has allowed that products of
-    float32 round their factors to TF32."""
+    """A function and its inputs. `mode`: 'forward' or 'backward'. `sizes`: all of them, defaults included. `tf32`: the user has allowed that products
+    of float32 round their factors to TF32."""
     name: str
     family: str
     group: str

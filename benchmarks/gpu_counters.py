@@ -3,8 +3,9 @@
     python -m benchmarks.gpu_counters [CASE ...] [--json FILE [--report]] [--write]
 
 Each case runs once, compiled, under Nsight Compute (`ncu`, https://docs.nvidia.com/nsight-compute), which empties the caches before every kernel and
-counts the bytes that DRAM reads and writes. `counted` is what `tokamak.explain` reports of the kernel. At its end some of what a kernel has written is
-still in the second-level cache, so that counters are below by at most that cache: the cases are large. --report measures nothing and shows the FILE;
+counts the bytes that DRAM reads and writes. `counted` is what `tokamak.explain` reports of the kernel. At its end some of what a kernel has written
+is still in the second-level cache, so that counters are below by at most that cache: the cases are large. --report measures nothing and shows the
+FILE;
 --write puts the table into BENCHMARKS.md. Exit status 1 if a kernel is off by over 10%.
 """
 from __future__ import annotations

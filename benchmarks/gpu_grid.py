@@ -1,7 +1,7 @@
 """Grids of sizes: rows x columns in powers of two, one less and one more, and the hidden sizes of known models.
 
-Grid "gemm": products of rows x depth x columns with what stands behind them. By default any other grid holds what is large enough to be bound by memory
-and small enough to be quick: between 2^20 and 2^27 elements.
+Grid "gemm": products of rows x depth x columns with what stands behind them. By default any other grid holds what is large enough to be bound by
+memory and small enough to be quick: between 2^20 and 2^27 elements.
 """
 from __future__ import annotations
 

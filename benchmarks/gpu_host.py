@@ -4,8 +4,8 @@
                                   [--write]
 
 Microseconds of the host a call, the least of several runs of calls in a row. `chain` is many small kernels one after the other that no compiler
-joins. A run has so few launches that they find room in the device's queue, and starts when the device is idle, so that the host never waits for it: what
-the device takes is the column `device`, of the same calls until it is done. `launches`: kernels, copies and sets of a call. --profile: where
+joins. A run has so few launches that they find room in the device's queue, and starts when the device is idle, so that the host never waits for it:
+what the device takes is the column `device`, of the same calls until it is done. `launches`: kernels, copies and sets of a call. --profile: where
 tokamak's calls spend theirs.
 """
 from __future__ import annotations

@@ -34,8 +34,8 @@ class Times:
 
 
 class Timer:
-    """Measures calls on the current CUDA device: `calls` of them by each of the two methods, after `warm` that are not counted. `mark`: the name of the
-    flush, where it is known."""
+    """Measures calls on the current CUDA device: `calls` of them by each of the two methods, after `warm` that are not counted. `mark`: the name of
+    the flush, where it is known."""
 
     def __init__(self, calls: int = 15, warm: int = 3, mark: str = ""):
         self.calls, self.warm = calls, warm

@@ -8,9 +8,10 @@ call under `aot_eager`, what capturing alone costs any compiler. Right: loss and
 own, give or take a few roundings; models that drop out at random are compared with dropout off, at two layers.
 
 Parts: `first` (cold, after an unrelated compile of the same side), `step` (times and peak memory), `right` and `plan` (tokamak: kernels, and how the
-seconds of a compile divide, cold ones without `--kept`); each is done once and kept in the JSON file. A process a side of a model and mode; `--jobs` of them compile at once, but what is timed, first calls included, has the
-machine to itself. `--kept`: a folder in which the compilers keep what they build for all parts but `first`; part `build` fills it. Where `first` and
-`step` are asked for together, the steps are of what the first call compiled.
+seconds of a compile divide, cold ones without `--kept`); each is done once and kept in the JSON file. A process a side of a model and mode; `--jobs`
+of them compile at once, but what is timed, first calls included, has the machine to itself. `--kept`: a folder in which the compilers keep what they
+build for all parts but `first`; part `build` fills it. Where `first` and `step` are asked for together, the steps are of what the first call
+compiled.
 """
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The process that measures a side of a model in a mode: told on standard input, it says on a pipe, a line of JSON each, what came out for every part."""
+"""The process that measures a side of a model in a mode: told on standard input, it says on a pipe, a line of JSON each, what came out for every
+part."""
 from __future__ import annotations
 
 import contextlib
@@ -26,8 +27,8 @@ SLOWEST = 5                     # kernels whose building is told of
 # -- what is known before, and who else uses the machine ------------------------------------------------------------------------
 @contextlib.contextmanager
 def caches(folder: str) -> Iterator[dict]:
-    """Yields tokamak's options. `folder`: where all compilers keep what they make; '': nothing that was compiled before is known, nothing is kept. A graph
-    that falls back to eager raises."""
+    """Yields tokamak's options. `folder`: where all compilers keep what they make; '': nothing that was compiled before is known, nothing is kept. A
+    graph that falls back to eager raises."""
     import torch._dynamo.config as dynamo
     import torch._functorch.config as functorch
     import torch._inductor.config as inductor
@@ -153,8 +154,9 @@ def times(session: Session, device: str, calls: int) -> dict:
 
 
 def planned(spec: Model, mode: str, device: str, options: dict) -> dict:
-    """Kernels and opaque calls that tokamak plans, and how a compile's seconds divide, from a compile of its own, so that recording delays nothing that
-    is timed. `stages`: seconds of each stage of all graphs; `slowest`: [seconds, kernel, its schedule] of those that took longest to build, if any were."""
+    """Kernels and opaque calls that tokamak plans, and how a compile's seconds divide, from a compile of its own, so that recording delays nothing
+    that is timed. `stages`: seconds of each stage of all graphs; `slowest`: [seconds, kernel, its schedule] of those that took longest to build, if
+    any were."""
     from tokamak.tools.kernels import kernels, opaques
     from tokamak.tools.record import Recorder
     recorder = Recorder()

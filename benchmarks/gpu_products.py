@@ -1,5 +1,5 @@
-"""What was measured of grid "gemm", as text: tokamak's speed over that of eager and of Inductor, by type, by what stands behind the products and by their
-rows; the worst cases; which contractions stayed with the vendor's library, and why.
+"""What was measured of grid "gemm", as text: tokamak's speed over that of eager and of Inductor, by type, by what stands behind the products and by
+their rows; the worst cases; which contractions stayed with the vendor's library, and why.
 """
 from __future__ import annotations
 

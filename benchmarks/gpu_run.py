@@ -80,8 +80,8 @@ class Progress:
 def run(results: Results, todo: Todo, worker: Worker, said: Callable[[str, str, dict], None] = lambda *_: None, budget: float | None = None,
         clock: Callable[[], float] = time.monotonic, slack: float = 2.0) -> bool:
     """Measures `todo`, entering each result as it comes; `said(case, side, result)` after each. A worker that ends early is started again behind
-    what it was doing. Stops before a case that `budget` seconds would probably not hold, if it takes `slack` times as long as the slowest so far. True when everything was done. Raises RuntimeError, with the
-    worker's last words, when one ends that has measured nothing."""
+    what it was doing. Stops before a case that `budget` seconds would probably not hold, if it takes `slack` times as long as the slowest so far.
+    True when everything was done. Raises RuntimeError, with the worker's last words, when one ends that has measured nothing."""
     start, now = clock(), Progress({(n, s) for n, sides in todo for s in sides})
     while now.left:
         rest = [(n, tuple(s for s in sides if (n, s) in now.left)) for n, sides in todo]

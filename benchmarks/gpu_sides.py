@@ -23,8 +23,8 @@ SYMBOLIC = "symbolic"           # tokamak, with every size of the inputs symboli
 
 
 def compiled(side: str, fn: Callable, cached: bool = False, **options) -> Callable:
-    """`fn` under a side: itself, or compiled with caches off (see `cold`) unless `cached`, as users call it, for static sizes but on the side SYMBOLIC.
-    `options` are tokamak's. The sides WAYS say what makes contractions."""
+    """`fn` under a side: itself, or compiled with caches off (see `cold`) unless `cached`, as users call it, for static sizes but on the side
+    SYMBOLIC. `options` are tokamak's. The sides WAYS say what makes contractions."""
     if side in WAYS:
         return compiled("tokamak", fn, cached, contractions=side, **options)
     if side == "eager":

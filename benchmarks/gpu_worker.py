@@ -94,8 +94,8 @@ def serve(job: dict, say: Callable[[dict], None]) -> None:
 
 
 def told(serve: Callable[[dict, Callable[[dict], None]], None]) -> None:
-    """Runs `serve(job, say)` in a process of its own: the job is a line of JSON on standard input, what is said a line each on the descriptor that the
-    command line names."""
+    """Runs `serve(job, say)` in a process of its own: the job is a line of JSON on standard input, what is said a line each on the descriptor that
+    the command line names."""
     parser = argparse.ArgumentParser()
     parser.add_argument("pipe", type=int, help="the descriptor to write to")
     with open(parser.parse_args().pipe, "w", buffering=1) as pipe:

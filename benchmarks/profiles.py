@@ -7,16 +7,16 @@ Cases on a GPU: BERT-large, GPT-2 medium and ResNet-50, inference and training (
 autocast); Llama 3.2 1B: a prompt, and one token against a cache (all in bfloat16), with CUDA graphs and without. On a CPU: the programs of
 `examples/demo.py`; BERT and GPT-2 of two layers and a ResNet, in training.
 
-Beside a profile stands the same step under eager and under `torch.compile(..., backend="tokamak")` without any of tokamak's tools, in the same process and
-on the same arguments: a second compiled function, which nothing watches. Each turn of steps that the profile times is followed by a turn of these. Step: on
-a GPU CUDA events around one, the device idle before it; on a CPU the clock. Busy: on a GPU the device's time by the averages of torch's profiler, which
-watches nothing but the device, before and behind each look that the profile takes; on a CPU that of eager's operators, by the same, at most the step.
-Medians; beside them between which times half of the steps lie. Peak: torch's allocator's, beyond what stands before a step; what recordings of CUDA
-graphs keep stands always, as `pools`: both in a second process, which knows no tool at all. That one takes its turns of steps, too: `elsewhere` is its
-median, which says how far two processes are apart and is not judged, since it differs as much between two processes without tools. `cost`: seconds of the
-whole call of `tokamak.profile`, less those of its first compiled step and of what is measured beside it; the first of all pays for the machine's peaks.
-`--rounds`: so many profiles of a case; the one of the median ratio is shown. Exit status 1 where a step or busy time is off by over 3% or a cost is over
-10 s.
+Beside a profile stands the same step under eager and under `torch.compile(..., backend="tokamak")` without any of tokamak's tools, in the same
+process and on the same arguments: a second compiled function, which nothing watches. Each turn of steps that the profile times is followed by a turn
+of these. Step: on a GPU CUDA events around one, the device idle before it; on a CPU the clock. Busy: on a GPU the device's time by the averages of
+torch's profiler, which watches nothing but the device, before and behind each look that the profile takes; on a CPU that of eager's operators, by the
+same, at most the step. Medians; beside them between which times half of the steps lie. Peak: torch's allocator's, beyond what stands before a step;
+what recordings of CUDA graphs keep stands always, as `pools`: both in a second process, which knows no tool at all. That one takes its turns of
+steps, too: `elsewhere` is its median, which says how far two processes are apart and is not judged, since it differs as much between two processes
+without tools. `cost`: seconds of the whole call of `tokamak.profile`, less those of its first compiled step and of what is measured beside it; the
+first of all pays for the machine's peaks. `--rounds`: so many profiles of a case; the one of the median ratio is shown. Exit status 1 where a step or
+busy time is off by over 3% or a cost is over 10 s.
 """
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -42,113 +42,13 @@ from tokamak.tools import profile, watch
 from tokamak.tools.profile import Profile
 from tokamak.tools.traced import pool_bytes
 
-from . import gpu_graphs, gpu_zoo
 from .gpu import write
+from .profile_cases import CASES, Case, Made
 
 WITHIN, MOST = 0.03, 10.0           # of totals; seconds of profiling
 JUDGED = ("step", "busy")
 SIDES = ("eager", "compiled")
 PROFILED, STEP = 5, "step "         # steps under torch's profiler; how the ranges begin that each stands in
-EXAMPLES = Path(__file__).parent.parent / "examples"
-
-
-# -- what is run ---------------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Made:
-    """A step: `fn` on its arguments; with `train` its gradients, too."""
-    fn: Callable
-    args: tuple = ()
-    kwargs: dict = field(default_factory=dict)
-    train: bool = False
-
-    def step(self, fn: Callable) -> Callable[[], object]:
-        """What makes a step of `fn`, which stands in the place of the function."""
-        def forward():
-            with torch.set_grad_enabled(self.train):
-                return fn(*self.args, **self.kwargs)
-        if not self.train:
-            return forward
-        out = forward()
-        wanted, ones = leaves(out), torch.ones_like(out)
-        return lambda: torch.autograd.grad(forward(), wanted, ones)
-
-
-def leaves(out: torch.Tensor) -> list[torch.Tensor]:
-    """What `out` has gradients for."""
-    found, seen, todo = [], set(), [out.grad_fn]
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        found += [node.variable] if hasattr(node, "variable") else []
-        todo += [n for n, _ in node.next_functions]
-    return found
-
-
-@dataclass(frozen=True)
-class Case:
-    """`make(device, layers)`: the step; `layers` None: as named. `options`: of the compiler."""
-    make: Callable[[str, int | None], Made]
-    options: dict = field(default_factory=dict)
-
-
-def zoo(name: str, train: bool) -> Case:
-    """A model of `gpu_zoo`."""
-    def make(device: str, layers: int | None) -> Made:
-        spec = gpu_zoo.MODELS[name]
-        torch.manual_seed(0)
-        with torch.device(device):
-            model = spec.make(False, layers).train(train)
-        if spec.channels_last:
-            model = model.to(memory_format=torch.channels_last)
-        inputs = {k: v.to(memory_format=torch.channels_last) if spec.channels_last and v.dim() == 4 else v for k, v in spec.inputs(device).items()}
-        of = spec.loss if train else spec.output
-
-        def step(**inputs):
-            with torch.autocast(device, torch.bfloat16):
-                return of(model, inputs)
-        return Made(step, (), inputs, train)
-    return Case(make)
-
-
-def decode(device: str, layers: int | None) -> Made:
-    return Made(*gpu_graphs.built(gpu_graphs.CASES["llama_1b_decode"], device, torch.bfloat16, layers))
-
-
-def small(name: str) -> Case:
-    """A training step of `tests/models/zoo.py`, at two layers."""
-    def make(device: str, layers: int | None) -> Made:
-        from tests.models.zoo import STEPS as models, Size
-        size = Size(4, layers or 2, 256, 128, 4096, 128, 0.5, 0.34)
-        model, inputs = models[name].build(size).to(device), models[name].inputs(size)
-
-        def step(**inputs):
-            return model(**inputs).loss
-        return Made(step, (), {k: v.to(device) for k, v in inputs.items()}, True)
-    return Case(make)
-
-
-def examples() -> dict[str, Case]:
-    """The programs that `examples/demo.py` shows."""
-    sys.path.insert(0, str(EXAMPLES))
-    from programs import EXAMPLES as found
-
-    def make(example, device: str, layers: int | None) -> Made:
-        torch.manual_seed(0)
-        fn, args = example.make()
-        fn = fn.to(device) if isinstance(fn, torch.nn.Module) else fn
-        return Made(fn, tuple(a.to(device).requires_grad_(example.backward) for a in args), train=example.backward)
-    return {e.name: Case(partial(make, e)) for e in found}
-
-
-CASES = {
-    "cuda": {f"{name} {mode}": zoo(name, mode == "train") for mode in ("infer", "train") for name in
-             ("bert_large_32x128", "gpt2_medium_8x512", "resnet50_128_nhwc")}
-    | {"llama_1b decode": Case(decode), "llama_1b decode, CUDA graphs": Case(decode, {"cudagraphs": True}),
-       "llama_1b_4x1024 infer": zoo("llama_1b_4x1024", False)},
-    "cpu": {**examples(), **{f"{name} train": small(name) for name in ("bert", "gpt2", "resnet50")}},
-}
 
 
 # -- by other instruments --------------------------------------------------------------------------------------------------------
@@ -241,7 +141,8 @@ def peak(step: Callable) -> float:
 class Compared:
     """A case. `first`: seconds of the first compiled step; `cost`: of profiling besides; `totals`: (side, quantity, said, found) in seconds or bytes;
     `named`: the share of the device's time that the profile's rows, and what it lists beside them, make up; `bound`: its verdict; `spread`: (side,
-    from, to): half of the steps found are between these; `rounds`: profiles that were made; `elsewhere`: (side, seconds of a step in another process)."""
+    from, to): half of the steps found are between these; `rounds`: profiles that were made; `elsewhere`: (side, seconds of a step in another
+    process)."""
     case: str
     device: str
     torch: str
@@ -386,8 +287,8 @@ class Part:
 
 @contextlib.contextmanager
 def part(name: str, case: str, args: argparse.Namespace) -> Iterator[Part]:
-    """One part of a case in a process of its own: `plain` answers `totals`, and a side with a turn of it; `profile` answers `said`, and asks for turns
-    before it does; both answer `ready`."""
+    """One part of a case in a process of its own: `plain` answers `totals`, and a side with a turn of it; `profile` answers `said`, and asks for
+    turns before it does; both answer `ready`."""
     here, there = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(target=serve, args=(there, name, case, args))
     process.start()

@@ -5,10 +5,10 @@
         program.fn(*program.inputs)       # tensors in, a tuple of tensors out
         print(program)                    # its source: a failing example is a few lines that run as they are
 
-A program is straight-line source, drawn line by line and run eagerly while it is drawn, so that each line fits the shapes before it; lines that torch refuses are
-left out. Views, elementwise operations, folds, scans, gathers and scatters over small shapes (extents 0 and 1, odd ones) in any layout and type.
-Values that depend on rounding (after transcendental functions and floating sums) are never compared, floored, cast to integers or used as indices: a last place
-would change the answer. `tolerance` says how close results must be.
+A program is straight-line source, drawn line by line and run eagerly while it is drawn, so that each line fits the shapes before it; lines that torch
+refuses are left out. Views, elementwise operations, folds, scans, gathers and scatters over small shapes (extents 0 and 1, odd ones) in any layout
+and type. Values that depend on rounding (after transcendental functions and floating sums) are never compared, floored, cast to integers or used as
+indices: a last place would change the answer. `tolerance` says how close results must be.
 """
 from __future__ import annotations
 

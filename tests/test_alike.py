@@ -1,4 +1,5 @@
-"""Equal parts of a model are planned, scheduled and lowered once, and the others copy that: the program is the one that planning each by itself makes."""
+"""Equal parts of a model are planned, scheduled and lowered once, and the others copy that: the program is the one that planning each by itself
+makes."""
 from __future__ import annotations
 
 from dataclasses import replace

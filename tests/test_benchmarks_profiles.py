@@ -10,7 +10,8 @@ import torch
 
 import tokamak
 from benchmarks import profiles
-from benchmarks.profiles import CASES, Case, Compared, Made, Round, kept, leaves, read, table
+from benchmarks.profile_cases import CASES, Case, Made, leaves
+from benchmarks.profiles import Compared, Round, kept, read, table
 
 from .tools.measured import quick  # noqa: F401 (a fixture for all tests here)
 
@@ -88,7 +89,7 @@ def test_each_part_has_a_process_of_its_own():
 def test_gradients_are_taken_for_all_that_has_any():
     x, y, z = (torch.randn(3, requires_grad=n != 1) for n in range(3))
     assert {id(t) for t in leaves((x * y + x.sin() * z).sum())} == {id(x), id(z)}
-    out, = profiles.Made(lambda a: a * 3, (x,), train=True).step(lambda a: a * 3)()
+    out, = Made(lambda a: a * 3, (x,), train=True).step(lambda a: a * 3)()
     assert torch.equal(out, torch.full_like(x, 3))
 
 

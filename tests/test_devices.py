@@ -1,4 +1,5 @@
-"""Kernels run on CPUs and NVIDIA's GPUs; what computes elsewhere runs through torch. The device `meta`, whose memory is nowhere, stands for all others."""
+"""Kernels run on CPUs and NVIDIA's GPUs; what computes elsewhere runs through torch. The device `meta`, whose memory is nowhere, stands for all
+others."""
 from __future__ import annotations
 
 import pytest

@@ -57,7 +57,8 @@ def test_what_is_made_of_sums_beside_a_matrix_and_a_vector_stays_with_them():
 
 @pytest.mark.parametrize("batch, heads", [(2, 4), (2, 16), (4, 32), (8, 64)])
 def test_a_program_that_holds_rows_turns_no_more_than_it_has_registers_for(batch, heads):
-    """Angles are read along positions and written along columns, and each program has all heads of a position: 64 x 64 x 128 elements were one tile."""
+    """Angles are read along positions and written along columns, and each program has all heads of a position: 64 x 64 x 128 elements were one
+    tile."""
     shape, strides = f"{batch}, 1024, {heads}, 64", f"{heads * 65536}, {heads * 64}, 64, 1"
     tiles = tiles_of(f"""graph rotary {{
   input %angle: f32[64, 1024](1024, 1)

@@ -130,8 +130,8 @@ def attention(q, k, v):
 
 
 def test_dropout_keeps_its_mask():
-    """What it leaves is a factor of a product, whose other factor's gradient needs it: it is made again of the scores, which are kept once, and the mask,
-    where kernels run on a GPU."""
+    """What it leaves is a factor of a product, whose other factor's gradient needs it: it is made again of the scores, which are kept once, and the
+    mask, where kernels run on a GPU."""
     pytest.importorskip("triton")
     q, k, v = (torch.randn(ROWS, WIDE).bfloat16().requires_grad_() for _ in range(3))
     square, inputs = ROWS * ROWS, 3 * 2 * ROWS * WIDE

@@ -89,7 +89,8 @@ def _compare(want, got) -> None:
 
 
 def tangent_format(x: torch.Tensor) -> torch.memory_format:
-    """How AOTAutograd expects the gradient of result `x` to be laid out, and copies it if it is not: as x, or (torch 2.11) contiguous or channels last."""
+    """How AOTAutograd expects the gradient of result `x` to be laid out, and copies it if it is not: as x, or (torch 2.11) contiguous or channels
+    last."""
     as_results = getattr(functorch_config, "guess_tangent_strides_as_outputs", False)
     return torch.preserve_format if as_results else torch._prims_common.suggest_memory_format(x)
 

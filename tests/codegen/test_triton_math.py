@@ -76,7 +76,8 @@ def fast_arguments(name: str) -> list[np.ndarray]:
 
 
 def judge_fast(name: str, found: np.ndarray) -> None:
-    """Assert 3 units of the last place, for exp and sigmoid what the rounding of x log2(e) makes of them, for erf and tanh a twelfth of what f16 holds."""
+    """Assert 3 units of the last place, for exp and sigmoid what the rounding of x log2(e) makes of them, for erf and tanh a twelfth of what f16
+    holds."""
     args = fast_arguments(name)
     truth = (TRUTH | {"div": torch.div}).get(name, getattr(torch, name, None))(*(torch.from_numpy(a.astype(np.float64)) for a in args)).numpy()
     room = np.abs(args[0]) * 1.3 + 4 if name in ("exp", "sigmoid") else 700 if name in ("erf", "tanh") else 3

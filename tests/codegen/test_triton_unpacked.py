@@ -1,5 +1,5 @@
-"""Integers of few bits on their way into a 16-bit float: the assembly that four of them take on NVIDIA's GPUs, run here instruction by instruction for every
-byte, and what is found of such integers in expressions."""
+"""Integers of few bits on their way into a 16-bit float: the assembly that four of them take on NVIDIA's GPUs, run here instruction by instruction
+for every byte, and what is found of such integers in expressions."""
 from __future__ import annotations
 
 import struct

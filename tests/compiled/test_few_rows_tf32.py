@@ -31,8 +31,8 @@ def floats(*shape):
 
 
 def check(fn, *inputs, least=1e-6, **options):
-    """The record of `fn`, all of whose products are kernels, and which gives what float64 gives but for factors that are rounded: by `least` at least,
-    as no product of float32 would be."""
+    """The record of `fn`, all of whose products are kernels, and which gives what float64 gives but for factors that are rounded: by `least` at
+    least, as no product of float32 would be."""
     got, (record,) = run(fn, *inputs, **options)
     want = fn(*map(wide, inputs))
     assert not calls(record) and all(isinstance(s, (MatmulSchedule, BesideSchedule)) for s in schedules(record))

@@ -1,6 +1,7 @@
 """Compiled code on a GPU, against eager there; skipped where there is none. Everything that runs on one:
 
-    TOKAMAK_TEST_INTERPRETED= python -m pytest -n 8 tests/compiled tests/runtime/test_gpu_device.py tests/codegen/test_triton_device.py -k "gpu or cuda or device"
+    TOKAMAK_TEST_INTERPRETED= python -m pytest -n 8 tests/compiled tests/runtime/test_gpu_device.py tests/codegen/test_triton_device.py -k "gpu or
+    cuda or device"
 """
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Whole programs under `cudagraphs`, against the same programs without: on a GPU with CUDA graphs, on the CPU with a stand-in that replays calls by address."""
+"""Whole programs under `cudagraphs`, against the same programs without: on a GPU with CUDA graphs, on the CPU with a stand-in that replays calls by
+address."""
 from __future__ import annotations
 
 import gc

@@ -1,5 +1,6 @@
-"""Contractions of many rows and columns by programs that stay, in Triton's interpreter: what descriptors can and cannot read, parts of tiles, batches,
-several products, what stands behind them, memory that is not aligned; against float64. And their kernels compiled for a GPU that is not there."""
+"""Contractions of many rows and columns by programs that stay, in Triton's interpreter: what descriptors can and cannot read, parts of tiles,
+batches, several products, what stands behind them, memory that is not aligned; against float64. And their kernels compiled for a GPU that is not
+there."""
 from __future__ import annotations
 
 import pytest

@@ -82,7 +82,8 @@ def test_the_price_is_near_what_was_measured_and_chooses_alike(stages, m, n, k, 
 
 
 def test_a_result_wider_than_the_factors_costs_more(stages):
-    """A residual stream in f32 behind factors of 16 bits, normalised next: the vendor's call, 43 us, and what the norm reads besides, 8; in one kernel 69."""
+    """A residual stream in f32 behind factors of 16 bits, normalised next: the vendor's call, 43 us, and what the norm reads besides, 8; in one
+    kernel 69."""
     stream = lambda x, w, r: F.layer_norm(r.float() + F.linear(x, w), (1024,))
     seen, = stages(stream, (4096, 4096), (1024, 4096), (4096, 1024))
     graph = seen["inline"]

@@ -1,5 +1,5 @@
-"""Folds of long rows in tiles, in Triton's interpreter: what few lanes carry, what idle lanes hold, infinities, coordinates in 32 bits; and which schedules
-such kernels get."""
+"""Folds of long rows in tiles, in Triton's interpreter: what few lanes carry, what idle lanes hold, infinities, coordinates in 32 bits; and which
+schedules such kernels get."""
 from __future__ import annotations
 
 import math
@@ -238,8 +238,8 @@ def centred(rows: int, columns: int, dtype: str = "f32") -> str:
 
 
 def test_short_rows_that_begin_anywhere():
-    """Rows are read in whole words from 256 elements of 16 bits on where they are written, too, from 512 of 32 bits, and from 1024 where they are only
-    folded; shorter ones that are needed again in small tiles."""
+    """Rows are read in whole words from 256 elements of 16 bits on where they are written, too, from 512 of 32 bits, and from 1024 where they are
+    only folded; shorter ones that are needed again in small tiles."""
     in_words = lambda text: scheduled(text)[1].shift is not None
     assert [in_words(centred(262144, n, "f16")) for n in (129, 257)] == [False, True]
     assert [in_words(centred(262144, n)) for n in (257, 513)] == [False, True]

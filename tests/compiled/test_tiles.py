@@ -279,7 +279,8 @@ def test_gradients_of_long_rows(columns, dtype):
 @pytest.mark.parametrize("rows", [1, 3, 70])
 @pytest.mark.parametrize("columns, numbers", [(4096, 2), (4097, 4)])
 def test_numbers_of_a_row_are_read_a_row_ahead(rows, columns, numbers):
-    """Where programs take row after row: what no copy brings early, a row's mean for one, is there when its turn begins; the last turn reads nothing else."""
+    """Where programs take row after row: what no copy brings early, a row's mean for one, is there when its turn begins; the last turn reads nothing
+    else."""
     torch._dynamo.reset()
     recorder, norm = Recorder(), lambda x, w, b: F.layer_norm(x, (columns,), w, b)
     inputs = values(rows, columns, grad=True), values(columns, grad=True), values(columns, grad=True)

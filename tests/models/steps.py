@@ -42,9 +42,9 @@ def train(model: nn.Module, inputs: dict, *, compiled: bool, autocast: bool = Fa
 
 
 def eager(model: nn.Module, inputs: dict, unit: float, runs: int = 4, **how) -> list[Outcome]:
-    """The step under eager, `runs` times: on the model and inputs as they are, then on copies whose parameters and floating inputs are off by a rounding
-    each, at most `unit` / 2 of their size. Where roundings are many and cancel (batch norm over few images in 16 bits), the error of one run says little:
-    that of another is 4 times as large for one gradient in 150, and was 17 times for one."""
+    """The step under eager, `runs` times: on the model and inputs as they are, then on copies whose parameters and floating inputs are off by a
+    rounding each, at most `unit` / 2 of their size. Where roundings are many and cancel (batch norm over few images in 16 bits), the error of one run
+    says little: that of another is 4 times as large for one gradient in 150, and was 17 times for one."""
     return [train(*(_rounded(model, inputs, unit, run) if run else (model, inputs)), compiled=False, **how) for run in range(runs)]
 
 

@@ -1,5 +1,5 @@
-"""A stand-in for CUDA graphs on the CPU: a recording knows addresses, not tensors. A replay makes the calls again on what lies at the recorded addresses,
-and writes what they give over what the last replay gave."""
+"""A stand-in for CUDA graphs on the CPU: a recording knows addresses, not tensors. A replay makes the calls again on what lies at the recorded
+addresses, and writes what they give over what the last replay gave."""
 from __future__ import annotations
 
 import ctypes

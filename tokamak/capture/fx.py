@@ -158,7 +158,8 @@ class Capture:
         reason = "" if build else "no table entry"
         if build and any(s is not None and s.dtype.kind == "x" for s in specs) or build and _foreign((args, kwargs)):
             build, reason = None, "a type the language cannot compute in"
-        if build and isinstance(val, torch.Tensor) and isinstance(target, torch._ops.OpOverload) and refused(target, node.args, node.kwargs, val.dtype):
+        if build and isinstance(val, torch.Tensor) and isinstance(target, torch._ops.OpOverload) \
+                and refused(target, node.args, node.kwargs, val.dtype):
             build, reason = None, "torch refuses a number that does not fit the type"
         if build:
             self.b.specs, self.b.fx = specs, node

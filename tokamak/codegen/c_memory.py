@@ -95,15 +95,17 @@ def _raw(name: str, ctype: str, lanes: int) -> dict[str, str]:
         f"loads_{name}": f"TK {v} loads_{name}(const {ctype} *p, int64_t stride) {{ return ({v}){{{strided}}}; }}",
         f"loadsn_{name}": f"TK {v} loadsn_{name}(const {ctype} *p, int64_t stride, int64_t n) {{\n"
                           f"  {ctype} buf[W] = {{0}};\n  for (int64_t k = 0; k < n; k++) buf[k] = p[k * stride];\n"
-                          f"  return *(const u_{name} *)buf; }}",
+                         f"  return *(const u_{name} *)buf; }}",
         f"loadi_{name}": f"TK {v} loadi_{name}(const {ctype} *p, v_i64 i) {{ return ({v}){{{gathered}}}; }}",
         f"loadin_{name}": f"TK {v} loadin_{name}(const {ctype} *p, v_i64 i, int64_t n) {{\n"
                           f"  {ctype} buf[W] = {{0}};\n  for (int64_t k = 0; k < n; k++) buf[k] = p[i[k]];\n  return *(const u_{name} *)buf; }}",
         f"loada_{name}": f"TK {v} loada_{name}(const {ctype} *p, int64_t at, int64_t turn) {{\n"
                          f"  if (at + W <= turn) return load_{name}(p + at);\n  {ctype} buf[W];\n"
-                         f"  for (int64_t k = 0; k < W; k++) {{ buf[k] = p[at]; at = at + 1 == turn ? 0 : at + 1; }}\n  return *(const u_{name} *)buf; }}",
+                         f"  for (int64_t k = 0; k < W; k++) {{ buf[k] = p[at]; at = at + 1 == turn ? 0 : at + 1; }}\n"
+                         f"  return *(const u_{name} *)buf; }}",
         f"loadan_{name}": f"TK {v} loadan_{name}(const {ctype} *p, int64_t at, int64_t turn, int64_t n) {{\n  {ctype} buf[W] = {{0}};\n"
-                          f"  for (int64_t k = 0; k < n; k++) {{ buf[k] = p[at]; at = at + 1 == turn ? 0 : at + 1; }}\n  return *(const u_{name} *)buf; }}",
+                          f"  for (int64_t k = 0; k < n; k++) {{ buf[k] = p[at]; at = at + 1 == turn ? 0 : at + 1; }}\n"
+                          f"  return *(const u_{name} *)buf; }}",
         f"loadb_{name}": f"TK {v} loadb_{name}(const {ctype} *p) {{ {ctype} s = *p; return ({v}){{{lane_list(lanes, 's')}}}; }}",
         f"store_{name}": f"TK void store_{name}({ctype} *p, {v} v) {{ *(u_{name} *)p = v; }}",
         f"stream_{name}": _stream(name, ctype),
@@ -120,7 +122,8 @@ def _raw(name: str, ctype: str, lanes: int) -> dict[str, str]:
 # (name, parameters after the pointer, arguments after the pointer)
 _LOADS = (("load", "", ""), ("loadn", ", int64_t n", ", n"), ("loads", ", int64_t stride", ", stride"),
           ("loadsn", ", int64_t stride, int64_t n", ", stride, n"), ("loadi", ", v_i64 i", ", i"), ("loadin", ", v_i64 i, int64_t n", ", i, n"),
-          ("loada", ", int64_t at, int64_t turn", ", at, turn"), ("loadan", ", int64_t at, int64_t turn, int64_t n", ", at, turn, n"), ("loadb", "", ""))
+          ("loada", ", int64_t at, int64_t turn", ", at, turn"), ("loadan", ", int64_t at, int64_t turn, int64_t n", ", at, turn, n"),
+           ("loadb", "", ""))
 _STORES = (("store", ", @", ", @"), ("stream", ", @", ", @"), ("storen", ", @, int64_t n", ", @, n"),
            ("stores", ", int64_t stride, @", ", stride, @"),
            ("storesn", ", int64_t stride, @, int64_t n", ", stride, @, n"), ("storei", ", v_i64 i, @", ", i, @"),

@@ -221,8 +221,8 @@ class Emitter:
         return self._put(e, home, block, statement, var)
 
     def _around(self, i: Index, block: Block, memory: Memory) -> tuple[Index, Index, Index] | None:
-        """(address, start, turn) of a read that runs along the vector axis and begins again (a roll): `i` is address + (start + lane) % turn. Element by
-        element four steps of a stencil of 1024 x 1024 took 58.7 ms on one core, so 1.9."""
+        """(address, start, turn) of a read that runs along the vector axis and begins again (a roll): `i` is address + (start + lane) % turn. Element
+        by element four steps of a stencil of 1024 x 1024 took 58.7 ms on one core, so 1.9."""
         low, v = self.low, self.vector
         inner = [a for a in i.atoms() if not isinstance(a, Axis) and v is not None and v in Index({(a,): 1}).axes()]
         if len(inner) != 1 or not isinstance(inner[0], Mod) or i.coefficient(inner[0]) != 1 or any(isinstance(a, FetchAtom) for a in all_atoms(i)):

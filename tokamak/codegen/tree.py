@@ -164,8 +164,8 @@ class Tree(Emitter):
         block.items.append(Write(self.low.memory(s.memory), s.memory.dtype, address, mode, value.var, step, at, s.monoid, guard, total))
 
     def _streamed(self, s: Store) -> Index | None:
-        """How many elements the kernel stores in the memory of `s`, if it may go around the caches: in whole lines, to memory that the kernel does not read as well, as that is
-        there already. (Half lines, of 16-bit types, cost 7 percent on bias + GELU, where whole ones save.)"""
+        """How many elements the kernel stores in the memory of `s`, if it may go around the caches: in whole lines, to memory that the kernel does
+        not read as well, as that is there already. (Half lines, of 16-bit types, cost 7 percent on bias + GELU, where whole ones save.)"""
         read = any(isinstance(e, Load) and e.node is s.memory for t in (*self.stores, *self.final) for e in walk(t.expr))
         if read or s.memory.dtype.bytes * self.low.s.lanes % 64:
             return None

@@ -22,8 +22,8 @@ from .reason import Decision, Reason
 from .roles import best_roles
 from .recompute import recomputed
 
-LATE = 256          # elements made of a complete sum, by one thread and one by one, that are cheaper than a kernel of their own: about a microsecond. An
-                    # optimiser's step of 3 million elements behind the norm of all gradients: 26.5 ms with them, 4.8 without
+LATE = 256          # elements made of a complete sum, by one thread and one by one, that are cheaper than a kernel of their own: about a microsecond.
+                    # An optimiser's step of 3 million elements behind the norm of all gradients: 26.5 ms with them, 4.8 without
 LARGEST = 24        # members of one group: beyond, kernels stop compiling quickly
 
 

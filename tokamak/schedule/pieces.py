@@ -1,8 +1,8 @@
 """A store whose value depends on where along an axis it lies, as one store a piece of that axis.
 
 `stack` and `cat` are chains of `where` over a coordinate, and so are the gradients of slices with a step. In a loop over that coordinate each
-iteration would compute all of the chain, to keep one of it: the work of T values stacked is T * T. In pieces between the constants that the coordinate
-is compared with, each has its own value alone.
+iteration would compute all of the chain, to keep one of it: the work of T values stacked is T * T. In pieces between the constants that the
+coordinate is compared with, each has its own value alone.
 """
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ..ir.rewrite import Simplifier
 from .body import Body, Store, coalesce, exprs_of
 
 PIECES = 64             # of one store at most: each is text of its own
-LENGTH = 8              # coordinates of a piece at most, on average: few long ones save little, and reads that they share would be apart. In ms, whole / in
-                        # pieces, one core with AVX-512: a scan of 16 steps whose results are stacked (4 x 256 rows of 16) 5.0 / 0.41; pairs of 4 x 16 x
-                        # 512 x 64 numbers rotated 3.8 / 2.6, with backward 29 / 7.4
+LENGTH = 8              # coordinates of a piece at most, on average: few long ones save little, and reads that they share would be apart. In ms,
+                        # whole / in pieces, one core with AVX-512: a scan of 16 steps whose results are stacked (4 x 256 rows of 16) 5.0 / 0.41;
+                        # pairs of 4 x 16 x 512 x 64 numbers rotated 3.8 / 2.6, with backward 29 / 7.4
 SPREAD = 16             # extent up to which an axis that threads share out is given up for pieces
 
 _AT = {"lt": (0,), "ge": (0,), "le": (1,), "gt": (1,), "eq": (0, 1), "ne": (0, 1)}      # where a comparison changes, from its constant on
