@@ -74,6 +74,10 @@ def test_what_ends_a_group():
         assert found == [[0], [1] if isinstance(between, Launch) and between.grid else type(between).__name__, [2], "Return"]
 
 
+def test_a_program_may_end_with_a_launch():
+    assert shape(grouped(Program("p", ("x",), (kernel("x"), alloc("a", 4), kernel("x", "a"), Drop("a"))))) == ["Alloc", [0, 2], "Drop"]
+
+
 def test_launches_alone():
     assert shape(grouped(program(kernel("x"), kernel("x")), alone=True)) == [[0], [1], "Return"]
 

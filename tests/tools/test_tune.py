@@ -78,6 +78,7 @@ def test_every_neighbour_computes_the_same(name):
     bench = trials.Bench(t)
     made = bench.build([t.schedule, *near.values()])
     want, built = bench.results(made[t.schedule]), [s for s in near.values() if s in made]
+    assert not any(torch.equal(w, f) for w, f in zip(want, (f for n, f in zip(bench.nodes, bench.fresh) if n in bench.written), strict=True))
     assert len(built) > len(near) // 2
     for s in built:
         assert trials.equal(bench.results(made[s]), want), s
@@ -225,5 +226,6 @@ def test_on_a_gpu(tmp_path):
     with tokamak.scope(cache_dir=str(tmp_path / "cache"), strict=True):
         x = torch.randn(4096, 4096, device="cuda")
         found = tokamak.tune(lambda x: torch.softmax(x, -1), x)
-        assert found.kernels and all(k.before > 0 and k.after <= k.before for k in found.kernels)
+        least = 2 * x.nbytes / 8e12             # seconds: no GPU so far moves so many bytes
+        assert found.kernels and all(least < k.after <= k.before for k in found.kernels)
         torch.testing.assert_close(torch.compile(lambda x: torch.softmax(x, -1), backend="tokamak")(x), torch.softmax(x, -1))

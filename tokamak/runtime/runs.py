@@ -49,6 +49,8 @@ def grouped(program: Program, placed: Collection[str] = (), alone: bool = False)
             group.append((position, step))
         else:
             out.append((position, step))
+    if group:               # of a program that returns nothing
+        out += [(group[0][0], Group(tuple(group))), *behind]
     return tuple(out)
 
 
