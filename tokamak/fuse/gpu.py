@@ -24,6 +24,9 @@ CARRIED = 32768         # elements of partial results that one program carries i
 SHARED_CARRIED = 128 << 10      # bytes of a program's share of a row, and of column sums beside it, where the neighbours of a cluster carry them:
                                 # bf16 LayerNorm backward over 16384, 25600 and 65536 columns 74, 58 and 70%, 59, 47 and 49 by one program or in
                                 # two kernels. Only where more than three quarters of the lanes have a column: over 12288 57, 62 in one program
+CARRIED_BYTES = 256 << 10       # bytes of both that one program holds, the registers of a multiprocessor: f32 RMSNorm backward over 32768 columns 84%
+                                # by the programs of a cluster, 42 by one; bf16 over 28672 74; f16 over 32767, which begin anywhere, 45 in two
+                                # kernels, 17; f32 LayerNorm backward over 16384 80, over 16383 50 in two kernels, 34
 SHARED_COLUMNS = 16384  # columns of that share at most: RMSNorm backward over 25600 by two programs 73%, 65 by one; fewer than WORDS beside them, of
                         # rows that begin anywhere, do not count
 WORDS = 8
@@ -91,8 +94,22 @@ def _sharers(group: Group, r: Roles, hints: Hints, target) -> int:
             behind.add(m)
     if not any((m.free | m.bound) & rows for m in behind):
         return 1
-    wide = max(_row_bytes(m.roots(), m.bound) for m in folds)
+    wide = max(_read_along(group, m) for m in folds)
     return max(1, sharers(wide * hints.count(rows), target))
+
+
+def _read_along(group: Group, fold) -> int:
+    """Bytes an element of all that a fold of `group` reads along its row; what other members make for it counts by what they read."""
+    made = {m.node: m for m in group.members if not m.bound}
+    read, todo = {}, [fold]
+    for m in todo:                      # grows
+        for e in m.loads:
+            if any(i.axes() & fold.bound for i in e.index):
+                if e.node not in made:
+                    read[e.node] = e.dtype.bytes
+                elif made[e.node] not in todo:
+                    todo.append(made[e.node])
+    return sum(read.values())
 
 
 def _row_bytes(roots, over) -> int:
@@ -122,13 +139,18 @@ def _long_run(e, over, hints: Hints) -> bool:
     return isinstance(e, Load) and any(hints.least(a.extent) >= RUN and runs_along(e, a) for a in over)
 
 
+def carried_alone(columns: int, sums: int, read: int) -> bool:
+    """Can one program hold `read` bytes of each of so many columns, and carry `sums` partial results of it?"""
+    return columns * sums <= CARRIED and columns * (4 * sums + read) <= CARRIED_BYTES
+
+
 def carrying(columns: int, sums: int, read: int, aligned: bool, target) -> int:
     """How many programs of a cluster share rows of so many columns, of each of which they carry `sums` partial results and hold `read` bytes; 0 where
     that is too much. Rows that are not `aligned` begin anywhere."""
     if target.ordered or target.arch[:1] != ("cuda",):
         return 0
     count = 1 << (max(-(-columns * (4 * sums + read) // SHARED_CARRIED), -(-(columns // WORDS * WORDS) // SHARED_COLUMNS)) - 1).bit_length()
-    alone = columns * sums <= CARRIED
+    alone = carried_alone(columns, sums, read)
     share = -(-(columns // WORDS * WORDS) // count)
     if (alone or not aligned) and count > FEW_SHARERS or share * 4 <= 3 << (share - 1).bit_length():
         return 0
@@ -176,6 +198,10 @@ def infeasible(group: Group, r: Roles, hints: Hints, target) -> Reason | None:
     carried = sum(hints.count(m.free - r.parallel) for m in r.accumulating)
     if carried > (CARRIED if len(rows) == 1 else CARRIED // 2):
         return Reason("accumulators", "infeasible", f"{carried} partial results a program")
+    v = contiguous_axis(group, hints)
+    columns = hints.count(rows)
+    if rows == {v} and r.local and 0 < columns < carried + 1 and not carried_alone(columns, carried // columns, _held_bytes(group, v)):
+        return Reason("accumulators", "infeasible", f"{carried} partial results a program, beside rows of {columns}")
     along = any(m.free & rows for m in r.accumulating)          # partial results of a row's length
     if (along or _nested(group, rows)) and hints.count(rows) > HELD:
         return Reason("no_registers", "infeasible", f"{hints.count(rows)} elements of a row are held at once")

@@ -67,6 +67,8 @@ LONE_THREAD = 16        # programs over 768 columns 5.1 us, 10.2 and 15.1 with T
 LEAST_BLOCK = 256       # elements of a block along the contiguous axis that is worth several pieces
 NARROW = 8              # columns at least, of a tile that folds across rows: 32 bytes of f32, one sector
 REGISTERS = 65536       # of a multiprocessor
+HELD_BYTES = 3 * REGISTERS      # of a row that begins anywhere and all read along it, which one program holds as it is: f32 LayerNorm backward over
+                                # 32767 columns, three values of each, 37%, 25 by one program that spills
 BESIDE = 16             # registers of a thread beside those that hold a row and column sums: with the programs of a multiprocessor thus counted
                         # LayerNorm backward over 768 columns reaches 79% (66 where the last of them began when the first had ended), forward over
                         # 4095 77 (63), RMSNorm 90 (84)
@@ -194,7 +196,9 @@ class _Chooser(TileFacts):
         shift, kept, self.shift = self.shift, self._shared_rows(), None
         found = tile_stages.keeping(self.b, self.line, shift.group, self.hints, self.target) if kept else \
             tile_stages.turns(self.b, self.rows, self.line, self.hints, self.target) if shift is None else None
-        return found if found is not None or kept and self.hints.count(self.rows) <= HELD else tile_stages.stages(self.b, self.rows, self.line, self.hints, self.target)
+        row = self.hints.count(self.rows) * sum(e.dtype.bytes for e in tile_stages.held(self.b, frozenset(self.rows)))
+        whole = self.hints.count(self.rows) <= HELD and row <= HELD_BYTES
+        return found if found is not None or kept and whole else tile_stages.stages(self.b, self.rows, self.line, self.hints, self.target)
 
     def _staged(self, s: tile_stages.Stages) -> TileSchedule:
         """One row to a program, or to several."""
