@@ -37,7 +37,7 @@ from .gpu_sides import WAYS, multiplying
 H200 = Target("cuda", 16, 132, l1=1 << 18, l2=50 << 20, kind="gpu", arch=("cuda", 90, 32), fast=True, model="NVIDIA H200", cluster=8)
 ROWS = 64               # of a case at most
 STEPS = (0.1, 0.04, 0.015)      # by which a rate is changed at most, at first and at last
-FITTED = ("vendor_rows", "few_rows", "one_row", "wide", "more_rows", "few_tiles")
+FITTED = ("vendor_rows", "few_rows", "one_row", "wide", "more_rows", "few_tiles", "vendor_more", "more", "narrow_more")
 
 
 @dataclass(frozen=True)
@@ -115,12 +115,15 @@ def fitted(cases: Sequence[Known], rates: Rates) -> Rates:
 
 def _near(rates: Rates, step: float):
     for name in FITTED:
-        value = getattr(rates, name)
         for factor in (1 + step, 1 / (1 + step)):
-            if isinstance(value, tuple):
-                yield from (replace(rates, **{name: tuple(x * factor if i == n else x for n, x in enumerate(value))}) for i in range(len(value)))
-            else:
-                yield replace(rates, **{name: value * factor})
+            yield from (replace(rates, **{name: value}) for value in _scaled(getattr(rates, name), factor))
+
+
+def _scaled(value, factor: float) -> list:
+    """A number, or tuples of such, each of them by itself times a factor."""
+    if not isinstance(value, tuple):
+        return [value * factor]
+    return [tuple(made if i == n else x for n, x in enumerate(value)) for i, part in enumerate(value) for made in _scaled(part, factor)]
 
 
 def score(found: Sequence[tuple[Known, Rates]]) -> str:

@@ -119,8 +119,9 @@ def _choose(b: Body, found: list[Contraction], hints: Hints, target, alone: bool
     walked = c.outer[0] if c.outer else c.depth
     steps = -(-hints(walked.extent) // sizes[walked])
     shares = max(1, min(target.threads // tiles, steps // STEPS)) if alone else 1
-    return _schedule(b, c, sizes, hints, target, programs=shares, group=1 if turned else GROUP, warps=_warps(sizes, first, c), early=turned,
-                     stages=_stages(sizes, c, len(found), FEW_SHARED if turned else SHARED, _width(c, first)))
+    shared = SHARED if not turned or alone and tiles * shares <= target.threads else FEW_SHARED
+    return _schedule(b, c, sizes, hints, target, programs=shares, group=1 if turned else GROUP, warps=_warps(sizes, c), early=turned,
+                     stages=_stages(sizes, found, shared, turned))
 
 
 def _wide(many: Axis, few: Axis, c: Contraction, products: int, b: Body, hints: Hints, target) -> bool:
@@ -143,29 +144,36 @@ def _few_rows(many: Axis, few: Axis, c: Contraction, hints: Hints, processors: i
         whole = max(SIDE, power(c.depth.extent.constant))
         slices = max(SLICES, STEP // (whole * _places(c)))
         return {many: SIDE, few: rows, c.depth: whole, c.outer[0]: min(slices, power(hints(c.outer[0].extent)))}
+    if product_type(c) is F32 and (found := _few_in_tf32(rows, hints(many.extent), hints(c.depth.extent), processors) if alone else (32, UNSHARED)):
+        return {many: _side(many, found[0], hints), few: rows, c.depth: _side(c.depth, found[1], hints)}
     if not c.digits and _width(c, many) > 1 and hints(many.extent) >= 64 * processors:
         return {many: 64, few: rows, c.depth: _side(c.depth, 64, hints)}
-    if product_type(c) is F32 and (found := _few_in_tf32(hints(many.extent), hints(c.depth.extent), processors) if alone else (32, UNSHARED)):
-        return {many: _side(many, found[0], hints), few: rows, c.depth: _side(c.depth, found[1], hints)}
     if rows > LITTLE:
         return {many: _side(many, 64, hints), few: rows, c.depth: _side(c.depth, 128, hints)}
     return {many: SIDE, few: rows, c.depth: _side(c.depth, STEP // _width(c, many) // (4 if c.digits else 1), hints)}
 
 
-def _few_in_tf32(columns: int, depth: int, processors: int) -> tuple[int, int] | None:
+def _few_in_tf32(rows: int, columns: int, depth: int, processors: int) -> tuple[int, int] | None:
     """(columns, step) of tiles in TF32: 64, whose programs share the depth where they are few, or 32, where these need not; None where neither has
     the steps. 4 and 64 rows, us, by tiles of 16, 32 and 64: 4096 to 1024 16.4, 10.7, 9.8 and 20.2, 14.5, 12.6, the vendor 12.9, 13.9; 1024 to 4096
-    8.2, 8.5, 9.7 and 10.8, 10.7, 11.9, the vendor 12.9, 11.8; 1024 to 1024 5.8 by 16."""
-    if processors // -(-columns // 64) <= 1:
-        return 64, 64
+    8.2, 8.5, 9.7 and 10.8, 10.7, 11.9, the vendor 12.9, 11.8; 1024 to 1024 5.8 by 16. More than 32 rows: 128, since every tile reads all of them,
+    where the depth is long or columns are many. 64 rows, us, by 32 or 64 and by 128: 14336 to 4096 100, 73, the vendor 75, a gate of two 205, 125,
+    142; 11008 to 4096 78, 60, 61, a gate 158, 101, 115; 4096 to 14336 72.4, 69.8, 70.7; to 11008 66, 60, 58, a gate 112, 107, 108; but 4096 to 4096
+    27.7, 30.0."""
+    long = rows > LITTLE and depth > DEEP
+    if columns >= 64 * processors or processors // -(-columns // 64) <= 1:
+        return (128, 64) if rows > LITTLE else (64, 64)
     if processors // -(-columns // 32) <= 1:
-        return 32, UNSHARED
+        return (128, 64) if long else (32, UNSHARED)
     return (64, 64) if depth >= 2 * STEPS * UNSHARED else None
 
 
-def _warps(sizes: dict[Axis, int], first: Axis, c: Contraction) -> int:
+def _warps(sizes: dict[Axis, int], c: Contraction) -> int:
     """Each slice is a warp's own."""
-    return max(2, min(SLICES, sizes[c.outer[0]])) if c.outer else 2 if sizes[first] == SIDE else 4
+    if c.outer:
+        return max(2, min(SLICES, sizes[c.outer[0]]))
+    (_, columns), (_, rows), *_ = sizes.items()
+    return 2 if columns == SIDE else 8 if columns == 128 and rows <= TURNED else 4
 
 
 def _slices(found: list[Contraction], s: MatmulSchedule, fill: int, hints: Hints) -> int:
@@ -267,12 +275,14 @@ def _schedule(b: Body, c: Contraction, sizes: dict[Axis, int], hints: Hints, tar
                           outer=outer[0] if outer else None, early=early, ahead=ahead, once=ahead)
 
 
-def _stages(sizes: dict[Axis, int], c: Contraction, products: int, shared: int, read: int = 2) -> int:
-    """Steps along the depth that are under way at once, and the one that is worked on: as many as shared memory holds, of a few. `read`: bytes of an
-    element along the first axis."""
-    first, second, *along = sizes.values()
-    step = (first * read + second * product_type(c).bytes * _places(c)) * math.prod(along) * products
-    return max(1, min(MOST_STAGES, shared // step + (shared == FEW_SHARED)))
+def _stages(sizes: dict[Axis, int], found: list[Contraction], shared: int, turned: bool) -> int:
+    """Steps along the depth that are under way at once, and the one that is worked on: as many as so many bytes of shared memory hold, of a few. What
+    several products read is there once. Of a turned result the step that is worked on is in registers."""
+    c, (first, second, *along) = found[0], sizes
+    sides = lambda a: {x for p in found for x in (p.left, p.right) if a in x.free and p.depth in x.free}
+    step = (sizes[first] * _width(c, first) * len(sides(first)) + sizes[second] * product_type(c).bytes * _places(c) * len(sides(second))) * \
+        math.prod(sizes[a] for a in along)
+    return max(1, min(MOST_STAGES, shared // step + turned))
 
 
 def folds_of(b: Body) -> list[Contraction] | None:
