@@ -488,7 +488,7 @@ def test_statistics_of_several_rows_at_once(shape, at_once):
 @pytest.mark.parametrize("shape, dtype", [((8, 64, 32, 16), torch.bfloat16), ((9, 64, 31, 31), torch.float16)])
 def test_statistics_of_one_value(shape, dtype, monkeypatch):
     """More rows at once where moments alone are carried: of elements of 16 bits, which need no sum beside them."""
-    monkeypatch.setattr(tiles, "ALONE_ROUNDS", 0)
+    monkeypatch.setattr(tile_statistics, "ALONE_ROUNDS", 0)
     x = (uneven(*shape) / 4).to(dtype).contiguous(memory_format=torch.channels_last)
     fn = lambda x: moments(x.float())
     assert schedules(fn, x)[0].split(",")[0].count("+") == tile_statistics.ALONE_AT_ONCE - 1
