@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,11 +31,13 @@ COMMON = {"errors", "options", "log"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
+@cache
 def part(path: Path) -> str:
     """The package, or top-level file, that `path` belongs to."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+@cache
 def imported(path: Path) -> set[str]:
     """Dotted names of everything that `path` imports, absolute."""
     package = ("tokamak", *path.relative_to(PACKAGE).parts[:-1])
@@ -49,6 +52,7 @@ def imported(path: Path) -> set[str]:
     return found
 
 
+@cache
 def parts_imported(path: Path) -> set[str]:
     """The parts of tokamak that `path` imports."""
     return {name.split(".")[1] for name in imported(path) if name.startswith("tokamak.")} & {part(f) for f in FILES} - {part(path)}

@@ -1,6 +1,6 @@
-"""No search for cyclic garbage while something is compiled: nearly all that a compile makes lives as long as it, and every search walks all of torch's
-objects, too (a fifth of the time of our stages for a model with 24 layers, an eighth of Dynamo's). What was made counts as old behind it, so that no
-search for young garbage walks all of it at once; the next search of everything does.
+"""No search for cyclic garbage while something is compiled: nearly all that a compile makes lives as long as it, and every search walks all of
+torch's objects, too (a fifth of the time of our stages for a model with 24 layers, an eighth of Dynamo's). What was made counts as old behind it, so
+that no search for young garbage walks all of it at once; the next search of everything does.
 
 Our own stages are within `uncollected`. Dynamo captures before it calls a back end, so it is told to call us before: `watch_dynamo`.
 """

@@ -57,8 +57,8 @@ class _Own(Exception):
 
 
 def _frozen(number: dict[fx.Node, int] | None, value: Any) -> Any:
-    """`value` of lists, tuples, dictionaries, with each leaf beside its type: 1, 1.0 and True are different arguments; a NaN is like itself. A node is
-    its number; without numbers, tensors are what is known of them before they have values. Raises _Own."""
+    """`value` of lists, tuples, dictionaries, with each leaf beside its type: 1, 1.0 and True are different arguments; a NaN is like itself. A node
+    is its number; without numbers, tensors are what is known of them before they have values. Raises _Own."""
     if isinstance(value, fx.Node):
         return "place", number[value]
     if isinstance(value, (list, tuple)):

@@ -1,5 +1,5 @@
-"""Operators of a joint graph that their parts replace once the graph is traced. As decompositions they would be traced part by part, which takes torch
-several times as long as the fake tensors' own arithmetic: all that is needed here.
+"""Operators of a joint graph that their parts replace once the graph is traced. As decompositions they would be traced part by part, which takes
+torch several times as long as the fake tensors' own arithmetic: all that is needed here.
 """
 from __future__ import annotations
 

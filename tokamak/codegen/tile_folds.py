@@ -283,7 +283,8 @@ class TileFolds(TileValues):
         if flatten and self.rank > 1 and len(current) == 1:      # in any order: the lanes of a thread first
             flat = math.prod(self.s.sizes(a)[self.piece[a]] for a in self.s.dims if a in dims)
             current = tuple(self.assign(scope, f"tl.reshape({c}, [{flat}], can_reorder=True)") for c in current)
-        positions = [0] if flatten and len(current) == 1 else sorted(range(self.rank), reverse=True) if flatten else over[::-1]        # the contiguous one first: a thread's own
+        # the contiguous one first: a thread's own
+        positions = [0] if flatten and len(current) == 1 else sorted(range(self.rank), reverse=True) if flatten else over[::-1]
         for n in positions:
             text = words.reduce(e.monoid, e.args[0].dtype, current, n)
             made = tuple(self.fresh() for _ in carried)

@@ -87,10 +87,11 @@ def _floordiv_rest(r: Index, b: Index) -> Index:
         return r
     if below(r, b):
         return as_index(0)
-    if len(r.terms) == 1:                      # (x // c) // b == x // (c*b)
-        (k, v), = r.terms.items()
+    rest = [(k, v) for k, v in r.terms.items() if k]
+    if len(rest) == 1:                         # (n + x // c) // b == (n*c + x) // (c*b)
+        (k, v), = rest
         if v == 1 and len(k) == 1 and isinstance(k[0], FloorDiv):
-            return floordiv(k[0].a, k[0].b * b)
+            return floordiv(k[0].a + k[0].b * r.terms.get((), 0), k[0].b * b)
     return as_index(FloorDiv(r, b))
 
 

@@ -132,6 +132,8 @@ class Step:
     def forward(self) -> None:
         self.let_go()
         out = [fn(*args, **kwargs) for fn, args, kwargs in self.calls]
+        if self.leaves == []:               # nothing has gradients: not looked for in the time that a step takes
+            return
         self.roots = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor) and t.requires_grad and t.grad_fn is not None]
 
     def backward(self) -> None:
