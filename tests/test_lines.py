@@ -133,6 +133,39 @@ def test_norms_of_groups_agree_with_float64(monkeypatch, dtype, channels, height
     assert_close_to_float64(lambda x, g, b: F.group_norm(x, 4, g, b), (x, *(torch.randn(channels).to(dtype) for _ in range(2))))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("channels, height, width", [(32, 37, 9), (48, 17, 5)])
+def test_groups_that_clusters_hold_side_by_side_agree_with_float64(monkeypatch, dtype, channels, height, width):
+    """Channels of a group that are one or two powers of two, pixels that programs share unevenly."""
+    monkeypatch.setattr(lines, "LEAST", 1)
+    monkeypatch.setattr(lines, "SHARE", 8192)
+    monkeypatch.setattr(lines, "ALONE", 0)
+    x = (torch.randn(2, channels, height, width) + 3).to(dtype).to(memory_format=torch.channels_last)
+    given = (x, *(torch.randn(1, channels, 1, 1).to(dtype) for _ in range(3)))
+    assert_close_to_float64(evonorm, given)
+    assert_close_to_float64(lambda x, g, b: F.group_norm(x, 4, g, b).contiguous(), (x, *(torch.randn(channels).to(dtype) for _ in range(2))))
+
+
+NORM = """graph norm {{
+  input %x: {d}[32, 3136, 256](802816, 256, 1)
+  %sum: f32[32, 32](32, 1) for i2<3136, i3<8 = sum[i2, i3](f32(%x[i0, i2, i1*8 + i3]))
+  %out: {d}[32, 3136, 256](802816, 256, 1) = {d}({made}(mul(f32(%x[i0, i1, i2]), %sum[i0, (i2 // 8)])))
+  return %out
+}}"""
+
+
+@pytest.mark.parametrize("d, made, beside", [("bf16", "exp", 4), ("f32", "neg", 2), ("bf16", "neg", 0)])
+def test_groups_that_are_needed_again_stay_on_chip_side_by_side(d, made, beside):
+    """By eight programs, 64 bytes of each line; but where one program holds a group and little is computed."""
+    graph = parse_graph(NORM.format(d=d, made=made))
+    assert folds(lines.whole_lines(graph, LARGE)) == folds(graph)
+    planned = plan(graph, LARGE)
+    group, = planned.steps
+    schedule = schedule_plan(planned, LARGE).bodies[group][1]
+    assert schedule.staged is not None and schedule.sharers == (8 if beside else 1)
+    assert not beside or schedule.sizes(schedule.dims[0]) == (beside,)
+
+
 def assert_close_to_float64(fn, given):
     """The value and all gradients of `fn`, compiled, are no further from float64 than a few roundings of the type, or eager's."""
     weights = torch.linspace(-1, 1, given[0].numel(), dtype=torch.float64).reshape(given[0].shape)

@@ -6,7 +6,9 @@ Folds that need nothing of one another are exchanged at once. A row is read once
 """
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from itertools import groupby
 
 from ..ir.dtype import BOOL, F32, F64, I32, I64, DType
 from ..ir.expr import Expr, Load, Random, Reduce, walk
@@ -28,11 +30,12 @@ class StagedLowering(TileLowering):
     exchanged = False
     turn: str | None = None         # register that counts the turns of the loop in which values are swapped
     swaps = 0
+    room = 0                        # bytes in which numbers of several rows are exchanged
     stages: "list | tuple" = ()
 
     @property
     def row(self) -> frozenset:
-        return frozenset(self.s.dims)
+        return frozenset(a for a in self.s.dims if a not in self.body_.parallel)
 
     def _place(self) -> tuple[str, Index]:
         number, count = super()._place()
@@ -98,6 +101,8 @@ class StagedLowering(TileLowering):
                     self._remember(self.stage, e, values)
                     self._first_pieces()
         self.scope, self.stages = outer, ()
+        if self.room:
+            self.program.lines.insert(0, f"tk.room({self.room})")
         if self.turn:
             outer.lines.append(f"{self.turn} = {self.turn} + 1")
 
@@ -110,6 +115,11 @@ class StagedLowering(TileLowering):
         self._first_pieces()
         return found
 
+    @property
+    def side(self) -> bool:
+        """Does a program have several rows, side by side?"""
+        return any(a in self.body_.parallel for a in self.s.dims)
+
     def _folded(self, e: Expr) -> int:
         """How many folds of the row, one behind the other, `e` needs."""
         return max((int(bool(self.row & set(f.over))) + max(map(self._folded, f.args)) for f in walk(e) if isinstance(f, Reduce)), default=0)
@@ -119,34 +129,54 @@ class StagedLowering(TileLowering):
         """[((fold, pieces), this program's values)] -> the same with those of the whole row."""
         if self.s.sharers == 1:
             return parts
-        sent = [self._sent(v, x.dtype) for (e, _), values in parts for v, x in zip(values, e.args)]
-        got: list[str] = []
-        for n in range(0, len(sent), AT_ONCE):
-            now = sent[n:n + AT_ONCE]
-            made = [self.fresh("w") for _ in now]
-            self.stage.lines.append(f"{', '.join(made)} = {self._asked(now)}")
-            got += made
-        rest = iter(got)
-        return [((e, choice), self._of_all(e, [next(rest) for _ in e.args])) for (e, choice), _ in parts]
+        sent, got = [], []
+        for (e, choice), values in parts:
+            self.piece.update(choice)
+            sent += [(self._sent(v, x.dtype), self._many(v)) for v, x in zip(values, e.args)]
+        for many, same in groupby(sent, key=lambda x: x[1]):
+            numbers = [text for text, _ in same]
+            for n in range(0, len(numbers), AT_ONCE):
+                now = numbers[n:n + AT_ONCE]
+                made = [self.fresh("w") for _ in now]
+                self.stage.lines.append(f"{', '.join(made)} = {self._asked(now, many)}")
+                got += made
+        rest, whole = iter(got), []
+        for (e, choice), values in parts:
+            self.piece.update(choice)
+            whole.append(((e, choice), self._of_all(e, [next(rest) for _ in e.args], values[0])))
+        self._first_pieces()
+        return whole
 
-    def _asked(self, now: list[str]) -> str:
-        """The call that hands `now` to all programs."""
+    def _asked(self, now: list[str], many: int) -> str:
+        """The call that hands `now` to all programs, each a single number or `many`."""
+        if self.turn and many:
+            raise Unschedulable("partial folds of several rows at once, in a loop")
         if self.turn:
             self.swaps += 1
             return f"tk.swap{len(now)}({', '.join(now)}, {self.lanes_of}, {self.turn}, {self.s.sharers}, {self.swaps - 1})"
         first, self.exchanged = not self.exchanged, True
+        if many:
+            at, self.room = self.room, self.room + 8 * len(now) * self.s.sharers * many
+            return f"tk.share{len(now)}({', '.join(now)}, {self.s.sharers}, {at}, {first})"
         return f"tk.exchange{len(now)}({', '.join(now)}, {self.lanes_of}, {self.s.sharers}, {first})"
 
-    def _sent(self, v: Value, d: DType) -> str:
-        """A single number as one that travels."""
-        if v.block:
-            raise Unschedulable("partial folds of several rows at once")
-        if d is F64:
-            return self.assign(self.stage, f"{v.var}.to(tl.int64, bitcast=True)")
-        return v.var if d in (F32, I32, I64) else self.assign(self.stage, f"{v.var}.to(tl.int32)")
+    def _many(self, v: Value) -> int:
+        """How many numbers `v` holds, one for each of the rows of a program; 0 where it is a single one."""
+        return math.prod(self.s.sizes(a)[self.piece[a]] for a in v.dims) if v.block else 0
 
-    def _of_all(self, e: Reduce, got: list[str]) -> tuple[Value, ...]:
-        """The programs' results of `e` folded, in their order; each a single number."""
+    def _sent(self, v: Value, d: DType) -> str:
+        """A single number, or a run of them, as what travels."""
+        var = v.var
+        if v.block:
+            if self.s.sharers != power(self.s.sharers):
+                raise Unschedulable("partial folds of several rows at once")
+            var = self.assign(self.stage, f"tl.reshape({var}, [{self._many(v)}])")
+        if d is F64:
+            return self.assign(self.stage, f"{var}.to(tl.int64, bitcast=True)")
+        return var if d in (F32, I32, I64) else self.assign(self.stage, f"{var}.to(tl.int32)")
+
+    def _of_all(self, e: Reduce, got: list[str], own: Value) -> tuple[Value, ...]:
+        """The programs' results of `e` folded, in their order; each as this program's `own`."""
         scope, lanes, values = self.stage, power(self.s.sharers), []
         for n, (x, text) in enumerate(zip(e.args, got)):
             d = x.dtype
@@ -157,7 +187,9 @@ class StagedLowering(TileLowering):
             values.append(self.assign(scope, text))
         made = tuple(self.fresh() for _ in values)
         scope.lines.append(f"{', '.join(made)} = {words.reduce(e.monoid, e.args[0].dtype, tuple(values), 0)}")
-        return tuple(Value(m, frozenset(), scope, False) for m in made)
+        if own.block:
+            made = tuple(self.assign(scope, f"tl.reshape({m}, {self.shape(own.dims)})") for m in made)
+        return tuple(Value(m, own.dims, scope, own.block) for m in made)
 
     # -- values of a stage -----------------------------------------------------------------------------------------------------
     def _home(self, axes, values=()) -> Scope:
@@ -179,12 +211,16 @@ class StagedLowering(TileLowering):
         if e.dtype.is_half and self.row & found.dims and self.stages and found.scope not in self.stages:          # kept for all rows of the program
             found = replace(found, var=self.assign(found.scope, f"tk.packed({found.var})"))
             found.scope.memo[e, self._key(e.free)] = found
-        earlier = e.dtype.is_half and self.row & found.dims and found.scope is not self.scope and self.scope in self.stages
+        earlier = self._again(e) and self.row & found.dims and found.scope is not self.scope and self.scope in self.stages
         return self._kept(e, found) if earlier else found
+
+    def _again(self, e: Expr) -> bool:
+        """Is what was computed from `e` in an earlier stage computed again?"""
+        return e.dtype.is_half or self.side and e.dtype.bytes == 4 and isinstance(e, Load)
 
     def _kept(self, e: Expr, found: Value) -> Value:
         """What an earlier stage has read, as a value of this one."""
-        var = self.assign(self.scope, f"tk.again({found.var})") if e.dtype.is_half else found.var
+        var = self.assign(self.scope, f"tk.again({found.var})") if self._again(e) else found.var
         value = Value(var, found.dims, self.scope, found.block)
         self.scope.memo[e, self._key(e.free)] = value
         return value

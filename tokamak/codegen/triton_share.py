@@ -18,9 +18,11 @@ MOST = 16           # programs of a cluster
 
 @triton.jit
 def again(x):
-    """x, of 16 bits, as if it were new: what was computed from it before is not kept in registers of twice its width but computed again."""
+    """x, of 16 or 32 bits, as if it were new: what was computed from it before is not kept in registers, of 16 bits of twice its width, but computed again."""
     if INTERPRETED:
         return x
+    elif x.dtype.primitive_bitwidth == 32:
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=1)
     else:
         return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
 
@@ -95,6 +97,117 @@ def exchange4(a, b, c, d, lanes, sharers: tl.constexpr, first: tl.constexpr):
     bits: tl.constexpr = (a.dtype.primitive_bitwidth, b.dtype.primitive_bitwidth, c.dtype.primitive_bitwidth, d.dtype.primitive_bitwidth)
     return tl.inline_asm_elementwise(_exchange(bits, sharers, first), _constraints(bits), [a, b, c, d, lanes],
                                      dtype=(a.dtype, b.dtype, c.dtype, d.dtype), is_pure=False, pack=1)
+
+
+# -- exchanges of several numbers each ---------------------------------------------------------------------------------------
+@triton.constexpr_function
+def _room(size):
+    return f".shared .align 16 .b8 tk_shared[{size}]; mov.u32 $0, 0;"
+
+
+@triton.jit
+def room(size: tl.constexpr):
+    """Once, at first: so many bytes in which runs of numbers are shared."""
+    if not INTERPRETED:
+        tl.inline_asm_elementwise(_room(size), "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.constexpr_function
+def _hand(bits, many, at):
+    """Assembly that hands a number to one of the programs: of `many` for each, the one that the operand behind it numbers among those of all."""
+    size = bits // 8
+    return " ".join(["{ .reg .b32 rank, there, who, t;", "mov.u32 rank, %cluster_ctarank;", f"div.u32 who, $2, {many};", f"rem.u32 t, $2, {many};",
+                     f"mad.lo.u32 t, rank, {many}, t;", "mov.u32 there, tk_shared;", f"mad.lo.u32 there, t, {size}, there;",
+                     f"add.u32 there, there, {at};", "mapa.shared::cluster.u32 there, there, who;", f"st.shared::cluster.b{bits} [there], $1;",
+                     "mov.u32 $0, 0; }"])
+
+
+@triton.constexpr_function
+def _took(bits, at):
+    size = bits // 8
+    return f"{{ .reg .b32 here; mov.u32 here, tk_shared; mad.lo.u32 here, $1, {size}, here; ld.shared.b{bits} $0, [here+{at}]; }}"
+
+
+@triton.constexpr_function
+def _kind(bits):
+    return "l" if bits == 64 else "r"
+
+
+@triton.jit
+def _handed(x, sharers: tl.constexpr, at: tl.constexpr):
+    """The numbers `x` on their way to every program, from byte `at` of the room on."""
+    many: tl.constexpr = x.shape[0]
+    bits: tl.constexpr = x.dtype.primitive_bitwidth
+    all_of_them = tl.reshape(tl.broadcast_to(x[None, :], [sharers, many]), [sharers * many])
+    tl.inline_asm_elementwise(_hand(bits, many, at), "=r," + _kind(bits) + ",r", [all_of_them, tl.arange(0, sharers * many)], dtype=tl.int32,
+                              is_pure=False, pack=1)
+
+
+@triton.jit
+def _taken(x, sharers: tl.constexpr, at: tl.constexpr):
+    """What all programs have handed out in place of `x`: a row each."""
+    many: tl.constexpr = x.shape[0]
+    bits: tl.constexpr = x.dtype.primitive_bitwidth
+    found = tl.inline_asm_elementwise(_took(bits, at), "=" + _kind(bits) + ",r", [tl.arange(0, sharers * many)], dtype=x.dtype, is_pure=False, pack=1)
+    return tl.reshape(found, [sharers, many])
+
+
+@triton.jit
+def _joined(first: tl.constexpr):
+    if first:
+        tl.inline_asm_elementwise("barrier.cluster.wait.acquire.aligned; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def _crossed():
+    tl.inline_asm_elementwise("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned; mov.u32 $0, 0;", "=r", [], dtype=tl.int32,
+                              is_pure=False, pack=1)
+
+
+@triton.jit
+def share1(a, sharers: tl.constexpr, at: tl.constexpr, first: tl.constexpr):
+    """The runs of numbers `a` (i32, f32, i64) of all programs of the cluster, a row each, by way of the room from byte `at` on. `first`: it is the kernel's
+    first exchange."""
+    _joined(first)
+    _handed(a, sharers, at)
+    _crossed()
+    return _taken(a, sharers, at)
+
+
+@triton.jit
+def share2(a, b, sharers: tl.constexpr, at: tl.constexpr, first: tl.constexpr):
+    """`share1` of two runs at once."""
+    step: tl.constexpr = sharers * a.shape[0] * 8
+    _joined(first)
+    _handed(a, sharers, at)
+    _handed(b, sharers, at + step)
+    _crossed()
+    return _taken(a, sharers, at), _taken(b, sharers, at + step)
+
+
+@triton.jit
+def share3(a, b, c, sharers: tl.constexpr, at: tl.constexpr, first: tl.constexpr):
+    """`share1` of three runs at once."""
+    step: tl.constexpr = sharers * a.shape[0] * 8
+    _joined(first)
+    _handed(a, sharers, at)
+    _handed(b, sharers, at + step)
+    _handed(c, sharers, at + 2 * step)
+    _crossed()
+    return _taken(a, sharers, at), _taken(b, sharers, at + step), _taken(c, sharers, at + 2 * step)
+
+
+@triton.jit
+def share4(a, b, c, d, sharers: tl.constexpr, at: tl.constexpr, first: tl.constexpr):
+    """`share1` of four runs at once."""
+    step: tl.constexpr = sharers * a.shape[0] * 8
+    _joined(first)
+    _handed(a, sharers, at)
+    _handed(b, sharers, at + step)
+    _handed(c, sharers, at + 2 * step)
+    _handed(d, sharers, at + 3 * step)
+    _crossed()
+    return _taken(a, sharers, at), _taken(b, sharers, at + step), _taken(c, sharers, at + 2 * step), _taken(d, sharers, at + 3 * step)
 
 
 # -- exchanges in a loop -----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from .axes import Group, fold_of
 from .contraction import contraction, of_vector
 from .cost import BLOCK, Hints, contiguous_axis, is_heavy, parallelism
 from .legal import Roles, inner_reads
-from .lines import piece
+from .lines import abreast, piece
 from .reason import Reason
 from .sizes import runs_along
 
@@ -295,11 +295,12 @@ def _cuts_lines(group: Group, r: Roles, v, hints: Hints) -> bool:
     return False
 
 
-def _pieces(group: Group, r: Roles, hints: Hints) -> bool:
+def _pieces(group: Group, r: Roles, hints: Hints, target) -> bool:
     """Does a program of `group` read short pieces of lines, whose neighbours other programs read?"""
     inside = set(group.nodes())
     rows = {a for m in group.members for a in m.free | m.bound} - r.parallel
-    if piece([e for m in group.members for e in m.loads if e.node not in inside], rows, hints) is None:
+    read = [e for m in group.members for e in m.loads if e.node not in inside]
+    if piece(read, rows, hints) is None or abreast(read, rows, hints, target) is not None:
         return False
     return hints.count(rows) > HELD or any(is_heavy(x) for m in group.members if m.free >= rows for x in m.roots())
 
@@ -327,7 +328,7 @@ def unprofitable(a: Group, b: Group, joined: Group, r: Roles, before: tuple[Role
     folds = all(any(m.bound for m in g.members) for g in (a, b))
     if products and folds and not _share_a_matrix(a, b, hints) and len({frozenset(m.bound) for m in joined.members if m.bound}) > 1:
         return Reason("no_saving", "unprofitable", "a matrix times a vector is read faster than beside folds of other lengths")
-    if _pieces(joined, r, hints) and not any(_pieces(g, x, hints) for g, x in zip((a, b), before)):
+    if _pieces(joined, r, hints, target) and not any(_pieces(g, x, hints, target) for g, x in zip((a, b), before)):
         return Reason("no_saving", "unprofitable", "programs would read short pieces of lines, which are read whole without")
     v = contiguous_axis(joined, hints)
     if any(_folds_elsewhere(x, y, hints) for x, y in ((a, b), (b, a))) and not _share_a_matrix(a, b, hints):

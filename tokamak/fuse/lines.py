@@ -1,6 +1,8 @@
 """Folds of short pieces of many lines: the groups of channels of images in channels-last. What folds each with a program of its own reads a piece of
 every line; so where much is read, columns are folded first, whole lines at once, and then what a group's columns have given.
 
+Where programs of a cluster hold groups side by side, whole lines of them, and need them again, they stay one fold (`held`).
+
     out[n, g] = sum[p, c](f(n, p, g, c))    becomes    part[n, g, c] = sum[p](f(n, p, g, c)),  out[n, g] = sum[c](part[n, g, c])
 """
 from __future__ import annotations
@@ -17,6 +19,12 @@ from .cost import Hints, estimates, is_heavy
 
 LINE = 128              # bytes of memory that are fetched together: of longer pieces nothing is gained
 HELD = 32768            # elements of a group that one program holds
+SHARE = 32 << 10        # bytes of groups side by side that each of the programs of a cluster holds: EvoNorm of 32 x 256 x 56 x 56 in bf16 46.6 us,
+                        # 50.0 with twice as many and twice the warps, 53.6 by columns; GroupNorm of 16 x 512 x 64 x 64 from NHWC in f16 49.9, 55.6, 66.7
+ALONE = 64 << 10        # bytes of a group that one program holds instead, where little is computed
+HALF = 64               # of a line at least
+PIECES = 2              # powers of two at most that make up the channels of such a group
+WORD = 16               # bytes of the widest access of a thread
 MONOIDS = ("sum", "max", "min", *CARRIERS)
 LEAST = 16 << 20        # bytes that are folded, from which on two kernels more cost less
 
@@ -42,26 +50,86 @@ def piece(read, over, hints: Hints) -> Axis | None:
     return next(iter(found)) if len(found) == 1 and max(found.values()) >= LEAST else None
 
 
-def pays(read, over, readers: dict, hints: Hints) -> bool:
-    """Are columns better folded first? Where no program holds what is folded, or much is computed of it beside: EvoNorm of 32 x 256 x 56 x 56 bf16 46%, 28
-    by programs that hold a group, in f32 backward 29, 22; where little is, GroupNorm 44, 53 by programs that hold a group."""
-    return piece(read, over, hints) is not None and (hints.count(over) > HELD or _worked_on([e.node for e in read], readers, hints))
+def abreast(read, over, hints: Hints, target) -> tuple[Axis, int, int] | None:
+    """(the axis of groups, how many side by side make whole lines, how many programs of a cluster share them) where one of the loads `read`, and no other
+    along all axes `over`, is of short pieces of lines, and programs hold all that is folded of it; else None. With the incoming gradient beside it EvoNorm
+    backward in bf16 takes 159 us, 134 by columns."""
+    c = piece(read, over, hints)
+    held = {(e.node, e.index): e for e in read if set(over) <= e.offset().axes()}
+    if c is None or len(held) != 1 or target.ordered or target.arch[:1] != ("cuda",) or any(hints.exactly(a.extent) is None for a in over):
+        return None
+    e, = held.values()
+    at, size = e.offset(), hints(c.extent) * e.dtype.bytes
+    first, *rest = sorted((a for a in over if a is not c), key=lambda a: hints(at.coefficient(a)))
+    if size % WORD or hints(c.extent).bit_count() > PIECES or at.coefficient(c) != 1:
+        return None
+    if any(at.coefficient(b) is not at.coefficient(a) * a.extent for a, b in zip((first, *rest), rest)):
+        return None
+    g, count = next(g for g in at.axes() if g not in over and at.coefficient(g) is as_index(c.extent)), 1
+    while count * size < LINE and hints.divides(2 * count, g.extent):
+        count *= 2
+    while count * size >= HALF:
+        sharers = 1 << (-(-count * hints.count(over) * e.dtype.bytes // SHARE) - 1).bit_length()
+        if sharers <= target.cluster:
+            return g, count, sharers
+        count //= 2
+    return None
 
 
-def _worked_on(sources, readers: dict, hints: Hints) -> bool:
-    """Is there a heavy operation among the pointwise ones that make `sources`, or make something of them, of every element of a large value?"""
+def alone(read, over, heavy: bool, hints: Hints) -> bool:
+    """Is what a program by itself holds of a group so little, and so little computed of it, that it is faster so? GroupNorm of 32 x 256 x 56 x 56
+    from NHWC in bf16 45 us, 49 by clusters; in f32 88 and 72."""
+    return not heavy and hints.count(over) * max((e.dtype.bytes for e in read if set(over) <= e.offset().axes()), default=0) <= ALONE
+
+
+def held(n: Compute, part: Reduce, readers: dict, hints: Hints, target) -> bool:
+    """Do the programs of clusters hold what `n` folds, side by side, as all folds of groups of the same memory, and is it needed again behind it?"""
+    read = loads(*part.args)
+    if part.monoid not in MONOIDS or abreast(read, part.over, hints, target) is None:
+        return False
+    beside = _beside([e.node for e in read], readers, hints)
+    if alone(read, part.over, _heavy(beside), hints):
+        return False
+    folds = [f for x in beside for r in readers.get(x, ()) if isinstance(r, Compute) and isinstance(f := fold(r), Reduce)]
+    if any(piece(x, f.over, hints) is not None and abreast(x, f.over, hints, target) is None for f in folds for x in (loads(*f.args),)):
+        return False
+    behind, stack = {n}, [n]
+    while stack:
+        found = [x for x in readers.get(stack.pop(), ()) if x not in behind]
+        if any(x in beside or isinstance(x, Compute) and fold(x) is not None and beside & set(reads(x)) for x in found):
+            return True
+        behind.update(found)
+        stack += found
+    return False
+
+
+def pays(n: Compute, part: Reduce, readers: dict, hints: Hints, target) -> bool:
+    """Are columns of `n`, the fold `part`, better folded first? Where no program holds what is folded, or much is computed of it beside: EvoNorm of
+    32 x 256 x 56 x 56 bf16 46%, 28 by programs that hold a group, in f32 backward 29, 22; where little is, GroupNorm 44, 53 by programs that hold a
+    group."""
+    read = loads(*part.args)
+    if part.monoid not in MONOIDS or piece(read, part.over, hints) is None or held(n, part, readers, hints, target):
+        return False
+    return hints.count(part.over) > HELD or _heavy(_beside([e.node for e in read], readers, hints))
+
+
+def _heavy(values) -> bool:
+    """Is there a heavy operation among the pointwise ones that make `values`?"""
+    return any(isinstance(x, Compute) and is_heavy(x.expr) for x in values)
+
+
+def _beside(sources, readers: dict, hints: Hints) -> set:
+    """The large values among `sources`, and those that pointwise operations make them of, or make of them."""
     large = lambda n: hints.extents(n.shape) * n.dtype.bytes >= LEAST
     stack = [n for n in sources if large(n)]
     seen = set(stack)
     while stack:
         n = stack.pop()
-        if isinstance(n, Compute) and is_heavy(n.expr):
-            return True
-        beside = (*readers.get(n, ()), *(reads(n) if isinstance(n, Compute) else ()))
-        found = [x for x in beside if x not in seen and large(x) and not (isinstance(x, Compute) and fold(x) is not None)]
+        around = (*readers.get(n, ()), *(reads(n) if isinstance(n, Compute) else ()))
+        found = [x for x in around if x not in seen and isinstance(x, (Compute, Input)) and large(x) and not (isinstance(x, Compute) and fold(x) is not None)]
         seen.update(found)
-        stack += [x for x in found if isinstance(x, (Compute, Input))]
-    return False
+        stack += found
+    return seen
 
 
 def whole_lines(graph: Graph, target) -> Graph:
@@ -72,7 +140,7 @@ def whole_lines(graph: Graph, target) -> Graph:
     hints = estimates(graph, target)
     readers = readers_of(graph)
     whole = {n for n in graph.nodes if isinstance(n, Compute) and isinstance(part := fold(n), Reduce) and part.monoid in MONOIDS
-             and pays(loads(*part.args), part.over, readers, hints)}
+             and pays(n, part, readers, hints, target)}
     if not whole:
         return graph
     found = _changed(graph, lambda n, parts: columns_first(n, hints, parts), whole)

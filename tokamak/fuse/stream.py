@@ -140,7 +140,9 @@ class _Finder:
 
     def _pays(self, n: Compute, part: Reduce) -> bool:
         """Would folding again what `part`, the fold of `n`, folds mean reading it again, or may it be folded in pieces?"""
-        if lines.pays(loads(*part.args), part.over, self.readers, self.hints):
+        if lines.held(n, part, self.readers, self.hints, self.target):
+            return False
+        if lines.pays(n, part, self.readers, self.hints, self.target):
             return True
         return gpu.reread(n, part, self.hints, self.target) or self.hints.count(part.over) > gpu.PASSING and self._folded_away(n)
 

@@ -98,7 +98,8 @@ class Interpreted:
         try:
             for start in range(0, len(places), self.unit.cluster):
                 cluster = _Cluster(program, places[start:start + self.unit.cluster], place, self._copies["triton.language"])
-                library.update({name: functools.partial(cluster.exchange, n) for name, n in _EXCHANGES.items()})
+                library.update({name: functools.partial(cluster.share if name.startswith("share") else cluster.exchange, n)
+                                for name, n in _EXCHANGES.items()})
                 cluster.run()
         finally:
             library.update(before)
@@ -131,7 +132,7 @@ class Interpreted:
         return tl.tensor(handle(value, typed), typed)
 
 
-_EXCHANGES = {f"{word}{n}": n for word in ("exchange", "swap") for n in (1, 2, 3, 4)}         # name -> how many values
+_EXCHANGES = {f"{word}{n}": n for word in ("exchange", "swap", "share") for n in (1, 2, 3, 4)}         # name -> how many values
 
 
 class _Cluster:
@@ -172,16 +173,32 @@ class _Cluster:
         self.running.discard(rank)
         self.back.release()
 
-    def exchange(self, n: int, *arguments):
-        """As `triton_share`'s exchanges and swaps of n values."""
-        values, lanes = arguments[:n], arguments[n]
+    def _told(self, values: tuple) -> list:
+        """[the values of each program] for each of `values`, this program's."""
         self.said[self.mine.rank] = values
         self.back.release()
         self.going[self.mine.rank].acquire()
         if self.failed is not None:
             raise self.failed
+        return list(zip(*self.heard))
+
+    def share(self, n: int, *arguments):
+        """As `triton_share`'s exchanges of n runs of values."""
+        made, tl = [], self.tl
+        for heard in self._told(arguments[:n]):
+            many = len(heard)
+            ranks, by_rank = tl.expand_dims(tl.arange(0, many), 1), None
+            for rank, value in enumerate(heard):
+                row = tl.broadcast_to(tl.expand_dims(value, 0), [many, value.shape[0]])
+                by_rank = row if by_rank is None else tl.where(ranks == rank, row, by_rank)
+            made.append(by_rank)
+        return tuple(made) if len(made) > 1 else made[0]
+
+    def exchange(self, n: int, *arguments):
+        """As `triton_share`'s exchanges and swaps of n values."""
+        lanes = arguments[n]
         made, where = [], self.tl.where
-        for heard in zip(*self.heard):
+        for heard in self._told(arguments[:n]):
             by_lane = where(lanes >= 0, heard[0], heard[0])
             for rank, value in enumerate(heard):
                 by_lane = where(lanes == rank, value, by_lane)

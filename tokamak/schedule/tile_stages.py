@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from ..fuse import gpu
 from ..fuse.cost import Hints
-from ..ir.expr import Load, Reduce, Scan, walk
+from ..fuse.lines import abreast, alone
+from ..ir.expr import Load, Op, Reduce, Scan, walk
 from ..ir.index import Axis
-from ..ir.ops import CARRIERS
+from ..ir.ops import CARRIERS, OPS
 from .body import Body, exprs_of
 
 FROM = 20 << 10         # bytes of a row from which on it is held in stages: 4096 rows of 32 KB 90 / 95 / 87, against 86 / 94 / 88; 8192 of 24 KB
@@ -38,6 +39,8 @@ UNDER_WAY = 3           # rows that are read or worked on at once in a loop: bf1
 SHARED = 160 << 10      # bytes of shared memory at most that hold those which are read
 TURNS = 8               # rows at least to a cluster whose programs take one after the other
 BESIDE = 3              # bytes of all that is read along a row that way, to a byte of a share's row: a bf16 layer norm's two weights spill 64 bytes
+SIDE_WARPS = 4          # of a program that holds rows side by side: with twice as many of half the registers EvoNorm of 32 x 256 x 56 x 56 in bf16 53 us, 47
+SIDE_REGISTERS = 128    # of a thread then
 CARRYING = 16           # elements of a row to one thread where column sums are carried beside it
 
 
@@ -52,12 +55,13 @@ class Stages:
     registers: int = REGISTERS
     kept: bool = False
     stages: int = 1             # rows under way at once
+    beside: tuple[Axis, int] | None = None      # rows of a program that lie side by side, along that axis
 
 
 def possible(b: Body, rows: list[Axis], line: Axis | None, hints: Hints, target) -> bool:
     """Are the folds of `b` of rows, whole or along some of their axes, contiguous and of a known length, that are needed again once they are known?"""
     if target.ordered or line not in rows or len(rows) > 3 or any(hints.exactly(a.extent) is None for a in rows) or \
-            hints.least(line.extent) < (gpu.RUN if hints.count(rows) > gpu.HELD else SIDE):
+            hints.least(line.extent) < (gpu.RUN if hints.count(rows) > gpu.HELD else SIDE) and abreast(held(b, frozenset(rows)), rows, hints, target) is None:
         return False
     if b.base is not None or any(s.monoid is not None or s.guard is not None for s in b.stores):
         return False
@@ -87,6 +91,9 @@ def stages(b: Body, rows: list[Axis], line: Axis, hints: Hints, target) -> Stage
     """How the rows of a `possible` body are held; None where in no stages."""
     n = {a: hints.exactly(a.extent) for a in rows}
     read = held(b, frozenset(rows))
+    found = side_by_side(b, rows, read, hints, target)
+    if found is not None:
+        return found
     whole = max(sum(math.prod(n[a] for a in rows if a in e.index[0].axes()) * e.dtype.bytes for e in read), math.prod(n.values()))
     whole -= whole % 16
     nested = any(not frozenset(rows) <= set(e.over) for e in walk(*exprs_of(b)) if isinstance(e, Reduce))
@@ -100,6 +107,27 @@ def stages(b: Body, rows: list[Axis], line: Axis, hints: Hints, target) -> Stage
             long = n[line] >= gpu.RUN or warps > WARPS
             return Stages(shared, sharers, found, warps) if long else Stages(shared, sharers, found, warps // 2, 2 * REGISTERS)
     return None
+
+
+def side_by_side(b: Body, rows: list[Axis], read: list[Load], hints: Hints, target) -> Stages | None:
+    """How the programs of a cluster hold rows that lie side by side, of each of which a short piece is in every line: groups of channels in channels-last.
+    None where that is not so, or a program by itself does better."""
+    beside, whole = abreast(read, rows, hints, target), set(rows)
+    folds = [e for e in walk(*exprs_of(b)) if isinstance(e, Reduce)]
+    heavy = any(isinstance(e, Op) and OPS[e.name].heavy and whole <= e.free for e in walk(*exprs_of(b)))
+    if beside is None or alone(read, rows, heavy, hints) or any(not whole <= set(e.over) for e in folds):
+        return None
+    line = [a for a in rows if any(e.index[0].coefficient(a) == 1 and len(e.index[0].axes() & whole) > 1 for e in read)]
+    if len(rows) != 2 or len(line) != 1:
+        return None
+    (axis, count, sharers), (inner,), (shared,), warps = beside, line, [a for a in rows if a not in line], SIDE_WARPS
+    n, length = -(-hints.exactly(shared.extent) // sharers), hints.exactly(inner.extent)
+    inside = tuple(1 << k for k in reversed(range(length.bit_length())) if length >> k & 1)
+    most = power(32 * warps * LANES // (count * sum(inside)) + 1) // 2
+    found = {shared: pieces(n, max(1, min(most, power(n)))), inner: inside}
+    if sum(found[shared]) * sharers > IDLE * hints.exactly(shared.extent):
+        return None
+    return Stages(shared, sharers, found, warps, SIDE_REGISTERS, beside=(axis, count))
 
 
 def turns(b: Body, rows: list[Axis], line: Axis, hints: Hints, target) -> Stages | None:

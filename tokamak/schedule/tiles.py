@@ -153,10 +153,12 @@ class _Chooser(TileFacts):
                             together=self.together, ahead=bool(several) and self.only_sums(),
                             by_thread=by_thread or bool(words) and bool(self.looped), reread=reread)
 
-    def _dims(self) -> tuple[Axis, ...]:
-        """The tiled axes in order. Of three, one whose steps are whole pieces of the contiguous one stands first, since Triton lays threads along it next:
-        backward sums of EvoNorm in NHWC of 32 x 256 x 56 x 56 in bf16 177 to 79 us, in f32 146 to 119."""
+    def _dims(self, beside: Axis | None = None) -> tuple[Axis, ...]:
+        """The tiled axes in order. `beside`, or of three one whose steps are whole pieces of the contiguous one, stands first, since Triton lays threads
+        along it next: backward sums of EvoNorm in NHWC of 32 x 256 x 56 x 56 in bf16 177 to 79 us, in f32 146 to 119."""
         dims = tuple(a for a in self.order if a in self.pieces)
+        if beside is not None:
+            return tuple(sorted(dims, key=lambda a: a is not beside))
         if len(dims) != 3 or dims[-1] is not self.line:
             return dims
         behind = {a for _, address, _ in strides_of(self.b) if address.coefficient(self.line) == 1
@@ -205,11 +207,15 @@ class _Chooser(TileFacts):
         self.pieces.update(s.pieces)
         self.shift = self._shift(self.line)
         exact = frozenset(a for a in s.pieces if self.hints.exactly(a.extent) == sum(s.pieces[a]) * (s.sharers if a is s.shared else 1))
+        if s.beside is not None:
+            axis, count = s.beside
+            self.pieces.update({axis: (count,)} if count > 1 else {})
+            exact |= {axis}
         if self.shift is not None:
             n, group, whole = self.hints.exactly(self.line.extent), self.shift.group, s.pieces[self.line]
             whole = tile_stages.pieces(-(-(n // group * group) // s.sharers), whole[0]) if s.shared is self.line else whole
             self.pieces[self.line], exact = (*whole, 2 * group), frozenset()
-        dims = tuple(a for a in self.order if a in s.pieces)
+        dims = self._dims(s.beside[0] if s.beside is not None else None)
         split = tuple(a for a in self.order if a in self.crossed) if self.crossed else self._shared_rows() or tuple(self.b.parallel) if s.kept else ()
         self.resident = REGISTERS // (32 * s.warps * s.registers)
         if s.sharers > 1:
