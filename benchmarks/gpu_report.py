@@ -65,6 +65,7 @@ def symbolic(rows: Rows) -> str:
 
 def summary(rows: Rows, sides: Sequence[str] = SIDES) -> str:
     """Geometric mean (worst) of the limit by group and side, the targets, and what needs a look."""
+    sides = [s for s in sides if s in TITLES]
     out = [f"{'group':14}{'cases':>6}" + "".join(f"{TITLES[s]:>13}" for s in sides) + "  target"]
     groups: dict[str, list[str]] = {}
     for name in rows:
