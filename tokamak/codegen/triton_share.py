@@ -18,7 +18,8 @@ MOST = 16           # programs of a cluster
 
 @triton.jit
 def again(x):
-    """x, of 16 or 32 bits, as if it were new: what was computed from it before is not kept in registers, of 16 bits of twice its width, but computed again."""
+    """x, of 16 or 32 bits, as if it were new: what was computed from it before is not kept in registers, of 16 bits of twice its width, but computed
+    again."""
     if INTERPRETED:
         return x
     elif x.dtype.primitive_bitwidth == 32:
@@ -160,14 +161,14 @@ def _joined(first: tl.constexpr):
 
 @triton.jit
 def _crossed():
-    tl.inline_asm_elementwise("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned; mov.u32 $0, 0;", "=r", [], dtype=tl.int32,
-                              is_pure=False, pack=1)
+    tl.inline_asm_elementwise("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned; mov.u32 $0, 0;", "=r", [],
+                              dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
 def share1(a, sharers: tl.constexpr, at: tl.constexpr, first: tl.constexpr):
-    """The runs of numbers `a` (i32, f32, i64) of all programs of the cluster, a row each, by way of the room from byte `at` on. `first`: it is the kernel's
-    first exchange."""
+    """The runs of numbers `a` (i32, f32, i64) of all programs of the cluster, a row each, by way of the room from byte `at` on. `first`: it is the
+    kernel's first exchange."""
     _joined(first)
     _handed(a, sharers, at)
     _crossed()

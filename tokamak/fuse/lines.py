@@ -20,7 +20,8 @@ from .cost import Hints, estimates, is_heavy
 LINE = 128              # bytes of memory that are fetched together: of longer pieces nothing is gained
 HELD = 32768            # elements of a group that one program holds
 SHARE = 32 << 10        # bytes of groups side by side that each of the programs of a cluster holds: EvoNorm of 32 x 256 x 56 x 56 in bf16 46.6 us,
-                        # 50.0 with twice as many and twice the warps, 53.6 by columns; GroupNorm of 16 x 512 x 64 x 64 from NHWC in f16 49.9, 55.6, 66.7
+                        # 50.0 with twice as many and twice the warps, 53.6 by columns; GroupNorm of 16 x 512 x 64 x 64 from NHWC in f16 49.9, 55.6,
+                        # 66.7
 ALONE = 64 << 10        # bytes of a group that one program holds instead, where little is computed
 HALF = 64               # of a line at least
 PIECES = 2              # powers of two at most that make up the channels of such a group
@@ -51,9 +52,9 @@ def piece(read, over, hints: Hints) -> Axis | None:
 
 
 def abreast(read, over, hints: Hints, target) -> tuple[Axis, int, int] | None:
-    """(the axis of groups, how many side by side make whole lines, how many programs of a cluster share them) where one of the loads `read`, and no other
-    along all axes `over`, is of short pieces of lines, and programs hold all that is folded of it; else None. With the incoming gradient beside it EvoNorm
-    backward in bf16 takes 159 us, 134 by columns."""
+    """(the axis of groups, how many side by side make whole lines, how many programs of a cluster share them) where one of the loads `read`, and no
+    other along all axes `over`, is of short pieces of lines, and programs hold all that is folded of it; else None. With the incoming gradient beside
+    it EvoNorm backward in bf16 takes 159 us, 134 by columns."""
     c = piece(read, over, hints)
     held = {(e.node, e.index): e for e in read if set(over) <= e.offset().axes()}
     if c is None or len(held) != 1 or target.ordered or target.arch[:1] != ("cuda",) or any(hints.exactly(a.extent) is None for a in over):
@@ -126,7 +127,8 @@ def _beside(sources, readers: dict, hints: Hints) -> set:
     while stack:
         n = stack.pop()
         around = (*readers.get(n, ()), *(reads(n) if isinstance(n, Compute) else ()))
-        found = [x for x in around if x not in seen and isinstance(x, (Compute, Input)) and large(x) and not (isinstance(x, Compute) and fold(x) is not None)]
+        found = [x for x in around if x not in seen and isinstance(x, (Compute, Input)) and large(x)
+                 and not (isinstance(x, Compute) and fold(x) is not None)]
         seen.update(found)
         stack += found
     return seen
@@ -181,8 +183,8 @@ def columns_first(n: Compute, hints: Hints, parts: dict) -> Compute | None:
 
 
 def rows_first(n: Compute, done: set, hints: Hints, parts: dict) -> Compute | None:
-    """`n`, a fold along more axes than other folds of columns, `done`, of memory laid out as what it reads, as a fold along theirs first: one kernel reads it for all;
-    None where it is none."""
+    """`n`, a fold along more axes than other folds of columns, `done`, of memory laid out as what it reads, as a fold along theirs first: one kernel
+    reads it for all; None where it is none."""
     part = fold(n)
     if not isinstance(part, Reduce) or part.monoid != "sum":
         return None

@@ -36,8 +36,8 @@ Watch = Callable[[int, Callable], Callable]
 _WAITING = frozenset({torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default, torch.ops.aten.equal.default,
                       torch.ops.aten.masked_select.default, torch.ops.aten.is_nonzero.default})      # calls after which the device is done
 
-# What Python's own interface to torch does with the same arguments as the operator: it takes 2.1 us less of the host's time a call (mm of 4x4 on a CPU,
-# 3.9 us instead of 6.0: the operator's interface finds out what each argument is by its schema).
+# What Python's own interface to torch does with the same arguments as the operator: it takes 2.1 us less of the host's time a call (mm of 4x4 on a
+# CPU, 3.9 us instead of 6.0: the operator's interface finds out what each argument is by its schema).
 _DIRECT = {torch.ops.aten.mm.default: torch.mm, torch.ops.aten.bmm.default: torch.bmm, torch.ops.aten.addmm.default: torch.addmm,
            torch.ops.aten.baddbmm.default: torch.baddbmm, torch.ops.aten.convolution.default: torch.convolution,
            torch.ops.aten._addmm_activation.default: torch._addmm_activation}

@@ -77,10 +77,10 @@ def choose(b: Body, hints: Hints, target) -> Schedule:
     return Schedule(parallel, vector, block, order, unrolled, lanes, columns=columns, divide=divide, stream=STREAM)
 
 
-LINE = 64               # bytes of a column of registers in each row that it folds: up to half of the second-level cache a later loop over the same rows finds
-                        # them there, and what depends on the folds alone is computed once a register, not once a row. In ms, buffer / registers, one
-                        # core: variance of 256 x 1000 columns 0.14 / 0.04, of 1024 x 1023 0.68 / 0.46; a norm over the middle of 8 x 192 x 1000 3.4 / 1.7,
-                        # of 2048 x 4096 22.7 / 12.1; one sum of 2048 x 4096 the same
+LINE = 64               # bytes of a column of registers in each row that it folds: up to half of the second-level cache a later loop over the same
+                        # rows finds them there, and what depends on the folds alone is computed once a register, not once a row. In ms, buffer /
+                        # registers, one core: variance of 256 x 1000 columns 0.14 / 0.04, of 1024 x 1023 0.68 / 0.46; a norm over the middle of 8 x
+                        # 192 x 1000 3.4 / 1.7, of 2048 x 4096 22.7 / 12.1; one sum of 2048 x 4096 the same
 STREAM = 16 << 20       # bytes of a result that no cache keeps until it is read: around them its lines are not read first. x * 2 + 1 and its sum
                         # through / around a last level of 32 MiB: 8 MiB 0.54 / 0.65 ms, 16 MiB 1.64 / 1.42, 64 MiB 8.1 / 6.6
 LANE_SCANS = ("sum", "prod", "max", "min")      # what a register's lanes can be scanned with

@@ -39,7 +39,8 @@ UNDER_WAY = 3           # rows that are read or worked on at once in a loop: bf1
 SHARED = 160 << 10      # bytes of shared memory at most that hold those which are read
 TURNS = 8               # rows at least to a cluster whose programs take one after the other
 BESIDE = 3              # bytes of all that is read along a row that way, to a byte of a share's row: a bf16 layer norm's two weights spill 64 bytes
-SIDE_WARPS = 4          # of a program that holds rows side by side: with twice as many of half the registers EvoNorm of 32 x 256 x 56 x 56 in bf16 53 us, 47
+SIDE_WARPS = 4          # of a program that holds rows side by side: with twice as many of half the registers EvoNorm of 32 x 256 x 56 x 56 in bf16 53
+                        # us, 47
 SIDE_REGISTERS = 128    # of a thread then
 CARRYING = 16           # elements of a row to one thread where column sums are carried beside it
 
@@ -59,7 +60,8 @@ class Stages:
 
 
 def possible(b: Body, rows: list[Axis], line: Axis | None, hints: Hints, target) -> bool:
-    """Are the folds of `b` of rows, whole or along some of their axes, contiguous and of a known length, that are needed again once they are known?"""
+    """Are the folds of `b` of rows, whole or along some of their axes, contiguous and of a known length, that are needed again once they are
+    known?"""
     if target.ordered or line not in rows or len(rows) > 3 or any(hints.exactly(a.extent) is None for a in rows) or \
             hints.least(line.extent) < (gpu.RUN if hints.count(rows) > gpu.HELD else SIDE) and abreast(held(b, frozenset(rows)), rows, hints, target) is None:
         return False
@@ -110,8 +112,8 @@ def stages(b: Body, rows: list[Axis], line: Axis, hints: Hints, target) -> Stage
 
 
 def side_by_side(b: Body, rows: list[Axis], read: list[Load], hints: Hints, target) -> Stages | None:
-    """How the programs of a cluster hold rows that lie side by side, of each of which a short piece is in every line: groups of channels in channels-last.
-    None where that is not so, or a program by itself does better."""
+    """How the programs of a cluster hold rows that lie side by side, of each of which a short piece is in every line: groups of channels in
+    channels-last. None where that is not so, or a program by itself does better."""
     beside, whole = abreast(read, rows, hints, target), set(rows)
     folds = [e for e in walk(*exprs_of(b)) if isinstance(e, Reduce)]
     heavy = any(isinstance(e, Op) and OPS[e.name].heavy and whole <= e.free for e in walk(*exprs_of(b)))
@@ -131,8 +133,8 @@ def side_by_side(b: Body, rows: list[Axis], read: list[Load], hints: Hints, targ
 
 
 def turns(b: Body, rows: list[Axis], line: Axis, hints: Hints, target) -> Stages | None:
-    """How the programs of clusters take long rows of a `possible` body one after the other, the next ones under way while they work on one; None where rows
-    are shorter or few, or what is read beside them is too much to keep."""
+    """How the programs of clusters take long rows of a `possible` body one after the other, the next ones under way while they work on one; None
+    where rows are shorter or few, or what is read beside them is too much to keep."""
     loads = {(e.node, e.index): e for e in walk(*exprs_of(b)) if isinstance(e, Load) and line in e.index[0].axes()}.values()
     size = hints.count(rows) * sum(e.dtype.bytes for e in held(b, frozenset(rows)))
     sharers = 1 << (-(-size // gpu.SHARE) - 1).bit_length()
