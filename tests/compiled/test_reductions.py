@@ -129,7 +129,7 @@ def test_prefixes_down_columns(scan, shape):
 @pytest.mark.parametrize("rows, columns, type, tile", [
     (97, 688168, "f16", "tile(i0:8?, i1:256?) looped(i0) by_thread warps(1)"), (194, 344084, "f32", "tile(i0:8?, i1:128?) looped(i0) by_thread warps(1)"),
     (16, 4194304, "f16", "tile(i0:16, i1:256) warps(1)"), (4, 4194304, "f16", "tile(i0:4, i1:256)"),
-    (65536, 1024, "f16", "tile(i0:64, i1:64) split"), (1024, 65536, "f16", "tile(i0:64, i1:64) looped(i0) warps(4)"),
+    (65536, 1024, "f16", "tile(i0:16, i1:64) split"), (1024, 65536, "f16", "tile(i0:64, i1:64) looped(i0) warps(4)"),
     (1024, 65536, "f32", "tile(i0:64, i1:64) looped"), (97, 688169, "f16", "tile(i0:64?, i1:64?) looped")])
 def test_columns_are_folded_by_words(rows, columns, type, tile):
     """Whole words of rows, as many bytes under way as the machine asks for; not of rows that begin anywhere, nor of few columns."""

@@ -68,6 +68,18 @@ def test_16_bits(chosen, columns):
     assert staged(chosen)
 
 
+@pytest.mark.parametrize("rows, columns, dtype, programs", [(3, 256, torch.float32, 2), (2, 301, torch.bfloat16, 2), (1, 515, torch.float32, 4),
+                                                            (2, 200, torch.float16, 2), (4, 256, torch.float32, 1)])
+def test_few_rows_are_shared_by_more_programs(chosen, monkeypatch, rows, columns, dtype, programs):
+    """Rows that one program could hold, too few for the multiprocessors."""
+    monkeypatch.setattr(gpu, "LEAST_SHARE", 64)
+    tolerance = 1e-5 if dtype is torch.float32 else 4e-2
+    check(lambda x: torch.softmax(x, -1), values(2, rows, columns, dtype=dtype)[0], tolerance=tolerance)
+    assert rows == 1 or staged(chosen)[0] == programs
+    check(layer_norm, values(rows, columns, dtype=dtype), values(columns, dtype=dtype), values(columns, dtype=dtype), tolerance=tolerance)
+    assert rows == 1 or staged(chosen)[-1] == programs
+
+
 @pytest.mark.parametrize("columns, programs", [(513, 1), (2049, 8)])
 def test_what_lies_beside_whole_words_does_not_count(chosen, columns, programs):
     """A row one element longer than what programs hold in whole words is held by them, in pieces that are whole words."""

@@ -17,6 +17,8 @@ from .sizes import runs_along
 HELD = 32768            # elements of a row that one program holds in registers
 STAGED = 128 << 10      # bytes of a row that one program holds in registers in the width it has in memory: see `schedule.tile_stages`
 SHARE = 64 << 10        # of a longer row that each of the programs of a cluster holds
+LEAST_SHARE = 8 << 10   # the same where rows are too few for the multiprocessors: bf16 softmax of 64 rows of 16385 and 16 of 262145 5.2 and 11.6 us,
+                        # RMSNorm of 64 of 32768 5.1, Inductor's kernels 12.6, 24.2 and 7.1; LayerNorm of 128 of 32768 8.8, 12.9
 RUN = 64                # contiguous elements at least, of a row that is held so: BatchNorm in NCHW 54% in three kernels, 47% so (with 32)
 PASSING = 4096          # elements of a row from which on it is folded in pieces when nothing needs all of it at once
 HELD_ACROSS = 1024      # the same of rows that are not contiguous: a tile needs columns for whole sectors of memory beside them
@@ -63,20 +65,21 @@ def updates(group: Group, target) -> bool:
 
 def busy(group: Group, r: Roles, v, hints: Hints, target) -> bool:
     """Are there programs for every multiprocessor, or is each of the few done before another kernel would have begun?"""
-    programs = parallelism(r, v, hints) * _sharers(group, r, hints, target)
+    sharing = _sharers(group, r, hints, target)
+    programs = parallelism(r, v, hints) * sharing
     work = max(hints.count(m.free | m.bound) for m in group.members)
-    return programs >= FILL * target.threads or work <= SHORT * programs
+    return programs >= FILL * target.threads or work <= SHORT * programs or sharing > 1 and 4 * programs >= 3 * target.threads
 
 
-def sharers(row: int, target) -> int:
-    """How many programs hold a row of so many bytes in stages; 0 where none can. What lies beside whole 16-byte words, of rows that begin anywhere, does not
-    count."""
+def sharers(row: int, target, rows: int = 0) -> int:
+    """How many programs hold a row of so many bytes in stages; 0 where none can. What lies beside whole 16-byte words, of rows that begin anywhere,
+    does not count. `rows`: how many there are, where that is known; few are shared by more programs than they need."""
     if target.ordered or target.arch[:1] != ("cuda",):
         return 0
     row -= row % 16
-    if row <= STAGED:
-        return 1
-    count = 1 << (-(-row // SHARE) - 1).bit_length()
+    count = 1 if row <= STAGED else 1 << (-(-row // SHARE) - 1).bit_length()
+    while 0 < rows * count < target.threads and 2 * count <= target.cluster and row >= 2 * count * LEAST_SHARE:
+        count *= 2
     return count if count <= target.cluster else 0
 
 
@@ -95,7 +98,7 @@ def _sharers(group: Group, r: Roles, hints: Hints, target) -> int:
     if not any((m.free | m.bound) & rows for m in behind):
         return 1
     wide = max(_read_along(group, m) for m in folds)
-    return max(1, sharers(wide * hints.count(rows), target))
+    return max(1, sharers(wide * hints.count(rows), target, hints.count(r.parallel)))
 
 
 def _read_along(group: Group, fold) -> int:
@@ -127,9 +130,10 @@ def reread(node: Compute, part: Reduce, hints: Hints, target) -> bool:
         return True
     contiguous = any(runs_along(e, a) for e in walk(*part.args) if isinstance(e, Load) for a in part.over)
     known = all(hints.exactly(a.extent) is not None for a in part.over) and any(_long_run(e, part.over, hints) for e in walk(*part.args))
-    held = sharers(_row_bytes((part,), part.over) * length, target) if known else 0
+    size = _row_bytes((part,), part.over) * length
+    held = sharers(size, target, rows) if known else 0
     if held:
-        return rows * held < FILL * target.threads and length * rows > SHORT * rows * held
+        return size > SHARE // 2 * held and 4 * rows * held < 3 * target.threads
     programs = rows if contiguous else max(1, rows // BLOCK)
     return length > (HELD if contiguous else HELD_ACROSS) or programs < FILL * target.threads and length * rows > SHORT * programs
 
@@ -285,10 +289,11 @@ def _walked(group: Group, r: Roles, v) -> bool:
 
 def _cuts_lines(group: Group, r: Roles, v, hints: Hints) -> bool:
     """Would a fold, within the same program, over rows of `v` that lie one behind the other make accesses short, which are 16-byte words along both?"""
+    crossed = {a for m in r.accumulating for a in m.bound}
     for m in r.local:
         for e in m.loads:
             offset = e.offset()
-            behind = [a for a in offset.axes() - r.parallel if offset.coefficient(a) is as_index(v.extent)]
+            behind = [a for a in offset.axes() - (r.parallel - crossed) if offset.coefficient(a) is as_index(v.extent)]
             if offset.coefficient(v) == 1 and behind and not hints.divides(max(16 // e.dtype.bytes, 1), v.extent):
                 if any(a in m.free and hints.divides(max(16 // e.dtype.bytes, 1), a.extent * v.extent) for a in behind):
                     return True

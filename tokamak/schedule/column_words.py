@@ -1,8 +1,11 @@
-"""Tiles for folds of many columns that nothing else comes of: a warp reads words of whole lines of several rows, and a thread folds its rows before
-it carries a word's elements on, so that what is carried is little and what is under way is much."""
+"""Tiles for folds of columns that nothing else comes of. Where columns are many, a warp reads words of whole lines of several rows, and a thread
+folds its rows before it carries a word's elements on, so that what is carried is little and what is under way is much. Elsewhere programs of as few warps
+as fill the machine: they fold their columns without waiting for each other.
+"""
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 
 from ..fuse.cost import Hints
 from ..ir.expr import Load, Reduce, Scan, walk
@@ -17,23 +20,88 @@ DEEP = 8                # rows of a tile in a loop: sums over 777 x 86021, whose
                         # 64 x 64
 RESIDENT = 8            # warps of a multiprocessor at least that there are blocks of columns for
 FEW = 16                # rows at most that one program holds without a loop: f16 sums over 16 x 4194304 88%, 79 in tiles of 64 columns; f32 93, 92
+ONCE = 4                # of so many parts of the second-level cache more than one is read: what is read leaves it first. 33 MB of bf16 in 8192 rows
+                        # of 2047 12.4 us, 14.0 without; 4 MB the same either way
+WARPS = 32              # of a multiprocessor, of programs that walk down columns: 33 MB of bf16, 8192 rows of 2047 that count as eight, 13.9 us, 17.7
+                        # with half as many, 23.8 with a quarter
+COLUMNS = 64            # columns of a tile of theirs
+EACH = 32               # elements of such a tile to a thread: 17.8 us with twice as many; by four warps that wait for each other 18.1 and 20.4
+WIDEST = 16             # warps of a program: 256 rows of 4097 columns by 65 programs 3.3 us, 3.9 with half as many columns
+SHARES = 512            # programs at most that share columns, whose partial results one kernel folds: 512 of 127 columns 1.4 us, 1024 1.7
+LATE = 4 << 20          # bytes of 32-bit elements up to which the time is that of a few accesses one after the other: partial results, mostly.
+                        # Also where columns are too few for the multiprocessors
+LATE_ROWS = 8192        # elements of a tile then at most: partial results of 128 programs over 127 columns 1.1 us, 3.7 in tiles of 128 x 8 by
+LATE_EACH = 16          # two warps; of 128 over 4097 1.6, 264 over 512 1.6, 512 over 2047 2.4
+LATE_WARPS = 16         # of 1584 over 768 5.1 us, 10.2 in tiles of half as many elements
+LATE_COLUMNS = 4, 64    # columns of such a tile: the fewer, the more programs; 16 over 32768 1.5 us by 64, 2.5 by 16
 
 
-def by_words(b: Body, line: Axis | None, rows: list[Axis], looped: set[Axis], hints: Hints, target) -> dict[Axis, int] | None:
-    """The rows (where they are looped) and columns of a tile of one warp, where `b` only folds one contiguous value of 16 or 32 bits down columns,
-    rows beginning at whole words, and such programs fill the machine; else None."""
-    if len(rows) != 1 or line not in b.parallel or target.ordered:
+@dataclass(frozen=True)
+class Columns:
+    """A tile of `rows` x `columns` to a program of so many warps; programs that share the rows of a block of columns. `by_thread`: a thread folds its
+    rows before it carries them on. `once`: what is read leaves the cache first."""
+    rows: int
+    columns: int
+    warps: int
+    programs: int = 1
+    by_thread: bool = False
+    once: bool = False
+
+
+def choose(b: Body, line: Axis | None, rows: list[Axis], crossed: frozenset[Axis], hints: Hints, target) -> Columns | None:
+    """How programs fold the columns of `b`, where it only folds one contiguous value of 16 or 32 bits down one axis; None where it does something
+    else, or other tiles do it as well."""
+    down = next(iter((*rows, *crossed)), None)
+    if len(rows) + len(crossed) != 1 or line not in b.parallel - crossed or target.ordered or (size := _one_value(b, down, line)) not in (2, 4):
         return None
-    down, size = rows[0], _one_value(b, rows[0], line)
-    if size not in (2, 4) or begin_anywhere(b, line, hints) or hints.least(line.extent) < 32 * WORD // size:
+    others = math.prod(hints(a.extent) for a in b.parallel - crossed if a is not line)
+    blocks = lambda columns: -(-hints(line.extent) // columns) * others
+    touched = hints(down.extent) * hints(line.extent) * others * size
+    if not crossed and (found := _by_words(b, line, down, size, blocks, hints, target)) is not None:
+        return found
+    if size == 4 and not crossed and (touched <= LATE or blocks(COLUMNS) < target.threads):
+        return _late(hints(line.extent) * others, hints(line.extent), hints(down.extent), target)
+    if size == 4 and touched > target.l2 or begin_anywhere(b, line, hints) and touched > LATE:
         return None
+    columns, once = min(COLUMNS, _power(hints(line.extent))), ONCE * touched > target.l2
+    many = WARPS * target.threads // blocks(columns)
+    if not crossed:
+        return replace(_tile(columns, max(1, min(WIDEST, _power(many + 1) // 2)), hints(down.extent)), once=once)
+    warps, programs = 1, lambda warps: max(1, min(many // warps, -(-hints(down.extent) // _tile(columns, warps, hints(down.extent)).rows)))
+    while programs(warps) > SHARES and warps < WIDEST:
+        warps *= 2
+    made = _tile(columns, warps, hints(down.extent))
+    return Columns(made.rows, made.columns, made.warps, programs(warps), once=once)
+
+
+def _tile(columns: int, warps: int, most: int) -> Columns:
+    """A tile of so many columns and at most as many rows, with EACH elements to a thread."""
+    rows = min(32 * warps * EACH // columns, _power(most))
+    return Columns(rows, columns, max(1, min(warps, rows * columns // (32 * EACH))))
+
+
+def _late(many: int, across: int, down: int, target) -> Columns:
+    """Tiles for columns whose few bytes are late rather than many."""
+    least, most = LATE_COLUMNS
+    columns = min(max(least, min(most, _power(many // target.threads))), _power(across))
+    rows = min(_power(down), LATE_ROWS // columns)
+    return Columns(rows, columns, max(1, min(LATE_WARPS, rows * columns // (32 * LATE_EACH))))
+
+
+def _by_words(b: Body, line: Axis, down: Axis, size: int, blocks, hints: Hints, target) -> Columns | None:
+    """Tiles of one warp where rows begin at whole words and such programs fill the machine."""
     columns = 32 * WORD // size
-    blocks = -(-hints(line.extent) // columns) * math.prod(hints(a.extent) for a in b.parallel if a is not line)
-    if blocks < RESIDENT * target.threads:
+    if begin_anywhere(b, line, hints) or hints.least(line.extent) < columns or blocks(columns) < RESIDENT * target.threads:
         return None
-    if down in looped:
-        return {down: DEEP, line: columns} if hints(down.extent) >= DEEP else None
-    return {line: columns} if hints.most(down.extent) <= FEW else None
+    most = hints.most(down.extent)
+    if most is not None and most <= FEW:
+        return Columns(_power(most), columns, 1)
+    return Columns(DEEP, columns, 1, by_thread=True) if hints(down.extent) >= DEEP else None
+
+
+def _power(n: int) -> int:
+    """The least power of two that is at least `n`."""
+    return 1 << max(n - 1, 0).bit_length()
 
 
 def _one_value(b: Body, down: Axis, line: Axis) -> int:

@@ -23,6 +23,7 @@ FROM = 20 << 10         # bytes of a row from which on it is held in stages: 409
 FROM_WIDE = 32 << 10    # the same of rows of 32 bits and more: f32 softmax over 16384 and 16385 columns 89 and 88%, 74 and 73 held as they are; LayerNorm
                         # 95 either way. Over 8192 columns 90 and 95, LayerNorm 97 and 95
 WIDE = 64 << 10         # of a row, or a share, from which on it takes a multiprocessor's threads
+NARROW = 16 << 10       # of a share up to which it takes half as many threads, so that all clusters of few rows run at once
 WARPS = 16
 LANES = 8               # elements of a piece to a thread: 16 bytes of a 16-bit type
 KEPT = 64 << 10         # bytes of a row that begins anywhere, and of what is kept beside it for all rows of a program, where two programs share a
@@ -99,9 +100,10 @@ def stages(b: Body, rows: list[Axis], line: Axis, hints: Hints, target) -> Stage
     whole = max(sum(math.prod(n[a] for a in rows if a in e.index[0].axes()) * e.dtype.bytes for e in read), math.prod(n.values()))
     whole -= whole % 16
     nested = any(not frozenset(rows) <= set(e.over) for e in walk(*exprs_of(b)) if isinstance(e, Reduce))
-    sharers = gpu.sharers(whole, target) if whole > (FROM if any(e.dtype.is_half for e in read) else FROM_WIDE) else 0
+    least = FROM if any(e.dtype.is_half for e in read) else FROM_WIDE
+    sharers = gpu.sharers(whole, target, 0 if nested else hints.count(b.parallel)) if whole > least else 0
     sharers = 0 if nested and sharers > 1 else sharers
-    warps = WARPS if whole <= WIDE * sharers else 2 * WARPS
+    warps = max(1, WARPS // 2) if sharers > 1 and whole <= NARROW * sharers else WARPS if whole <= WIDE * sharers else 2 * WARPS
     others = sorted((a for a in rows if a is not line), key=lambda a: -n[a])
     for shared in ((line, *others, line) if n[line] >= sharers * UNBROKEN else (*others, line)) if sharers else ():
         found = _covered({**n, shared: -(-n[shared] // sharers)}, _order(read, line, others, n), 32 * warps * LANES)

@@ -22,6 +22,11 @@ SMALLEST = 256          # of a pointwise tile where there are few: 65536 element
 RAGGED = 1024           # of a tile with rows that begin anywhere and are too short for whole words: f32 softmax over 65 columns 77%, f16 LayerNorm
                         # 57; 61 and 54 with twice as many, 36 and 31 with TILE
 RAGGED_FOLDED = 2048    # the same where rows are only folded: f32 sums along 65 and 17 columns 95 and 91%, 66 and 82 with TILE
+RAGGED_STORED = 2048    # the same of longer rows that are written, too, and elements of a thread: warps that fold their rows by themselves. bf16
+RAGGED_EACH = 64        # LayerNorm over 255 and 257 columns 47.7 and 38.1 us, 55.1 and 46.6 with tiles of twice as many or twice the warps
+SPREAD = 8              # of tiles of short rows that a multiprocessor should have where they are few: bf16 LayerNorm of 2048 rows of 512 3.0 us,
+                        # 3.6 with TILE
+SPREAD_FROM = 256       # elements of such rows at least: of 32768 rows of 32 2.9 us, 2.8 with TILE
 ROWS = 8                # of such tiles at least: f32 sums along 257 columns 85%, 40 with one
 RAGGED_THREAD = 8       # elements to a thread of a tile that walks down columns whose rows begin anywhere: the compiler keeps few such loads under
                         # way. f16 sums of 1024 rows of 65537 64%, 17 with ROW_THREAD
@@ -100,6 +105,8 @@ class _Chooser(TileFacts):
             self.looped.update(self.rows)
         elif staged is not None:
             return self._staged(staged)
+        elif columns := column_words.choose(self.b, self.line, self.rows, self.crossed, self.hints, self.target):
+            return self._columns_only(columns)
         elif flat := tile_flat.rows_of(self.b, self.rows, self.line, self.hints, self.target):
             return self._flat(flat)
         else:
@@ -107,9 +114,6 @@ class _Chooser(TileFacts):
         self._cover_parallel()
         several = tile_statistics.several_rows(self, self.pieces)
         self.pieces.update(several)
-        words = None if self.crossed else column_words.by_words(self.b, self.line, self.rows, self.looped, self.hints, self.target)
-        if words is not None:
-            self.pieces = {a: (words[a],) if a in words else self.pieces[a] for a in (*self.rows, self.line)}
         dims = self._dims()
         elements = math.prod(sum(self.pieces[a]) for a in dims)
         exact = frozenset(a for a in dims if self._exact(a))
@@ -120,6 +124,8 @@ class _Chooser(TileFacts):
         each = self._carried_each() if carries else ROW_THREAD if self.rows or self.crossed else PER_THREAD
         if self.looped and not self.crossed and self.line in self.b.parallel:
             each = LONE_THREAD if self._lone() else RAGGED_THREAD if self.begin_anywhere() else each
+        if self.line in self.rows and not self.looped and not self.crossed and self.shift is None and self.stored_along() and self.begin_anywhere():
+            each = RAGGED_EACH
         one = self.carries and not self.looped and dims == (self.line,) == tuple(self.rows)          # one contiguous row at a time
         shares = self.crossed and not self.rows
         staged = self.staged_columns() and not several
@@ -136,8 +142,8 @@ class _Chooser(TileFacts):
         warps = max(1, min(CARRY_WARPS if carries and not one else MOST_WARPS, warps))
         if self.streams() or self.line in self.looped and self.passing():
             warps = min(warps, SUMMED_WARPS if self.summed() else PASSING_WARPS)
-        if several or words:
-            warps = tile_statistics.WORD_WARPS if several else 1
+        if several:
+            warps = tile_statistics.WORD_WARPS
         split = tuple(a for a in self.order if a in self.crossed) or self._shared_rows()
         # one-warp LayerNorm and RMSNorm over 1023: 83 and 88%, 65 and 78 when counted
         counted = carries or split and not self.crossed and warps > 1
@@ -150,8 +156,7 @@ class _Chooser(TileFacts):
                             self._programs(split) if split else 1, exact, warps, 1 if reread else CARRY_STAGES if staged else self._stages(),
                             wide=self.wide, once=once(self.b, self.line, self.looped, self.hints, self.target), shift=self.shift,
                             registers=min(REGISTERS // (32 * warps * self.resident) // 8 * 8, 255) if capped else 0,
-                            together=self.together, ahead=bool(several) and self.only_sums(),
-                            by_thread=by_thread or bool(words) and bool(self.looped), reread=reread)
+                            together=self.together, ahead=bool(several) and self.only_sums(), by_thread=by_thread, reread=reread)
 
     def _dims(self, beside: Axis | None = None) -> tuple[Axis, ...]:
         """The tiled axes in order. `beside`, or of three one whose steps are whole pieces of the contiguous one, stands first, since Triton lays threads
@@ -195,7 +200,8 @@ class _Chooser(TileFacts):
         if not tile_stages.possible(self.b, self.rows, self.line, self.hints, self.target):
             return None
         self.shift = self._shift(self.line)
-        shift, kept, self.shift = self.shift, self._shared_rows(), None
+        few = self.hints.count(self.b.parallel) < self.target.threads
+        shift, kept, self.shift = self.shift, () if few else self._shared_rows(), None
         found = tile_stages.keeping(self.b, self.line, shift.group, self.hints, self.target) if kept else \
             tile_stages.turns(self.b, self.rows, self.line, self.hints, self.target) if shift is None else None
         row = self.hints.count(self.rows) * sum(e.dtype.bytes for e in tile_stages.held(self.b, frozenset(self.rows)))
@@ -216,13 +222,26 @@ class _Chooser(TileFacts):
             whole = tile_stages.pieces(-(-(n // group * group) // s.sharers), whole[0]) if s.shared is self.line else whole
             self.pieces[self.line], exact = (*whole, 2 * group), frozenset()
         dims = self._dims(s.beside[0] if s.beside is not None else None)
-        split = tuple(a for a in self.order if a in self.crossed) if self.crossed else self._shared_rows() or tuple(self.b.parallel) if s.kept else ()
+        kept = (self._shared_rows() or tuple(self.b.parallel)) if s.kept else ()
+        split = tuple(a for a in self.order if a in self.crossed) if self.crossed else kept
         self.resident = REGISTERS // (32 * s.warps * s.registers)
         if s.sharers > 1:
             self.resident *= gpu.clusters(s.sharers, self.target) / self.target.threads
         return TileSchedule(self.order, dims, tuple((a, self.pieces[a]) for a in dims), frozenset(), split,
                             self._programs(split) if split else 1, exact, s.warps, s.stages, wide=self.wide,
                             shift=self.shift, staged=s.shared, sharers=s.sharers, registers=s.registers)
+
+    def _columns_only(self, found: column_words.Columns) -> TileSchedule:
+        """Columns that are only folded."""
+        down, = (*self.rows, *self.crossed)
+        most = self.hints.most(down.extent)
+        self.looped.update(() if self.crossed or most is not None and most <= found.rows else self.rows)
+        self.pieces = {a: (found.rows if a is down else found.columns,) for a in self.order if a in (down, self.line)}
+        self.resident = found.programs * -(-self.hints.count(self.b.parallel - self.crossed) // found.columns) / self.target.threads
+        split = tuple(self.crossed)
+        return TileSchedule(self.order, tuple(self.pieces), tuple(self.pieces.items()), frozenset(self.looped), split,
+                            self._programs(split) if split else 1, frozenset(a for a in self.pieces if self._exact(a)), found.warps, wide=self.wide,
+                            once=found.once or once(self.b, self.line, self.looped, self.hints, self.target), by_thread=found.by_thread)
 
     def _flat(self, count: int) -> TileSchedule:
         """So many short rows to a program, which are read as one run."""
@@ -351,7 +370,9 @@ class _Chooser(TileFacts):
             if not self.stored_along():
                 want = max(RAGGED_FOLDED, ROWS * have) if self.begin_anywhere() else max(TILE, FOLDED // self.narrowest())
             elif self.begin_anywhere():
-                want = max(RAGGED, ROWS * have)
+                want = max(RAGGED, min(ROWS * have, RAGGED_STORED))
+            elif have >= SPREAD_FROM:
+                want = min(TILE, max(RAGGED, power(hints.count(self.b.axes) // (SPREAD * self.target.threads))))
         elif self.line in self.rows and not self.looped and self.begin_anywhere():
             want = max(RAGGED, ROWS * have)
         if self.streams():
@@ -373,7 +394,8 @@ class _Chooser(TileFacts):
         few, beside = self.statistics(), sum(a not in self.crossed for a in self.pieces)
         for a in candidates:
             most_axes = 1 + beside if few and have * 8 > want else 3
-            if have * 2 <= want // (4 if self.rows and self.line in self.rows else 1) and len(self.pieces) < most_axes and hints(a.extent) > 1:
+            room = max(want // 4, min(want, RAGGED)) if self.rows and self.line in self.rows else want
+            if have * 2 <= room and len(self.pieces) < most_axes and hints(a.extent) > 1:
                 have *= self._tile(a, want // have)
 
     def _line_in_blocks(self, most: int) -> int:
