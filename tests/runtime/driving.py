@@ -17,7 +17,7 @@ DRIVER = r"""
 #include <stdlib.h>
 #include <string.h>
 typedef struct { void *function; unsigned shape[7]; void *stream; int64_t arguments[16]; int32_t small; int together; void *context; } launch;
-launch launches[64];
+launch launches[512];
 int launched, loaded, answer, count = 3, mode = 0, relaxed_at_load, shared_asked, any_cluster;
 char images[64][16];
 void *current;
@@ -40,7 +40,7 @@ int cuFuncGetAttribute(int *value, int which, void *function) { *value = 0; retu
 int cuFuncSetAttribute(void *function, int which, int value) { if (which == 8) shared_asked = value; else any_cluster += which == 14; return 0; }
 static int take(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned g, unsigned s, void *stream, void **p, int together) {
     if (answer) return answer;
-    launch *l = &launches[launched++];
+    launch *l = &launches[__atomic_fetch_add(&launched, 1, __ATOMIC_SEQ_CST)];
     unsigned shape[7] = {a, b, c, d, e, g, s};
     l->function = f; memcpy(l->shape, shape, sizeof shape); l->stream = stream; l->together = together; l->context = current;
     for (int i = 0; i < count + 2; i++) l->arguments[i] = *(int64_t *)p[i];
@@ -73,6 +73,41 @@ int cuTensorMapEncodeTiled(void *map, int type, unsigned rank, void *at, const u
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *n, void *f, int threads, size_t shared) { *n = 2048 / threads; return 0; }
 int cuMemHostAlloc(void **host, size_t size, unsigned flags) { *host = malloc(size); memset(*host, 7, size); return flags == 3 ? 0 : 1; }
 int cuMemHostGetDevicePointer_v2(void **there, void *host, unsigned flags) { *there = host; return 0; }
+typedef struct { void *function; unsigned shape[7]; void **parameters, **extra, *kernel, *context; } node;
+typedef struct { int nodes, ended; launch at[64]; } graph;
+int graphs, made, set, replayed, ended, captures, refused;
+static int written(launch *l, const node *n) {
+    if (refused) return refused;
+    l->function = n->function; memcpy(l->shape, n->shape, sizeof n->shape); l->together = 0;
+    for (int i = 0; i < count + 2; i++) l->arguments[i] = *(int64_t *)n->parameters[i];
+    l->small = *(int32_t *)n->parameters[1];
+    return n->extra || n->kernel || n->context ? 999 : 0;
+}
+int cuGraphCreate(graph **g, unsigned flags) { *g = calloc(1, sizeof **g); graphs++; return flags; }
+int cuGraphAddKernelNode_v2(launch **at, graph *g, launch *const *before, size_t count, const node *n) {
+    if (count != (g->nodes > 0) || count && *before != g->at + g->nodes - 1) return 998;
+    *at = g->at + g->nodes++;
+    return written(*at, n);
+}
+int cuGraphInstantiateWithFlags(graph **to, graph *from, unsigned long long flags) {
+    *to = malloc(sizeof **to); memcpy(*to, from, sizeof **to); made++;
+    (*to)->at[0].context = from;
+    return flags || mode != 2;
+}
+int cuGraphExecKernelNodeSetParams_v2(graph *g, launch *at, const node *n) {
+    set++;
+    return written(g->at + (at - ((graph *)g->at[0].context)->at), n);
+}
+int cuGraphLaunch(graph *g, void *stream) {
+    if (answer) return answer;
+    launch *l = &launches[__atomic_fetch_add(&launched, g->nodes, __ATOMIC_SEQ_CST)];
+    for (int i = 0; i < g->nodes; i++) { l[i] = g->at[i]; l[i].context = current; l[i].stream = stream; }
+    replayed++;
+    return 0;
+}
+int cuStreamIsCapturing(void *stream, int *status) { *status = captures; return 0; }
+int cuGraphExecDestroy(graph *g) { ended++; return 0; }
+int cuGraphDestroy(graph *g) { ended++; return 0; }
 int cuThreadExchangeStreamCaptureMode(int *m) { int before = mode; mode = *m; *m = before; return 0; }
 """
 
@@ -104,7 +139,7 @@ class Fake:
 
     @property
     def launches(self) -> list[Recorded]:
-        return list((Recorded * 64).in_dll(self.library, "launches"))[:self.number("launched").value]
+        return list((Recorded * 512).in_dll(self.library, "launches"))[:self.number("launched").value]
 
     def kernel(self, launch, **fields) -> Kernel:
         unit = GpuUnit("k", "text", ("*fp32", "i32", "fp64"), **{"divisible": frozenset({0}), **fields})

@@ -1,6 +1,7 @@
 """Launches as one call: what stands together, where small values lie, and what arrives at the driver."""
 from __future__ import annotations
 
+import gc
 import struct
 import threading
 from dataclasses import replace
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.runtime.driving import device, fake, launch, library                # fixtures
-from tokamak.runtime import gpu
+from tokamak.runtime import gpu, gpu_launcher
 from tokamak.runtime.program import assemble, source
 from tokamak.runtime.pieces import names_in
 from tokamak.runtime.runs import SMALL, Group, Run, Word, grouped, layout
@@ -212,9 +213,96 @@ def test_clusters_and_shared_memory_are_in_a_frame(fake):
     assert [(s.together, s.shape[6], s.stream) for s in fake.launches] == [(-4, 100_000, n) for n in (1, 2, 2, 1)]
 
 
-def test_threads_do_not_mix_their_values(fake, launch):
+# -- many launches are a graph --------------------------------------------------------------------------------------------
+MANY = gpu_launcher.FEWEST + 3
+
+
+def many(fake, **fields):
+    """A run of MANY launches with a grid, an address and a number of a call's."""
+    placed = fake.kernel(gpu.launcher(), **fields).on("cuda:0")
+    return Run([(placed, (Word(0, 2), Word(1), Word(1), Word(16 * i, 0), Word(0, 1), Word(0.5 * i))) for i in range(MANY)], (False,) * 3)
+
+
+def expected(stream, address, number, grid, names=(b"k0", b"k")):
+    return [(names[address % 16 != 0], [grid, 1, 1], stream, address + 16 * i, number, 0.5 * i) for i in range(MANY)]
+
+
+def counts(fake) -> list[int]:
+    return [fake.number(name).value for name in ("made", "set", "replayed")]
+
+
+def test_many_launches_are_a_graph_with_what_each_call_gives(fake):
+    run = many(fake)
+    calls = [(5, 160, 7, 3), (6, 320, -8, 4), (7, 480, 9, 5), (8, 640, 10, 6), (9, 648, 11, 7), (9, 656, 12, 8), (9, 664, 13, 9)]
+    for stream, *values in calls:
+        assert run.call(stream, *values) == 0
+    assert arrived(fake) == [x for call in calls for x in expected(*call)]              # the fifth is less aligned, and makes a variant
+    assert (gpu_launcher.TURNS, gpu_launcher.OFTEN) == (2, 1)       # graphs of the fourth, sixth and seventh: the first loads, the next are the first
+    assert counts(fake)[0] == 2 and counts(fake)[2] == 3 and fake.number("mode").value == 0             # of each turn
+    before = fake.number("ended").value
+    del run
+    gc.collect()
+    assert before == 1 and fake.number("ended").value == before + 4             # one that could not be made; two graphs as written and as launched
+
+
+def test_few_launches_are_no_graph(fake):
+    placed = fake.kernel(gpu.launcher()).on("cuda:0")
+    run = Run([(placed, (Word(1), Word(1), Word(1), Word(16), Word(1), Word(0.0)))] * (gpu_launcher.FEWEST - 1), ())
+    for _ in range(6):
+        run.call(7)
+    assert not fake.number("graphs").value and len(fake.launches) == 6 * (gpu_launcher.FEWEST - 1)
+
+
+def test_what_a_graph_cannot_be_is_launched_one_by_one(fake):
+    run = many(fake)
+    for _ in range(5):
+        run.call(1, 16, 1, 1)
+    before = counts(fake)
+    assert before[0] == before[2] == 2
+    fake.number("captures").value = 1           # the stream is captured: the kernels are to be in that graph
+    run.call(1, 16, 2, 1)
+    fake.number("captures").value = 0
+    assert arrived(fake)[-MANY:] == expected(1, 16, 2, 1) and counts(fake) == before
+    run.call(1, 16, 3, 0)                       # no programs, no launches
+    assert len(fake.launches) == 6 * MANY and counts(fake)[2] == before[2]
+    run.call(1, 16, 4, 2)
+    assert arrived(fake)[6 * MANY:] == expected(1, 16, 4, 2) and counts(fake)[2] == before[2] + 1
+    fake.number("answer").value = 700
+    with pytest.raises(RuntimeError, match="could not be launched"):
+        run.call(1, 16, 5, 2)
+    fake.number("answer").value = 0
+    run.call(1, 16, 6, 2)
+    assert arrived(fake)[7 * MANY:] == expected(1, 16, 6, 2)
+
+
+@pytest.mark.parametrize("fields", [{"cooperative": True}, {"cluster": 4}])
+def test_clusters_and_what_is_launched_together_is_no_graph(fake, fields):
+    run = many(fake, **fields)
+    for n in range(9):
+        run.call(1, 16, n, 8)
+    assert len(fake.launches) == 9 * MANY and counts(fake) == [0, 0, 0] and fake.number("ended").value == fake.number("graphs").value <= 8
+    assert {s.together for s in fake.launches} == ({1} if "cooperative" in fields else {-4})
+
+
+def test_a_driver_that_makes_no_graphs(fake):
+    fake.number("refused").value = 801
+    run = many(fake)
+    for n in range(9):
+        run.call(1, 16, n, 2)
+    assert arrived(fake) == [x for n in range(9) for x in expected(1, 16, n, 2)]
+    assert 0 < fake.number("graphs").value <= gpu_launcher.TURNS * (gpu_launcher.TRIES + 1)
+    fake.driver.graphs = None
+    fake.number("refused").value = 0
+    run = many(fake)
+    for n in range(5):
+        run.call(1, 16, n, 2)
+    assert arrived(fake)[9 * MANY:] == [x for n in range(5) for x in expected(1, 16, n, 2)] and counts(fake) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("several", [2, MANY])
+def test_threads_do_not_mix_their_values(fake, launch, several):
     placed = fake.kernel(launch).on("cuda:0")
-    run = Run([(placed, (Word(1), Word(1), Word(1), Word(0, 0), Word(0, 1), Word(0.0))) for _ in range(2)], (False, False))
+    run = Run([(placed, (Word(1), Word(1), Word(1), Word(0, 0), Word(0, 1), Word(0.0))) for _ in range(several)], (False, False))
     run.call(0, 16, 0)
 
     def work(n: int):
@@ -225,7 +313,8 @@ def test_threads_do_not_mix_their_values(fake, launch):
         t.start()
     for t in threads:
         t.join()
-    assert sorted((s.stream, s.arguments[0], s.small) for s in fake.launches[2:]) == sorted((n, 16 * n, n) for n in range(1, 8) for _ in range(6))
+    assert sorted((s.stream, s.arguments[0], s.small) for s in fake.launches[several:]) == sorted((n, 16 * n, n) for n in range(1, 8)
+                                                                                              for _ in range(3 * several))
 
 
 def test_a_program_makes_one_call_of_a_chain(fake, device, launch):

@@ -51,6 +51,8 @@ _SIGNATURES = {
     "cuMemHostAlloc": (c_void_p, ctypes.c_size_t, c_uint), "cuMemHostGetDevicePointer_v2": (c_void_p, c_void_p, c_uint),
     "cuThreadExchangeStreamCaptureMode": (c_void_p,),
 }
+_GRAPHS = ("cuGraphCreate", "cuGraphAddKernelNode_v2", "cuGraphInstantiateWithFlags", "cuGraphExecKernelNodeSetParams_v2", "cuGraphLaunch",
+           "cuStreamIsCapturing", "cuThreadExchangeStreamCaptureMode", "cuGraphExecDestroy", "cuGraphDestroy")        # as the launcher has them
 
 
 class Driver:
@@ -62,6 +64,8 @@ class Driver:
             function = self.functions[name] = library[name]
             function.argtypes, function.restype = arguments, c_int
         self.contexts: dict[int, c_void_p] = {}
+        found = [ctypes.cast(getattr(library, name), c_void_p).value for name in _GRAPHS if hasattr(library, name)]
+        self.graphs = (c_void_p * len(_GRAPHS))(*found) if len(found) == len(_GRAPHS) else None         # what the launcher makes graphs with
 
     def call(self, name: str, *arguments) -> None:
         code = self.functions[name](*arguments)
@@ -316,6 +320,7 @@ class Variant:
             driver.call("cuFuncSetAttribute", function, _ANY_CLUSTER, 1)
         self.record.launch, self.record.together = driver.address("cuLaunchKernel"), driver.address("cuLaunchCooperativeKernel")
         self.record.clustered, self.record.encode = driver.address("cuLaunchKernelEx"), driver.address("cuTensorMapEncodeTiled")
+        self.record.graphs = ctypes.addressof(driver.graphs) if driver.graphs else None
         self.record.function = function
         self.record.ready = not self.binary.scratch[0]          # a kernel with a workspace is launched from here every time
 
