@@ -42,3 +42,12 @@ def test_a_coordinate_against_a_number_of_each_row(compare):
     for fn in (lambda b: compare(torch.arange(100)[None, :], b[:, None]), lambda b: compare(b[:, None], torch.arange(100)[None, :] + 3),
                lambda b: torch.where(compare(torch.arange(100)[None, :] - 7, b[:, None]), 1.0, torch.arange(100)[None, :] * 0.5)):
         assert torch.equal(compiled(fn, bounds), fn(bounds))
+
+
+def test_a_quotient_that_is_rounded_to_integers_is_exact():
+    """Quantising by a scale: halves of a step lie where eager has them."""
+    scale = torch.tensor(0.02)
+    x = torch.arange(-4000, 4001).float() * 0.01
+    for fn in (lambda x, s: (x / s).round().clamp(-128, 127) * s, lambda x, s: (x / s).floor(), lambda x, s: (x / s).to(torch.int32)):
+        torch._dynamo.reset()
+        assert torch.equal(tokamak.compile(fn, strict=True)(x, scale), fn(x, scale))

@@ -11,6 +11,7 @@ from .kernel import (Buffer, Convert, Divisor, Fetch, IndexValue, LaneCompare, L
 from .scope import Block, Entry, Named, Unschedulable, all_atoms, literal, varies
 
 
+_ROUNDS = ("round", "floor", "ceil", "trunc")
 _FLIPPED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}        # a op b is b FLIPPED[op] a
 
 
@@ -24,6 +25,7 @@ class Emitter:
         self.partial_of = partial_of                    # fold -> (its Partial, the axes of its copies), complete
         self.buffers: list[Buffer] = []
         self.buffered: dict[Expr, Buffer] = {}
+        self.exact: set[Expr] = set()                   # what is rounded to integers next: a last bit of a quotient would be a whole step
         self.once = Block([], frozenset())
         self.root = Block([], frozenset(parallel), self.once, 0)
 
@@ -280,9 +282,11 @@ class Emitter:
             for position, lane in enumerate(e.args):
                 if isinstance(lane, Coord) and self._counts_lanes(lane.index) and self.vector not in e.args[1 - position].free:
                     return self._emit_lane_compare(e, _FLIPPED[e.name] if position else e.name, lane.index, e.args[1 - position], block)
+        if e.name in _ROUNDS:
+            self.exact.add(e.args[0])
         entries = [self.emit(a, block) for a in e.args]
         whole = isinstance(e.args[0], Reduce)           # once for all that it folds: the mean of equal values is that value
-        reciprocal = e.name == "div" and e.dtype is F32 and self.low.s.divide == "reciprocal" and not whole
+        reciprocal = e.name == "div" and e.dtype is F32 and self.low.s.divide == "reciprocal" and not whole and e not in self.exact
         if reciprocal and not self._under(entries[1].home, self._home(block, (), entries)):
             return self._emit_quotient(e, *entries, block)
         var = self.low.fresh()
@@ -314,6 +318,8 @@ class Emitter:
         return self._put(e, self._home(block, (), (x, by)), block, Quotient(var, x.var, by.var), var)
 
     def _emit_cast(self, e: Cast, block: Block) -> Entry:
+        if e.dtype.is_int:
+            self.exact.add(e.arg)
         arg = self.emit(e.arg, block)
         var = self.low.fresh()
         return self._put(e, arg.home, block, Convert(var, e.dtype, e.arg.dtype, arg.var), var)
