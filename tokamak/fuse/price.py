@@ -73,7 +73,8 @@ RATES: dict[tuple, Rates] = {
 RATES_TF32: dict[tuple, Rates] = {
     ("cuda", 90): replace(RATES["cuda", 90], products=350e12, vendor_rows=(3.8e12, 7.6e-6), few_rows=(4.7e12, 5.5e-6), one_row=(4.1e12, 3.5e-6),
                           wide=4.7e12, few_tiles=5e-7, vendor_more=((3.42e12, 6.7e-6),), more=(4.32e12, 7.8e-6), narrow_more=0.0, bytes=4, tile=64)}
-WEIGHTS = 1 << 20       # elements of weights below which nothing was measured
+WEIGHTS = 1 << 20       # elements of weights below which nothing was measured; of more than 32 rows four times as many: 64 rows of TF32, 1024 to 1024
+                        # 13.0 us, the vendor 8.5
 FAMILY = 1 << 16        # the same of several side by side, which take a launch where the vendor's take one each
 TILES = 128 * SIDE      # columns below which programs share the depth of a tile
 LONG = 2048             # depth from which on they do
@@ -144,7 +145,7 @@ def _alone(site: Site, call: Opaque, c: Contraction, hints: Hints, rates: Rates)
     """The vendor's kernel with the passes in front and behind, against one kernel of ours for few rows."""
     b, m, n, k = c.sizes(hints)
     vendor = vendor_time(c, hints, rates)
-    if b > 1 or min(m, n) > TURNED or k * max(m, n) < WEIGHTS:
+    if b > 1 or min(m, n) > TURNED or k * max(m, n) < WEIGHTS * (4 if min(m, n) > LITTLE else 1):
         return Reason("vendor", "not attempted", f"{micro(vendor)}")
     if not _along_depth(c, m <= n):
         return Reason("vendor", "not attempted", f"{micro(vendor)}; weights that are not contiguous along the depth")

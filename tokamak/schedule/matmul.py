@@ -282,7 +282,8 @@ def _stages(sizes: dict[Axis, int], found: list[Contraction], shared: int, turne
     sides = lambda a: {x for p in found for x in (p.left, p.right) if a in x.free and p.depth in x.free}
     step = (sizes[first] * _width(c, first) * len(sides(first)) + sizes[second] * product_type(c).bytes * _places(c) * len(sides(second))) * \
         math.prod(sizes[a] for a in along)
-    return max(1, min(MOST_STAGES, shared // step + turned))
+    from_memory = sizes[first] >= 64 and product_type(c) is not F32 and shared == SHARED         # the step that is worked on is there, too
+    return max(1, min(MOST_STAGES, shared // step + (turned and not from_memory)))
 
 
 def folds_of(b: Body) -> list[Contraction] | None:
