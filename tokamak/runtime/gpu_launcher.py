@@ -10,8 +10,8 @@ call of the host's for as many kernels as follow each other, without an object a
 
 A list of `FEWEST` launches or more is handed to the driver as one graph: a node a launch, each behind the one before, made once the list was called
 a few times. At each call every node gets the arguments of that call, so nothing of an earlier one is kept and nothing is copied. Where that cannot be
-(a stream that is being captured, a grid without programs, clusters, descriptors, another thread in the same graph, a driver without it), the launches are
-made one by one.
+(a stream that is being captured, a grid without programs, clusters, descriptors, another thread in the same graph, a driver without it), the launches
+are made one by one.
 """
 from __future__ import annotations
 
