@@ -25,7 +25,8 @@ HELD_ACROSS = 1024      # the same of rows that are not contiguous: a tile needs
 CARRIED = 32768         # elements of partial results that one program carries in registers along a row; along several axes half as many
 SHARED_CARRIED = 128 << 10      # bytes of a program's share of a row, and of column sums beside it, where the neighbours of a cluster carry them:
                                 # bf16 LayerNorm backward over 16384, 25600 and 65536 columns 74, 58 and 70%, 59, 47 and 49 by one program or in
-                                # two kernels. Only where more than three quarters of the lanes have a column: over 12288 57, 62 in one program
+                                # two kernels. Where one program could, only if more than three quarters of the lanes have a column: over 12288 57, 62
+                                # in one program; f32 RMSNorm backward over 20480 and 24576, which none can, 77 and 79, 56 and 55 in two kernels
 CARRIED_BYTES = 256 << 10       # bytes of both that one program holds, the registers of a multiprocessor: f32 RMSNorm backward over 32768 columns 84%
                                 # by the programs of a cluster, 42 by one; bf16 over 28672 74; f16 over 32767, which begin anywhere, 45 in two
                                 # kernels, 17; f32 LayerNorm backward over 16384 80, over 16383 50 in two kernels, 34
@@ -156,7 +157,7 @@ def carrying(columns: int, sums: int, read: int, aligned: bool, target) -> int:
     count = 1 << (max(-(-columns * (4 * sums + read) // SHARED_CARRIED), -(-(columns // WORDS * WORDS) // SHARED_COLUMNS)) - 1).bit_length()
     alone = carried_alone(columns, sums, read)
     share = -(-(columns // WORDS * WORDS) // count)
-    if (alone or not aligned) and count > FEW_SHARERS or share * 4 <= 3 << (share - 1).bit_length():
+    if (alone or not aligned) and count > FEW_SHARERS or alone and share * 4 <= 3 << (share - 1).bit_length():
         return 0
     if count > target.cluster:
         return 0
