@@ -139,6 +139,33 @@ def test_short_rows_as_one_run(name, columns, monkeypatch):
     assert any(s.flat for s in found)
 
 
+def test_short_rows_of_a_class_of_sizes(monkeypatch):
+    """One kernel is right for every length of the class."""
+    monkeypatch.setattr(tile_flat, "LEAST", 0)
+    choose, found = stages.tuned.choose, []
+    monkeypatch.setattr(stages.tuned, "choose", lambda *args: found.append(choose(*args)) or found[-1])
+    fn = tokamak.compile(lambda x: (x.sum(1), x.amax(1)), target="interpret", strict=True, dynamic=True, cache_dir="")
+    for rows, columns in ((701, 17), (303, 18), (511, 31), (299, 27)):
+        x = values(rows, columns, dtype=torch.float16)
+        for got, want in zip(fn(x), (x.sum(1), x.amax(1))):
+            torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-2)
+    assert any(s.flat for s in found) and len(found) <= 3
+
+
+def test_short_rows_that_need_wide_addresses_are_no_run():
+    """A run counts its elements in 32 bits."""
+    text = """graph sums {
+  input %%x: f16[%d, 17](17, 1)
+  %%y: f16[%d](1) for i1<17 = f16(sum[i1](f32(%%x[i0, i1])))
+  return %%y
+}"""
+    gpu, found = Target("cpu", 16, 132, l1=1 << 18, l2=50 << 20, kind="gpu", arch=("cuda", 90, 32)), []
+    for rows in (1 << 20, 1 << 28):
+        (_, schedule), = stages.schedule_plan(plan(parse_graph(text % (rows, rows)), gpu), gpu).bodies.values()
+        found.append(bool(schedule.flat))
+    assert found == [True, False]
+
+
 def test_short_rows_that_are_not_one_run(monkeypatch):
     """Rows of a wider matrix, rows that are written too, and rows of words are read as any."""
     monkeypatch.setattr(tile_flat, "LEAST", 0)

@@ -45,7 +45,7 @@ class FlatLowering(TileLowering):
     def _run_of(self, e: Load, n: str) -> tuple[str, int]:
         """The register of all that this program's rows have in the memory of `e`, and its last lane."""
         row, line = self.along
-        size = power(self.s.flat * self.hints.exactly(line.extent))
+        size = power(self.s.flat * self.hints.most(line.extent))
         key = ("run", e.node), ()
         if key not in self.program.memo:
             lanes = self.assign(self.program, f"tl.arange(0, {size})", "j")

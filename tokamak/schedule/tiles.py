@@ -107,7 +107,7 @@ class _Chooser(TileFacts):
             return self._staged(staged)
         elif columns := column_words.choose(self.b, self.line, self.rows, self.crossed, self.hints, self.target):
             return self._columns_only(columns)
-        elif flat := tile_flat.rows_of(self.b, self.rows, self.line, self.hints, self.target):
+        elif not self.wide and (flat := tile_flat.rows_of(self.b, self.rows, self.line, self.hints, self.target)):
             return self._flat(flat)
         else:
             self._cover_rows()
@@ -245,7 +245,7 @@ class _Chooser(TileFacts):
 
     def _flat(self, count: int) -> TileSchedule:
         """So many short rows to a program, which are read as one run."""
-        self.pieces = {a: cover(self.hints.exactly(a.extent)) if a is self.line else (power(count),) for a in self.order}
+        self.pieces = {a: cover(self.hints.most(a.extent)) if a is self.line else (power(count),) for a in self.order}
         exact = frozenset((self.line,)) if sum(self.pieces[self.line]) == self.hints.exactly(self.line.extent) else frozenset()
         return TileSchedule(self.order, self.order, tuple(self.pieces.items()), frozenset(), (), 1, exact, tile_flat.WARPS,
                             wide=self.wide, flat=count)
