@@ -1,5 +1,5 @@
 """Tiles for folds of columns that nothing else comes of. Where columns are many, a warp reads words of whole lines of several rows, and a thread
-folds its rows before it carries a word's elements on, so that what is carried is little and what is under way is much. Elsewhere programs of as few warps
+folds its rows before it carries a word's elements on: what is carried is little, what is under way is much. Elsewhere programs of as few warps
 as fill the machine: they fold their columns without waiting for each other.
 """
 from __future__ import annotations
@@ -22,10 +22,16 @@ RESIDENT = 8            # warps of a multiprocessor at least that there are bloc
 FEW = 16                # rows at most that one program holds without a loop: f16 sums over 16 x 4194304 88%, 79 in tiles of 64 columns; f32 93, 92
 ONCE = 4                # of so many parts of the second-level cache more than one is read: what is read leaves it first. 33 MB of bf16 in 8192 rows
                         # of 2047 12.4 us, 14.0 without; 4 MB the same either way
+HELD = 2048             # elements at least of such a tile, where columns are many: f16 sums over 2 x 4194304 10.5 us, 14.2 with a quarter
+FEWEST = 4              # rows at most of such a tile where they begin anywhere: four of 1048575 of bf16 8.3 us by four warps for 256 columns, 13.8 by
+                        # one for 64
 WARPS = 32              # of a multiprocessor, of programs that walk down columns: 33 MB of bf16, 8192 rows of 2047 that count as eight, 13.9 us, 17.7
                         # with half as many, 23.8 with a quarter
 COLUMNS = 64            # columns of a tile of theirs
 EACH = 32               # elements of such a tile to a thread: 17.8 us with twice as many; by four warps that wait for each other 18.1 and 20.4
+RAGGED_COLUMNS = 32     # the same where rows begin anywhere, which are read element by element: 8192 rows of 127 bf16 3.1 us by 128 programs of
+RAGGED_EACH = 8         # eight warps and 1.1 for their partial results, 3.3 and 1.4 as other columns; 131072 rows of 15, by 16 warps, 3.7 and 1.2,
+RAGGED_WARPS = 8        # 7.8 and 1.2 by four warps of 32 elements to a thread
 WIDEST = 16             # warps of a program: 256 rows of 4097 columns by 65 programs 3.3 us, 3.9 with half as many columns
 SHARES = 512            # programs at most that share columns, whose partial results one kernel folds: 512 of 127 columns 1.4 us, 1024 1.7
 LATE = 4 << 20          # bytes of 32-bit elements up to which the time is that of a few accesses one after the other: partial results, mostly.
@@ -59,25 +65,28 @@ def choose(b: Body, line: Axis | None, rows: list[Axis], crossed: frozenset[Axis
     touched = hints(down.extent) * hints(line.extent) * others * size
     if not crossed and (found := _by_words(b, line, down, size, blocks, hints, target)) is not None:
         return found
+    if not crossed and (found := _few_of_any(b, line, down, blocks, hints, target)) is not None:
+        return found
     if size == 4 and not crossed and (touched <= LATE or blocks(COLUMNS) < target.threads):
         return _late(hints(line.extent) * others, hints(line.extent), hints(down.extent), target)
     if size == 4 and touched > target.l2 or begin_anywhere(b, line, hints) and touched > LATE:
         return None
-    columns, once = min(COLUMNS, _power(hints(line.extent))), ONCE * touched > target.l2
-    many = WARPS * target.threads // blocks(columns)
+    ragged = bool(crossed) and begin_anywhere(b, line, hints)
+    columns, once = min(RAGGED_COLUMNS if ragged else COLUMNS, _power(hints(line.extent))), ONCE * touched > target.l2
+    many = (2 if ragged else 1) * WARPS * target.threads // blocks(columns)
     if not crossed:
-        return replace(_tile(columns, max(1, min(WIDEST, _power(many + 1) // 2)), hints(down.extent)), once=once)
-    warps, programs = 1, lambda warps: max(1, min(many // warps, -(-hints(down.extent) // _tile(columns, warps, hints(down.extent)).rows)))
+        return replace(_tile(columns, max(1, min(WIDEST, _power(many + 1) // 2)), EACH, hints(down.extent)), once=once)
+    warps, each = (RAGGED_WARPS, RAGGED_EACH) if ragged else (1, EACH)
+    programs = lambda warps: max(1, min(many // warps, -(-hints(down.extent) // _tile(columns, warps, each, hints(down.extent)).rows)))
     while programs(warps) > SHARES and warps < WIDEST:
         warps *= 2
-    made = _tile(columns, warps, hints(down.extent))
-    return Columns(made.rows, made.columns, made.warps, programs(warps), once=once)
+    return replace(_tile(columns, warps, each, hints(down.extent)), programs=programs(warps), once=once)
 
 
-def _tile(columns: int, warps: int, most: int) -> Columns:
-    """A tile of so many columns and at most as many rows, with EACH elements to a thread."""
-    rows = min(32 * warps * EACH // columns, _power(most))
-    return Columns(rows, columns, max(1, min(warps, rows * columns // (32 * EACH))))
+def _tile(columns: int, warps: int, each: int, most: int) -> Columns:
+    """A tile of so many columns and at most as many rows, with `each` elements to a thread."""
+    rows = min(32 * warps * each // columns, _power(most))
+    return Columns(rows, columns, max(1, min(warps, rows * columns // (32 * each))))
 
 
 def _late(many: int, across: int, down: int, target) -> Columns:
@@ -88,6 +97,15 @@ def _late(many: int, across: int, down: int, target) -> Columns:
     return Columns(rows, columns, max(1, min(LATE_WARPS, rows * columns // (32 * LATE_EACH))))
 
 
+def _few_of_any(b: Body, line: Axis, down: Axis, blocks, hints: Hints, target) -> Columns | None:
+    """Tiles of a few rows that begin anywhere and are held."""
+    most = hints.most(down.extent)
+    columns = 32 * RAGGED_EACH
+    if most is None or most > FEWEST or not begin_anywhere(b, line, hints) or blocks(columns) < RESIDENT * target.threads:
+        return None
+    return Columns(_power(most), columns, max(1, min(WIDEST, _power(most))))
+
+
 def _by_words(b: Body, line: Axis, down: Axis, size: int, blocks, hints: Hints, target) -> Columns | None:
     """Tiles of one warp where rows begin at whole words and such programs fill the machine."""
     columns = 32 * WORD // size
@@ -95,6 +113,8 @@ def _by_words(b: Body, line: Axis, down: Axis, size: int, blocks, hints: Hints, 
         return None
     most = hints.most(down.extent)
     if most is not None and most <= FEW:
+        while _power(most) * columns < HELD and blocks(2 * columns) >= RESIDENT * target.threads:
+            columns *= 2
         return Columns(_power(most), columns, 1)
     return Columns(DEEP, columns, 1, by_thread=True) if hints(down.extent) >= DEEP else None
 
