@@ -176,6 +176,27 @@ def stages(exprs: list[Expr], rows: frozenset[Axis], shared: int = SHARED, half:
     return min(3, (shared - weights - made) // max(sum(read.values()), 1))
 
 
+def reused(exprs: Iterable[Expr], rows: frozenset[Axis]) -> bool:
+    """Is anything that is multiplied as it is read also worked on in registers? Products and sums over the rows, which are products with ones, read
+    it from shared memory."""
+    stack, seen, multiplied = list(exprs), set(), factors(exprs, rows)
+    while stack:
+        e = stack.pop()
+        if e in seen:
+            continue
+        seen.add(e)
+        if isinstance(e, Load) and e in multiplied:
+            return True
+        stack += [x for f in _multiplicands(e, rows) if not isinstance(f.arg, Load) for x in f.children()] if isinstance(e, Reduce) else e.children()
+    return False
+
+
+def _multiplicands(e: Reduce, rows: frozenset[Axis]) -> list[Expr]:
+    """The casts of 16-bit values that a fold multiplies; what it folds where it multiplies nothing."""
+    product = within(e, rows) or across(e, rows)
+    return [product.left, product.right] if product is not None else list(e.args)
+
+
 def factors(exprs: Iterable[Expr], rows: frozenset[Axis]) -> set[Expr]:
     """The values of a row that are multiplied, in 16 bits."""
     found = [c for e in folds(exprs) if (c := within(e, rows) or across(e, rows)) is not None]
