@@ -16,6 +16,7 @@ import torch
 from torch import fx
 from torch._functorch import partitioners
 
+from .compared import keep_compared
 from .decompose import TRACED
 from .registry import TABLE
 from .replaced import replace as replace_operators
@@ -37,6 +38,7 @@ def partition(joint: fx.GraphModule, joint_inputs, *, num_fwd_outputs: int, arit
         replace_operators(joint, TRACED)
     if arithmetic_dropout:
         dropout_of_masks(joint)
+    keep_compared(joint)
     with _fusible({getattr(o, "overloadpacket", o) for o in TABLE}):
         return partitioners.min_cut_rematerialization_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **others)
 
