@@ -141,4 +141,4 @@ def _row(name: str, row: dict[str, dict]) -> str:
 
 def _figure(row: dict[str, dict], side: str, key: str, form: str, factor: float = 1.0) -> str:
     found = row.get(side, {})
-    return form.format(found[key] * factor) if "device" in found else ""
+    return form.format(found[key] * factor) if "device" in found and key in found else ""          # --workers measures the device alone
