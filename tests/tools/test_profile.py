@@ -389,3 +389,20 @@ def test_a_process_that_was_profiled_before_says_so(monkeypatch):
     assert profiling.behind_another("cuda:0") == ()
     used.set()
     assert profiling.behind_another("cuda:0") == (profiling.LATE,) and profiling.behind_another("cpu") == ()
+
+
+@pytest.mark.parametrize("call", [lambda: tokamak.explain(3), lambda: tokamak.profile("x"), lambda: tokamak.optimize(None), lambda: tokamak.verify(3),
+                                  lambda: tokamak.tune(3)])
+def test_what_is_no_function_is_named(call):
+    with pytest.raises(OptionError, match="give a module or a function"):
+        call()
+
+
+def test_arguments_that_cannot_be():
+    x = torch.ones(3)
+    with pytest.raises(OptionError, match="optimizer=3"):
+        tokamak.profile(torch.sin, x, optimizer=3)
+    with pytest.raises(OptionError, match="seconds=-1"):
+        tokamak.profile(torch.sin, x, seconds=-1)
+    with pytest.raises(OptionError, match="allow='fp4'"):
+        tokamak.optimize(torch.sin, x, allow="fp4")

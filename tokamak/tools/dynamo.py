@@ -3,11 +3,20 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any, Callable
 
 import torch
 from torch import fx
 
+from ..errors import OptionError
 from .sources import Source
+
+
+def uncompiled(fn: Any) -> Callable:
+    """The user's function or module, also where torch.compile has wrapped it. Raises OptionError where it is none."""
+    if not callable(fn):
+        raise OptionError(f"{fn!r} ({type(fn).__name__}) cannot be called: give a module or a function, and its arguments behind it")
+    return getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", None) or fn
 
 
 @dataclass(frozen=True)

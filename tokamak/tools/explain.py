@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..backend import backend
 from ..ir.graph import Opaque, Result
-from .dynamo import Break, Frame, Recompile
+from .dynamo import Break, Frame, Recompile, uncompiled
 from .kernels import KernelInfo, Memory, Opaqued, kernels, memory_operations, opaques, plan_of, recomputed_calls
 from .record import GraphRecord, Recorder, recording
 from .show import recorded_text
@@ -144,7 +144,7 @@ def explain(model: Callable, *inputs, also: Sequence[tuple] = (), **kwargs) -> E
     `also`: further argument tuples to call it with, to see what Dynamo captures again and why. The model really runs: buffers and random state
     change; gradients are computed but not accumulated. Compiled functions of the process are compiled again at their next call."""
     torch._dynamo.reset()
-    original = getattr(model, "_orig_mod", None) or getattr(model, "_torchdynamo_orig_callable", None) or model
+    original = uncompiled(model)
     try:
         with recording() as recorder:
             compiled = torch.compile(original, backend=backend)

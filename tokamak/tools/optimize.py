@@ -27,6 +27,7 @@ import torch
 from ..backend import backend
 from ..errors import OptionError
 from . import limits
+from .dynamo import uncompiled
 from .machine import peaks
 from .profile import SECONDS, by_position, device_of, give_back
 from .record import Recorder, recording
@@ -146,14 +147,15 @@ class Within(Step):
             super().backward()
 
 
-def optimize(fn: Callable, *inputs, allow: Sequence[str] = (), options: Mapping[str, Any] | None = None, seconds: float = SECONDS,
+def optimize(fn: Callable, *inputs, allow: Sequence[str] | str = (), options: Mapping[str, Any] | None = None, seconds: float = SECONDS,
              **kwargs) -> Staircase:
     """Climbs the ladder with `fn` (a module or function) on `inputs`, forward, and backward where a result requires gradients. `allow`: rungs that
-    change numbers and may be tried, of bf16, fp16, int8 and int4. The model really runs: buffers and random state change."""
+    change numbers and may be tried, of bf16, fp16, int8 and int4, or one of them. The model really runs: buffers and random state change."""
+    allow = (allow,) if isinstance(allow, str) else allow
     for name in allow:
         if name not in CONSENT:
             raise OptionError(f"allow={name!r}: one of {', '.join(CONSENT)}")
-    original = getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", None) or fn
+    original = uncompiled(fn)
     climb = _Climb(original, inputs, kwargs, dict(options or {}), seconds)
     torch._dynamo.reset()
     try:

@@ -27,6 +27,7 @@ from ..errors import OptionError
 from ..runtime.program import Launch
 from . import footprint, limits
 from .advice import for_break, for_recompile
+from .dynamo import uncompiled
 from .explain import Edge, Explanation, explanation
 from .kernels import least_bytes, memory_operations, plan_of
 from .limits import Row
@@ -242,7 +243,11 @@ def profile(fn: Callable, *inputs, optimizer: torch.optim.Optimizer | None = Non
     """Runs steps of `fn` (a module or function) on `inputs` in eager and compiled with `options`, about `seconds` each: forward, backward where a
     result requires gradients, and `optimizer.step()`. The model really runs: buffers and random state change; parameters and the optimizer's state
     are put back. Compiled functions of the process are compiled again at their next call."""
-    original = getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", None) or fn
+    original = uncompiled(fn)
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise OptionError(f"optimizer={optimizer!r}: a torch.optim.Optimizer, whose step() is called, or None")
+    if not seconds >= 0:
+        raise OptionError(f"seconds={seconds!r}: a number of seconds that is not negative")
     found, began = device_of((original, inputs, kwargs)), time.perf_counter()
     parameters = [p for g in optimizer.param_groups for p in g["params"]] if optimizer is not None else []
     torch._dynamo.reset()

@@ -21,6 +21,7 @@ from ..options import current
 from ..runtime import tuned as kept
 from ..schedule.neighbours import neighbours
 from ..schedule.tile_schedule import TileSchedule
+from .dynamo import uncompiled
 from .explain import differentiate
 from .kernels import launched
 from .record import GraphRecord, Recorder, recording
@@ -79,7 +80,7 @@ def tune(fn: Callable, *inputs, timer: Timer | None = None, **kwargs) -> Tuning:
     model really runs, as under `tokamak.explain`. `timer`: in place of the device's clock. Raises TokamakError where nothing was compiled or nothing
     runs on a GPU."""
     torch._dynamo.reset()
-    original = getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", None) or fn
+    original = uncompiled(fn)
     try:
         with recording(tuned=False) as recorder:
             differentiate(torch.compile(original, backend=backend)(*inputs, **kwargs))

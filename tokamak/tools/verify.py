@@ -25,6 +25,7 @@ from ..ir.expr import Random, walk
 from ..ir.graph import Compute
 from ..ir.reference import evaluate
 from . import annotate
+from .dynamo import uncompiled
 from .eager_values import eager_values, random_values
 from .extract import write
 from .kernel_graph import arguments, exact, part, sizes_of
@@ -122,7 +123,7 @@ def verify(fn: Callable, *inputs, options: Mapping[str, Any] | None = None, **kw
     """Runs copies of `fn` (a module or function) in eager, in float64 and compiled with `options`, backward too where a result requires gradients,
     and compares the whole and every kernel. The module itself and the inputs stay as they are; a function's own state (buffers it closes over) does
     not."""
-    original = getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", None) or fn
+    original = uncompiled(fn)
     eager = results(*twin(original, inputs, kwargs))
     try:
         precise = results(*twin(original, inputs, kwargs, torch.float64))
