@@ -74,6 +74,11 @@ def test_a_module_defines_a_name_once(path):
     assert len(names) == len(set(names))
 
 
+def test_lines_are_at_most_150_columns_wide():
+    long = [f"{path.relative_to(PACKAGE)}:{n}" for path in FILES for n, line in enumerate(path.read_text().splitlines(), 1) if len(line) > 150]
+    assert not long
+
+
 def test_only_the_hook_between_stages_knows_the_tools():
     """No stage depends on what looks at it: the package's front and the hook, which hands over what stages made, are all that import tools."""
     assert {part(f) for f in FILES if "tools" in parts_imported(f)} - {"__init__", "__main__"} == {"trace"}

@@ -22,7 +22,7 @@ _AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 
 def keep_compared(joint: fx.GraphModule) -> None:
-    """Marks the values of `joint` that its partitioner must not compute again. Equal calls are first made one: it keeps one of them, marked or not."""
+    """Marks the values of `joint` that its partitioner must not compute again. Equal calls are first made one: it keeps one, marked or not."""
     if _found(joint):
         joint.graph.eliminate_dead_code()
         joint.graph = fx_graph_cse(joint.graph)

@@ -289,7 +289,8 @@ def _walked(group: Group, r: Roles, v) -> bool:
 
 
 def _cuts_lines(group: Group, r: Roles, v, hints: Hints) -> bool:
-    """Would a fold, within the same program, over rows of `v` that lie one behind the other make accesses short, which are 16-byte words along both?"""
+    """Would a fold, within the same program, over rows of `v` that lie one behind the other make accesses short, which are 16-byte words along
+    both?"""
     crossed = {a for m in r.accumulating for a in m.bound}
     for m in r.local:
         for e in m.loads:

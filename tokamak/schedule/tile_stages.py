@@ -20,8 +20,8 @@ from .body import Body, exprs_of
 
 FROM = 20 << 10         # bytes of a row from which on it is held in stages: 4096 rows of 32 KB 90 / 95 / 87, against 86 / 94 / 88; 8192 of 24 KB
                         # 86 / - / 97, against 80 / - / 93
-FROM_WIDE = 32 << 10    # the same of rows of 32 bits and more: f32 softmax over 16384 and 16385 columns 89 and 88%, 74 and 73 held as they are; LayerNorm
-                        # 95 either way. Over 8192 columns 90 and 95, LayerNorm 97 and 95
+FROM_WIDE = 32 << 10    # the same of rows of 32 bits and more: f32 softmax over 16384 and 16385 columns 89 and 88%, 74 and 73 held as they are;
+                        # LayerNorm 95 either way. Over 8192 columns 90 and 95, LayerNorm 97 and 95
 WIDE = 64 << 10         # of a row, or a share, from which on it takes a multiprocessor's threads
 NARROW = 16 << 10       # of a share up to which it takes half as many threads, so that all clusters of few rows run at once
 WARPS = 16
@@ -63,8 +63,10 @@ class Stages:
 def possible(b: Body, rows: list[Axis], line: Axis | None, hints: Hints, target) -> bool:
     """Are the folds of `b` of rows, whole or along some of their axes, contiguous and of a known length, that are needed again once they are
     known?"""
-    if target.ordered or line not in rows or len(rows) > 3 or any(hints.exactly(a.extent) is None for a in rows) or \
-            hints.least(line.extent) < (gpu.RUN if hints.count(rows) > gpu.HELD else SIDE) and abreast(held(b, frozenset(rows)), rows, hints, target) is None:
+    if target.ordered or line not in rows or len(rows) > 3 or any(hints.exactly(a.extent) is None for a in rows):
+        return False
+    short = hints.least(line.extent) < (gpu.RUN if hints.count(rows) > gpu.HELD else SIDE)
+    if short and abreast(held(b, frozenset(rows)), rows, hints, target) is None:
         return False
     if b.base is not None or any(s.monoid is not None or s.guard is not None for s in b.stores):
         return False
