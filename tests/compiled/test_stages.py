@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tokamak
+from tests.compiled.harness import agree
 from tests.compiled.test_tiles import check, values
 from tokamak.codegen import stages as pipeline
 from tokamak.fuse import gpu
@@ -63,7 +64,7 @@ def test_layer_norm(chosen, rows, columns):
 
 @pytest.mark.parametrize("columns", [640, 641, 2000, 2047])
 def test_16_bits(chosen, columns):
-    check(layer_norm, *(values(*s, dtype=torch.bfloat16, grad=True) for s in ((5, columns), (columns,), (columns,))), tolerance=4e-2)
+    agree(layer_norm, [values(*s, dtype=torch.bfloat16, grad=True) for s in ((5, columns), (columns,), (columns,))], grad=True, target="interpret")
     check(lambda x, y: torch.softmax(x + y, -1), values(3, columns, dtype=torch.float16), values(3, columns, dtype=torch.float16), tolerance=2e-3)
     assert staged(chosen)
 
