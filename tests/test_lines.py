@@ -120,6 +120,12 @@ def evonorm(x, v, gamma, beta, groups=4):
     return x * torch.sigmoid(v * x) / std.expand(n, groups, c // groups, h, w).reshape(n, c, h, w) * gamma + beta
 
 
+def assert_norms_of_groups(channels, height, width, dtype, group_norm):
+    x = (torch.randn(2, channels, height, width) + 3).to(dtype).to(memory_format=torch.channels_last)
+    assert_close_to_float64(evonorm, (x, *(torch.randn(1, channels, 1, 1).to(dtype) for _ in range(3))))
+    assert_close_to_float64(group_norm, (x, *(torch.randn(channels).to(dtype) for _ in range(2))))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("channels, height, width", [(32, 37, 9), (40, 8, 7)])
 def test_norms_of_groups_agree_with_float64(monkeypatch, dtype, channels, height, width):
@@ -127,10 +133,7 @@ def test_norms_of_groups_agree_with_float64(monkeypatch, dtype, channels, height
     monkeypatch.setattr(lines, "LEAST", 1)
     monkeypatch.setattr(lines, "HELD", 1)
     monkeypatch.setattr(gpu, "SHARED_FROM", 1)
-    x = (torch.randn(2, channels, height, width) + 3).to(dtype).to(memory_format=torch.channels_last)
-    given = (x, *(torch.randn(1, channels, 1, 1).to(dtype) for _ in range(3)))
-    assert_close_to_float64(evonorm, given)
-    assert_close_to_float64(lambda x, g, b: F.group_norm(x, 4, g, b), (x, *(torch.randn(channels).to(dtype) for _ in range(2))))
+    assert_norms_of_groups(channels, height, width, dtype, lambda x, g, b: F.group_norm(x, 4, g, b))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -140,10 +143,7 @@ def test_groups_that_clusters_hold_side_by_side_agree_with_float64(monkeypatch, 
     monkeypatch.setattr(lines, "LEAST", 1)
     monkeypatch.setattr(lines, "SHARE", 8192)
     monkeypatch.setattr(lines, "ALONE", 0)
-    x = (torch.randn(2, channels, height, width) + 3).to(dtype).to(memory_format=torch.channels_last)
-    given = (x, *(torch.randn(1, channels, 1, 1).to(dtype) for _ in range(3)))
-    assert_close_to_float64(evonorm, given)
-    assert_close_to_float64(lambda x, g, b: F.group_norm(x, 4, g, b).contiguous(), (x, *(torch.randn(channels).to(dtype) for _ in range(2))))
+    assert_norms_of_groups(channels, height, width, dtype, lambda x, g, b: F.group_norm(x, 4, g, b).contiguous())
 
 
 NORM = """graph norm {{

@@ -116,10 +116,9 @@ def _read_along(group: Group, fold) -> int:
     return sum(read.values())
 
 
-def _row_bytes(roots, over) -> int:
-    """Bytes an element of what is folded over `over`."""
-    read = {(e.node, e.index): e.dtype.bytes for f in walk(*roots) if isinstance(f, Reduce) for e in walk(*f.args)
-            if isinstance(e, Load) and any(i.axes() & set(over) for i in e.index)}
+def _row_bytes(part: Reduce) -> int:
+    """Bytes an element of what `part` folds."""
+    read = {(e.node, e.index): e.dtype.bytes for e in walk(*part.args) if isinstance(e, Load) and any(i.axes() & set(part.over) for i in e.index)}
     return sum(read.values())
 
 
@@ -131,7 +130,7 @@ def reread(node: Compute, part: Reduce, hints: Hints, target) -> bool:
         return True
     contiguous = any(runs_along(e, a) for e in walk(*part.args) if isinstance(e, Load) for a in part.over)
     known = all(hints.exactly(a.extent) is not None for a in part.over) and any(_long_run(e, part.over, hints) for e in walk(*part.args))
-    size = _row_bytes((part,), part.over) * length
+    size = _row_bytes(part) * length
     held = sharers(size, target, rows) if known else 0
     if held:
         return size > SHARE // 2 * held and 4 * rows * held < 3 * target.threads
@@ -203,17 +202,15 @@ def infeasible(group: Group, r: Roles, hints: Hints, target) -> Reason | None:
     carried = sum(hints.count(m.free - r.parallel) for m in r.accumulating)
     if carried > (CARRIED if len(rows) == 1 else CARRIED // 2):
         return Reason("accumulators", "infeasible", f"{carried} partial results a program")
-    v = contiguous_axis(group, hints)
-    columns = hints.count(rows)
-    if rows == {v} and r.local and 0 < columns < carried + 1 and not carried_alone(columns, carried // columns, _held_bytes(group, v)):
-        return Reason("accumulators", "infeasible", f"{carried} partial results a program, beside rows of {columns}")
+    v, length = contiguous_axis(group, hints), hints.count(rows)
+    if rows == {v} and r.local and 0 < length <= carried and not carried_alone(length, carried // length, _held_bytes(group, v)):
+        return Reason("accumulators", "infeasible", f"{carried} partial results a program, beside rows of {length}")
     along = any(m.free & rows for m in r.accumulating)          # partial results of a row's length
-    if (along or _nested(group, rows)) and hints.count(rows) > HELD:
-        return Reason("no_registers", "infeasible", f"{hints.count(rows)} elements of a row are held at once")
+    if (along or _nested(group, rows)) and length > HELD:
+        return Reason("no_registers", "infeasible", f"{length} elements of a row are held at once")
     held = _held_together(group, rows, hints) if along and len(rows) > 1 else 0
     if held > HELD:
         return Reason("no_registers", "infeasible", f"{held} elements of several rows are held at once")
-    v = contiguous_axis(group, hints)
     columns = {a for m in r.local for a in m.bound - r.parallel}
     if r.accumulating and v in r.parallel and hints.count(columns) > COLUMN and all(m.bound for m in r.local):
         return Reason("no_registers", "infeasible", f"columns of {hints.count(columns)} elements are held only to be folded, while rows are")
