@@ -17,12 +17,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from types import MappingProxyType
 
-from ..fuse.contraction import ONES, Contraction, contraction, in_tf32, product_type, small
+from ..fuse.contraction import ONES, Contraction, contraction, halves, in_tf32, product_type, small
 from ..fuse.scales import unpacking
 from ..ir.dtype import F32, DType
-from ..ir.expr import Cast, Const, Expr, Load, Random, Reduce, Rewriter, walk
+from ..ir.expr import Cast, Const, Expr, Load, Random, Reduce, Rewriter, loads, walk
 from ..ir.index import Axis, Index, as_index
 from ..ir.normal import floordiv, minimum
 from ..ir.rewrite import Simplifier
@@ -270,6 +271,13 @@ class MatmulLowering(TileLowering):
         tile.lines.append(loop)
         return carried
 
+    @cached_property
+    def worked_on(self) -> frozenset:
+        """(view, read) of what factors are computed from within a step, where several products may read it."""
+        found = folds_of(self.body_)
+        sides = [x for c in found for x in zip(("left", "right"), self._sides(c))] if len(found) > 1 else []
+        return frozenset((view, e) for view, x in sides for d in self._digits() for at in (self._at(x, d),) if not _as_read(at) for e in loads(at))
+
     def _sides(self, c: Contraction) -> tuple[Expr, Expr]:
         """The factors of a contraction: of the tile's first axis, of its second."""
         return (c.left, c.right) if self.schedule.dims[0] in c.left.free else (c.right, c.left)
@@ -384,6 +392,9 @@ class MatmulLowering(TileLowering):
         if wide is not None:
             value = self._plain_tile(wide, depth)
             value = self._put(None, f"tk.to_tf32({value.var})", (), (value,))
+        elif _as_read(e) and (view, e.arg) in self.worked_on:
+            value = self._plain_tile(e.arg, depth)
+            value = self._put(None, f"tk.in_registers({value.var})", (), (value,))
         else:
             value = self._plain_tile(e.arg, depth) if whole is None else self._whole_tile(whole, depth, words.triton_type(wanted))
         var = value.var
@@ -442,6 +453,11 @@ class MatmulLowering(TileLowering):
         dims = frozenset(self.s.dims)
         text = f"tk.dot({', '.join(texts)}, {words.full(self.shape(dims), 0.0, F32)})"
         return self._put(e, text, self.tile.open | {self.schedule.depth}, (), dims, True)
+
+
+def _as_read(e: Expr) -> bool:
+    """Is a factor multiplied as it lies in memory, in 16 bits?"""
+    return halves(e) is not None and isinstance(e.arg, Load) and e.arg.guard is None
 
 
 def lower_matmul(body: Body, schedule: MatmulSchedule, hints, device: str, choose_again, fast: bool = False) -> tuple[TileKernel, ...]:

@@ -23,6 +23,18 @@ def dot(a, b, c):
 
 
 @triton.jit
+def in_registers(x):
+    """x, of 16 bits, for a product that takes it from registers. Triton's pipeline keeps a slot too few of what products read in shared memory while
+    something else has it in registers: the next step is read over what a product still reads."""
+    if INTERPRETED:
+        return x
+    elif for_nvidia():
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=True, pack=2)
+    else:
+        return x
+
+
+@triton.jit
 def to_tf32(x):
     """f32 to the nearest of ten bits behind the point, ties to even."""
     if INTERPRETED:
