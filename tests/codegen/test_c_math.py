@@ -3,10 +3,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.codegen.c_harness import build, call, elementwise
+from tests.codegen.c_harness import FLAGS, build, call, elementwise
 from tokamak.codegen.c_ops import c_op
 from tokamak.ir.dtype import F32, F64
 from tokamak.ir.ops import OPS
+from tokamak.runtime.build import ROUND_EACH
 
 ULP32 = {
     "exp": 2, "exp2": 2, "expm1": 2, "log": 2, "log2": 3, "log10": 3, "log1p": 2, "sin": 2, "cos": 2, "tan": 4, "asin": 3, "acos": 2, "atan": 2,
@@ -73,6 +74,18 @@ def test_accuracy(library, name, d):
     assert wrong[worst] <= (ULP32 if d is F32 else ULP64)[name], f"{name}{shown}: {found[worst]!r}, not {truth[worst]!r}: {wrong[worst]:.3g} ulp"
     zero = (truth == 0) & (found == 0)
     assert (np.signbit(found[zero]) == np.signbit(truth[zero])).all(), f"{name}: sign of zero"
+
+
+@pytest.mark.parametrize("lanes", [16, 4])
+@pytest.mark.parametrize("flags", [(), (ROUND_EACH,)], ids=["fused", "rounded"])
+def test_what_saturates_is_exactly_one(lanes, flags, tmp_path):
+    """1 - tanh(x)^2 times a power of x is what derivatives have: a last place would be multiplied by it."""
+    text = [elementwise(f"{name}_of_{d}", [d], d, c_op(name, d, ["x0"])) for name in ("tanh", "erf") for d in (F32, F64)]
+    built = build("".join(text), tmp_path, lanes, [*FLAGS, *flags])
+    for d in (F32, F64):
+        x = np.concatenate([np.linspace(40, 1e3, 1001), [1e4, 1e20, 3e38, np.inf]]).astype(d.numpy)
+        for name in ("tanh", "erf"):
+            assert (call(built, f"{name}_of_{d}", [x], d)[0] == 1).all() and (call(built, f"{name}_of_{d}", [-x], d)[0] == -1).all()
 
 
 def test_every_heavy_row_is_here():

@@ -97,7 +97,8 @@ TK v_f32 exp2_f32(v_f32 x) {{
 
 
 def _saturating(name: str, last: float, over: tuple[float, ...], under: tuple[float, ...]) -> str:
-    """An odd function that is +-1 from `last` on: x P(x^2) / Q(x^2) of the clipped argument, rounding kept from leaving -1 .. 1."""
+    """An odd function that is +-1 from `last` on: x P(x^2) / Q(x^2) of the clipped argument, rounding kept from leaving -1 .. 1. At `last` the
+    quotient is 3e-7 too large, so that it is exactly 1 however it is rounded: derivatives multiply 1 - f(x)^2 by powers of x."""
     return f"""\
 TK v_f32 {name}_f32(v_f32 x) {{
   v_f32 y = clip_f32(x, -{last}f, {last}f), z = y * y;
@@ -119,8 +120,8 @@ TK v_f32 clip_f32(v_f32 x, float low, float high) {
   x = select_f32(x > high, (v_f32){0} + high, x);
   return select_f32(x < low, (v_f32){0} + low, x); }
 #endif""",
-    "erf_f32": _saturating("erf", 3.925, _ERF, _ERF_UNDER),
-    "tanh_f32": _saturating("tanh", 9.02, _TANH, _TANH_UNDER),
+    "erf_f32": _saturating("erf", 4.05, _ERF, _ERF_UNDER),
+    "tanh_f32": _saturating("tanh", 9.5, _TANH, _TANH_UNDER),
 }
 
 # log_parts: x = 2^e * (1 + r) with 1 + r within sqrt(1/2) .. sqrt(2); returns log(1 + r) and sets *e
