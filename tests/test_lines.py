@@ -1,6 +1,9 @@
 """Groups of channels in channels-last: columns are folded first, whole lines at once, then what a group's columns give."""
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,14 +11,16 @@ import torch.nn.functional as F
 
 import tokamak
 from tokamak.codegen.stages import schedule_plan
-from tokamak.codegen.tile_ahead import read_ahead
 from tokamak.codegen.tile_kernel import For
+from tokamak.codegen.tile_parts import lower_tiles
 from tokamak.fuse import gpu, lines
 from tokamak.fuse.axes import Group
+from tokamak.fuse.cost import Hints, estimates
 from tokamak.fuse.plan import plan
 from tokamak.ir.graph import Compute, fold
 from tokamak.ir.parse import parse_graph
 from tokamak.ir.reference import evaluate
+from tokamak.schedule.tiles import choose
 from tokamak.target import Target
 
 LARGE = Target("cpu", 16, 132, l1=1 << 18, l2=50 << 20, kind="gpu", arch=("cuda", 90, 32), cluster=8)
@@ -180,17 +185,51 @@ def assert_close_to_float64(fn, given):
         assert far(got) <= 1.5 * far(eager) + 8 * torch.finfo(dtype).eps
 
 
+COLUMNS = """graph columns {
+  input %x: f32[262144, 256](256, 1)
+  input %y: f32[262144, 256](256, 1)
+  input %w: f32[256](1)
+  %one: f32[256](1) for i1<262144 = sum[i1](mul(%x[i1, i0], sub(%y[i1, i0], %w[i0])))
+  %two: f32[256](1) for i1<262144 = sum[i1](%x[i1, i0])
+  return %one, %two
+}"""
+
+
+def loops_of(**changes) -> tuple[list[str], list[list[str]]]:
+    """The straight lines and the loops of the kernel that folds COLUMNS, its schedule changed."""
+    planned = plan(parse_graph(COLUMNS), LARGE)
+    (group, (body, schedule)), = schedule_plan(planned, LARGE).bodies.items()
+    assert schedule.ahead
+    kernel, *_ = lower_tiles(body, replace(schedule, **changes), estimates(planned.graph, LARGE), "cpu", lambda b: choose(b, Hints({}), LARGE))
+    return [x for x in kernel.lines if isinstance(x, str)], [x.lines for x in kernel.lines if isinstance(x, For)]
+
+
+def loaded(lines: list[str]) -> dict[str, str]:
+    """Register -> what it is loaded from, with registers' numbers left out."""
+    return {x.split(" = ")[0]: re.sub(r"\b([a-z])\d+", r"\1", x.split(" = ", 1)[1]) for x in lines if " = tl.load(" in x}
+
+
 def test_a_loop_reads_what_its_next_turn_folds():
-    """Its loads are of the next turn, and of the last one behind that; what is folded is what the turn before has read."""
-    loop = For("for b1 in range(b0, n0, 3)", ["i2 = b1 * 4 + tl.arange(0, 4)", "m3 = i2 < n1", "t4 = tl.load(p0 + i2, mask=m3, other=0.0)",
-                                              "t5 = tl.where(m3, 1.0, 0.0)", "a6 = a6 + t4 * t5"])
-    *before, made = read_ahead(loop, "b1", "b0", 3, "n0")
-    assert before[0] == "b1n = tl.maximum(tl.minimum(b0, n0 - 1), 0)" and before[-1] == "t4n = tl.load(p0 + i2n, mask=m3n, other=0.0)"
-    assert made.lines[0] == "t4 = t4n" and made.lines[-2:] == ["t5 = tl.where(m3, 1.0, 0.0)", "a6 = a6 + t4 * t5"]
-    assert "b1n = tl.minimum(b1 + 3, n0 - 1)" in made.lines
-    nested = For("for b1 in range(b0, n0, 3)", [For("for r2 in range(4)", [])])
-    carried = For("for b1 in range(b0, n0, 3)", ["t2 = tl.load(p0 + i3)", "i3 = i3 + t2"])
-    assert read_ahead(nested, "b1", "b0", 3, "n0") == [nested] and read_ahead(carried, "b1", "b0", 3, "n0") == [carried]
+    """All of it is asked for before anything is folded, from the same places as before the loop; what differs by no turn stays out of it."""
+    before, (loop,) = loops_of()
+    first, following = loaded(before), loaded(loop)
+    assert len(following) >= 4 and sorted(following.values()) == sorted(t for t in first.values() if t in following.values())
+    assert len(first) > len(following)
+    last = max(n for n, x in enumerate(loop) if " = tl.load(" in x)
+    assert not any(re.match(r"a\d+ = ", x) for x in loop[:last])
+    for name in following:                               # and handed on to the turn behind, by way of what the first was read into
+        now, = (x.split(" = ")[0] for x in loop if x.endswith(f" = {name}"))
+        assert now in first and any(x.endswith(f" = {now}") for x in loop)
+    _, (plain,) = loops_of(ahead=False)
+    assert [n for n, x in enumerate(plain) if " = tl.load(" in x][-1] > next(n for n, x in enumerate(plain) if re.match(r"a\d+ = ", x))
+
+
+def test_what_is_read_last_is_read_by_a_loop_of_its_own():
+    """All but the last of it leaves the cache first."""
+    for ahead in (True, False):
+        _, (leaving, staying) = loops_of(once=True, kept=16, ahead=ahead)
+        assert len(leaving) == len(staying) and all("evict_first" in t for t in loaded(leaving).values())
+        assert loaded(staying) and not any("evict_first" in t for t in loaded(staying).values())
 
 
 def test_statistics_of_many_blocks_are_right_with_loads_ahead(monkeypatch):

@@ -21,6 +21,7 @@ from ..schedule.rows import RowsSchedule, crossing, local
 from . import tile_words as words
 from .matmul import MatmulLowering
 from .scope import Unschedulable
+from .tile_ahead import Turns
 from .tile_kernel import For, Scope, TileKernel, Value
 from .tile_parts import lower_by
 
@@ -45,11 +46,15 @@ class RowsLowering(MatmulLowering):
         step, count = self.fresh("b"), self.param("int", ("blocks", rows), self.blocks(rows))
         loop = For(f"for {step} in {self._range(number, count, s.programs)}", [])
         scope = self.tile = Scope(loop.lines, program.open, program)
-        held = [self._ahead(e, scope, number, step, count) for e in waiting]
+        inside = program.open | {rows}
+        turns = Turns(scope, Scope(program.lines, inside, program), number, Scope(scope.lines, inside, scope),
+                      f"tl.minimum({step} + {s.programs}, {count} - 1)")
+        for e in waiting:           # the pipeline would read it at the end of a block, with nothing left to do while it comes
+            self._show(self._along(self._other(e.free)))
+            self._read_ahead(e, turns)
         self._put_everywhere(scope, rows, f"{step} * {s.sizes(rows)[0]}", self._pairs())
         scope.open = program.open | {rows}
         self._block(scope, carried)
-        scope.lines += [f"{now} = {following}" for now, following in held]
         program.lines.append(loop)
         for e, name in carried.items():
             self._leave_sum(e, name, number)
@@ -69,24 +74,16 @@ class RowsLowering(MatmulLowering):
         s = self.schedule
         return narrow.beside([st.expr for st in self.stores], frozenset((s.depth,))) if s.turned and s.half is None else []
 
-    def _ahead(self, e: Load, scope: Scope, first: str, step: str, count: str) -> tuple[str, str]:
-        """(what holds `e` when a block begins, what will hold that of the next block, which is read then). The pipeline would read it at the end of a
-        block, with nothing left to do while it comes."""
-        rows, pair = self.schedule.depth, self._along(self._other(e.free))
-        before = Scope(self.program.lines, self.program.open | {rows}, self.program)
-        held = self.assign(self.program, self._at_block(before, ("ahead", pair), e, first), "h")
-        behind = f"tl.minimum({step} + {self.schedule.programs}, {count} - 1)"
-        following = self._at_block(Scope(scope.lines, scope.open | {rows}, scope), ("ahead", pair), e, behind)
-        self._show(pair)
-        scope.memo[e, self._key(e.free)] = Value(held, frozenset(pair), scope, True)
-        return held, following
-
-    def _at_block(self, scope: Scope, view, e: Load, block: str) -> str:
-        """The register that `e` is read into, of the block of that number."""
-        self.scope, rows = scope, self.schedule.depth
-        self._put_everywhere(scope, rows, f"{self.assign(scope, block, 'b')} * {self.schedule.sizes(rows)[0]}", (view,))
+    def _load_at(self, e: Load, scope: Scope, turn: str) -> Value:
+        """`e` as it is read in `scope` for the block of that number."""
+        here, shown, rows = self.scope, self.view, self.schedule.depth
+        self.scope, view = scope, ("ahead", shown)
+        self._put_everywhere(scope, rows, f"{self.assign(scope, turn, 'b')} * {self.schedule.sizes(rows)[0]}", (view,))
         self._show(view)
-        return self._emit_load(e).var
+        value = self._emit_load(e)
+        self._show(shown)
+        self.scope = here
+        return value
 
     def blocks(self, a: Axis):
         return floordiv(a.extent + (narrow.ROWS - 1), as_index(narrow.ROWS))

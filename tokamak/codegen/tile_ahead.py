@@ -1,43 +1,119 @@
-"""A loop over blocks whose loads are a turn ahead: while a program folds what it has read, what it folds next is on its way.
+"""Loops over a program's share of the split axes, and what is read in them a turn ahead: while a program folds what it has read, what it folds next
+is on its way.
 
-    for b in ...: x = load(b); fold(x)      becomes      xn = load(first); for b in ...: x = xn; xn = load(next b); fold(x)
+    for b in ...: x = load(b); fold(x)      becomes      y = load(first); for b in ...: x = y; y = load(next b); fold(x)
+
+Behind the last turn the last one's block is read again, and where there is none, the first of all.
 """
 from __future__ import annotations
 
-import re
+from dataclasses import dataclass
 
-from .tile_kernel import For
+from ..ir.expr import Load
+from ..ir.index import Axis, Index, Size, as_index
+from ..ir.normal import floordiv
+from .scope import all_atoms
+from .tile_folds import TileFolds
+from .tile_kernel import For, Scope, Value
+from .tile_values import empty
 
-_SET, _NAME = re.compile(r"(\w+) = (tl\.load\()?"), re.compile(r"\b[a-z]\d+\b")
+
+@dataclass(eq=False)
+class Turns:
+    """The turns of a loop, in `inside`. `first`: the number of its first turn, which `before`, a scope in front of it, reads for; `next`: that of the
+    turn behind the one at hand, which `following`, a scope of the loop, reads for."""
+    inside: Scope
+    before: Scope
+    first: str
+    following: Scope
+    next: str
 
 
-def read_ahead(loop: For, var: str, first: str, step: int, count: str) -> list:
-    """`loop`, over the turns `var` from `first` on below `count`, every `step`-th, and what stands before it; behind the last turn it reads the last
-    one's block again, and where there is none, the first of all. The loop as it is where its loads need what it carries."""
-    if not all(isinstance(x, str) for x in loop.lines):
-        return [loop]
-    made = [_SET.match(x) for x in loop.lines]
-    sets = {m[1]: n for n, m in enumerate(made) if m is not None}
-    needed, todo = set(), [n for n, m in enumerate(made) if m is not None and m[2]]
-    loads = set(todo)
-    while todo:
-        n = todo.pop()
-        if n not in needed:
-            needed.add(n)
-            read = [sets[x] for x in _NAME.findall(loop.lines[n].split(" = ", 1)[1]) if x in sets]
-            if any(m >= n for m in read):       # of the turn before
-                return [loop]
-            todo += read
-    if not loads:
-        return [loop]
-    names = {made[n][1] for n in needed}
+class TileAhead(TileFolds):
+    """Loops over the split axes of one kernel."""
+    turns: "Turns | None" = None        # of the loop at hand, where loads may be a turn ahead
 
-    def moved(n: int, turn: str) -> str:
-        return _NAME.sub(lambda m: turn if m[0] == var else m[0] + "n" if m[0] in names else m[0], loop.lines[n])
-    head = sorted(needed)
-    before = [f"{var}n = tl.maximum(tl.minimum({first}, {count} - 1), 0)", *(moved(n, f"{var}n") for n in head)]
-    now = [f"{made[n][1]} = {made[n][1]}n" for n in sorted(loads)]
-    here = [loop.lines[n] for n in head if n not in loads]
-    following = [f"{var}n = tl.minimum({var} + {step}, {count} - 1)", *(moved(n, f"{var}n") for n in head)]
-    rest = [x for n, x in enumerate(loop.lines) if n not in needed]
-    return [*before, For(loop.head, [*now, *here, *following, *rest])]
+    def _share_loops(self, share: str, total: Index, stores, crossing, carried) -> None:
+        """The loop over this program's share of `total` blocks of the split axes, which stores and carries folds on; or two, the second over the
+        blocks whose elements stay in the cache."""
+        count = self.param("int", ("split",), total)
+        if not self.s.kept or self.s.looped:
+            self._share_loop(share, count, count, stores, crossing, carried)
+            return
+        leaving = self.param("int", ("leaving",), floordiv(total * (64 - self.s.kept), as_index(64 * self.s.programs)) * self.s.programs)
+        self._share_loop(share, leaving, count, stores, crossing, carried)
+        self.staying = True
+        self._share_loop(f"{leaving} + {share}", count, count, stores, crossing, carried)
+        self.staying = False
+
+    def _share_loop(self, first: str, end: str, count: str, stores, crossing, carried) -> None:
+        """The loop over every so many of the blocks from `first` on below `end`; there are `count` in all."""
+        s = self.s
+        var = self.fresh("b")
+        loop = For(f"for {var} in {self._range(first, end, s.programs)}", [])
+        inside = Scope(loop.lines, self.program.open, self.program)
+        self._decode(inside, list(s.split), var, "b")
+        inside.open |= frozenset(s.split)
+        if self._reads_ahead(crossing):
+            begin = f"tl.minimum({first}, {count} - 1)"
+            begin = begin if self._some() else f"tl.maximum({begin}, 0)"
+            following = Scope([] if s.ahead else loop.lines, inside.open, self.program)
+            self.turns = Turns(inside, Scope(self.program.lines, inside.open, self.program), begin, following,
+                               f"tl.minimum({var} + {s.programs}, {count} - 1)")
+            self._run(inside, stores, crossing, carried)
+            loop.lines[:0] = following.lines if s.ahead else ()
+            self.turns = None
+        else:
+            self._run(inside, stores, crossing, carried)
+        self.program.lines.append(loop)
+
+    def _some(self) -> bool:
+        """Is there a block at least, whatever the sizes are?"""
+        return all(self.hints.least(a.extent) > 0 for a in self.s.split)
+
+    def _reads_ahead(self, crossing) -> bool:
+        """May loads be a turn ahead: all of them, or those of which there is a number a turn?"""
+        s = self.s
+        if s.ahead:
+            return not s.looped
+        held = s.stages == 1 and not crossing           # all of a row is waited for alike
+        return len(s.split) == 1 and s.split[0] not in s.dims and self._some() and not s.kept and not held
+
+    def _emit_load(self, e: Load) -> Value:
+        return self._read_ahead(e, self.turns) if self.turns is not None and self._ahead(e) else super()._emit_load(e)
+
+    def _ahead(self, e: Load) -> bool:
+        """Is `e` read a turn ahead? Not in memory that this kernel writes. Where not all of a turn is: if it is found by the number of the turn
+        alone, but for lanes beside the whole words of a row; no copy would bring it before its turn."""
+        if empty(e.node) or any(s.memory is e.node for s in self.stores):
+            return False
+        if self.s.ahead:
+            return not e.free.isdisjoint(self.s.split)
+        (i,), shift = e.index, self.s.shift
+        beside = shift is not None and shift.axis in i.axes() and self.piece[shift.axis] == len(self.s.sizes(shift.axis)) - 1
+        axes = {*self.s.split, shift.axis} if beside else {*self.s.split}
+        return e.guard is None and i.axes() == axes and all(isinstance(x, (Axis, Size)) for x in all_atoms(i))
+
+    def _read_ahead(self, e: Load, turns: Turns) -> Value:
+        """The register that has `e` in the turn at hand, read in the one before."""
+        first = self._load_at(e, turns.before, turns.first)
+        name = self.assign(turns.following, first.var)
+        again = self._load_at(e, turns.following, turns.next)
+        turns.following.lines.append(f"{first.var} = {again.var}")
+        if again.var in self.filled:
+            self.filled[name] = self.filled[again.var]
+        value = turns.inside.memo[e, self._key(e.free)] = Value(name, again.dims, turns.inside, again.block)
+        return value
+
+    def _load_at(self, e: Load, scope: Scope, turn: str) -> Value:
+        """`e` as it is read in `scope` for the turn of that number."""
+        here, turns, coords, fours = self.scope, self.turns, self.coords, self.fours
+        self.scope, self.turns = scope, None
+        if "turn" not in scope.memo:
+            self.coords, self.fours = dict(coords), dict(fours)
+            self._decode(scope, list(self.s.split), self.assign(scope, turn, "b"), "b")
+            scope.memo["turn"] = self.coords, self.fours
+        self.coords, self.fours = scope.memo["turn"]
+        value = super()._emit_load(e)
+        self.scope, self.turns, self.coords, self.fours = here, turns, coords, fours
+        return value

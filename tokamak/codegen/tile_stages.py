@@ -85,7 +85,7 @@ class StagedLowering(TileLowering):
         before = lambda exprs: max(map(self._folded, exprs), default=0)
         last = max([1 + before(e.args) for e in folds.values()] + [before((s.expr,)) for s in stores] + [before(e.args) for e in crossing], default=0)
         self.scope = self.stage = outer
-        self.stages = [outer]
+        self.stages, self.swaps = [outer], 0
         for n in range(last + 1):
             parts = [part for e in folds.values() if before(e.args) == n for part in self._pieces_of(e)]
             for e in crossing:

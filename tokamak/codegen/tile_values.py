@@ -22,6 +22,7 @@ class TileValues(TileCoordinates):
         self.stores = list(body.stores if stores is None else stores)
         self.spaces: dict = {}
         self.rereading = False               # are held rows read for a second time?
+        self.staying = False                 # does what is read now stay in the cache for the next kernel?
         self.fills = _fills(self.stores)     # Load -> what idle lanes of it hold
         self.filled: dict[str, float] = {}   # register -> what its idle lanes hold
         self.lanes: dict[int, str] = {}      # of a shifted axis: piece -> its whole words' lanes
@@ -186,7 +187,7 @@ class TileValues(TileCoordinates):
                 text += f", other={words.literal(e.other.value, e.other.dtype)}"
             elif e in self.fills:
                 text += f", other={words.plain(self.fills[e])}"
-        if block and self.s.once and e.index[0].axes() >= self.body_.parallel and not values:
+        if block and self.s.once and not self.staying and e.index[0].axes() >= self.body_.parallel and not values:
             text += words.LEAVES_FIRST
         axes = e.index[0].axes() | whole
         if self.s.reread and whole & set(self.held):

@@ -11,19 +11,17 @@ from dataclasses import replace
 
 from ..fuse.gpu import atomic
 from ..ir.expr import Const, Expr, Load, Op, Reduce, Rewriter, Scan, walk
-from ..ir.index import Axis, Fetch, Index, Size, as_index
-from ..ir.normal import floordiv
+from ..ir.index import Axis, Fetch, Index, as_index
 from ..schedule.body import Body, Memory, Store, coalesce
 from ..schedule.tile_schedule import TileSchedule
 from . import tile_words as words
 from .scope import Unschedulable, all_atoms
-from .tile_ahead import read_ahead
-from .tile_folds import TileFolds
+from .tile_ahead import TileAhead
 from .tile_values import empty
 from .tile_kernel import For, Scope, TileKernel, Value, Workspace
 
 
-class TileLowering(TileFolds):
+class TileLowering(TileAhead):
     """The main kernel of a body, and what is left for further ones (`spaces`)."""
 
     # -- the kernel --------------------------------------------------------------------------------------------------------
@@ -144,68 +142,9 @@ class TileLowering(TileFolds):
         if any(map(self._later, crossing.values())):
             self._decode(first, list(s.split), share, "b")
         carried = {e: self._accumulators(self.program, e, first) for e in crossing.values()}
-        count = self.param("int", ("split",), total)
-        var = self.fresh("b")
-        loop = For(f"for {var} in {self._range(share, count, s.programs)}", [])
-        inner = Scope(loop.lines, self.program.open, self.program)
-        self._decode(inner, list(s.split), var, "b")
-        inner.open |= frozenset(s.split)
-        held = s.stages == 1 and not crossing           # all of a row is waited for alike
-        if len(s.split) == 1 and s.split[0] not in s.dims and self.hints.least(s.split[0].extent) > 0 and not s.kept and not held:
-            self.turns = inner, var, share, count
-        self._run(inner, local, tuple(crossing.values()), carried)
-        self.turns = None
-        self.program.lines += self._in_parts(loop, var, share, count, total)
+        self._share_loops(share, total, local, tuple(crossing.values()), carried)
         for e, accumulators in carried.items():
             self._leave(e, accumulators, share)
-
-    # the loop over a program's share of one axis, one coordinate a turn: its scope, number, first number and count
-    turns: "tuple | None" = None
-
-    def _emit_load(self, e: Load) -> Value:
-        """What is a number a turn, or lies beside the whole words of a row, no copy brings ahead of its turn: it is read a turn ahead into a
-        register."""
-        if self.turns is None or not self._ahead(e):
-            return super()._emit_load(e)
-        inner, var, share, count = self.turns
-        first = self._load_at(e, self.program, f"tl.minimum({share}, {count} - 1)")
-        name = self.assign(inner, first.var)
-        again = self._load_at(e, inner, f"tl.minimum({var} + {self.s.programs}, {count} - 1)")
-        inner.lines.append(f"{first.var} = {again.var}")
-        value = inner.memo[e, self._key(e.free)] = replace(again, var=name)
-        if again.var in self.filled:
-            self.filled[name] = self.filled[again.var]
-        return value
-
-    def _load_at(self, e: Load, scope: Scope, turn: str) -> Value:
-        """`e` as it is read in `scope` for the turn of that number."""
-        (a,), here = self.s.split, self.scope
-        now, key = self.coords[a, 0], ("turn", turn)
-        if key not in scope.memo:
-            scope.memo[key] = Value(self.assign(scope, turn, "b"), frozenset(), scope, False)
-        self.scope, self.coords[a, 0] = scope, (scope.memo[key], None)
-        value = super()._emit_load(e)
-        del scope.memo[e, self._key(e.free)]
-        self.scope, self.coords[a, 0] = here, now
-        return value
-
-    def _ahead(self, e: Load) -> bool:
-        """Is `e` found by the number of a turn alone, but for lanes beside the whole words, in memory that this kernel does not write?"""
-        (i,), shift = e.index, self.s.shift
-        beside = shift is not None and shift.axis in i.axes() and self.piece[shift.axis] == len(self.s.sizes(shift.axis)) - 1
-        axes = {*self.s.split, shift.axis} if beside else {*self.s.split}
-        plain = e.guard is None and i.axes() == axes and all(isinstance(x, (Axis, Size)) for x in all_atoms(i))
-        return plain and not empty(e.node) and all(s.memory is not e.node for s in self.stores)
-
-    def _in_parts(self, loop: For, var: str, share: str, count: str, total: Index) -> list:
-        """The loop over a program's share; or two, the second over the blocks whose elements stay in the cache."""
-        ahead = (lambda loop, first, count: read_ahead(loop, var, first, self.s.programs, count)) if self.s.ahead else lambda loop, *_: [loop]
-        if not self.s.kept or not all(isinstance(x, str) for x in loop.lines):
-            return ahead(loop, share, count)
-        leaving = self.param("int", ("leaving",), floordiv(total * (64 - self.s.kept), as_index(64 * self.s.programs)) * self.s.programs)
-        staying = [x.replace(words.LEAVES_FIRST, "") for x in loop.lines]
-        return [*ahead(For(f"for {var} in {self._range(share, leaving, self.s.programs)}", loop.lines), share, count),
-                *ahead(For(f"for {var} in {self._range(f'{leaving} + {share}', count, self.s.programs)}", staying), f"{leaving} + {share}", count)]
 
     def _leave(self, e: Reduce, accumulators, share: str) -> None:
         """Folds a program's carried values and stores them: workspace[share, free coordinates]."""
