@@ -3,6 +3,7 @@ rows asked for ahead."""
 from __future__ import annotations
 
 import re
+import subprocess
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import torch
 
 import tokamak
 import tokamak.schedule.schedule as schedule
+from tokamak.codegen import c, kernel, tree
+from tokamak.runtime import build as building
 from tokamak.tools.record import Recorder
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torch.bool)
@@ -138,3 +141,42 @@ def test_several_rows_folded_at_a_time_are_folded_as_one_is(rows, columns, dtype
     torch.testing.assert_close(out[0].double(), exact, rtol=1e-2 if dtype is torch.bfloat16 else 1e-5, atol=1e-2, equal_nan=True)
     torch.testing.assert_close(out[1], x.amax(1), rtol=0, atol=0, equal_nan=True)
     assert torch.equal(out[2], (x > 0).all(1))
+
+
+def test_what_lies_far_behind_is_asked_for_once_and_in_long_reads_alone():
+    """The first of several loops over a row asks; what a thread keeps itself and what few elements are read from does not."""
+    x, b = torch.randn(2000, 600), torch.randn(600)
+    fn = lambda x, b: torch.softmax(x + b, 1)
+    out, text = compiled(fn, x, b)
+    first, rest = text.split("isnan_f32(a", 1) if "isnan_f32(a" in text else text.split("exp_f32(", 1)
+    assert torch.allclose(out, fn(x, b), atol=1e-6)
+    assert set(re.findall(r"if \(far(\w+)\)", first)) == {"p0", "p1"} and "if (far" not in rest
+    least = {p: re.search(rf"const int far{p} = (.*) >= (\d+);", text) for p in ("p0", "p1")}
+    assert all(int(found[2]) * 4 == kernel.FAR_FROM for found in least.values()) and least["p0"][1].count("*") == 1 and "*" not in least["p1"][1]
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_long_reads_are_right_to_their_end(monkeypatch, dtype):
+    """Memory behind what is read is asked for, too, never read."""
+    monkeypatch.setattr(c, "FAR_FROM", 1)
+    monkeypatch.setattr(tree, "FAR_WORK", 0)
+    x = torch.randn(3, 1031).mul(9).round().to(dtype)
+    fn = lambda x: (torch.where(x > 3, x, x.sum(1, keepdim=True).to(x.dtype)), x.t() != 0, x.amax(1) if dtype != torch.bool else x.any(1))
+    ours, text = compiled(fn, x)
+    assert "if (far" in text
+    for got, want in zip(ours, fn(x), strict=True):
+        assert torch.equal(got, want)
+
+
+def test_largest_of_a_row_is_found_in_whole_registers():
+    """gcc writes loops over lanes for some processors as two halves, which meet in memory."""
+    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not building.compiler().gnu:
+        pytest.skip("registers of 16 lanes and gcc")
+    recorder = Recorder()
+    tokamak.compile(lambda x: x.amax(1), strict=True, cache_dir="", recorder=recorder, dynamic=False)(torch.randn(64, 512))
+    unit, = (u for g in recorder.graphs for u in g.values["render"].values())
+    line = [x for x in building.compiler().line("-", unit.flags) if x != "-pipe"]
+    line[line.index("-x"):0] = ["-march=sapphirerapids", "-S"]
+    made = subprocess.run(line, input=unit.whole, capture_output=True, text=True, check=True).stdout
+    found = re.findall(r"vmaxps\s.*", made)
+    assert any("zmm" in x for x in found) and not any("ymm" in x for x in found)

@@ -17,8 +17,8 @@ from .c_ops import COMPARE, c_op, can_fail
 from .c_partial import Partials, kept_type, stored_type
 from .c_prelude import fragments_in, pieces
 from .c_streams import STREAMS, in_step, reads_rows
-from .kernel import (AHEAD, Accumulator, Convert, Divisor, Fetch, Finish, Fold, IndexValue, Kernel, LaneCompare, Let, Loop, Phase, Prefix, Quotient,
-                     RandomValue, Read, Splat, Write)
+from .kernel import (AHEAD, FAR, FAR_FROM, Accumulator, Convert, Divisor, Fetch, Finish, Fold, IndexValue, Kernel, LaneCompare, Let, Loop, Phase,
+                     Prefix, Quotient, RandomValue, Read, Splat, Write)
 from .scope import literal
 
 TICKETS = 16            # shares of a kernel with partial results
@@ -119,6 +119,8 @@ class Printer(Loops, Partials):
         for s in {s.memory: s for s in statements_of(p.body) if isinstance(s, Read) and s.ahead is not None}.values():
             low, high = (n // s.dtype.bytes for n in AHEAD)
             lines.append(f"const int ahead{s.memory} = {self.index(s.span)} >= {low} && {self.index(s.span)} <= {high};")
+        for s in {s.memory: s for s in statements_of(p.body) if isinstance(s, Read) and s.total is not None}.values():
+            lines.append(f"const int far{s.memory} = {self.index(s.total)} >= {FAR_FROM // s.dtype.bytes};")
         for s in p.once:
             lines += self._statement(s)
         body: list[str] = []
@@ -252,6 +254,8 @@ class Printer(Loops, Partials):
         text = f"{register(d)} {s.var} = {self._guarded(s, p, d) if s.guard else self._plain_read(s.mode, p, d, s.step, s.at, s.turn)};"
         if self.sweeping and s.mode == "unit" and s.memory[0] == "p":
             return f"{text} __builtin_prefetch({p} + W, 0, 2);"
+        if s.total is not None and not self.tail:
+            return f"{text} if (far{s.memory}) __builtin_prefetch({p} + {FAR // d.bytes}, 0, 3);"
         if s.ahead is None or self.tail:
             return text
         return f"{text} if (ahead{s.memory}) __builtin_prefetch({self._pointer(s.memory, s.ahead)}, 0, 2);"

@@ -37,6 +37,9 @@ def _around_scans(items) -> dict:
     return found
 
 
+FAR_WORK = 4            # operations an element from which what is read later is asked for: x + 1, x + y and sums of rows took as long with as without
+
+
 def _item_lists(loop: Loop):
     """The lists of items of `loop` and of the loops in it."""
     yield loop.items
@@ -86,6 +89,7 @@ class Tree(Emitter):
             self._turn(self.root)
         else:
             self._look_ahead()
+        self._look_far()
         work = as_index(1)
         axes: dict = {}
         for item in items:
@@ -332,6 +336,25 @@ class Tree(Emitter):
                 items, n = max(list(places.values())[1:], key=lambda p: _work(p[0]))
                 s = items[n]
                 items[n] = replace(s, ahead=substitute(s.address, {last: as_index(last) + 1}, lambda e: e), span=self._span(s))
+
+    def _look_far(self) -> None:
+        """The first loop that reads along a memory asks for what lies further behind in it, where there is something to compute meanwhile."""
+        if sum(_work(items) for loop, _ in self.root.loops for items in _item_lists(loop)) < FAR_WORK:
+            return
+        seen: set = set()
+        for loop, _ in self.root.loops:
+            for n, s in enumerate(loop.items if loop.vector else ()):
+                if isinstance(s, Read) and s.mode == "unit" and s.memory[0] == "p" and s.guard is None and (s.memory, s.address) not in seen:
+                    seen.add((s.memory, s.address))
+                    if s.ahead is None and loop.axis in s.address.axes():
+                        loop.items[n] = replace(s, total=self._total(s))
+
+    def _total(self, s: Read) -> Index:
+        """Elements that the kernel reads at the address of `s`."""
+        total = as_index(1)
+        for a in sorted(s.address.axes(), key=lambda a: a.id):
+            total = total * self.low.extent(a)
+        return total
 
     def _span(self, s: Read) -> Index:
         """Elements that an iteration reads at the address of `s`."""

@@ -38,6 +38,8 @@ FLAGS = ("-O2", "-fPIC", "-shared", "-fwrapv", "-fno-math-errno", "-fno-trapping
 ROUND_EACH = "-ffp-contract=off"           # a product is rounded before it is added to something
 _GNU_FLAGS = ("-pipe", "-nostdlib")        # 26 ms a small kernel instead of 43: no temporary files, no start files; libc and libm are in the process
 _GNU_LIBS = ("-lgcc",)
+_WIDE = ("-mprefer-vector-width=512",)     # for some processors gcc splits loops over a register's lanes into halves that meet in memory: softmax of
+                                           # 4096 x 4097 on two cores of a Xeon 7.0 -> 3.8 ms, cross-entropy of 512 x 32000 4.6 -> 1.9
 
 TICK = 0.2                 # seconds after which whoever waits for a build hears how far it is
 PATIENCE = 600.0           # seconds that a compiler may take for one shard
@@ -78,9 +80,10 @@ class Compiler:
 
     def line(self, output: str, flags: Sequence[str] = ()) -> list[str]:
         """The command that compiles standard input to the library `output`; of `flags` that contradict ours these count."""
-        native = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
+        machine = platform.machine()
+        native = ("-mcpu=native",) if machine in ("aarch64", "arm64") else ("-march=native", *_WIDE * (machine in ("x86_64", "AMD64")))
         extra, libraries = (_GNU_FLAGS, _GNU_LIBS) if self.gnu else ((), ("-lm",))
-        return [*self.command, *FLAGS, *flags, native, *extra, "-x", "c", "-", "-o", output, *libraries]
+        return [*self.command, *FLAGS, *flags, *native, *extra, "-x", "c", "-", "-o", output, *libraries]
 
 
 @functools.cache
