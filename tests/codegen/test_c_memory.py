@@ -2,15 +2,19 @@
 is read or written."""
 import ctypes
 import mmap
+import platform
+import re
+import subprocess
 
 import numpy as np
 import pytest
 import torch
 
-from tests.codegen.c_harness import build
+from tests.codegen.c_harness import FLAGS, build
 from tokamak.ir import meaning
 from tokamak.ir.dtype import ALL, BF16, BOOL, F16, F32, F64
 from tokamak.codegen.c_memory import register
+from tokamak.codegen.c_prelude import fragments_in, prelude
 
 LANES = (16, 4)
 FOLDED = [d for d in ALL if d is not BOOL and not d.is_half]
@@ -26,6 +30,9 @@ void strided_{d}(const {c} *a, {c} *o, int64_t s, int64_t t) {{ stores_{d}(o, t,
 void firsts_{d}(const {c} *a, {c} *o, int64_t s, int64_t t, int64_t n) {{ storesn_{d}(o, t, loadsn_{d}(a, s, n), n); }}
 void gather_{d}(const {c} *a, const int64_t *i, {c} *o) {{ store_{d}(o, loadi_{d}(a, load_i64(i))); }}
 void gathern_{d}(const {c} *a, const int64_t *i, {c} *o, int64_t n) {{ storen_{d}(o, loadin_{d}(a, load_i64(i), n), n); }}
+void gatherg_{d}(const {c} *a, const int64_t *i, const uint8_t *m, {c} *o) {{
+  {v} before = load_{d}(o); store_{d}(o, loadgi_{d}(a, load_i64(i), load_bool(m), before)); }}
+void masked_{d}(const {c} *a, const uint8_t *m, {c} *o) {{ {v} before = load_{d}(o); store_{d}(o, loadgu_{d}(a, load_bool(m), before)); }}
 void scatter_{d}(const {c} *a, const int64_t *i, {c} *o) {{ storei_{d}(o, load_i64(i), load_{d}(a)); }}
 void scattern_{d}(const {c} *a, const int64_t *i, {c} *o, int64_t n) {{ storein_{d}(o, load_i64(i), load_{d}(a), n); }}
 void around_{d}(const {c} *a, {c} *o, int64_t at, int64_t turn) {{ store_{d}(o, loada_{d}(a, at, turn)); }}
@@ -153,6 +160,13 @@ def test_gather_and_scatter(library, d):
         assert (o == a[i[:n]]).all()
         i = np.random.default_rng(n).integers(0, 8, w)      # duplicates: the last lane's value stays
         i[n:] = 2**60
+        m, before = np.arange(w) % 3 < n % 3, stored(d, w)
+        o, j = before.copy(), np.where(m, np.arange(w) % 40, 2**60)
+        run(library, f"gatherg_{d}", a, j, m.astype(np.uint8), o)
+        assert (o == np.where(m, a[np.arange(w) % 40], before)).all()
+        o, m = before.copy(), np.arange(w) < n
+        run(library, f"masked_{d}", fenced(a[:n]), m.astype(np.uint8), o)
+        assert (o == np.where(m, a[:w], before)).all()
         o, wanted = np.zeros(8, a.dtype), np.zeros(8, a.dtype)
         run(library, f"scattern_{d}", a, i, o, n)
         for k in range(n):
@@ -238,3 +252,15 @@ def test_threads_of_torch(library):
         count[:] = 0
         run(library, "spread", count, threads)
         assert count[0] == threads
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the machine code is x86's")
+def test_64_bit_lanes_stay_in_registers(tmp_path):
+    """Gathered and compared indices with AVX-512: one gather for eight lanes, and no lane goes through memory by itself."""
+    text = "void f(const float *a, const int64_t *i, float *o, int64_t n, int64_t *e) {\n  v_i64 at = tk_indices(loadb_i64(i + 1) + load_i64(i), n, ~(v_bool){0}, e, 1);\n" \
+           "  store_f32(o, loadi_f32(a, at + splat_i64(n))); }\n"
+    source = tmp_path / "f.c"
+    source.write_text(prelude(fragments_in(text, 16), 16) + text)
+    flags = [f.replace("native", "skylake-avx512") for f in FLAGS if f != "-shared"]
+    made = subprocess.run(["gcc", *flags, "-S", "-o", "-", str(source)], capture_output=True, text=True, check=True).stdout
+    assert made.count("vgatherqps") == 2 and not re.search(r"\tv?mov\w+\t%(r|ymm)\w+, -?\d*\(%rsp\)", made)

@@ -281,11 +281,9 @@ class Printer(Loops, Partials):
             return f"{s.guard}[0] ? loadb_{d}({p}) : {s.other}"
         if s.mode == "shared":
             return f"hany({active}) ? select_{d}({s.guard}, loadb_{d}({p}), {s.other}) : {s.other}"
-        step = "1" if s.mode == "unit" else self.index(s.step)
-        slow = f"loadg_{d}({p}, {step}, {active}, {s.other})"
-        if self.tail or s.mode != "unit":
-            return slow
-        return f"hall({s.guard}) ? load_{d}({p}) : {slow}"
+        if s.mode == "unit":
+            return f"loadgu_{d}({p}, {active}, {s.other})"
+        return f"loadg_{d}({p}, {self.index(s.step)}, {active}, {s.other})"
 
     def _write(self, s: Write) -> list[str]:
         p, d = self._pointer(s.memory, s.address), s.dtype

@@ -1,6 +1,6 @@
 """C fragments: folds across the lanes of a register, prefixes within it, and transposing W registers.
 
-    hsum_D hprod_D hmax_D hmin_D -> a scalar of D's register element      hany hall -> 1 or 0
+    hsum_D hprod_D hmax_D hmin_D -> a scalar of D's register element      hany hall -> 1 or 0      mask_of(v_bool) -> a bit for each lane
     scansum_D scanprod_D scanmax_D scanmin_D -> inclusive prefixes
     hlogsumexp_D scanlogsumexp_D logaddexp_D for floating types
     lower_half upper_half -> the halves of a v_f32 as h_f64      hsum_halves -> double      join_halves -> v_f32
@@ -133,12 +133,23 @@ def _wide_sums(lanes: int) -> dict[str, str]:
                            f"  return __builtin_shufflevector(__builtin_convertvector(a, q), __builtin_convertvector(b, q), {both}); }}"}
 
 
+_TESTED = "!defined(__clang__) && defined(__AVX512F__) && W == 16"         # where one instruction tests all lanes
+
+
+def _lanes_meet(name: str, tested: str, halving: str) -> str:
+    """The fragment that says whether any lane, or every one, is set."""
+    return f"#if {_TESTED}\nTK int {name}(v_bool v) {{ return {tested}; }}\n#else\nTK int {name}(v_bool v) {{ {halving} return v[0] != 0; }}\n#endif"
+
+
 def fragments(lanes: int) -> dict[str, str]:
     """Fragment name -> C text."""
     out = _wide_sums(lanes) | {
         "transpose_32": _transpose("transpose_32", "v_f32", 32, lanes), "transpose_64": _transpose("transpose_64", "v_f64", 64, lanes),
-        "hany": f"TK int hany(v_bool v) {{ {_halving('@a | @b', lanes)} return v[0] != 0; }}",
-        "hall": f"TK int hall(v_bool v) {{ {_halving('@a & @b', lanes)} return v[0] != 0; }}"}
+        # a number with a bit for each lane that is set
+        "mask_of": f"#if {_TESTED}\nTK unsigned mask_of(v_bool v) {{ return (unsigned short)__builtin_ia32_ptestmd512(v, v, -1); }}\n#else\n"
+                   f"TK unsigned mask_of(v_bool v) {{ unsigned m = 0; for (int k = 0; k < W; k++) m |= (v[k] & 1u) << k; return m; }}\n#endif",
+        "hany": _lanes_meet("hany", "mask_of(v) != 0", _halving('@a | @b', lanes)),
+        "hall": _lanes_meet("hall", "mask_of(v) == 0xffff", _halving('@a & @b', lanes))}
     for d in ALL:
         if d.name in _TYPES:
             out.update(_folds(d, lanes))

@@ -1,6 +1,7 @@
 """C fragments: accesses under a mask, checked indices, integer helpers of addresses.
 
-    loadg_D(p, stride, guard, other)  loadgi_D(p, index, guard, other): lanes where guard is false are not read and are `other`
+    loadg_D(p, stride, guard, other)  loadgu_D(p, guard, other)  loadgi_D(p, index, guard, other): lanes where guard is false are not read and are
+    `other`
     storeg_D(p, stride, value, guard)  storegi_D(p, index, value, guard): only lanes where guard holds are written
     tk_index(i, bound, active, error, code)  tk_indices(...): i, clamped to 0 .. bound - 1; `code` is ORed into *error where an active one was outside
     tk_div tk_mod: rounding down, divisor positive      tk_min tk_max
@@ -8,8 +9,8 @@
 """
 from __future__ import annotations
 
-from ..ir.dtype import ALL
-from .c_memory import STORED, register
+from ..ir.dtype import ALL, DType
+from .c_memory import GATHERS, MASKED, STORED, gathered, gathers, masks, register
 
 _INTEGERS = {
     "tk_div": "TK int64_t tk_div(int64_t a, int64_t b) { int64_t q = a / b; return q - (a - q * b < 0); }",
@@ -25,10 +26,23 @@ TK int64_t tk_index(int64_t i, int64_t bound, int active, int64_t *error, int64_
     "tk_indices": """\
 TK v_i64 tk_indices(v_i64 i, int64_t bound, v_bool active, int64_t *error, int64_t code) {
   v_i64 zero = {0};
-  v_bool inside = ge_i64(i, zero) & lt_i64(i, zero + bound);
+  v_bool inside = ge_i64(i, zero) & lt_i64(i, splat_i64(bound));
   if (hany(active & ~inside)) *error |= code;
   return select_i64(inside, i, zero); }""",
 }
+
+
+def _unit(d: DType, raw: str) -> str:
+    """The fragment for lanes that lie one behind the other: the machine's load under a mask where it has one."""
+    v, head = register(d), f"TK {register(d)} loadgu_{d}(const {d.c} *p, v_bool guard, {register(d)} other) {{"
+    slow = f"{head} return hall(guard) ? load_{d}(p) : loadg_{d}(p, 1, guard, other); }}"
+    if raw not in MASKED:
+        return slow
+    call, size, element, feature = MASKED[raw]
+    wide = f"typedef {element} q __attribute__((vector_size({size})));"
+    load = f"__builtin_ia32_load{call}_mask((const void *)p, (q){'{0}' if d.name in STORED else 'other'}, (unsigned short)mask_of(guard))"
+    value = f"select_{d}(guard, widen_{d}((v_{raw}){load}), other)" if d.name in STORED else f"({v}){load}"
+    return f"{masks(feature)}{head}\n  {wide}\n  return {value}; }}\n#else\n{slow}\n#endif"
 
 
 def fragments(lanes: int) -> dict[str, str]:
@@ -42,8 +56,13 @@ def fragments(lanes: int) -> dict[str, str]:
         slow = "static __attribute__((noinline))"
         out[f"loadg_{d}"] = (f"{slow} {v} loadg_{d}(const {ctype} *p, int64_t stride, v_bool guard, {v} other) {{\n  {ctype} buf[W] = {{0}};\n"
                              f"  for (int k = 0; k < W; k++) if (guard[k]) buf[k] = p[k * stride];\n  return select_{d}(guard, {widen}, other); }}")
-        out[f"loadgi_{d}"] = (f"{slow} {v} loadgi_{d}(const {ctype} *p, v_i64 index, v_bool guard, {v} other) {{\n  {ctype} buf[W] = {{0}};\n"
-                              f"  for (int k = 0; k < W; k++) if (guard[k]) buf[k] = p[index[k]];\n  return select_{d}(guard, {widen}, other); }}")
+        loop = (f"{slow} {v} loadgi_{d}(const {ctype} *p, v_i64 index, v_bool guard, {v} other) {{\n  {ctype} buf[W] = {{0}};\n"
+                f"  for (int k = 0; k < W; k++) if (guard[k]) buf[k] = p[index[k]];\n  return select_{d}(guard, {widen}, other); }}")
+        if gathers(d.name, lanes):
+            loop = (f"{GATHERS}TK {v} loadgi_{d}(const {ctype} *p, v_i64 index, v_bool guard, {v} other) {{\n"
+                    f"  {gathered(d.name, 'index', 'other', 'mask_of(guard)', lanes)} }}\n#else\n{loop}\n#endif")
+        out[f"loadgi_{d}"] = loop
+        out[f"loadgu_{d}"] = _unit(d, raw)
         out[f"storeg_{d}"] = (f"{slow} void storeg_{d}({ctype} *p, int64_t stride, {v} v, v_bool guard) {{\n"
                               f"  {ctype} buf[W]; *(u_{raw} *)buf = {narrow};\n"
                               f"  for (int k = 0; k < W; k++) if (guard[k]) p[k * stride] = buf[k]; }}")

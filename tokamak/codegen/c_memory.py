@@ -42,24 +42,61 @@ def lane_list(lanes: int, text: str) -> str:
 
 
 # raw register -> what the mask instructions of gcc call it, bytes of the register, what they take for elements, the feature they belong to
-_MASKED = {"u8": ("dquqi128", 16, "char", "__AVX512VL__"), "i8": ("dquqi128", 16, "char", "__AVX512VL__"),
+MASKED = {"u8": ("dquqi128", 16, "char", "__AVX512VL__"), "i8": ("dquqi128", 16, "char", "__AVX512VL__"),
            "u16": ("dquhi256", 32, "short", "__AVX512VL__"), "i16": ("dquhi256", 32, "short", "__AVX512VL__"),
            "i32": ("dqusi512", 64, "int", "__AVX512F__"), "f32": ("ups512", 64, "float", "__AVX512F__")}
+
+
+# raw register -> what the instruction that gathers eight elements is called (gcc), bytes of what it gathers, what it takes for elements
+GATHERED = {"f32": ("gatherdiv16sf", 32, "float"), "i32": ("gatherdiv16si", 32, "int"),
+            "f64": ("gatherdiv8df", 64, "double"), "i64": ("gatherdiv8di", 64, "long long")}
+GATHERS = "#if !defined(__clang__) && defined(__AVX512F__)\n"       # where it is
+
+
+def gathers(name: str, lanes: int) -> bool:
+    """Are registers of `name` whole numbers of what the machine gathers at once?"""
+    return name in GATHERED and lanes in (8, 16)
+
+
+def gathered(name: str, index: str, other: str, mask: str, lanes: int) -> str:
+    """Statements that return the elements of `p` at the lanes of register `index`, those of `other` where `mask`, a number, has no bit."""
+    call, size, element = GATHERED[name]
+    part = lambda k: f"__builtin_ia32_{call}(r.p[{k}], (void *)p, i.p[{k}], (char)(m >> {8 * k}), {8 if size == 64 else 4})"
+    made = part(0) if lanes == 8 else f"__builtin_shufflevector({part(0)}, {part(1)}, {lane_list(lanes, '@')})"
+    if size == 64 and lanes == 16:
+        made = "r.v"
+    sets = " ".join(f"r.p[{k}] = {part(k)};" for k in range(2)) if made == "r.v" else ""
+    return (f"typedef {element} q __attribute__((vector_size({size}))); typedef long long at __attribute__((vector_size(64)));\n"
+            f"  union {{ v_i64 v; at p[W / 8]; }} i = {{{index}}}; union {{ v_{name} v; q p[W / 8]; }} r = {{{other}}}; const unsigned m = {mask};\n"
+            f"  {sets} return (v_{name}){made};")
+
+
+def masks(feature: str) -> str:
+    """Where accesses under a mask of one bit a lane are."""
+    return f"#if !defined(__clang__) && defined({feature}) && defined(__AVX512BW__) && W == 16\n"
 
 
 def _masked(name: str, ctype: str, load: str, store: str) -> dict[str, str]:
     """The fragments for the first lanes: the machine's accesses under a mask where it has them, else `load` and `store`."""
     v = f"v_{name}"
-    if name not in _MASKED:
+    if name not in MASKED:
         return {f"loadn_{name}": load, f"storen_{name}": store}
-    call, size, element, feature = _MASKED[name]
+    call, size, element, feature = MASKED[name]
     wide = f"typedef {element} q __attribute__((vector_size({size})));"
-    test = f"#if !defined(__clang__) && defined({feature}) && defined(__AVX512BW__) && W == 16\n"
+    test = masks(feature)
     mask = "(unsigned short)((1u << n) - 1)"
     return {f"loadn_{name}": f"{test}TK {v} loadn_{name}(const {ctype} *p, int64_t n) {{\n"
                              f"  {wide}\n  return ({v})__builtin_ia32_load{call}_mask((const void *)p, (q){{0}}, {mask}); }}\n#else\n{load}\n#endif",
             f"storen_{name}": f"{test}TK void storen_{name}({ctype} *p, {v} v, int64_t n) {{\n"
                               f"  {wide}\n  __builtin_ia32_store{call}_mask((void *)p, (q)v, {mask}); }}\n#else\n{store}\n#endif"}
+
+
+def _gather(name: str, head: str, mask: str, otherwise: str, lanes: int) -> str:
+    """The fragment that begins with `head`: the machine's gather of the lanes in `mask` where it has one, else the statements `otherwise`."""
+    slow = f"{head} {{\n  {otherwise} }}"
+    if not gathers(name, lanes):
+        return slow
+    return f"{GATHERS}{head} {{\n  {gathered(name, 'index', f'(v_{name}){{0}}', mask, lanes)} }}\n#else\n{slow}\n#endif"
 
 
 def _stream(name: str, ctype: str) -> str:
@@ -79,8 +116,9 @@ TK void stream_{name}({ctype} *p, {v} v) {{
 
 def _raw(name: str, ctype: str, lanes: int) -> dict[str, str]:
     v = f"v_{name}"
-    gathered = lane_list(lanes, "p[i[@]]")
+    each = lane_list(lanes, "p[index[@]]")
     strided = lane_list(lanes, "p[@ * stride]")
+    broadcast = f"return splat_{name}(*p);" if RAW_BYTES[name] == 8 else f"{ctype} s = *p; return ({v}){{{lane_list(lanes, 's')}}};"
     scatter = " ".join(f"p[i[{k}]] = v[{k}];" for k in range(lanes))
     spread = " ".join(f"p[{k} * stride] = v[{k}];" for k in range(lanes))
     halves = [k for k in (32, 16, 8, 4, 2, 1) if k < lanes]
@@ -96,9 +134,10 @@ def _raw(name: str, ctype: str, lanes: int) -> dict[str, str]:
         f"loadsn_{name}": f"TK {v} loadsn_{name}(const {ctype} *p, int64_t stride, int64_t n) {{\n"
                           f"  {ctype} buf[W] = {{0}};\n  for (int64_t k = 0; k < n; k++) buf[k] = p[k * stride];\n"
                          f"  return *(const u_{name} *)buf; }}",
-        f"loadi_{name}": f"TK {v} loadi_{name}(const {ctype} *p, v_i64 i) {{ return ({v}){{{gathered}}}; }}",
-        f"loadin_{name}": f"TK {v} loadin_{name}(const {ctype} *p, v_i64 i, int64_t n) {{\n"
-                          f"  {ctype} buf[W] = {{0}};\n  for (int64_t k = 0; k < n; k++) buf[k] = p[i[k]];\n  return *(const u_{name} *)buf; }}",
+        f"loadi_{name}": _gather(name, f"TK {v} loadi_{name}(const {ctype} *p, v_i64 index)", "-1", f"return ({v}){{{each}}};", lanes),
+        f"loadin_{name}": _gather(name, f"TK {v} loadin_{name}(const {ctype} *p, v_i64 index, int64_t n)", "(1u << n) - 1",
+                                  f"{ctype} buf[W] = {{0}};\n  for (int64_t k = 0; k < n; k++) buf[k] = p[index[k]];\n"
+                                  f"  return *(const u_{name} *)buf;", lanes),
         f"loada_{name}": f"TK {v} loada_{name}(const {ctype} *p, int64_t at, int64_t turn) {{\n"
                          f"  if (at + W <= turn) return load_{name}(p + at);\n  {ctype} buf[W];\n"
                          f"  for (int64_t k = 0; k < W; k++) {{ buf[k] = p[at]; at = at + 1 == turn ? 0 : at + 1; }}\n"
@@ -106,7 +145,7 @@ def _raw(name: str, ctype: str, lanes: int) -> dict[str, str]:
         f"loadan_{name}": f"TK {v} loadan_{name}(const {ctype} *p, int64_t at, int64_t turn, int64_t n) {{\n  {ctype} buf[W] = {{0}};\n"
                           f"  for (int64_t k = 0; k < n; k++) {{ buf[k] = p[at]; at = at + 1 == turn ? 0 : at + 1; }}\n"
                           f"  return *(const u_{name} *)buf; }}",
-        f"loadb_{name}": f"TK {v} loadb_{name}(const {ctype} *p) {{ {ctype} s = *p; return ({v}){{{lane_list(lanes, 's')}}}; }}",
+        f"loadb_{name}": f"TK {v} loadb_{name}(const {ctype} *p) {{ {broadcast} }}",
         f"store_{name}": f"TK void store_{name}({ctype} *p, {v} v) {{ *(u_{name} *)p = v; }}",
         f"stream_{name}": _stream(name, ctype),
         f"stores_{name}": f"TK void stores_{name}({ctype} *p, int64_t stride, {v} v) {{ {spread} }}",

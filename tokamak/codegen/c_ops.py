@@ -40,7 +40,7 @@ def c_op(name: str, d: DType, args: list[str], active: str = "", error: str = "e
     return f"{name}_{d}({', '.join(args)})"
 
 
-def _compare(name: str, sign: str, d: str) -> str:
+def _compare(name: str, sign: str, d: str, lanes: int) -> str:
     """A comparison as 32-bit masks. Masks of 64-bit lanes are made a machine register at a time: compilers compare wider ones lane by lane."""
     head = f"TK v_bool {name}_{d}(v_{d} a, v_{d} b) {{"
     if d in ("f32", "i32"):
@@ -48,21 +48,48 @@ def _compare(name: str, sign: str, d: str) -> str:
     if d not in ("f64", "i64"):
         return f"{head} return cast_{d}_i32(a) {sign} cast_{d}_i32(b); }}"
     ctype = {"f64": "double", "i64": "int64_t"}[d]
-    return f"""\
-{head}
-#if W * 8 > NATIVE
+    parts = f"""\
   typedef {ctype} part __attribute__((vector_size(NATIVE)));
   typedef int64_t wide __attribute__((vector_size(NATIVE)));
   typedef int32_t half __attribute__((vector_size(NATIVE / 2)));
-  union {{ v_{d} v; part p[W * 8 / NATIVE]; }} x = {{a}}, y = {{b}};
+  union {{ v_{d} v; part p[W * 8 / NATIVE]; }} x = {{a}}, y = {{b}};"""
+    made = lambda k: f"__builtin_convertvector((wide)(x.p[{k}] {sign} y.p[{k}]), half)"
+    # two halves become one register in registers: stored one by one and loaded as a whole they wait for memory
+    return f"""\
+{head}
+#if W * 8 == 2 * NATIVE
+{parts}
+  return __builtin_shufflevector({made(0)}, {made(1)}, {lane_list(lanes, "@")});
+#elif W * 8 > NATIVE
+{parts}
   union {{ v_bool v; half p[W * 8 / NATIVE]; }} r;
 #pragma GCC unroll 16
-  for (int k = 0; k < W * 8 / NATIVE; k++) r.p[k] = __builtin_convertvector((wide)(x.p[k] {sign} y.p[k]), half);
+  for (int k = 0; k < W * 8 / NATIVE; k++) r.p[k] = {made("k")};
   return r.v;
 #else
   return __builtin_convertvector(a {sign} b, v_bool);
 #endif
 }}"""
+
+
+def _splat(d: DType) -> str:
+    """One number in all lanes. Registers of 64-bit lanes are filled a machine register at a time: compilers fill wider ones lane by lane."""
+    v, c = register(d), {"bool": "int", "f16": "float", "bf16": "float"}.get(d.name, d.c)
+    s = "-(s != 0)" if d is BOOL else "s"
+    whole = f"return ({c})({s}) - ({v}){{0}}; }}"
+    if d.bytes < 8:
+        return f"TK {v} splat_{d}({c} s) {{ {whole}"
+    return f"""\
+TK {v} splat_{d}({c} s) {{
+#if W * 8 > NATIVE
+  typedef {c} part __attribute__((vector_size(NATIVE)));
+  union {{ {v} v; part p[W * 8 / NATIVE]; }} r;
+#pragma GCC unroll 16
+  for (int k = 0; k < W * 8 / NATIVE; k++) r.p[k] = s - (part){{0}};
+  return r.v; }}
+#else
+  {whole}
+#endif"""
 
 
 def _select(d: DType) -> str:
@@ -93,9 +120,8 @@ def _basics(lanes: int) -> dict[str, str]:
                         "  return select_f32(a < 0x1p-64f, one * 0x1p64f, select_f32(a > 0x1p64f, one * 0x1p-64f, one)); }",
            "lanes_below": f"TK v_bool lanes_below(int64_t n) {{ return (v_i32){{{lane}}} < (int32_t)n; }}"}
     for d in ALL:
-        v, c = register(d), {"bool": "int", "f16": "float", "bf16": "float"}.get(d.name, d.c)
-        s = "-(s != 0)" if d is BOOL else "s"
-        out[f"splat_{d}"] = f"TK {v} splat_{d}({c} s) {{ return ({c})({s}) - ({v}){{0}}; }}"
+        v = register(d)
+        out[f"splat_{d}"] = _splat(d)
         out[f"select_{d}"] = _select(d)
         if d.is_half:
             continue
@@ -103,7 +129,7 @@ def _basics(lanes: int) -> dict[str, str]:
             if d is BOOL:      # true is -1: the order of masks is the other way round
                 out[f"{name}_{d}"] = f"TK v_bool {name}_bool(v_bool a, v_bool b) {{ return b {sign} a; }}"
             else:
-                out[f"{name}_{d}"] = _compare(name, sign, d.name)
+                out[f"{name}_{d}"] = _compare(name, sign, d.name, lanes)
         for name, sign, bits in (("min", "lt", "&"), ("max", "gt", "|")):
             if d is BOOL:
                 body = f"a {bits} b"

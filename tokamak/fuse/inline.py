@@ -8,10 +8,11 @@ as, or it has one reader that uses each element once. Everything else stays a no
 from __future__ import annotations
 
 from ..ir.dtype import F32
-from ..ir.expr import Cast, Const, Expr, Load, Op, Random, Reduce, Rewriter, walk, loads
+from ..ir.expr import Cast, Const, Expr, Load, Op, Random, Reduce, Rewriter, _fetches, walk, loads
 from ..ir.graph import Compute, Graph, Input, Opaque, Result, Scatter, View, Write, is_pointwise, topological
 from ..ir.index import Axis
 from ..ir.ops import OPS
+from ..ir.ranges import below
 from ..ir.rewrite import Simplifier
 from .axes import fold_of
 from .contraction import contraction, multiplied, of_vector
@@ -153,7 +154,6 @@ def _loads_of(n) -> list[Load]:
     if isinstance(n, Compute):
         roots: tuple = (n.expr,)
     elif isinstance(n, Scatter):
-        from ..ir.expr import _fetches
         roots = (n.value, *((n.guard,) if n.guard is not None else ()), *_fetches(n.index))
     else:
         return []
@@ -176,11 +176,15 @@ def substituted(load: Load, axes: tuple[Axis, ...], made: Expr) -> Expr:
 
 def under_guard(e: Expr, guard: Expr) -> Expr:
     """`e` with every load in it done only where `guard` holds: its indices may be out of range elsewhere. Integers are divided by 1 there, since a
-    load that is not done gives 0."""
+    load that is not done gives 0. What is the same wherever the guard is decided (a row's number in a gather, beside a guard on columns) stays one
+    load for all of them."""
+    def apart(x: Load) -> bool:
+        return not x.free & guard.free and not _fetches(x.index) and all(below(i, s) for i, s in zip(x.index, x.node.shape))
+
     def leaf(x: Expr):
         if isinstance(x, Op) and x.name in ("floordiv", "truncdiv", "mod", "rem") and x.dtype.is_int:
             return Op(x.name, x.args[0], Op("where", guard, x.args[1], Const(1, x.dtype)))
-        if isinstance(x, Load) and x.node.shape:
+        if isinstance(x, Load) and x.node.shape and not apart(x):
             both = guard if x.guard is None or x.guard is guard else Op("and", guard, x.guard)
             return Load(x.node, x.index, both, x.other if x.guard is not None else Const(0, x.dtype))
         return None
