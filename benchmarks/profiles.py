@@ -8,8 +8,8 @@ autocast); Llama 3.2 1B: a prompt, and one token against a cache (all in bfloat1
 `examples/demo.py`; BERT and GPT-2 of two layers and a ResNet, in training.
 
 Beside a profile stands the same step under eager and under `torch.compile(..., backend="tokamak")` without any of tokamak's tools, in the same
-process and on the same arguments: a second compiled function, which nothing watches. Each turn of steps that the profile times is followed by a turn
-of these. Step: on a GPU CUDA events around one, the device idle before it; on a CPU the clock. Busy: on a GPU the device's time by the averages of
+process and on the same arguments: a second compiled function, which nothing watches. Beside each turn of steps that the profile times stands a turn
+of these, behind it and before it by turns, since the first of two finds the host idle. Step: on a GPU CUDA events around one, the device idle before it; on a CPU the clock. Busy: on a GPU the device's time by the averages of
 torch's profiler, which watches nothing but the device, before and behind each look that the profile takes; on a CPU that of eager's operators, by the
 same, at most the step. Medians; beside them between which times half of the steps lie. Peak: torch's allocator's, beyond what stands before a step;
 what recordings of CUDA graphs keep stands always, as `pools`: both in a second process, which knows no tool at all. That one takes its turns of
@@ -177,13 +177,14 @@ class Round:
 
 class Beside:
     """Within it, a profile's sides have company: `make()` gives the same steps without tools, once the profile's own have run. Each turn of the
-    profile's is followed by one of theirs and by `turn(side)`, one elsewhere; each look by torch's profiler stands between two at theirs. `steps`,
+    profile's has one of theirs beside it, behind it or, every second time, before it, and then `turn(side)`, one elsewhere; each look by torch's profiler stands between two at theirs. `steps`,
     `elsewhere`, `busy`: seconds of all these; `pools`: bytes that their recordings keep; `waited`: seconds that this took."""
 
     def __init__(self, make: Callable[[], dict[str, Callable[[], object]]], turn: Callable[[str], list[float]], gpu: bool):
         self.make, self.turn, self.gpu, self.waited, self.pools = make, turn, gpu, 0.0, 0
         self.names: dict[int, str] = {}
         self.plain: dict[str, Callable[[], object]] = {}
+        self.behind = dict.fromkeys(SIDES, False)           # did the last turn stand behind the profile's?
         self.steps, self.elsewhere, self.busy = ({side: [] for side in SIDES} for _ in range(3))
 
     @contextlib.contextmanager
@@ -202,14 +203,23 @@ class Beside:
             return interleaved(steps, *args, **kwargs)
         return run
 
+    def beside(self, side: str) -> None:
+        with self.aside():
+            self.steps[side] += turn(self.plain[side], self.gpu)
+
     def turned(self, turns: Callable) -> Callable:
         def run(step, device, seconds, looked):
+            if looked is not None:
+                return turns(step, device, seconds, looked)
+            side = self.names[id(step)]
+            behind = self.behind[side] = not self.behind[side]
+            if not behind:
+                self.beside(side)
             found = turns(step, device, seconds, looked)
-            if looked is None:
-                side = self.names[id(step)]
-                with self.aside():
-                    self.steps[side] += turn(self.plain[side], self.gpu)
-                    self.elsewhere[side] += self.turn(side)
+            if behind:
+                self.beside(side)
+            with self.aside():
+                self.elsewhere[side] += self.turn(side)
             return found
         return run
 
@@ -243,7 +253,7 @@ def said(case: Case, made: Made, seconds: float, turn: Callable[[str], list[floa
     gpu = profile.device_of((made.fn, made.args, made.kwargs)) != "cpu"
     start = time.perf_counter()
     with torch.set_grad_enabled(made.train), Beside(partial(plain, case, made), turn, gpu) as other:
-        p = tokamak.profile(made.fn, *made.args, options=case.options, seconds=2 * seconds, **made.kwargs)
+        p = tokamak.profile(made.fn, *made.args, options=case.options, seconds=3 * seconds, **made.kwargs)
     took = time.perf_counter() - start - other.waited
     sides = {name: {**{k: getattr(side, k) for k in ("step", "busy", "peak")}, "pools": side.memory.pools - other.pools}
              for name, side in (("eager", p.eager), ("compiled", p.compiled))}

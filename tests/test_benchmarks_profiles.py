@@ -50,6 +50,16 @@ def test_what_is_measured_beside_a_profile_is_compiled_and_not_watched(monkeypat
     assert [type(r).__name__ for r in compiled] == ["Watcher", "NoneType"]
 
 
+def test_neither_of_two_turns_is_always_the_first(monkeypatch):
+    order, step = [], object()
+    monkeypatch.setattr(profiles, "turn", lambda step, gpu: order.append("plain") or [1.0])
+    other = profiles.Beside(dict, lambda side: order.append("elsewhere") or [1.0], False)
+    other.names, other.plain = {id(step): "eager"}, {"eager": step}
+    for _ in range(3):
+        other.turned(lambda *args: order.append("profile"))(step, "cpu", 0.1, None)
+    assert order == [*("profile", "plain", "elsewhere"), *("plain", "profile", "elsewhere"), *("profile", "plain", "elsewhere")]
+
+
 def test_turns_are_taken_beside_those_of_each_profile(tmp_path, monkeypatch, capsys):
     asked, times = [], iter([[2.5, 1.0, 2.0, 2.0], [4.0] * 4, [1.0] * 4])
     side, busy = {"step": 2.0, "busy": 1.0, "peak": 0}, {"busy": 1.0}
