@@ -89,6 +89,26 @@ def test_a_users_mistake_is_one_line(run, monkeypatch):
     assert status == 2 and err.startswith("tokamak: there is no log topic 'fusing': graph, fusion, ") and err.endswith("did you mean 'fusion'?\n")
 
 
+@pytest.mark.parametrize("arguments, words", [(["optimize", "--allow", "bf16,fp4"], "allow='fp4': one of bf16, fp16, int8, int4"),
+                                              (["optimize", "--allow", "int8"], "weights are changed in a module"),
+                                              (["verify", "--extract", "nope"], "no kernel has such a name"),
+                                              (["verify", "--extract", ""], "no kernel has such a name"),
+                                              (["verify", "--output", "kernel.py"], "which --extract names"),
+                                              (["compile", "--exact"], "which --until render shows"),
+                                              (["profile", "--fail-if", "kernel>3"], "is no condition"),
+                                              (["profile", "--html", "a", "--trace", "./a"], "that file is to hold something else")])
+def test_what_cannot_be_is_refused_before_the_script_runs(run, monkeypatch, tmp_path, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    status, out, err = run(SCRIPT, *arguments, "{}")
+    assert status == 2 and not out and words in err and "hello" not in err and len(err.splitlines()) == 1
+
+
+def test_a_kernel_that_is_not_there_is_known_before_anything_is_compared(run, monkeypatch):
+    monkeypatch.setattr("tokamak.tools.cli.examined", None)
+    status, out, err = run(SCRIPT, "verify", "--extract", "poi_fused_add_9", "{}")
+    assert status == 2 and not out and err.endswith("there is no kernel 'poi_fused_add_9': poi_fused_mul_relu_0\n")
+
+
 def test_it_is_a_command():
     done = subprocess.run([sys.executable, "-m", "tokamak", "--version"], capture_output=True, text=True)
     assert done.stdout.startswith("tokamak ") and done.returncode == 0
@@ -111,7 +131,33 @@ def alone(tmp_path):
     return call
 
 
-@pytest.mark.parametrize("command", ["explain", "compile", "verify", "profile", "optimize", "tune"])
+LOUD = """
+import atexit, subprocess, threading, time
+print("by Python", flush=True)
+os.write(1, b"from below\\n")
+subprocess.run([sys.executable, "-c", "print('by a child')"])
+atexit.register(print, "at the end")
+atexit.register(os.write, 1, b"at the very end\\n")
+def beside():
+    for _ in range(200):
+        print("beside", flush=True)
+        time.sleep(0.01)
+threading.Thread(target=beside, daemon=True).start()
+f(torch.ones(4, 8))
+"""
+
+
+@pytest.mark.parametrize("command", [["explain", "--json"], ["verify", "--json"], ["optimize", "--seconds", "0", "--json", "-"],
+                                     ["profile", "--seconds", "0", "--json", "-", "--fail-if", "kernels>0"]])
+def test_standard_output_is_the_answers_alone(alone, command):
+    done = alone(ONE + LOUD, *command, "{}")
+    assert done.returncode == ("--fail-if" in command) and isinstance(json.loads(done.stdout), dict)
+    for words in ("by Python", "from below", "by a child", "at the end", "at the very end", "beside"):
+        assert words in done.stderr
+    assert ("tokamak: kernels>0: kernels is 1" in done.stderr) == ("--fail-if" in command)
+
+
+@pytest.mark.parametrize("command", ["explain", "compile", "verify", "profile", "optimize"])
 def test_a_script_that_never_calls_what_it_compiled(run, command):
     status, out, err = run(ONE, command, "{}")
     assert status == 1 and not out and "compiled nothing with tokamak: no call of a function" in err

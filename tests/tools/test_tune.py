@@ -199,24 +199,31 @@ def test_changes_that_no_longer_fit_are_left(folder):
 
 
 # -- the command and its refusals ----------------------------------------------------------------------------------------------
-def test_tuning_is_for_gpus(tmp_path, capsys):
+def test_tuning_is_for_gpus(tmp_path, capsys, monkeypatch):
     with pytest.raises(TokamakError, match="tuning is for GPUs"):
         tokamak.tune(SOFTMAX, torch.randn(4, 5))
     with tokamak.scope(target="interpret"), pytest.raises(TokamakError, match="the interpreter's time says nothing"):
         tokamak.tune(SOFTMAX, torch.randn(4, 5))
     script = tmp_path / "script.py"
+    if not torch.cuda.is_available():
+        script.write_text("print('hello')\n")
+        assert main(["tune", str(script)]) == 2
+        said = capsys.readouterr().err
+        assert "tuning is for GPUs, and torch finds none here" in said and "hello" not in said
     script.write_text("import torch\ntorch.compile(lambda x: x * 2, backend='tokamak')(torch.ones(8))\n")
+    monkeypatch.setattr("tokamak.tools.cli.refuse", lambda given: None)         # as where there is a GPU
     assert main(["tune", str(script)]) == 1
-    assert "tuning is for GPUs" in capsys.readouterr().err
+    assert "tuning is for GPUs: no kernel of this program" in capsys.readouterr().err
 
 
-def test_nothing_to_tune(tmp_path, capsys):
+def test_nothing_to_tune(tmp_path, capsys, monkeypatch):
     with tokamak.scope(until="capture"), pytest.raises(TokamakError, match="tuning is for GPUs"):
         tokamak.tune(SOFTMAX, torch.randn(4, 5))
     with pytest.raises(TokamakError, match="nothing was compiled"):
         tokamak.tune(lambda: 1)
     script = tmp_path / "script.py"
     script.write_text("print(1)\n")
+    monkeypatch.setattr("tokamak.tools.cli.refuse", lambda given: None)         # as where there is a GPU
     assert main(["tune", str(script)]) == 1
     assert "compiled nothing with tokamak" in capsys.readouterr().err
 

@@ -190,7 +190,7 @@ def test_the_command(tmp_path, capsys, monkeypatch, ran):
     monkeypatch.setenv("TOKAMAK_CACHE_DIR", "")
     assert main(["verify", "--json", str(script)]) == 1 and json.loads(capsys.readouterr().out)["right"] is False
     torch._dynamo.reset()
-    assert main(["verify", "--extract", "nonesuch", str(script)]) == 2 and "there is no kernel" in capsys.readouterr().err
+    assert main(["verify", "--extract", "poi_fused_add_7", str(script)]) == 2 and "there is no kernel" in capsys.readouterr().err
 
 
 # -- parts -----------------------------------------------------------------------------------------------------------------

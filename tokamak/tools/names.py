@@ -1,6 +1,7 @@
 """Names for people: kernels in Inductor's family form, values by the user's names, bytes and times in units."""
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from itertools import count
 
@@ -21,6 +22,7 @@ FAMILIES = {
     "sca": "updates of elements that indices choose",
 }
 LONGEST = 6         # operations that a kernel's name spells out
+EXAMPLE = "per_fused_add_mul_sum_0"
 
 
 def family(plan: Plan, group: Group) -> str:
@@ -66,6 +68,11 @@ def kernel_name(kind: str, operations: tuple[str, ...], number: int) -> str:
     words = sorted({op.split(".")[0].strip("_") for op in operations})
     more = [f"{len(words) - LONGEST}_more"] if len(words) > LONGEST else []
     return "_".join([kind, "fused", *words[:LONGEST], *more, str(number)])
+
+
+def is_name(text: str) -> bool:
+    """May a kernel be called so?"""
+    return re.fullmatch(rf"({'|'.join(FAMILIES)})_fused(_\w+)?_\d+", text) is not None
 
 
 def operations(graph: Graph, nodes, position: Mapping[str, int]) -> list[Origin]:

@@ -153,8 +153,7 @@ def optimize(fn: Callable, *inputs, allow: Sequence[str] | str = (), options: Ma
     change numbers and may be tried, of bf16, fp16, int8 and int4, or one of them. The model really runs: buffers and random state change."""
     allow = (allow,) if isinstance(allow, str) else allow
     for name in allow:
-        if name not in CONSENT:
-            raise OptionError(f"allow={name!r}: one of {', '.join(CONSENT)}")
+        allowed(name)
     original = uncompiled(fn)
     climb = _Climb(original, inputs, kwargs, dict(options or {}), seconds)
     torch._dynamo.reset()
@@ -171,6 +170,12 @@ def optimize(fn: Callable, *inputs, allow: Sequence[str] | str = (), options: Ma
         return Staircase(climb.device, tuple(climb.found), climb.stopped(allow))
     finally:
         torch._dynamo.reset()
+
+
+def allowed(name: str) -> None:
+    """Raises OptionError for what is no rung that changes numbers."""
+    if name not in CONSENT:
+        raise OptionError(f"allow={name!r}: one of {', '.join(CONSENT)}")
 
 
 def optimize_called(watcher: Watcher, allow: Sequence[str] = (), seconds: float = SECONDS) -> Staircase:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -95,12 +95,7 @@ class Verification:
 
     def extract(self, name: str, path: str = "") -> str:
         """Writes the kernel `name` into a file that reproduces, checks and times it; returns the file's name. OptionError for an unknown one."""
-        for record in self.records:
-            for x in launched(record):
-                if x.name == name:
-                    return write(record, x.group, path or f"{name}.py")
-        known = ", ".join(dict.fromkeys(k.name for k in self.kernels))
-        raise OptionError(f"there is no kernel '{name}': {known or 'nothing was compiled'}")
+        return write(*group_of(self.records, name), path or f"{name}.py")
 
     def to_json(self, indent: int | None = None) -> str:
         found = {"right": self.right, "whole": [asdict(w) for w in self.whole], "kernels": [asdict(k) for k in self.kernels], "notes": self.notes}
@@ -157,6 +152,16 @@ def examined(recorder: Recorder, whole: tuple[Whole, ...] = (), notes: list[str]
         else:
             found += kernel_checks(record, record.seen, with_text=not any(k.wrong for k in found))
     return Verification(whole, tuple(found), tuple(notes), tuple(r for r in recorder.graphs if r.seen is not None))
+
+
+def group_of(records: Sequence[GraphRecord], name: str) -> tuple[GraphRecord, Group]:
+    """Where the kernel `name` is, of graphs that were called. Raises OptionError for an unknown one."""
+    there = [(record, x) for record in records if record.seen is not None for x in launched(record)]
+    for record, x in there:
+        if x.name == name:
+            return record, x.group
+    known = ", ".join(dict.fromkeys(x.name for _, x in there))
+    raise OptionError(f"there is no kernel '{name}': {known or 'nothing was compiled'}")
 
 
 # -- the whole function --------------------------------------------------------------------------------------------------
