@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import tokamak
+from tests.compiled.linear import TOLERANCE, calls, check, error, run, schedules, values, wide
 from tokamak.backend import ACTIVATED, ADDED
 from tokamak.fuse.contract import contract, contractions
 from tokamak.fuse.cost import Hints
@@ -14,49 +14,8 @@ from tokamak.ir.graph import Opaque
 from tokamak.schedule.beside import BesideSchedule
 from tokamak.schedule.matmul import MatmulSchedule, VectorSchedule
 from tokamak.target import Target
-from tokamak.tools.record import recording
 
 pytest.importorskip("triton")
-TOLERANCE = {torch.bfloat16: 8e-3, torch.float16: 1e-3}
-
-
-def values(*shape, dtype=torch.bfloat16):
-    return torch.randn(*shape, dtype=torch.float32).to(dtype)
-
-
-def wide(x):
-    return x.detach().double().requires_grad_(x.requires_grad)
-
-
-def error(got, want) -> float:
-    return float((got.detach().double() - want.detach()).norm() / want.detach().norm().clamp_min(1e-30))
-
-
-def run(fn, *inputs, **options):
-    """(result, the records of its graphs): `fn` with its contractions as kernels, where they can be."""
-    torch._dynamo.reset()
-    options = {"target": "interpret", "strict": True, "dynamic": False, "cache_dir": "", "contractions": "kernels", **options}
-    with recording() as recorder:
-        return tokamak.compile(fn, **options)(*inputs), recorder.graphs
-
-
-def schedules(record) -> list:
-    return [s for _, s in record.values["lower"].bodies.values()]
-
-
-def calls(record) -> list[str]:
-    return [str(n.target) for n in record.values["contract"].nodes if isinstance(n, Opaque)]
-
-
-def check(fn, *inputs, kernels=1, opaque=0, **options):
-    """`fn` gives what float64 gives, by `kernels` groups of which at least one is a contraction, and `opaque` calls of torch."""
-    got, (record, *_) = run(fn, *inputs, **options)
-    want = fn(*map(wide, inputs))
-    assert got.shape == want.shape and got.dtype is inputs[0].dtype
-    assert error(got, want) <= TOLERANCE[got.dtype]
-    made = schedules(record)
-    assert len(made) == kernels and len(calls(record)) == opaque and any(isinstance(s, MatmulSchedule) for s in made)
-    return made
 
 
 @pytest.mark.parametrize("rows, inner, columns", [(1, 256, 128), (3, 250, 100), (16, 64, 33), (70, 130, 150), (64, 33, 16), (129, 64, 129)])
@@ -241,95 +200,6 @@ def test_without_a_price_contractions_stay_with_the_vendor():
     assert len(calls(record)) == 1
 
 
-def quantised(rows, inner, columns):
-    return values(rows, inner), torch.randint(-128, 128, (columns, inner), dtype=torch.int8), torch.rand(columns).to(torch.bfloat16)
-
-
-def packed(rows, inner, columns):
-    return values(rows, inner), torch.randint(0, 256, (columns, inner // 2), dtype=torch.uint8), torch.rand(columns).to(torch.bfloat16)
-
-
-def from_int8(x, q, s):
-    return F.linear(x, q.to(x.dtype) * s[:, None])
-
-
-def from_int4(x, p, s):
-    w = torch.stack([p & 15, p >> 4], -1).reshape(p.shape[0], -1)
-    return F.linear(x, (w.to(x.dtype) - 8) * s[:, None])
-
-
-def exact(fn, inputs):
-    return fn(*(wide(x) if x.is_floating_point() else x for x in inputs))
-
-
-@pytest.mark.parametrize("rows", [1, 4, 32])
-@pytest.mark.parametrize("fn, make", [(from_int8, quantised), (from_int4, packed)], ids=["int8", "int4"])
-@pytest.mark.parametrize("policy", ["fast", "eager"])
-def test_quantised_weights_are_read_once_packed(rows, fn, make, policy):
-    torch.manual_seed(rows)
-    inputs = make(rows, 132, 40)
-    got, (record,) = run(fn, *inputs, policy=policy)
-    assert error(got, exact(fn, inputs)) <= 1e-2 and len(schedules(record)) == 1 and not calls(record)
-
-
-def test_scales_along_the_depth_stay_in_front():
-    x, q, s = values(4, 64), torch.randint(-128, 128, (40, 64), dtype=torch.int8), torch.rand(64).to(torch.bfloat16)
-    fn = lambda x, q, s: F.linear(x, q.to(x.dtype) * s)
-    got, (record,) = run(fn, x, q, s)
-    assert error(got, exact(fn, (x, q, s))) <= 1e-2 and not calls(record)
-
-
-def grouped(q, s, size):
-    """Quantised weights times a scale for each `size` of their columns."""
-    n, k = q.shape
-    return (q.reshape(n, k // size, size) * s[:, :, None]).reshape(n, k)
-
-
-def nibbles(p):
-    return torch.stack([p & 15, p >> 4], -1).reshape(p.shape[0], -1)
-
-
-GROUPED = {
-    "int8": lambda x, q, p, s, z: F.linear(x, grouped(q.to(x.dtype), s, 32)),
-    "int4": lambda x, q, p, s, z: F.linear(x, grouped(nibbles(p).to(x.dtype) - 8, s, 32)),
-    "int4 with zero points": lambda x, q, p, s, z: F.linear(x, (grouped_minus(nibbles(p).to(x.dtype), z, 32) * s[:, :, None]).reshape(p.shape[0], -1)),
-    "int8 with a zero point a column": lambda x, q, p, s, z: F.linear(x, (q.to(x.dtype) - z[:, :1]) * s[:, :1]),
-    "repeated scales": lambda x, q, p, s, z: F.linear(x, q.to(x.dtype) * s.repeat_interleave(32, 1)),
-}
-
-
-def grouped_minus(q, z, size):
-    return q.reshape(q.shape[0], -1, size) - z[:, :, None]
-
-
-@pytest.mark.parametrize("name", GROUPED)
-@pytest.mark.parametrize("policy", ["fast", "eager"])
-@pytest.mark.parametrize("rows, groups", [(1, 4), (3, 6), (20, 5)])
-def test_scales_of_groups(name, policy, rows, groups):
-    torch.manual_seed(rows)
-    k = 32 * groups
-    x, q, p = values(rows, k), torch.randint(-128, 128, (40, k), dtype=torch.int8), torch.randint(0, 256, (40, k // 2), dtype=torch.uint8)
-    s, z = torch.rand(40, groups).to(torch.bfloat16), torch.randint(0, 16, (40, groups)).to(torch.bfloat16)
-    got, (record,) = run(GROUPED[name], x, q, p, s, z, policy=policy)
-    assert error(got, exact(GROUPED[name], (x, q, p, s, z))) <= 1e-2 and not calls(record)
-    assert any(isinstance(n, MatmulSchedule) for n in schedules(record)) or rows == 1
-
-
-@pytest.mark.parametrize("rows, groups", [(1, 5), (3, 3), (20, 5)])
-def test_scales_that_are_no_numbers_where_the_slices_are_over(rows, groups):
-    x, q, s = values(rows, 32 * groups), torch.randint(-128, 128, (40, 32 * groups), dtype=torch.int8), torch.rand(40, groups).to(torch.bfloat16) + 0.5
-    fn = lambda x, q, s: F.linear(x, grouped(q.to(x.dtype), 1 / s, 32))
-    got, (record,) = run(fn, x, q, s)
-    assert error(got, exact(fn, (x, q, s))) <= 1e-2 and not calls(record)
-
-
-def test_integers_that_16_bits_do_not_hold_are_no_factors():
-    x, q = torch.eye(16, 256, dtype=torch.bfloat16), torch.randint(0, 256, (64, 256), dtype=torch.uint8)
-    fn = lambda x, q: (x.float()[:, None] * (q.to(torch.int16) + 100).float()).sum(-1)
-    got, _ = run(fn, x, q)
-    assert torch.equal(got, fn(x, q))
-
-
 @pytest.mark.parametrize("columns, depth", [(40, 3000), (1100, 96), (2100, 40)])
 def test_a_matrix_and_a_vector(columns, depth):
     x, w, b = values(1, depth), values(columns, depth), values(columns)
@@ -404,14 +274,6 @@ def test_slices_of_the_depth():
         x, w, b = values(5, depth), values(48, depth), values(48)
         made, = check(lambda x, w, b: F.relu(F.linear(x, w, b)), x, w, b)
         assert made.outer is not None and made.early
-
-
-def test_weights_whose_depth_is_divided_by_much_are_made_before_their_product():
-    x, q, s = values(4, 2048), torch.randint(-128, 128, (40, 2048), dtype=torch.int8), torch.rand(40, 2).to(torch.bfloat16)
-    fn = lambda x, q, s: F.linear(x, grouped(q.to(x.dtype), s, 1024))
-    got, (record,) = run(fn, x, q, s)
-    assert error(got, exact(fn, (x, q, s))) <= 1e-2
-    assert not calls(record) and len(schedules(record)) == 2
 
 
 def test_a_relu_behind_a_bias_is_ours_on_a_gpu():

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 import tokamak
-from tests.compiled.test_contractions import TOLERANCE, calls, error, run, schedules, values, wide
+from tests.compiled.linear import TOLERANCE, calls, error, run, schedules, values, wide
 from tokamak.codegen.stages import schedule_plan
 from tokamak.fuse.plan import plan
 from tokamak.ir.parse import parse_graph

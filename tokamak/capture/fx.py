@@ -15,16 +15,17 @@ from torch.utils import _pytree as pytree
 from ..errors import InternalError
 from ..ir.dtype import F64
 from ..ir.expr import Expr, Load, Scalar, walk
-from ..ir.graph import Compute, Graph, Input, Opaque, Origin, Result, Scatter, View, Write, topological
-from ..ir.index import Axis, Index, as_index, axis
+from ..ir.graph import Graph, Input, Opaque, Result, View, Write, topological
+from ..ir.index import Index, axis
 from .builder import Builder, Spec
 from .dtypes import to_dtype
 from .hosted import hosted
+from .origins import origin
 from .regions import Regions, aliases
 from .registry import MEANINGS, TABLE, NotCompiled
 from .scalars import refused
 from .sizes import Sizes
-from .tensor import Tensor, cast, overlapping, strided
+from .tensor import Tensor, cast, laid_out, overlapping, relaid, strided
 
 
 class Unsupported(Exception):
@@ -221,12 +222,12 @@ class Capture:
             return t                                # a constant: every reader holds it
         view = strided(t)
         if view is not None and (isinstance(view.node, (Input, Result)) or view.node in self.origins):
-            if aliases(node.target) or _same_layout(view, spec):
+            if aliases(node.target) or laid_out(view, spec.strides):
                 return t                            # a view of a value that exists already
             t = self.b.realize(t, spec.strides)     # torch copies here (flip, clone): an opaque reader must meet the copy's layout
             self._note_new(t, node)
             return t
-        moved = _relayout(t, spec) if view is not None else None
+        moved = relaid(t, spec.strides, spec.device) if view is not None else None
         if moved is not None:
             t = moved                               # the builder realized it itself: that node gets the traced layout
         else:
@@ -380,34 +381,6 @@ class Flat:
         return repr(self.target)
 
 
-def _relayout(t: Tensor, spec: Spec) -> Tensor | None:
-    """`t`, a view that shows each element of a fresh node once along plain coordinates, with that node laid out as `spec` was traced; or None."""
-    load = t.expr
-    node = load.node
-    strides = []
-    for extent, i in zip(node.shape, load.index):
-        atoms = i.atoms()
-        if extent == 1 and i == 0:
-            strides.append(as_index(1))
-        elif len(atoms) == 1 and i is as_index(atoms[0]) and isinstance(atoms[0], Axis) and atoms[0].extent is extent:
-            strides.append(spec.strides[atoms[0].id])
-        else:
-            return None
-    if len({a for i in load.index for a in i.atoms()}) != sum(1 for s in t.shape if s != 1):
-        return None
-    if isinstance(node, Compute):
-        node = Compute(node.shape, strides, node.expr, spec.device, node.tag)
-    elif isinstance(node, Scatter):
-        node = Scatter(node.base, node.shape, tuple(strides), node.domain, node.index, node.value, node.monoid, node.guard, node.device)
-    else:
-        return None
-    return Tensor(t.shape, Load(node, load.index), spec.device)
-
-
-def _same_layout(view: View, spec: Spec) -> bool:
-    return all(n == 1 or p is q for n, p, q in zip(view.shape, view.strides, spec.strides))
-
-
 _SIZE_CALLS = {torch.ops.aten.sym_size.int, torch.ops.aten.sym_stride.int, torch.ops.aten.sym_numel.default,
                torch.ops.aten.sym_storage_offset.default}
 
@@ -429,23 +402,3 @@ def _foreign(value) -> bool:
 def _sized(value):
     """Index arguments that are plain integers become ints, so that builders meet Index only where a size is symbolic."""
     return _map(value, lambda x: x.constant if isinstance(x, Index) and x.constant is not None else x)
-
-
-def origin(node: fx.Node) -> Origin:
-    """Source line and module path of an FX node, from the metadata that Dynamo and AOTAutograd carry."""
-    trace = node.meta.get("stack_trace") or ""
-    file, line, code = "", 0, ""
-    lines = trace.strip().splitlines()
-    for i in range(len(lines) - 1, -1, -1):
-        text = lines[i].strip()
-        if text.startswith('File "'):
-            file, _, rest = text[6:].partition('", line ')
-            number = rest.split(",")[0]
-            line = int(number) if number.isdigit() else 0
-            code = lines[i + 1].strip() if i + 1 < len(lines) else ""
-            break
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    path = list(stack.values())[-1][0] if stack else ""
-    target = node.target
-    op = target.__name__ if isinstance(target, torch._ops.OpOverload) else str(getattr(target, "__name__", target))
-    return Origin(op, file, line, code, str(path).removeprefix("L['self']").lstrip("."), node.name)

@@ -15,7 +15,7 @@ from ..errors import InternalError
 from ..ir import dtype as dt
 from ..ir.dtype import DType
 from ..ir.expr import Cast, Const, Coord, Expr, Load, Rewriter
-from ..ir.graph import View
+from ..ir.graph import Compute, Scatter, View
 from ..ir.index import Axis, Index, as_index, axis
 from ..ir.normal import divide_exact, floordiv, mod, recombine
 
@@ -218,3 +218,33 @@ def overlapping(shape: Sequence[Index], strides: Sequence[Index]) -> bool:
             return True
         reach += stride * (extent - 1)
     return False
+
+
+def relaid(t: Tensor, traced: tuple, device: str) -> Tensor | None:
+    """`t`, a view that shows each element of a fresh node once along plain coordinates, with that node laid out so that `t` has the strides
+    `traced`; or None."""
+    load = t.expr
+    node = load.node
+    strides = []
+    for extent, i in zip(node.shape, load.index):
+        atoms = i.atoms()
+        if extent == 1 and i == 0:
+            strides.append(as_index(1))
+        elif len(atoms) == 1 and i is as_index(atoms[0]) and isinstance(atoms[0], Axis) and atoms[0].extent is extent:
+            strides.append(traced[atoms[0].id])
+        else:
+            return None
+    if len({a for i in load.index for a in i.atoms()}) != sum(1 for s in t.shape if s != 1):
+        return None
+    if isinstance(node, Compute):
+        node = Compute(node.shape, strides, node.expr, device, node.tag)
+    elif isinstance(node, Scatter):
+        node = Scatter(node.base, node.shape, tuple(strides), node.domain, node.index, node.value, node.monoid, node.guard, node.device)
+    else:
+        return None
+    return Tensor(t.shape, Load(node, load.index), device)
+
+
+def laid_out(view: View, traced: tuple) -> bool:
+    """Are the strides of `view` those `traced`, where there is more than one element?"""
+    return all(n == 1 or p is q for n, p, q in zip(view.shape, view.strides, traced))

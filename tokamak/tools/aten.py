@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from ..capture.fx import origin
+from ..capture.origins import origin
 from ..ir.graph import Origin
 from .sources import Source, source_of
 
