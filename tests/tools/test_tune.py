@@ -118,6 +118,20 @@ def test_what_is_faster_is_found_kept_and_taken_up(folder):
     assert schedules(SOFTMAX, torch.randn(4000, 300)) == schedules(SOFTMAX, torch.randn(4000, 300), tuned=False)        # another size class
 
 
+@pytest.mark.parametrize("wanted", ["softmax", "nothing"])
+def test_products_of_tiles_are_not_tuned(folder, wanted):
+    """What is lowered and timed of them was a loop without products, where it could be lowered at all."""
+    x, q = torch.randn(16, 1024).to(torch.bfloat16), torch.randint(-9, 9, (64, 1024), dtype=torch.int8)
+    product = lambda x, q: F.linear(x, q.to(x.dtype) * 0.01)
+    with tokamak.scope(contractions="kernels"):
+        if wanted == "nothing":
+            with pytest.raises(TokamakError, match="products of tiles"):
+                tokamak.tune(product, x, q, timer=warps)
+            return
+        kernel, = tokamak.tune(lambda x, q: torch.softmax(product(x, q).float(), -1), x, q, timer=warps).kernels
+    assert "contraction" not in kernel.heuristic
+
+
 def test_backward_and_what_folds_partial_results_are_kernels_too(folder):
     x, w = torch.randn(300, 64, requires_grad=True), torch.randn(64, requires_grad=True)
     found = tokamak.tune(lambda x, w: F.layer_norm(x, (64,), w), x, w, timer=warps)

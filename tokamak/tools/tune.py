@@ -4,6 +4,7 @@
 
 A kernel is tried by itself on numbers made up. What is faster than the heuristic's by more than two measurements of one differ, and computes the
 same, is kept in the cache folder, by the GPU's name and the kernel's structure and size class; later compiles take it up (option `tuned`).
+Products of tiles keep the schedule that was chosen.
 """
 from __future__ import annotations
 
@@ -19,6 +20,8 @@ from ..errors import TokamakError
 from ..fuse.cost import estimates
 from ..options import current
 from ..runtime import tuned as kept
+from ..schedule.beside import BesideSchedule
+from ..schedule.matmul import MatmulSchedule
 from ..schedule.neighbours import neighbours
 from ..schedule.tile_schedule import TileSchedule
 from .dynamo import uncompiled
@@ -92,9 +95,12 @@ def tune(fn: Callable, *inputs, timer: Timer | None = None, **kwargs) -> Tuning:
 
 
 def tuning(recorder: Recorder, timer: Timer | None = None, report: Callable[[Tuned], object] = lambda _: None) -> Tuning:
-    """Tunes the kernels in a record, and keeps what is faster. `report` is told of each. Raises TokamakError where none runs on a GPU."""
+    """Tunes the kernels in a record, and keeps what is faster. `report` is told of each. Raises TokamakError where none runs on a GPU, or none is
+    searched."""
     found = list(tasks(recorder.graphs))
     if not found:
+        if any(record.values["target"].kind == "gpu" for record in recorder.graphs if "lower" in record.values and launched(record)):
+            raise TokamakError("nothing here is tuned: products of tiles keep the schedule that was chosen, and so do strict programs and open sizes")
         raise TokamakError("tuning is for GPUs: no kernel of this program runs on one (schedules for CPUs are not searched)")
     if timer is None and any(t.target.name == "cpu" for t in found):
         raise TokamakError("tuning is for GPUs: the interpreter's time says nothing of one")
@@ -109,7 +115,7 @@ def tuning(recorder: Recorder, timer: Timer | None = None, report: Callable[[Tun
 
 
 def tasks(graphs: Iterable[GraphRecord]) -> Iterator[Task]:
-    """Every distinct kernel for a GPU that was compiled at known sizes, in running order."""
+    """Every distinct kernel for a GPU that was compiled at known sizes, in running order, but products of tiles."""
     seen: set[str] = set()
     for record in graphs:
         machine = record.values.get("target")
@@ -118,6 +124,8 @@ def tasks(graphs: Iterable[GraphRecord]) -> Iterator[Task]:
         graph = record.values["lower"].plan.graph
         hints, sizes = estimates(graph, machine), {name: graph.hints.get(name) for name in graph.sizes}
         for x in launched(record) if None not in sizes.values() else ():
+            if isinstance(x.kernel.schedule, (MatmulSchedule, BesideSchedule)):
+                continue
             key = structure(x.kernel, hints)
             if key not in seen:
                 seen.add(key)
