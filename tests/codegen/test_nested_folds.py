@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 
 import tokamak
+from tests.compiled.harness import agree
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels_last"])
@@ -24,3 +25,13 @@ def test_an_index_gathered_by_each_row_scatters():
     fn = lambda v, i: torch.zeros(64, 4).scatter(1, i, v)
     torch._dynamo.reset()
     torch.testing.assert_close(tokamak.compile(fn, strict=True)(values, index), fn(values, index))
+
+
+def test_a_buffered_value_is_read_behind_where_it_is_made():
+    """A store enters the loop of a fold that ran before its costly value was put into a buffer."""
+    def fn(x, y, s, c):
+        t = F.softplus(s)
+        a = (x * y).sum(-1)
+        return x * t[..., None], a * t, (t * c).sum((1, 2))
+    for h, n, m, p in ((8, 2, 12, 8), (5, 4, 4, 100)):
+        assert agree(fn, [torch.randn(h, n, m, p), torch.randn(h, n, m, p), torch.randn(h, n, m), torch.randn(h, n, m)]).kernels == 1

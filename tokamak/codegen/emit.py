@@ -15,6 +15,16 @@ _ROUNDS = ("round", "floor", "ceil", "trunc")
 _FLIPPED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}        # a op b is b FLIPPED[op] a
 
 
+def _behind(block: Block, home: Block, slot: int) -> bool:
+    """Is what stands in `home` behind `slot` of its loops done when the statements at the end of `block` run? An item may enter a loop that ran
+    before: what it needs there is computed again."""
+    done = {id(b): n for b, n in block.chain()}
+    at, before = home, slot
+    while id(at) not in done:
+        at, before = at.parent, at.slot + 1
+    return done[id(at)] >= before
+
+
 class Emitter:
     """Emits expressions into the blocks of one phase. `names` gives registers, parameters and kernel integers; `p` are the parallel axes, the vector
     axis among them when it is cut into blocks; `partial_of`: folds whose partial results are complete; `buffered`: values kept in a row buffer."""
@@ -25,6 +35,7 @@ class Emitter:
         self.partial_of = partial_of                    # fold -> (its Partial, the axes of its copies), complete
         self.buffers: list[Buffer] = []
         self.buffered: dict[Expr, Buffer] = {}
+        self.kept: dict[Expr, tuple[Block, int]] = {}   # buffered value -> where it is written: a block, and how many of its loops stand before
         self.exact: set[Expr] = set()                   # what is rounded to integers next: a last bit of a quotient would be a whole step
         self.once = Block([], frozenset())
         self.root = Block([], frozenset(parallel), self.once, 0)
@@ -96,7 +107,7 @@ class Emitter:
         if e in self.partial_of:
             return self._emit_partial(e, block)
         buffer = self.buffered.get(e)
-        if buffer is not None:
+        if buffer is not None and (e not in self.kept or _behind(block, *self.kept[e])):
             return self._emit_buffered(e, buffer, block)
         if isinstance(e, (Reduce, Scan)):
             raise Unschedulable("a fold's result is needed in a loop that it does not reach")
@@ -106,6 +117,7 @@ class Emitter:
             made = Buffer(self.low.fresh("u"), compute_type(e.dtype), size)
             self.buffers.append(made)
             self.buffered[e] = made
+            self.kept[e] = block, len(block.loops)
             block.items.append(Write(made.name, made.dtype, address, mode, entry.var))
         return entry
 
