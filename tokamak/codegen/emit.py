@@ -1,6 +1,8 @@
 """Expressions into statements: each sub-expression is computed once, in the outermost loop in which its axes are known (`Block.memo`)."""
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..ir.dtype import BOOL, F32, I64, compute_type
 from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Random, Reduce, Scalar, Scan
 from ..ir.index import Axis, Fetch as FetchAtom, FloorDiv, Index, Max, Min, Mod, Size, as_index
@@ -27,15 +29,18 @@ def _behind(block: Block, home: Block, slot: int) -> bool:
 
 class Emitter:
     """Emits expressions into the blocks of one phase. `names` gives registers, parameters and kernel integers; `p` are the parallel axes, the vector
-    axis among them when it is cut into blocks; `partial_of`: folds whose partial results are complete; `buffered`: values kept in a row buffer."""
+    axis among them when it is cut into blocks; `partial_of`: folds whose partial results are complete; `buffered`: values kept in a row buffer.
+    `vectors`: every axis that runs along lanes; `vector`: the one of what is being placed."""
 
-    def __init__(self, names, parallel, vector: Axis | None, block: int | None, partial_of: dict):
+    def __init__(self, names, parallel, vector: Axis | None, block: int | None, partial_of: dict, also: tuple[Axis, ...] = ()):
         self.low, self.parallel, self.vector, self.block = names, tuple(parallel), vector, block
+        self.vectors = (vector, *also) if vector is not None else ()
         self.p = frozenset(parallel) | (frozenset((vector,)) if block else frozenset())
         self.partial_of = partial_of                    # fold -> (its Partial, the axes of its copies), complete
         self.buffers: list[Buffer] = []
         self.buffered: dict[Expr, Buffer] = {}
         self.kept: dict[Expr, tuple[Block, int]] = {}   # buffered value -> where it is written: a block, and how many of its loops stand before
+        self.uses: dict[str, list[tuple[Expr, Block, Read | Write]]] = {}       # buffer -> its value, written and read in these blocks
         self.exact: set[Expr] = set()                   # what is rounded to integers next: a last bit of a quotient would be a whole step
         self.once = Block([], frozenset())
         self.root = Block([], frozenset(parallel), self.once, 0)
@@ -44,7 +49,7 @@ class Emitter:
         """The axes that need a loop inside an iteration, outermost first."""
         found = [a for a in axes if a not in self.p or a is self.vector]
         order = {a: i for i, a in enumerate(self.low.s.order)}
-        return sorted(found, key=lambda a: (a is self.vector, order.get(a, -1), a.id))
+        return sorted(found, key=lambda a: (a in self.vectors, order.get(a, -1), a.id))
 
     def _under(self, block: Block | None, root: Block) -> bool:
         while block is not None:
@@ -53,15 +58,31 @@ class Emitter:
             block = block.parent
         return False
 
-    def _buffer_spot(self, e: Expr) -> tuple[Index, Index, str]:
-        """(offset, size, mode) of a buffered value."""
+    def _buffer_spot(self, e: Expr, around: frozenset = frozenset()) -> tuple[Index, Index, str]:
+        """(offset, size, mode) of a buffered value, all of whose uses stand in loops over `around`."""
         address, size = as_index(0), as_index(1)
-        for a in reversed(self._inner(e.free)):
+        for a in reversed(self._inner(e.free - around)):
             if a is self.vector and self.block:
                 address, size = as_index(a) - as_index(Size("b0")), as_index(self.block)
             else:
                 address, size = address + as_index(a) * size, size * self.low.extent(a)
-        return address, size, "unit" if self.vector is not None and self.vector in e.free else "splat"
+        return address, size, "unit" if any(v in e.free for v in self.vectors) else "splat"
+
+    def _use(self, buffer: Buffer, e: Expr, block: Block, statement: Read | Write) -> None:
+        """Adds to `block` a statement that reads or writes `e` in `buffer`."""
+        block.items.append(statement)
+        self.uses.setdefault(buffer.name, []).append((e, block, statement))
+
+    def _fit_buffers(self) -> None:
+        """Each buffer as large as the loops inside the innermost block that has all its uses."""
+        for n, b in enumerate(self.buffers):
+            used = self.uses[b.name]
+            common = next(x for x, _ in used[0][1].chain() if all(self._under(block, x) for _, block, _ in used))
+            address, size, _ = self._buffer_spot(used[0][0], common.open.difference(self.vectors))
+            self.buffers[n] = replace(b, size=size)
+            for _, block, statement in used:
+                at = next(i for i, x in enumerate(block.items) if x is statement)
+                block.items[at] = replace(statement, address=address)
 
     # -- expressions -------------------------------------------------------------------------------------------------------------
     def _find(self, e: Expr, block: Block) -> Entry | None:
@@ -118,18 +139,18 @@ class Emitter:
             self.buffers.append(made)
             self.buffered[e] = made
             self.kept[e] = block, len(block.loops)
-            block.items.append(Write(made.name, made.dtype, address, mode, entry.var))
+            self._use(made, e, block, Write(made.name, made.dtype, address, mode, entry.var))
         return entry
 
     def _emit_buffered(self, e, buffer: Buffer, block: Block) -> Entry:
         address, _, mode = self._buffer_spot(e)
         var = self.low.fresh()
-        read = Read(var, buffer.name, buffer.dtype, address, mode)
+        self._use(buffer, e, block, Read(var, buffer.name, buffer.dtype, address, mode))
         if buffer.dtype is not compute_type(e.dtype):
             narrow = self.low.fresh()
-            block.items.append(read)
             return self._put(e, block, block, Convert(narrow, e.dtype, buffer.dtype, var), narrow)
-        return self._put(e, block, block, read, var)
+        entry = block.memo[e] = Entry(var, block, len(block.loops))
+        return entry
 
     def _emit_partial(self, e: Reduce, block: Block) -> Entry:
         partial, axes = self.partial_of[e]

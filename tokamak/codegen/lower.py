@@ -100,7 +100,7 @@ class Lowering:
         b = self.body_
         if b.base is not None:
             self._base_phase(b.base)
-        tree = Tree(self, self.s.parallel, self.s.vector, self.s.block, b.stores)
+        tree = Tree(self, self.s.parallel, self.s.vector, self.s.block, b.stores, also=self.s.also)
         self.phases.append(tree.phase())
         if tree.final:
             last = Tree(self, (), _final_vector(tree.final, tree.made), None, tree.final, tree.made)

@@ -17,7 +17,7 @@ from ..schedule.body import Store
 from ..schedule.schedule import LANE_SCANS
 from .emit import Emitter
 from .kernel import Accumulator, Buffer, Convert, Finish, Fold, Let, Loop, Partial, PartialUpdate, Phase, Prefix, Read, Splat, Tile, Write
-from .scope import Block, Entry, FoldRecord, Unschedulable, inner_walk, level, literal
+from .scope import Block, Entry, FoldRecord, Unschedulable, all_atoms, inner_walk, level, literal
 
 
 def _scan_key(s: Scan):
@@ -25,11 +25,16 @@ def _scan_key(s: Scan):
     return ("scan", s.monoid, s.along, s.reverse, s.args)
 
 
+def _axes_of(item: Store | Reduce | Scan) -> frozenset[Axis]:
+    """The axes whose loops an item runs in."""
+    return item.axes if isinstance(item, Store) else item.free | frozenset(getattr(item, "over", ()))
+
+
 def _around_scans(items) -> dict:
     """Key of each scan -> the axes that all its readers run over: it runs inside their loops, also in those that it does not depend on."""
     found: dict = {}
     for item in items:
-        axes = item.axes if isinstance(item, Store) else item.free | frozenset(getattr(item, "over", ()))
+        axes = _axes_of(item)
         for root in (item.expr,) if isinstance(item, Store) else item.args:
             for s in inner_walk(root):
                 if isinstance(s, Scan):
@@ -56,8 +61,8 @@ def _work(items) -> int:
 class Tree(Emitter):
     """The loop tree of one phase: places folds, scans and stores; the expressions in them are the Emitter's."""
 
-    def __init__(self, low, parallel, vector: Axis | None, block: int | None, stores, partial_of=None):
-        super().__init__(low, parallel, vector, block, partial_of or {})
+    def __init__(self, low, parallel, vector: Axis | None, block: int | None, stores, partial_of=None, also: tuple[Axis, ...] = ()):
+        super().__init__(low, parallel, vector, block, partial_of or {}, also)
         self.made: dict = {}                            # fold over parallel axes -> (its Partial, the axes of its copies)
         self.partials: list[Partial] = []
         self.records: dict[Expr, FoldRecord] = {}
@@ -79,12 +84,14 @@ class Tree(Emitter):
         self._choose_buffers(items)
         self.around = _around_scans(items)
         for item in items:
+            self.vector = next((v for v in self.vectors if v in _axes_of(item)), self.vector)
             if isinstance(item, Store):
                 self._place_store(item)
             elif isinstance(item, Scan):
                 self._place_scan(item)
             else:
                 self._place_fold(item)
+        self._fit_buffers()
         if self.block:
             self._turn(self.root)
         else:
@@ -93,7 +100,7 @@ class Tree(Emitter):
         work = as_index(1)
         axes: dict = {}
         for item in items:
-            axes.update((a, None) for a in (item.axes if isinstance(item, Store) else item.free | frozenset(getattr(item, "over", ()))))
+            axes.update((a, None) for a in _axes_of(item))
         for a in axes:
             work = work * low.extent(a)
         vector_extent = low.extent(self.vector) if self.vector is not None and self.block else None
@@ -121,7 +128,7 @@ class Tree(Emitter):
         parts: list[tuple[set, list]] = []
         for n, item in enumerate(items):
             store = isinstance(item, Store)
-            axes = item.axes if store else item.free | frozenset(getattr(item, "over", ()))
+            axes = _axes_of(item)
             roots = (item.expr, *((item.guard,) if item.guard is not None else ())) if store else item.args
             marks = {item, *self._inner(axes), *(e for e in walk(*roots) if isinstance(e, (Reduce, Scan)))}
             mine = [p for p in parts if p[0] & marks]
@@ -269,7 +276,7 @@ class Tree(Emitter):
         start = self._open(home, self.vector)
         first = low.fresh()
         start.items.append(Splat(first, wide, literal(ops.identity(f.monoid, wide), wide)))
-        start.items.append(Write(buffer.name, wide, spot, "unit", first))
+        self._use(buffer, f, start, Write(buffer.name, wide, spot, "unit", first))
         nest = self._open(home, bound[0]) if bound else home
         inner = self._descend(nest, [*bound[1:], self.vector], needs)
         value = self.emit(f.args[0], inner).var
@@ -277,7 +284,7 @@ class Tree(Emitter):
             converted = low.fresh()
             inner.items.append(Convert(converted, wide, f.dtype, value))
             value = converted
-        inner.items.append(Write(buffer.name, wide, spot, "unit", value, monoid=f.monoid))
+        self._use(buffer, f, inner, Write(buffer.name, wide, spot, "unit", value, monoid=f.monoid))
         self.records[f] = FoldRecord(home, home.loops[-1][0])
         self.buffered[f] = buffer
 
@@ -381,8 +388,11 @@ class Tree(Emitter):
             if not any(p in shared and users[p] == users[e] for p in parents.get(e, ())):
                 self.buffered[e] = None
 
-    @staticmethod
-    def _costly(e: Expr) -> bool:
-        if isinstance(e, (Reduce, Scan, Load, Const)):
+    def _costly(self, e: Expr) -> bool:
+        if isinstance(e, (Reduce, Scan, Const)):
             return isinstance(e, Scan)
-        return any(isinstance(x, Scan) or (isinstance(x, Op) and ops.OPS[x.name].heavy) for x in inner_walk(e))
+        return any(isinstance(x, Scan) or isinstance(x, Op) and ops.OPS[x.name].heavy or self._gathered(x) for x in inner_walk(e))
+
+    def _gathered(self, e: Expr) -> bool:
+        """Is it read lane by lane, where an index from memory says?"""
+        return isinstance(e, Load) and any(isinstance(x, FetchAtom) and x.expr.free.intersection(self.vectors) for x in all_atoms(e.index[0]))
