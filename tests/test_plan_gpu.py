@@ -110,3 +110,34 @@ def test_partial_results_of_few_columns_are_folded_by_larger_tiles(columns, tile
     (16385, 1, 6, False, 2), (16385, 2, 6, False, 2), (4096, 2, 6, True, 1), (262144, 2, 6, True, 0)])
 def test_how_many_programs_share_rows_whose_column_sums_they_carry(columns, sums, read, aligned, programs):
     assert carrying(columns, sums, read, aligned, LARGE) == programs
+
+
+NORM = """graph norm {{
+  input %x: f16[{rows}, {columns}]({columns}, 1)
+  input %w: f16[{columns}](1)
+  %squares: f32[{rows}](1) for i1<{columns} = sum[i1](mul(f32(%x[i0, i1]), f32(%x[i0, i1])))
+  %out: f16[{rows}, {columns}]({columns}, 1) = f16(mul(mul(f32(%x[i0, i1]), rsqrt(%squares[i0])), f32(%w[i1])))
+  return %out
+}}"""
+
+
+@pytest.mark.parametrize("rows, columns, kernels", [(256, 32768, 1), (256, 65537, 1), (140, 65536, 1), (256, 8192, 1), (64, 65537, 1)])
+def test_programs_that_hold_long_rows_are_few(rows, columns, kernels):
+    """One that has half of a multiprocessor's threads, or all of them, need not have a second beside it; 64 rows are shared."""
+    assert sum(isinstance(s, Group) for s in plan(parse_graph(NORM.format(rows=rows, columns=columns)), LARGE).steps) == kernels
+
+
+def test_long_columns_are_summed_beside_what_is_written():
+    """Where no program holds rows that begin anywhere: blocks of them are read in whole words, a row at a time, for both."""
+    graph = parse_graph("""graph backward {
+  input %x: f16[256, 131073](131073, 1)
+  input %w: f16[131073](1)
+  input %scale: f32[256](1)
+  input %dy: f16[256, 131073](131073, 1)
+  %rows: f32[256](1) for i1<131073 = sum[i1](mul(mul(f32(%dy[i0, i1]), f32(%w[i1])), f32(%x[i0, i1])))
+  %out: f16[256, 131073](131073, 1) = f16(add(mul(mul(f32(%dy[i0, i1]), f32(%w[i1])), %scale[i0]), mul(%rows[i0], f32(%x[i0, i1]))))
+  %columns: f32[131073](1) for i1<256 = sum[i1](mul(f32(%dy[i1, i0]), mul(f32(%x[i1, i0]), %scale[i1])))
+  return %out, %columns
+}""")
+    steps = [s for s in plan(graph, LARGE).steps if isinstance(s, Group)]
+    assert [len(s.nodes()) for s in steps] == [1, 2]

@@ -125,6 +125,10 @@ class TileCoordinates(Lowering):
             return floordiv(shift.words + (self.s.sizes(a)[0] - 1), as_index(self.s.sizes(a)[0]))
         return floordiv(a.extent + (block - 1), as_index(block)) if block > 1 else a.extent
 
+    def _words_shared(self, a: Axis) -> bool:
+        """Do programs share the whole words of a row along `a`, which begins anywhere?"""
+        return self.s.shift is not None and a is self.s.shift.axis and a in self.s.split
+
     def _decode(self, scope: Scope, axes, number: str, prefix: str) -> None:
         """Coordinates of `axes` from the running `number` of a block, the last axis fastest."""
         rest = number
@@ -138,7 +142,9 @@ class TileCoordinates(Lowering):
                 count = self.param("int", ("blocks", a), self.blocks(a))
                 block = self.assign(scope, f"{rest} % {count}", prefix)
                 rest = self.assign(scope, f"{rest} // {count}", prefix)
-            if self.s.shift is not None and a is self.s.shift.axis:
+            if self._words_shared(a):
+                self._whole_words(scope, a, 0, f"{block} * {self.s.sizes(a)[0]} + ", True)
+            elif self.s.shift is not None and a is self.s.shift.axis:
                 self.block = block
             elif a in self.s.dims:
                 sizes, start, n = self.s.sizes(a), f"{block} * {sum(self.s.sizes(a))}" if block else "", self.hints.exactly(a.extent)

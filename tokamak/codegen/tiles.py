@@ -74,8 +74,9 @@ class TileLowering(TileAhead):
 
     def _open_held(self, share: str | None) -> None:
         shifted = self.s.shift.axis if self.s.shift is not None else None
-        held = [a for a in self.s.dims if (a not in self.body_.parallel or a is shifted) and a not in self.s.looped]
-        self.held = [a for a in self.s.dims if a in held or a in self.body_.parallel and len(self.s.sizes(a)) > 1]
+        dims = [a for a in self.s.dims if not self._words_shared(a)]
+        held = [a for a in dims if (a not in self.body_.parallel or a is shifted) and a not in self.s.looped]
+        self.held = [a for a in dims if a in held or a in self.body_.parallel and len(self.s.sizes(a)) > 1]
         if self.s.shift is not None:
             self._open_shifted(self.s.shift.axis, share)
         for a in held:
@@ -92,13 +93,13 @@ class TileLowering(TileAhead):
         """Pieces of rows that begin anywhere: whole 16-byte words, and one for the elements before them and behind them."""
         scope, shift, (*whole, ends) = self.program, self.s.shift, self.s.sizes(a)
         group, n = shift.group, self._number(self.extent(a))
-        for x in self.s.split:          # every row of a program begins like its first
+        for x in self.s.split if not self._words_shared(a) else ():         # every row of a program begins like its first
             self._scalar_coordinate(scope, x, share)
         origin, _ = self.text(shift.origin, ("origin",))
         before = self.assign(scope, f"tl.minimum((0 - ({origin})) & {group - 1}, {n})", "h")
         words = self.assign(scope, f"({n} - {before}) // {group} * {group}", "h")
         self.words_from, self.words_in, start = before, words, 0
-        for piece, size in enumerate(whole if a not in self.s.looped else ()):
+        for piece, size in enumerate(whole if a not in self.s.looped and not self._words_shared(a) else ()):
             ragged = self._behind(a) + start + size > (self.hints.least(a.extent) - group + 1) // group * group
             begin = self._begin(a, start)
             begin = begin if self.block is None else f"{self.block} * {size}"
@@ -106,10 +107,11 @@ class TileLowering(TileAhead):
             start += size
         self.ends = lanes = self.assign(scope, f"tl.arange(0, {ends})", "j")
         at = self.assign(scope, f"tl.where({lanes} < {group}, {lanes}, {before} + {words} - {group} + {lanes})", "i")
-        first, last = self._outermost(f"{lanes} < {before}", f"{at} < {n}")
-        mask = self.assign(scope, f"tl.where({lanes} < {group}, {first}, {last})", "m")
-        if self.block is not None:
-            mask = self.assign(scope, f"{mask} & ({self.block} == 0)", "m")
+        head, tail = self._outermost(f"{lanes} < {before}", f"{at} < {n}")
+        mask = self.assign(scope, f"tl.where({lanes} < {group}, {head}, {tail})", "m")
+        first = self.block if not self._words_shared(a) else share          # of those that have parts of the row, who has its ends
+        if first is not None:
+            mask = self.assign(scope, f"{mask} & ({first} == 0)", "m")
         self.coords[a, len(whole)] = (Value(at, frozenset((a,)), scope, True), mask)
 
     def _whole_words(self, scope: Scope, a: Axis, piece: int, start: str, ragged: bool) -> None:
@@ -143,11 +145,12 @@ class TileLowering(TileAhead):
             self._decode(first, list(s.split), share, "b")
         carried = {e: self._accumulators(self.program, e, first) for e in crossing.values()}
         self._share_loops(share, total, local, tuple(crossing.values()), carried)
+        ends = self._ends(self.program, s.split, carried, ())
         for e, accumulators in carried.items():
-            self._leave(e, accumulators, share)
+            self._leave(e, accumulators, share, ends.get(e))
 
-    def _leave(self, e: Reduce, accumulators, share: str) -> None:
-        """Folds a program's carried values and stores them: workspace[share, free coordinates]."""
+    def _leave(self, e: Reduce, accumulators, share: str, ends: tuple | None = None) -> None:
+        """Folds a program's carried values, with what the `ends` of its row give, and stores them: workspace[share, free coordinates]."""
         free = self._space_axes(e)
         size = as_index(1)
         strides: dict = {}
@@ -160,6 +163,8 @@ class TileLowering(TileAhead):
         for choice in self._choices(frozenset(free)):
             self.piece.update(choice)
             values = self._finish(self.program, e, accumulators)
+            if ends is not None:
+                values = self._with_ends(self.program, e, values, ends)
             flat = as_index(0)
             for a in free:
                 flat = flat + as_index(a) * strides[a]
@@ -244,8 +249,7 @@ class TileLowering(TileAhead):
             for choice in self._choices(e.free):
                 self.piece.update(choice)
                 whole = self._finish(outer, e, accumulators[e])
-                if e in ends:        # indices are i64 by now on both sides
-                    whole = tuple(replace(v, var=x) for v, x in zip(whole, self._combined(outer, e, tuple(v.var for v in whole), ends[e])))
+                whole = self._with_ends(outer, e, whole, ends[e]) if e in ends else whole
                 self._remember(outer, e, whole)
             self._first_pieces()
 
@@ -257,6 +261,10 @@ class TileLowering(TileAhead):
             self._tile_coordinate(scope, a, start, 0, a not in self.s.exact)
         else:
             self._scalar_coordinate(scope, a, start or "0")
+
+    def _with_ends(self, scope: Scope, e: Reduce, whole: tuple[Value, ...], ends: tuple) -> tuple[Value, ...]:
+        """What `e` gives of whole words, with what `_ends` gives: indices are i64 by now on both sides."""
+        return tuple(replace(v, var=x) for v, x in zip(whole, self._combined(scope, e, tuple(v.var for v in whole), ends)))
 
     def _ends(self, outer: Scope, looped, folds, stores) -> dict:
         """What a loop over the whole words of shifted rows leaves out: the folds of the elements before and behind them, and their stores."""

@@ -46,6 +46,8 @@ MORE = 1.33             # bytes that kernels which hold no rows may move for one
 COLUMN = 64             # elements of a column that are held beside folds along rows, where nothing but folds comes of it
 FILL = 2                # programs that each multiprocessor should have
 CARRIED_ROW = (256, 8192)       # columns of which one program carries the sums along whole rows, rather than those of a few columns down many rows
+DOWN = 4096             # columns from which on programs that sum them beside what they write take blocks of so many, a row at a time: 95% where tiles
+                        # of 64 columns reach 60
 SHORT = 16384           # elements that one program works through in the time of a launch: with less to do each, few programs will do
 SHARED_FROM = 16 << 20  # bytes of columns from which on programs share out their rows, however many columns there are
 MATRIX = 1 << 20        # elements of a matrix from which on its product with a vector has no folds across its programs beside it
@@ -65,11 +67,12 @@ def updates(group: Group, target) -> bool:
 
 
 def busy(group: Group, r: Roles, v, hints: Hints, target) -> bool:
-    """Are there programs for every multiprocessor, or is each of the few done before another kernel would have begun?"""
+    """Are there programs for every multiprocessor, or is each of the few done before another kernel would have begun? Programs that hold long rows
+    have half of one's threads at least, or all of them."""
     sharing = _sharers(group, r, hints, target)
-    programs = parallelism(r, v, hints) * sharing
+    programs = parallelism(r, v, hints) * max(1, sharing)
     work = max(hints.count(m.free | m.bound) for m in group.members)
-    return programs >= FILL * target.threads or work <= SHORT * programs or sharing > 1 and 4 * programs >= 3 * target.threads
+    return programs >= FILL * target.threads or work <= SHORT * programs or sharing > 0 and 4 * programs >= 3 * target.threads
 
 
 def sharers(row: int, target, rows: int = 0) -> int:
@@ -85,21 +88,21 @@ def sharers(row: int, target, rows: int = 0) -> int:
 
 
 def _sharers(group: Group, r: Roles, hints: Hints, target) -> int:
-    """How many programs will hold a row of `group`, as far as can be told: 1 where it is folded across, or not needed again."""
+    """How many programs will hold a row of `group`, as far as can be told: 0 where it is folded across, not needed again, or held by none."""
     rows = frozenset(a for m in group.members for a in m.free | m.bound) - r.parallel
     folds = [m for m in group.members if m.bound & rows]
     if r.accumulating or not folds or any(m.bound != rows for m in folds) or any(hints.exactly(a.extent) is None for a in rows):
-        return 1
+        return 0
     if not any(_long_run(e, m.bound, hints) for m in folds for f in walk(*m.roots()) if isinstance(f, Reduce) for e in walk(*f.args)):
-        return 1
+        return 0
     reads, behind = inner_reads(group), set()          # what needs a fold of the row
     for m in group.members:
         if any(d in folds or d in behind for d in reads[m]):
             behind.add(m)
     if not any((m.free | m.bound) & rows for m in behind):
-        return 1
+        return 0
     wide = max(_read_along(group, m) for m in folds)
-    return max(1, sharers(wide * hints.count(rows), target, hints.count(r.parallel)))
+    return sharers(wide * hints.count(rows), target, hints.count(r.parallel))
 
 
 def _read_along(group: Group, fold) -> int:
@@ -287,8 +290,10 @@ def _walked(group: Group, r: Roles, v) -> bool:
 
 def _cuts_lines(group: Group, r: Roles, v, hints: Hints) -> bool:
     """Would a fold, within the same program, over rows of `v` that lie one behind the other make accesses short, which are 16-byte words along
-    both?"""
+    both? Not where long columns are summed beside what is written: those are read in whole words, wherever they begin."""
     crossed = {a for m in r.accumulating for a in m.bound}
+    if crossed and hints.count(frozenset((v,))) >= DOWN and any(crossed | {v} <= m.free and not m.bound for m in r.local):
+        return False
     for m in r.local:
         for e in m.loads:
             offset = e.offset()

@@ -3,6 +3,7 @@ programs, whether a row is needed again. Nothing here is chosen."""
 from __future__ import annotations
 
 from ..fuse.cost import Hints
+from ..fuse.gpu import DOWN
 from ..ir.expr import Const, Load, Reduce, Scan, walk
 from ..ir.index import Axis
 from .body import Body, exprs_of
@@ -12,8 +13,6 @@ from .tile_access import begin_anywhere, narrowest, wide
 CHUNK = 4096            # elements of a looped row that are in registers at once
 ALONE = 16384           # elements that a single program holds: 8192 partial results 3 us, 6 in a loop
 SECTOR = 16             # columns at least, of a tile that holds whole columns: 32 bytes of a 16-bit type
-DOWN = 4096             # columns from which on programs that sum them beside what they write take blocks of so many, a row at a time: 95% where tiles
-                        # of 64 columns reach 60
 SUMMED_FROM = 65536      # elements of rows of whole words of 16 bits, summed only, from which on larger chunks pass through more warps
 MOST_CARRIED = 6        # numbers a lane from which on it is one row at a step: EvoNorm backward in f32 spilled 464 bytes with four, 593 us, 146 with
                         # one

@@ -6,7 +6,7 @@ import math
 from ..fuse import gpu
 from ..fuse.cost import Hints
 from ..fuse.gpu import FILL, HELD
-from ..ir.expr import Load, Reduce, Scan, walk
+from ..ir.expr import Const, Load, Reduce, Scan, walk
 from ..ir.index import Axis, Fetch, Index, Size
 from ..ir.ops import CARRIERS
 from . import column_words, tile_flat, tile_stages, tile_statistics
@@ -115,7 +115,7 @@ class _Chooser(TileFacts):
         several = tile_statistics.several_rows(self, self.pieces)
         self.pieces.update(several)
         dims = self._dims()
-        elements = math.prod(sum(self.pieces[a]) for a in dims)
+        elements = math.prod(self.pieces[a][0] if self._words_shared(a) else sum(self.pieces[a]) for a in dims)
         exact = frozenset(a for a in dims if self._exact(a))
         self.together = self._together()
         self.carries = self.carries and not self.together
@@ -397,6 +397,19 @@ class _Chooser(TileFacts):
             room = max(want // 4, min(want, RAGGED)) if self.rows and self.line in self.rows else want
             if have * 2 <= room and len(self.pieces) < most_axes and hints(a.extent) > 1:
                 have *= self._tile(a, want // have)
+        if self._only_folds_line():
+            self.shift = self._shift(self.line)
+            self.pieces[self.line] += (2 * self.shift.group,) if self.shift is not None else ()
+
+    def _only_folds_line(self) -> bool:
+        """Are tiles one piece of rows that programs share and do nothing but fold, each element for itself?"""
+        folded = not self.rows and self.crossed == {self.line} and not any(self.line in s.axes for s in self.b.stores)
+        return folded and self.pieces.keys() == self.crossed and len(self.pieces[self.line]) == 1 \
+            and all(e.monoid != "logsumexp" and all(isinstance(x, Const) for x in e.args[1:]) for e in self.folds)
+
+    def _words_shared(self, a: Axis) -> bool:
+        """Do programs share the whole words of rows along `a` that begin anywhere?"""
+        return self.shift is not None and a is self.shift.axis and a in self.crossed
 
     def _line_in_blocks(self, most: int) -> int:
         """Covers the contiguous axis, where programs fold across it, by blocks of about `most` elements in several pieces: lanes that are never idle
@@ -439,6 +452,6 @@ class _Chooser(TileFacts):
             want = max(want, ALONE)
         share = want // kept if self.carries or self.down or want >= MANY * kept or want // kept * kept >= FILLED * want else -(-want // kept)
         programs = max(1, min(share, blocks(split)))
-        if self.shift is None:
+        if self.shift is None or self._words_shared(self.shift.axis):
             return programs
         return programs // self.shift.group * self.shift.group or self.shift.group          # every row of a program begins alike
