@@ -7,6 +7,7 @@ from torch import nn
 import tokamak
 from tests.capture.test_partition import saved
 from tokamak.capture.windows import max_pool_backward
+from tokamak.tools.record import Recorder
 
 
 @pytest.fixture(autouse=True)
@@ -61,3 +62,17 @@ def test_torch_runs_the_operator(layout):
     want, = torch.autograd.grad(F.max_pool2d(x, 3, 2, 1), x, grad)
     got = max_pool_backward(grad, numbers, x.shape, x.stride(), [3, 3], [2, 2], [1, 1])
     assert torch.equal(got, want) and got.stride() == x.stride()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_windows_with_padding_on_a_cpu(stride, dtype):
+    """Coordinates grow by the stride from lane to lane; whole registers, some lanes and edges. Places nobody asks for are not carried."""
+    x = torch.randint(-3, 4, (2, 3, 11, 71)).to(dtype)
+    x[0, 0, 1, 2], x[1, 2, 5] = float("nan"), float("-inf")
+    fn = lambda x: (F.max_pool2d(x, 3, stride, 1), F.avg_pool2d(x, 3, stride, 1, count_include_pad=False))
+    recorder = Recorder()
+    for got, want in zip(tokamak.compile(fn, strict=True, cache_dir="", recorder=recorder)(x), fn(x)):
+        torch.testing.assert_close(got, want, rtol=1e-2 if dtype == torch.bfloat16 else 1e-6, atol=0, equal_nan=True)
+    text = "".join(b.text for g in recorder.graphs for b in g.values["render"].values())
+    assert "argmax" not in text and "lane_of(" in text and ("lanes() * " in text) == (stride > 1)

@@ -33,6 +33,8 @@ void gathern_{d}(const {c} *a, const int64_t *i, {c} *o, int64_t n) {{ storen_{d
 void gatherg_{d}(const {c} *a, const int64_t *i, const uint8_t *m, {c} *o) {{
   {v} before = load_{d}(o); store_{d}(o, loadgi_{d}(a, load_i64(i), load_bool(m), before)); }}
 void masked_{d}(const {c} *a, const uint8_t *m, {c} *o) {{ {v} before = load_{d}(o); store_{d}(o, loadgu_{d}(a, load_bool(m), before)); }}
+void maskeds_{d}(const {c} *a, const uint8_t *m, {c} *o, int64_t s) {{
+  {v} before = load_{d}(o); store_{d}(o, loadg_{d}(a, s, load_bool(m), before)); }}
 void scatter_{d}(const {c} *a, const int64_t *i, {c} *o) {{ storei_{d}(o, load_i64(i), load_{d}(a)); }}
 void scattern_{d}(const {c} *a, const int64_t *i, {c} *o, int64_t n) {{ storein_{d}(o, load_i64(i), load_{d}(a), n); }}
 void around_{d}(const {c} *a, {c} *o, int64_t at, int64_t turn) {{ store_{d}(o, loada_{d}(a, at, turn)); }}
@@ -126,6 +128,23 @@ def test_contiguous_and_strided(library, d):
     a, o = stored(d, 5 * w), np.zeros(5 * w, o.dtype)
     run(library, f"strided_{d}", a[-1:], o, -3, 5)
     assert (o[::5] == a[::-3][:w]).all()
+    for stride in (2, 3):
+        a, o = fenced(stored(d, stride * (w - 1) + 1, stride)), np.zeros(w, o.dtype)
+        run(library, f"strided_{d}", a, o, stride, 1)
+        assert (o == a[::stride]).all()
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("d", ALL, ids=str)
+def test_strided_under_a_mask(library, d, stride):
+    """Of the lanes that count, no more than the last is read."""
+    w, rng = library.lanes, np.random.default_rng(stride)
+    for last in range(1, w + 1):
+        a, kept = fenced(stored(d, stride * (last - 1) + 1, last)), stored(d, w, 7)
+        for holds in (np.arange(w) < last, (np.arange(w) < last) & (rng.random(w) < 0.5), np.zeros(w, bool)):
+            o = kept.copy()
+            run(library, f"maskeds_{d}", a, holds.astype(np.uint8), o, stride)
+            assert (o[holds] == a[::stride][holds[:last]]).all() and (o[~holds] == kept[~holds]).all()
 
 
 @pytest.mark.parametrize("d", ALL, ids=str)

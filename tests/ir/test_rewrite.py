@@ -216,3 +216,20 @@ def test_deep_expressions():
     for _ in range(5000):
         e = Op("add", e, k(1.0))
     assert Simplifier()(e) is e
+
+
+@pytest.mark.parametrize("kind", ["reduce", "scan"])
+def test_extremes_whose_places_nobody_asks_for_are_folded_alone(kind):
+    x = Input("x", SHAPE, row_major(SHAPE), F32)
+    rows, columns = Axis(0, 3), Axis(1, 4)
+    if kind == "reduce":
+        j = Axis(7, 4)
+        shape, fold = SHAPE[:1], lambda c: Reduce("argmin", (j,), (Load(x, (rows, j)), Coord(j)), c)
+        alone = Reduce("min", (j,), (Load(x, (rows, j)),))
+    else:
+        shape, fold = SHAPE, lambda c: Scan("argmin", columns, (Load(x, (rows, columns)), Coord(columns)), c)
+        alone = Scan("min", columns, (Load(x, (rows, columns)),))
+    value, place = Compute(shape, None, Cast(BF16, fold(0))), Compute(shape, None, fold(1))
+    made = lambda *nodes: [n.expr for n in simplify(Graph((x,), (x, value, place), tuple(map(whole, nodes)))).nodes if isinstance(n, Compute)]
+    assert made(value) == [Cast(BF16, alone)]
+    assert set(made(value, place)) == {Cast(BF16, fold(0)), fold(1)} and made(place) == [fold(1)]

@@ -217,7 +217,8 @@ class Printer(Loops, Partials):
         return "lanes_below(n)" if self.tail else "~(v_bool){0}"
 
     def _lanecompare(self, s: LaneCompare) -> str:
-        return f"v_bool {s.var} = lanes() {COMPARE[s.op]} lane_of({s.arg}[0], {self.index(s.base)});"
+        lanes, end = ("lanes()", "W") if s.step == 1 else (f"lanes() * {s.step}", f"{s.step} * W")
+        return f"v_bool {s.var} = {lanes} {COMPARE[s.op]} lane_of({s.arg}[0], {self.index(s.base)}, {end});"
 
     def _divisor(self, s: Divisor) -> str:
         return f"v_f32 {s.var}s = scale_f32({s.arg}), {s.var} = 1.0f / ({s.arg} * {s.var}s);"

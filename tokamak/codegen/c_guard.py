@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from ..ir.dtype import ALL, DType
-from .c_memory import GATHERS, MASKED, STORED, gathered, gathers, masks, register
+from .c_memory import GATHERS, MASKED, STORED, gathered, gathers, lane_list, masks, register
 
 _INTEGERS = {
     "tk_div": "TK int64_t tk_div(int64_t a, int64_t b) { int64_t q = a / b; return q - (a - q * b < 0); }",
@@ -45,6 +45,24 @@ def _unit(d: DType, raw: str) -> str:
     return f"{masks(feature)}{head}\n  {wide}\n  return {value}; }}\n#else\n{slow}\n#endif"
 
 
+def _strided(d: DType, raw: str, lanes: int) -> str:
+    """The fragment for lanes that lie a stride apart: every second element from two loads under a mask where the machine has them."""
+    v = register(d)
+    head = f"TK {v} loadg_{d}(const {d.c} *p, int64_t stride, v_bool guard, {v} other) {{"
+    slow = f"{head} return loadgs_{d}(p, stride, guard, other); }}"
+    if raw not in MASKED:
+        return slow
+    call, size, element, feature = MASKED[raw]
+    part = lambda k: f"__builtin_ia32_load{call}_mask((const void *)(p + {k}), (q){{0}}, (unsigned short)(m >> {k}))"
+    value = f"(v_{raw})__builtin_shufflevector({part(0)}, {part(lanes)}, {', '.join(str(2 * k) for k in range(lanes))})"
+    value = f"widen_{d}({value})" if d.name in STORED else value
+    return (f"{masks(feature)}{head}\n  typedef {element} q __attribute__((vector_size({size})));\n"
+            f"  if (stride != 2) return loadgs_{d}(p, stride, guard, other);\n"
+            f"  unsigned m = mask_of(guard) & 0xffff;\n"
+            f"  m = (m | m << 8) & 0x00ff00ff; m = (m | m << 4) & 0x0f0f0f0f; m = (m | m << 2) & 0x33333333; m = (m | m << 1) & 0x55555555;\n"
+            f"  return select_{d}(guard, {value}, other); }}\n#else\n{slow}\n#endif")
+
+
 def fragments(lanes: int) -> dict[str, str]:
     """Fragment name -> C text."""
     out = dict(_INTEGERS)
@@ -54,7 +72,8 @@ def fragments(lanes: int) -> dict[str, str]:
         widen = f"widen_{d}(*(u_{raw} *)buf)" if d.name in STORED else f"*(u_{raw} *)buf"
         narrow = f"narrow_{d}(v)" if d.name in STORED else "v"
         slow = "static __attribute__((noinline))"
-        out[f"loadg_{d}"] = (f"{slow} {v} loadg_{d}(const {ctype} *p, int64_t stride, v_bool guard, {v} other) {{\n  {ctype} buf[W] = {{0}};\n"
+        out[f"loadg_{d}"] = _strided(d, raw, lanes)
+        out[f"loadgs_{d}"] = (f"{slow} {v} loadgs_{d}(const {ctype} *p, int64_t stride, v_bool guard, {v} other) {{\n  {ctype} buf[W] = {{0}};\n"
                              f"  for (int k = 0; k < W; k++) if (guard[k]) buf[k] = p[k * stride];\n  return select_{d}(guard, {widen}, other); }}")
         loop = (f"{slow} {v} loadgi_{d}(const {ctype} *p, v_i64 index, v_bool guard, {v} other) {{\n  {ctype} buf[W] = {{0}};\n"
                 f"  for (int k = 0; k < W; k++) if (guard[k]) buf[k] = p[index[k]];\n  return select_{d}(guard, {widen}, other); }}")

@@ -121,6 +121,9 @@ def _raw(name: str, ctype: str, lanes: int) -> dict[str, str]:
     broadcast = f"return splat_{name}(*p);" if RAW_BYTES[name] == 8 else f"{ctype} s = *p; return ({v}){{{lane_list(lanes, 's')}}};"
     scatter = " ".join(f"p[i[{k}]] = v[{k}];" for k in range(lanes))
     spread = " ".join(f"p[{k} * stride] = v[{k}];" for k in range(lanes))
+    # every second element: the last of two registers begins with the one between them, so that nothing behind is read
+    evens = ", ".join(str(2 * k if 2 * k < lanes else 2 * k + 1) for k in range(lanes))
+    second = f"if (stride == 2) return __builtin_shufflevector(load_{name}(p), load_{name}(p + W - 1), {evens}); " if RAW_BYTES[name] < 8 else ""
     halves = [k for k in (32, 16, 8, 4, 2, 1) if k < lanes]
     read = " ".join(f"if (n & {k}) {{ __builtin_memcpy(buf + at, p + at, {k} * sizeof *p); at += {k}; }}" for k in halves)
     write = " ".join(f"if (n & {k}) {{ __builtin_memcpy(p + at, buf + at, {k} * sizeof *p); at += {k}; }}" for k in halves)
@@ -130,7 +133,7 @@ def _raw(name: str, ctype: str, lanes: int) -> dict[str, str]:
             f"  *(u_{name} *)buf = v;\n  {write} }}")
     return _masked(name, ctype, first, keep) | {
         f"load_{name}": f"TK {v} load_{name}(const {ctype} *p) {{ return *(const u_{name} *)p; }}",
-        f"loads_{name}": f"TK {v} loads_{name}(const {ctype} *p, int64_t stride) {{ return ({v}){{{strided}}}; }}",
+        f"loads_{name}": f"TK {v} loads_{name}(const {ctype} *p, int64_t stride) {{ {second}return ({v}){{{strided}}}; }}",
         f"loadsn_{name}": f"TK {v} loadsn_{name}(const {ctype} *p, int64_t stride, int64_t n) {{\n"
                           f"  {ctype} buf[W] = {{0}};\n  for (int64_t k = 0; k < n; k++) buf[k] = p[k * stride];\n"
                          f"  return *(const u_{name} *)buf; }}",

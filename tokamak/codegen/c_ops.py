@@ -112,9 +112,9 @@ def _basics(lanes: int) -> dict[str, str]:
     lane = lane_list(lanes, "@")
     out = {"iota": f"TK v_i64 iota(void) {{ return (v_i64){{{lane}}}; }}",
            "lanes": f"TK v_i32 lanes(void) {{ return (v_i32){{{lane}}}; }}",
-           # the number of the lane in which base + lane is x, as a register; -1 or W where there is none
-           "lane_of": "TK v_i32 lane_of(int64_t x, int64_t base) {\n"
-                      "  return (v_i32){0} + (int32_t)(x > base + W ? W : x < base - 1 ? -1 : x - base); }",
+           # x - base in every lane, at least -1 and at most end
+           "lane_of": "TK v_i32 lane_of(int64_t x, int64_t base, int32_t end) {\n"
+                      "  return (v_i32){0} + (int32_t)(x > base + end ? end : x < base - 1 ? -1 : x - base); }",
            # the power of two that brings a divisor of any size into the middle of the range
            "scale_f32": "TK v_f32 scale_f32(v_f32 x) { v_f32 a = abs_f32(x), one = (v_f32){0} + 1.0f;\n"
                         "  return select_f32(a < 0x1p-64f, one * 0x1p64f, select_f32(a > 0x1p64f, one * 0x1p-64f, one)); }",

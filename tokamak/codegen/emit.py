@@ -13,6 +13,7 @@ from .kernel import (Buffer, Convert, Divisor, Fetch, IndexValue, LaneCompare, L
 from .scope import Block, Entry, Named, Unschedulable, all_atoms, literal, varies
 
 
+STEPS = 1 << 20         # coordinates that grow by fewer from lane to lane are compared in 32 bits
 _ROUNDS = ("round", "floor", "ceil", "trunc")
 _FLIPPED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}        # a op b is b FLIPPED[op] a
 
@@ -263,7 +264,7 @@ class Emitter:
         if len(inner) != 1 or not isinstance(inner[0], Mod) or i.coefficient(inner[0]) != 1 or any(isinstance(a, FetchAtom) for a in all_atoms(i)):
             return None
         turn, rest = inner[0], i - as_index(inner[0])
-        if v in rest.axes() or v in turn.b.axes() or not self._counts_lanes(turn.a):
+        if v in rest.axes() or v in turn.b.axes() or self._lane_step(turn.a) != 1:
             return None
         key = ("address", memory)
         start = low.integer(as_index(turn), block, (key, "start"))
@@ -313,8 +314,9 @@ class Emitter:
     def _emit_op(self, e: Op, block: Block) -> Entry:
         if e.name in _FLIPPED and e.args[0].dtype is I64:
             for position, lane in enumerate(e.args):
-                if isinstance(lane, Coord) and self._counts_lanes(lane.index) and self.vector not in e.args[1 - position].free:
-                    return self._emit_lane_compare(e, _FLIPPED[e.name] if position else e.name, lane.index, e.args[1 - position], block)
+                step = self._lane_step(lane.index) if isinstance(lane, Coord) and self.vector not in e.args[1 - position].free else 0
+                if step:
+                    return self._emit_lane_compare(e, _FLIPPED[e.name] if position else e.name, lane.index, e.args[1 - position], step, block)
         if e.name in _ROUNDS:
             self.exact.add(e.args[0])
         entries = [self.emit(a, block) for a in e.args]
@@ -331,15 +333,16 @@ class Emitter:
             home = self._home(block, e.free, entries)
         return self._put(e, home, block, Let(var, e.name, d, tuple(x.var for x in entries) + code), var)
 
-    def _counts_lanes(self, i: Index) -> bool:
-        """Is `i` an integer plus the lane's number?"""
-        return self.vector is not None and i.coefficient(self.vector) == 1 and all(isinstance(a, Axis) or not varies(a) for a in i.atoms())
+    def _lane_step(self, i: Index) -> int:
+        """How much `i` grows from lane to lane, where it is an integer plus a positive multiple of the lane's number; else 0."""
+        step = i.coefficient(self.vector).constant if self.vector is not None else None
+        return step if step is not None and 0 < step < STEPS and all(isinstance(a, Axis) or not varies(a) for a in i.atoms()) else 0
 
-    def _emit_lane_compare(self, e: Op, name: str, i: Index, other, block: Block) -> Entry:
+    def _emit_lane_compare(self, e: Op, name: str, i: Index, other, step: int, block: Block) -> Entry:
         arg = self.emit(other, block)
         var = self.low.fresh()
         base = self.low.integer(i, block, ("coord", i))
-        return self._put(e, self._home(block, i.axes(), (arg,)), block, LaneCompare(var, name, base, arg.var), var)
+        return self._put(e, self._home(block, i.axes(), (arg,)), block, LaneCompare(var, name, base, arg.var, step), var)
 
     def _emit_quotient(self, e: Op, x: Entry, y: Entry, block: Block) -> Entry:
         """Division by what is the same all along a loop: its reciprocal is taken outside."""

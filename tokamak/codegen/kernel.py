@@ -62,11 +62,12 @@ class Let:
 
 @dataclass(frozen=True)
 class LaneCompare:
-    """var = (base + lane) op arg, a comparison of i64; `arg` holds the same in every lane."""
+    """var = (base + step * lane) op arg, a comparison of i64; `arg` holds the same in every lane."""
     var: str
     op: str
     base: Index
     arg: str
+    step: int = 1
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Callable
 
 from ..errors import InternalError
-from .expr import Const, Expr, Load, loads, Op, _fetches, rebuild, walk
+from .expr import Cast, Const, Expr, Load, loads, Op, Reduce, Scan, _fetches, rebuild, walk
 from .graph import Compute, Graph, Input, Opaque, Result, Scatter, View, Write, shown_nodes, topological
 from .index import Index, axis
 from .substitution import substitute
@@ -111,8 +111,44 @@ def copied(node):
 
 
 def simplify(graph: Graph, policy: str = "fast") -> Graph:
-    """`graph` with every expression simplified, copies read through, nodes that neither outputs, writes nor opaque calls need gone."""
-    return GraphRewrite(graph, policy).result()
+    """`graph` with every expression simplified, copies read through, nodes that neither outputs, writes nor opaque calls need gone; extremes whose
+    places nobody asks for are folded alone."""
+    out = GraphRewrite(graph, policy).result()
+    folds = {n: e for n in out.nodes if isinstance(n, Compute) and isinstance(e := _beneath_casts(n.expr), (Reduce, Scan)) and e.monoid in _EXTREMES}
+    placed = {_fold_of(e) for e in folds.values() if e.component == 1}
+    alone = {_fold_of(e): _extreme(e) for e in folds.values() if e.component == 0 and _fold_of(e) not in placed}
+    return replaced(out, lambda n: _folded_alone(n, alone)) if alone else out
+
+
+_EXTREMES = {"argmax": "max", "argmin": "min"}
+
+
+def _beneath_casts(e: Expr) -> Expr:
+    while isinstance(e, Cast):
+        e = e.arg
+    return e
+
+
+def _fold_of(e: Reduce | Scan) -> tuple:
+    """What both components of a fold have alike."""
+    return (e.monoid, e.over, e.args) if isinstance(e, Reduce) else (e.monoid, e.along, e.reverse, e.args)
+
+
+def _extreme(e: Reduce | Scan) -> Expr:
+    """The value component of `e` by itself."""
+    name = _EXTREMES[e.monoid]
+    return Reduce(name, e.over, e.args[:1]) if isinstance(e, Reduce) else Scan(name, e.along, e.args[:1], 0, e.reverse)
+
+
+def _folded_alone(n: Compute, alone: dict) -> Compute | None:
+    """`n` with the extreme in `alone` for its fold."""
+    def of(e: Expr) -> Expr | None:
+        if isinstance(e, Cast):
+            arg = of(e.arg)
+            return arg and Cast(e.dtype, arg, e.implicit)
+        return alone.get(_fold_of(e)) if isinstance(e, (Reduce, Scan)) else None
+    new = of(n.expr)
+    return new and Compute(n.shape, n.strides, new, n.device, n.tag)
 
 
 def replaced(graph: Graph, change: Callable[[Compute], Compute | None]) -> Graph:
