@@ -138,6 +138,15 @@ def test_prefixes_down_columns(scan, shape):
     same(lambda x: tuple(getattr(x, scan)(-2)) if scan == "cummax" else getattr(x, scan)(-2), x, tolerance=1e-5)
 
 
+@pytest.mark.parametrize("scan, shape, dim", [("cumsum", (2, 50001), 1), ("cumsum", (50001, 5), 0), ("cumsum", (2, 20001, 3), 1),
+                                              ("cumprod", (20001, 5), 0)])
+def test_long_prefixes_lose_no_digits(scan, shape, dim):
+    """On a CPU eager carries them in float64."""
+    x = torch.rand(shape) if scan == "cumsum" else 1 + (torch.rand(shape) - 0.5) / 100
+    got = tokamak.compile(lambda x: getattr(x, scan)(dim), strict=True, dynamic=False)(x)
+    torch.testing.assert_close(got.double(), getattr(x.double(), scan)(dim), rtol=3e-7, atol=0)
+
+
 # -- schedules -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("rows, columns, type, tile", [
     (97, 688168, "f16", "tile(i0:8?, i1:256?) looped(i0) by_thread warps(1)"), (194, 344084, "f32", "tile(i0:8?, i1:128?) looped(i0) by_thread warps(1)"),

@@ -11,7 +11,7 @@ import re
 from ..ir import ops
 from ..ir.dtype import BOOL, DType
 from ..ir.index import Axis, FloorDiv, Index, Max, Min, Mod
-from .c_loop import WATCHED, Loops, loops_of, statements_of, watched
+from .c_loop import WATCHED, Loops, loops_of, statements_of, watched, wide_prefixes
 from .c_memory import number, register
 from .c_ops import COMPARE, c_op, can_fail
 from .c_partial import Partials, kept_type, stored_type
@@ -48,6 +48,7 @@ class Printer(Loops, Partials):
         self.chain = 0                      # which of several accumulators is being printed
         self.partial_slot = {}
         self.flushed: set[Accumulator] = set()
+        self.carried: dict[Accumulator, bool] = {}      # what prefixes of f32 carry in f64, as eager does -> do they run along lanes?
 
     def text(self) -> str:
         body = []
@@ -102,6 +103,7 @@ class Printer(Loops, Partials):
 
     def _phase(self, p: Phase, number: int) -> str:
         self.flushed |= {a for loop in loops_of((*p.once, *p.body)) for a in loop.flush}
+        self.carried |= wide_prefixes((*p.once, *p.body))
         lines: list[str] = []
         extents = [(self.k.axes[a], self.index(e)) for a, e in p.parallel]
         if p.block:
@@ -334,6 +336,9 @@ class Printer(Loops, Partials):
         text = f"{register(a.dtype)} {a.var} = {self._neutral(a.monoid, a.dtype)};"
         if a.monoid.startswith("arg"):
             text += f" v_i64 {a.var}i = splat_i64(9223372036854775807);"
+        if a in self.carried:
+            first = "1" if a.monoid == "prod" else "0"
+            return f"double {a.var} = 0;" if self.carried[a] else f"h_f64 {a.var}l = (h_f64){{0}} + {first}, {a.var}h = {a.var}l;"
         if a in self.flushed:
             text += f" h_f64 {a.var}l = {{0}}, {a.var}h = {{0}};"
         if watched(a):
@@ -384,6 +389,13 @@ class Printer(Loops, Partials):
         v = register(d)
         if a.monoid.startswith("arg"):
             return [*self._take(a.monoid, d, a.var, f"{a.var}i", args[0], args[1]), f"{v} {s.vars[0]} = {a.var}; v_i64 {s.vars[1]} = {a.var}i;"]
+        if a in self.carried:
+            if not s.along:
+                by = "*=" if a.monoid == "prod" else "+="
+                return [f"{a.var}l {by} lower_half({args[0]}); {a.var}h {by} upper_half({args[0]});",
+                        f"v_f32 {s.vars[0]} = join_halves({a.var}l, {a.var}h);"]
+            return [f"v_f32 {s.vars[0]} = scansum_f32({args[0]}), {s.vars[0]}c = splat_f32((float){a.var});",
+                    f"{a.var} += {s.vars[0]}[W - 1]; {s.vars[0]} += {s.vars[0]}c;"]
         if not s.along:
             return [f"{a.var} = {self.combine(a.monoid, d, a.var, args[0])};", f"{v} {s.vars[0]} = {a.var};"]
         total = self.combine(a.monoid, d, a.var, f"scan{a.monoid}_{d}({args[0]})")

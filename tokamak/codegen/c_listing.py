@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..ir.dtype import F32
 from .c import Printer
-from .c_loop import loops_of, statements_of
+from .c_loop import loops_of, statements_of, wide_prefixes
 from .c_partial import stored_type
 from .kernel import BLOCK, Fetch, Kernel, Loop, Param, Partial, Phase, Write
 
@@ -43,6 +43,7 @@ class _Listing(Printer):
     def _phase_lines(self, p: Phase) -> list[str]:
         self.buffers = {b.name: b for b in p.buffers}
         self.flushed |= {a for loop in loops_of((*p.once, *p.body)) for a in loop.flush}
+        self.carried |= wide_prefixes((*p.once, *p.body))
         out = [_commented(f"{stored_type(b.dtype)} {b.name}[{self.index(b.size)}];", "a buffer of each thread") for b in p.buffers]
         out += [line for q in p.partials for line in self._partial_start(q)]
         out += [line for s in p.once for line in self._statement(s)]

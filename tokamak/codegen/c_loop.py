@@ -6,10 +6,11 @@ caches, the ragged piece runs first as well, up to the first whole line of the r
 """
 from __future__ import annotations
 
+from ..ir.dtype import F32
 from ..ir.index import Axis
 from ..ir.ops import OPS
 from .c_memory import register
-from .kernel import BLOCK, ROWS, Accumulator, Fold, Let, Loop, Tile, Write
+from .kernel import BLOCK, ROWS, Accumulator, Fold, Let, Loop, Prefix, Tile, Write
 
 CHAINS = 2              # accumulators of a fold. 1, 2, 4: LayerNorm of 1024 columns 4.9, 4.5, 4.4 ms; sums of such rows 2.9, 3.1, 3.2
 LINES = 16              # registers in a loop from which its lines are worth looking at one by one
@@ -161,3 +162,9 @@ def statements_of(items):
             yield from statements_of(s.items)
         else:
             yield s
+
+
+def wide_prefixes(items) -> dict[Accumulator, bool]:
+    """What prefix sums and products of f32 in `items` carry in f64 -> do they run along lanes? (Products along lanes are rounded by register.)"""
+    return {s.accumulator: s.along for s in statements_of(items) if isinstance(s, Prefix) and s.accumulator.dtype is F32
+            and (s.accumulator.monoid == "sum" or s.accumulator.monoid == "prod" and not s.along)}
