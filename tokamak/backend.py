@@ -22,6 +22,7 @@ from torch.autograd import forward_ad
 from . import log
 from .capture import aot, tables  # noqa: F401 (tables fill the registry)
 from .capture.ahead import Ahead
+from .capture.compared import compares_with_folds
 from .capture.fx import Capture, Unsupported
 from .capture.registry import ACTIVATED, ACTIVATED_ON_CPU, ADDED, ALONE, MATRICES
 from .capture.sizes import narrow
@@ -197,7 +198,9 @@ def _understood(gm: fx.GraphModule, options: Options, trace: Trace, name: str) -
     capture = Capture(gm, options.policy, name, table={} if options.opaque_only else None)
     captured = trace("capture", capture.graph())
     machine = target(_device(captured), "strict" in capture.policies, options.target == "interpret")
-    machine = trace("target", replace(machine, fast=capture.policies == {"fast"}, tf32=machine.kind == "gpu" and tf32_allowed()))
+    exact = compares_with_folds(captured)
+    fast, tf32 = capture.policies == {"fast"} and not exact, machine.kind == "gpu" and tf32_allowed()
+    machine = trace("target", replace(machine, fast=fast, exact=exact, tf32=tf32))
     if machine.kind == "gpu" and machine.name != "cpu":
         gpu_build.warm(machine.arch)
     if machine.kind == "gpu":

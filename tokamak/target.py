@@ -18,7 +18,8 @@ class Target:
     how many run at once (a GPU's multiprocessors). `ordered`: the elements of a fold are taken in an order that depends on the fold alone, not on
     sizes beside it or on threads. `kind`: 'cpu' runs C over vectors, 'gpu' Triton over tiles; a gpu called 'cpu' is Triton's interpreter.
     `arch`: Triton's words for a GPU. `fast`: policy `fast` holds everywhere. `model`: a GPU's name, what tuned schedules are kept under. `cluster`:
-    programs at most that see each other's shared memory. `tf32`: the user has allowed that products of f32 round their factors to TF32."""
+    programs at most that see each other's shared memory. `tf32`: the user has allowed that products of f32 round their factors to TF32. `exact`: each
+    operation is rounded by itself, so that what is computed twice has the same bits."""
     name: str = "cpu"
     vector_bytes: int = 64
     threads: int = 2
@@ -31,6 +32,7 @@ class Target:
     model: str = ""
     cluster: int = 1
     tf32: bool = False
+    exact: bool = False
 
 
 @functools.cache

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import tokamak
+from tokamak.tools.record import Recorder
 
 SHAPE = (4, 12, 9, 10)
 
@@ -121,3 +122,26 @@ def test_backward_keeps_what_is_compared_with_its_own_extreme():
         tokamak.compile(lambda x: torch.maximum((x * 2).sin(), (x * 3).cos()), strict=True, cache_dir="")(x)
     assert [k for k in kept if k[0] == (64, 128)] == [((64, 128), torch.float32)]
     assert len([k for k in with_extreme if k[0] == (64, 128)]) == 2
+
+
+@pytest.mark.parametrize("shape", [(64, 100), (300, 5000)])
+@pytest.mark.parametrize("largest", [True, False])
+def test_what_is_computed_twice_in_one_graph_has_the_same_bits(largest, shape):
+    """A product that is stored beside: the compiler adds to it unrounded only where it is not."""
+    def fn(x):
+        t = x * 1.2345678
+        v = t + 0.1234567
+        return t, ((v == v.amax(1, keepdim=True)) if largest else (v <= v.amin(1, keepdim=True))).sum(1)
+    _, count = tokamak.compile(fn, strict=True, cache_dir="")(torch.randn(shape))
+    assert bool((count >= 1).all())
+
+
+@pytest.mark.parametrize("fn, exact", [(lambda x: (x * 3 + 1 == (x * 3 + 1).amax()).sum(), True), (lambda x: (x.sin() >= x.sin().topk(2)[0][1]).sum(), True),
+                                       (lambda x: (x * 3 + 1 > x.sin()).sum(), False), (lambda x: (x == x.amax()).sum(), False),
+                                       (lambda x: torch.softmax(x, 0), False), (lambda x: ((y := (x * 9).long()) == y.amax()).sum(), False)])
+def test_only_what_is_compared_with_its_own_folds_needs_that(fn, exact):
+    recorder = Recorder()
+    tokamak.compile(fn, strict=True, cache_dir="", recorder=recorder)(torch.randn(90))
+    (record,) = recorder.graphs
+    assert record.values["target"].exact is exact and record.values["target"].fast is not exact
+    assert {s.divide for _, s in record.values["lower"].bodies.values()} == {"exact" if exact else "reciprocal"}

@@ -1,11 +1,13 @@
 """Values that are compared with what was picked out of them: a gradient of an extreme is shared among the elements that are equal to it.
 
 Computed again, in another kernel, such a value may differ in its last bit (what rounds on the way is a choice of each kernel): then no element is
-the extreme, and the gradient is divided by their number, none. So it is not computed again: backward keeps the value, or what the comparison gave.
+the extreme, and the gradient is divided by their number, none. So backward does not compute it again: it keeps the value, or what the comparison gave
+(`keep_compared`). Within one graph each operation of its kernels is rounded by itself (`compares_with_folds`): what is computed twice has the same
+bits.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import getitem
 
 import torch
@@ -13,6 +15,8 @@ from torch import fx
 from torch._functorch.compile_utils import fx_graph_cse
 from torch.utils.checkpoint import CheckpointPolicy
 
+from ..ir.expr import Op, Reduce, Scan, loads, walk
+from ..ir.graph import Compute, Graph, Input, reads
 from .regions import aliases
 
 _aten = torch.ops.aten
@@ -81,4 +85,32 @@ def _folded(node: fx.Node) -> set[fx.Node]:
         n, folded = at
         alone = n.op != "call_function" or _moves(n) or n.target in _EXACT or torch.Tag.pointwise in getattr(n.target, "tags", ())
         stack.extend((a, folded or not alone) for a in n.all_input_nodes)
+    return {n for n, folded in seen if folded}
+
+
+# -- within one graph ------------------------------------------------------------------------------------------------------
+_COMPARED = frozenset("eq ne lt le gt ge".split())
+
+
+def compares_with_folds(graph: Graph) -> bool:
+    """Are elements that `graph` computes compared with what was folded or picked out of them?"""
+    for n in graph.nodes:
+        for e in walk(n.expr) if isinstance(n, Compute) else ():
+            if isinstance(e, Op) and e.name in _COMPARED and e.args[0].dtype.is_float:
+                one, other = ({x.node for x in loads(a) if not isinstance(x.node, Input)} for a in e.args)
+                if one and other and (one & _behind_folds(other) or other & _behind_folds(one)):
+                    return True
+    return False
+
+
+def _behind_folds(nodes: Iterable) -> set:
+    """What `nodes` are made of by way of a fold, a scatter or a call."""
+    seen, stack = set(), [(n, False) for n in nodes]
+    while stack:
+        at = stack.pop()
+        if at not in seen:
+            seen.add(at)
+            n, folded = at
+            folded = folded or not isinstance(n, Compute) or any(isinstance(e, (Reduce, Scan)) for e in walk(n.expr))
+            stack.extend((r, folded) for r in reads(n))
     return {n for n, folded in seen if folded}

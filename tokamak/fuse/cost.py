@@ -4,8 +4,8 @@ from __future__ import annotations
 from typing import Iterable
 
 from ..ir import ops
-from ..ir.expr import Expr, Load, Op, Reduce, Scan, loads, walk
-from ..ir.graph import Compute, Graph, Input, Opaque, Scatter, View, reads
+from ..ir.expr import Expr, Load, Op, Reduce, Scan, walk
+from ..ir.graph import Compute, Graph, Opaque, Scatter, View
 from ..ir.index import Axis, Index
 from .axes import Group, Member
 from .legal import Roles
@@ -91,35 +91,6 @@ def pinned_nodes(graph: Graph) -> set:
             if not hasattr(n.base, "free"):
                 found.add(n.base)
     return found
-
-
-COMPARISONS = frozenset("eq ne lt le gt ge".split())
-
-
-def compared_nodes(graph: Graph) -> set:
-    """Nodes whose elements are compared with what was folded or picked out of them (an extreme's gradient). Each is computed once: again, in another
-    kernel, it may differ in the last bit, and then equals nothing."""
-    found: set = set()
-    for n in graph.nodes:
-        for e in walk(n.expr) if isinstance(n, Compute) else ():
-            if isinstance(e, Op) and e.name in COMPARISONS:
-                one, other = ({x.node for x in loads(a) if not isinstance(x.node, Input)} for a in e.args)
-                found |= one & _folded(other) if one and other else set()
-                found |= other & _folded(one) if one and other else set()
-    return found
-
-
-def _folded(nodes: Iterable) -> set:
-    """What `nodes` are made of by way of a fold, a scatter or a call."""
-    seen, stack = set(), [(n, False) for n in nodes]
-    while stack:
-        at = stack.pop()
-        if at not in seen:
-            seen.add(at)
-            n, folded = at
-            folded = folded or not isinstance(n, Compute) or any(isinstance(e, (Reduce, Scan)) for e in walk(n.expr))
-            stack.extend((r, folded) for r in reads(n))
-    return {n for n, folded in seen if folded}
 
 
 def weight(e: Expr) -> int:

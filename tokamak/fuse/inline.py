@@ -16,7 +16,7 @@ from ..ir.ranges import below
 from ..ir.rewrite import Simplifier
 from .axes import fold_of
 from .contraction import contraction, multiplied, of_vector
-from .cost import compared_nodes, estimates, is_heavy, pinned_nodes, weight
+from .cost import estimates, is_heavy, pinned_nodes, weight
 
 SMALL = 4           # operations below which computing again is cheaper than any memory traffic
 GROWN = 160         # operations to which an inlined expression may grow
@@ -37,7 +37,6 @@ class _Inliner:
         self.simplify = Simplifier()
         self.hints = estimates(graph, target)
         self.pinned = pinned_nodes(graph)
-        self.compared = compared_nodes(graph)
         self.products = {n for n in graph.nodes if isinstance(n, Compute) and _is_product(n, multiplied)}
         self.vectors = {n for n in graph.nodes if isinstance(n, Compute) and _is_product(n, of_vector)} if target.kind == "gpu" else frozenset()
         self.uses: dict = {}
@@ -114,8 +113,6 @@ class _Inliner:
             return True
         inner = loads(expr)
         cost = weight(expr)
-        if cost and n in self.compared:
-            return False
         size = n.dtype.bytes
         cheap = cost <= SMALL and not is_heavy(expr) and len(inner) <= 1
         if cheap and sum(e.node.dtype.bytes for e in inner) <= max(4, 2 * size):

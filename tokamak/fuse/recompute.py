@@ -10,7 +10,7 @@ from ..ir import ops
 from ..ir.expr import Load, Op, Reduce, walk, loads
 from ..ir.graph import Compute, Input, Opaque, Result, is_pointwise
 from .axes import Group
-from .cost import Hints, compared_nodes, node_bytes, pinned_nodes
+from .cost import Hints, node_bytes, pinned_nodes
 
 FLOPS_A_BYTE = 4        # arithmetic that takes as long as moving a byte, a core's share of the memory bandwidth taken
 LARGEST_DOMAIN = 1.01   # readers that use an element more than once compute it more than once: not worth it
@@ -20,7 +20,7 @@ def recomputed(plan, hints: Hints) -> frozenset:
     """Pairs (producer, reader) for which computing again moves fewer bytes. What a moved value is computed from stays stored: each sum of a chain (a
     residual stream) read in the place of the one before would make the last kernel read every term."""
     graph = plan.graph
-    pinned = pinned_nodes(graph) | compared_nodes(graph)
+    pinned = pinned_nodes(graph)
     owner = {n: g for g in plan.steps if isinstance(g, Group) for n in g.nodes()}
     stored = {n for nodes in plan.stores.values() for n in nodes}
     readers: dict = {}

@@ -76,7 +76,7 @@ def choose(b: Body, hints: Hints, target) -> Schedule:
     lanes = target.vector_bytes // (8 if wide else 4)
     long = folded - b.parallel - unrolled
     kept = block is not None and bool(long) and hints.count(long) * LINE <= target.l2 // 2
-    columns, divide = "registers" if target.ordered or kept else "buffer", "exact" if target.ordered else "reciprocal"
+    columns, divide = "registers" if target.ordered or kept else "buffer", "exact" if target.ordered or target.exact else "reciprocal"
     also = () if block or vector is None or target.ordered else also_vectors(b, vector, lanes, hints)
     order = (*(a for a in order if a not in (vector, *also)), *also, vector) if also else order
     return Schedule(parallel, vector, block, order, unrolled - set(also), lanes, columns=columns, divide=divide, stream=STREAM, also=also)
