@@ -114,3 +114,29 @@ def test_what_a_norm_of_all_gradients_scales_is_not_made_by_one_thread():
     for roles in planned.roles.values():
         assert not any(m.node.shape for m in roles.final), "a tensor is made behind a complete sum"
     assert any(d.reason is not None and d.reason.code == "no_parallelism" for d in planned.decisions)
+
+
+@pytest.mark.parametrize("widths", [(48, 48, 48, 48), (40, 72), (33, 33)], ids=str)
+def test_gates_side_by_side_are_made_in_one_loop(widths):
+    """Gradients of chunks, as in an LSTM: each piece is computed where it lies, under no mask, and lanes of the shorter pieces are not left out."""
+    fn = lambda g, *parts: torch.cat([g[:, :1] * p * (1 - p) for p in parts], -1)
+    text = compiled(fn, torch.randn(37, 5), *(torch.randn(37, w) for w in widths))
+    assert len(set(widths)) > 1 or "select" not in text and "loadg" not in text
+
+
+def test_sums_down_the_columns_of_gates_are_made_with_them():
+    fn = lambda a, b: (lambda both: both * both.sum(0))(torch.cat((torch.tanh(a), b * a), -1))
+    assert "loadg" not in compiled(fn, torch.randn(37, 64), torch.randn(37, 64))
+
+
+def test_gates_behind_norms_of_their_rows():
+    """The axis of the gates lies inside an iteration, and another value has all of it."""
+    def fn(x, w):
+        a, b = (x * x.square().mean(-1, keepdim=True).rsqrt()).chunk(2, -1)
+        return torch.cat((-b, a), -1) * w + x
+    compiled(fn, torch.randn(19, 96), torch.randn(96))
+
+
+def test_short_pieces_of_lanes_stay_together():
+    """Ends of a padded row are no pieces: registers would be filled by a lane or two."""
+    compiled(lambda x: F.pad(x, (1, 1)) * 2, torch.randn(9, 62))

@@ -18,7 +18,7 @@ from ..fuse.roles import best_roles, plainest_roles
 from ..ir.expr import Expr
 from ..schedule.body import Body, Memory, body, coalesce, renamed, shared_extremes, unfolded, whole_words
 from ..schedule import beside, matmul, persistent, rows, tile_sequence, tiles
-from ..schedule.pieces import in_pieces
+from ..schedule.pieces import in_pieces, lanes_in_pieces
 from ..schedule.schedule import Schedule, choose, vector_axis
 from ..schedule.tile_schedule import TileSchedule
 from . import triton, tuned
@@ -127,6 +127,7 @@ def _schedule(g: Group, plan: Plan, target, hints: Hints, memories: dict, table:
         s, plain = tuned.choose(b, hints, target, table), unfolded(b)
         return (b, s) if plain is b or s.shift is not None else (plain, tuned.choose(plain, hints, target, table))
     b = in_pieces(b, vector_axis(b, hints, target))
+    b = lanes_in_pieces(b, vector_axis(b, hints, target))
     return b, choose(b, hints, target)
 
 

@@ -10,7 +10,7 @@ from itertools import count
 
 from ..ir.dtype import BOOL
 from ..ir.expr import Const, Coord, Expr, Load, Op, Reduce, Rewriter, Scan, walk
-from ..ir.index import Axis, as_index
+from ..ir.index import Axis, Index, as_index
 from ..ir.ranges import bounds
 from ..ir.rewrite import Simplifier
 from .body import Body, Store, coalesce, exprs_of
@@ -19,6 +19,8 @@ PIECES = 64             # of one store at most: each is text of its own
 LENGTH = 8              # coordinates of a piece at most, on average: few long ones save little, and reads that they share would be apart. In ms,
                         # whole / in pieces, one core with AVX-512: a scan of 16 steps whose results are stacked (4 x 256 rows of 16) 5.0 / 0.41;
                         # pairs of 4 x 16 x 512 x 64 numbers rotated 3.8 / 2.6, with backward 29 / 7.4
+FEW, LONG = 8, 16       # pieces of the axis along lanes at most, elements of each at least
+PARTIAL = 12            # partial results of folds across threads that such pieces may make
 SPREAD = 16             # extent up to which an axis that threads share out is given up for pieces
 
 _AT = {"lt": (0,), "ge": (0,), "le": (1,), "gt": (1,), "eq": (0, 1), "ne": (0, 1)}      # where a comparison changes, from its constant on
@@ -51,6 +53,31 @@ def in_pieces(b: Body, vector: Axis | None) -> Body:
     return coalesce(Body((*(a for a in b.axes if a in kept), *new), tuple(stores), b.parallel & kept))
 
 
+def lanes_in_pieces(b: Body, vector: Axis | None) -> Body:
+    """`b` with what differs between long pieces of the axis along lanes (gates side by side) as one store a piece: those of one length share a loop,
+    so that what several of them read is read once, and nothing is read under a mask."""
+    exprs = walk(*exprs_of(b))
+    folds = [e for e in exprs if isinstance(e, (Reduce, Scan))]
+    read = {e.node for e in exprs if isinstance(e, Load)}
+    bound = {a for f in folds for a in ((f.along,) if isinstance(f, Scan) else f.over)}
+    if vector is None or vector.extent.constant is None or vector in bound or b.base is not None or any(s.monoid is not None for s in b.stores):
+        return b
+    cuts = {s: _cuts(s.expr, vector) for s in b.stores if vector in s.axes and s.memory not in read}
+    cuts = {s: at for s, at in cuts.items() if 2 < len(at) <= FEW + 1 and all(high - low >= LONG for low, high in zip(at, at[1:]))}
+    lengths = {high - low for at in cuts.values() for low, high in zip(at, at[1:])}
+    partial = sum(len(cuts[s]) - 1 for s in cuts for e in walk(s.expr) if isinstance(e, Reduce) and set(e.over) & b.parallel)
+    if not cuts or partial > PARTIAL or vector in b.parallel and (len(lengths) > 1 or any(s not in cuts for s in b.stores)):
+        return b
+    first = max(a.id for a in b.axes) + 1
+    own = {n: Axis(first + k, as_index(n)) for k, n in enumerate(sorted(lengths))}
+    stores: list[Store] = []
+    for s in b.stores:
+        stores += [_part(s, vector, low, own[high - low]) for low, high in zip(cuts[s], cuts[s][1:])] if s in cuts else [s]
+    kept = bound.union(*(s.axes for s in stores))
+    parallel = b.parallel | set(own.values()) if vector in b.parallel else b.parallel
+    return coalesce(Body((*(a for a in b.axes if a in kept), *own.values()), tuple(stores), parallel & kept))
+
+
 def _cuts(e: Expr, a: Axis) -> list[int]:
     """The ends of the pieces of `a` in each of which what `e` compares `a` with is known: 0, ..., its extent; none where they are too many."""
     extent, found = a.extent.constant, set()
@@ -68,7 +95,12 @@ def _cuts(e: Expr, a: Axis) -> list[int]:
 
 def _piece(s: Store, a: Axis, low: int, high: int, fresh) -> Store:
     """What `s` stores where `a` is from `low` on and below `high`."""
-    own = as_index(0) if high - low == 1 else as_index(Axis(next(fresh), as_index(high - low)))
+    return _part(s, a, low, as_index(0) if high - low == 1 else as_index(Axis(next(fresh), as_index(high - low))))
+
+
+def _part(s: Store, a: Axis, low: int, own: Index | Axis) -> Store:
+    """What `s` stores where `a` is `own` + `low`."""
+    own = as_index(own)
     rewrite = Rewriter({a: own + low}, _known)
     return Store(s.memory, rewrite.index(s.address), Simplifier().root(rewrite(s.expr)), (s.axes - {a}) | own.axes())
 
