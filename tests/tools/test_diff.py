@@ -99,6 +99,16 @@ def test_what_was_cut_otherwise_is_regrouped(data):
     assert changed.bytes == whole["bytes"]
 
 
+def test_an_unsteady_run_is_known_beside_a_slow_one(data):
+    before, after = data(Block), data(Block)
+    before["compiled"].update(step=0.01, middle=[0.005, 0.03])
+    before["eager"].update(step=1.0, middle=[0.99, 1.01])
+    after["eager"].update(step=1.0, middle=[0.99, 1.01])
+    after["compiled"].update(step=1.0, middle=[0.99, 1.01])
+    assert any("lie 250% of a step apart" in n for n in diff(before, after).notes)
+    assert not any("apart" in n for n in diff(after, after).notes)
+
+
 def test_conditions(data):
     before, after = data(Block), data(Block)
     after["metrics"].update(step_ms=before["metrics"]["step_ms"] * 1.2, kernels=5)

@@ -61,13 +61,14 @@ def test_a_rung_that_pays_is_kept(clock):
     assert rungs["fuse"].step == 1.0 and "2.00 times" in rungs["fuse"].why and rungs["fuse"].error < 1e-6 and rungs["fuse"].peak > 0
     assert not rungs["tf32"].kept and rungs["tf32"].step is None and "no tensor cores" in rungs["tf32"].why
     assert "called" in rungs["launches"].why and "of the fused step is contractions at" in found.stopped
-    assert "kernels spend" in found.stopped and "not allowed: bf16" in found.stopped and torch.get_float32_matmul_precision() == before
+    assert "kernels spend" in found.stopped and "not allowed: bf16, int8, int4" in found.stopped and torch.get_float32_matmul_precision() == before
 
 
 def test_a_rung_that_does_not_pay_is_not(clock):
     clock(1.0, 0.99)
     found, rungs = climbed(softmax, torch.randn(64, 32))
     assert found.best is rungs["eager"] and found.code == "" and "not worth it" in rungs["fuse"].why and "no contractions" in found.stopped
+    assert found.stopped.endswith("not allowed: bf16 (allow=)")           # weights are changed in a module
 
 
 def test_steps_beside_other_work_are_measured_again(clock, monkeypatch):

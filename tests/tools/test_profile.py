@@ -16,12 +16,13 @@ from tokamak.tools import profile as profiling, traced, watch
 from tokamak.tools.advice import for_break, for_recompile
 from tokamak.tools.cli import main
 from tokamak.tools.limits import Row, bound, kind_of
-from tokamak.tools.profile import METRICS, Other, beyond, by_position, condition, profile
+from tokamak.tools.names import rate_text
+from tokamak.tools.profile import METRICS, Other, beyond, by_position, condition, profile, unsteady
 from tokamak.tools.profile_report import flops
 from tokamak.tools.record import recording
 from tokamak.tools.spans import Mark, Span, marks_of, spans_of
 from tokamak.tools.traced import Slice, Traced, memory_use, peak_bytes, thinned
-from tokamak.tools.watch import Step, Watcher
+from tokamak.tools.watch import _medians as medians, Step, Times, Took, Watcher
 
 from .measured import PEAKS, quick  # noqa: F401 (a fixture for all tests here)
 from .programs import Block, branch, chain, line_of, softmax
@@ -337,6 +338,23 @@ def test_the_command(tmp_path, capsys):
     torch._dynamo.reset()
     assert main(["profile", "--seconds", "0", "--fail-if", "graphs>1,opaque>1000", str(script)]) == 1
     assert "graphs>1: graphs is 4" in capsys.readouterr().err
+
+
+def test_steps_that_differ_much_are_said_to():
+    calm, busy = Times(1.0, 1.0, least=0.9, middle=(0.95, 1.1)), Times(0.01, 0.01, least=2e-3, middle=(5e-3, 0.03))
+    note, = unsteady({"eager": calm, "compiled": busy})
+    assert note.startswith("half of the compiled steps lie 250% of a step apart, the shortest took 2 ms") and "more seconds" in note
+
+
+def test_phases_add_up_to_the_step_that_is_shown():
+    took = [Took(0, step, step, {"forward": step / 4, "backward": 3 * step / 4}) for step in (1.0, 2.0, 8.0, 16.0)]
+    found = medians(took)
+    assert found.step == found.took.step == sum(found.took.phases.values()) == 2.0
+
+
+@pytest.mark.parametrize("rate, text", [(26.8e9, "26.8 GFLOP/s"), (1.24e12, "1.24 TFLOP/s"), (12.0, "12 FLOP/s")])
+def test_rates(rate, text):
+    assert rate_text(rate) == text
 
 
 def test_wrong_commands(tmp_path, capsys):

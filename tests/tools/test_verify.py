@@ -20,7 +20,7 @@ from tokamak.ir.parse import parse_graph
 from tokamak.ir.reference import evaluate
 from tokamak.tools.cli import main
 from tokamak.tools.kernel_graph import exact, part
-from tokamak.tools.verify import distance, verify
+from tokamak.tools.verify import distance, KernelCheck, Value, Verification, verify
 
 from .programs import Block, Dropped, softmax
 
@@ -191,6 +191,14 @@ def test_the_command(tmp_path, capsys, monkeypatch, ran):
     assert main(["verify", "--json", str(script)]) == 1 and json.loads(capsys.readouterr().out)["right"] is False
     torch._dynamo.reset()
     assert main(["verify", "--extract", "poi_fused_add_7", str(script)]) == 2 and "there is no kernel" in capsys.readouterr().err
+
+
+def test_names_are_shown_whole():
+    """They are what `extract` is given."""
+    name = "red_fused_" + "native_layer_norm_backward_" * 5 + "7"
+    value = Value("gradient of " + "module." * 12 + "weight", None, 1e-7, 1e-7, "")
+    shown = str(Verification((), (KernelCheck(name, "forward_0", "model.0", (), (value,)),), ()))
+    assert "…" not in shown and "within" in shown
 
 
 # -- parts -----------------------------------------------------------------------------------------------------------------

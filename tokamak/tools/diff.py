@@ -25,7 +25,7 @@ from rich.text import Text
 from ..errors import OptionError
 from .names import size_text
 from .notebook import terminal_html
-from .profile import FORMAT, METRICS, compared
+from .profile import compared, FORMAT, METRICS, spread, UNSTEADY
 from .profile_report import took
 
 NOISE, LEAST = 0.10, 2e-6           # of a row's time; seconds
@@ -202,9 +202,9 @@ def _notes(a: Mapping, b: Mapping) -> Iterable[str]:
     for name in ("tokamak", "torch", "threads"):
         if a["about"].get(name) != b["about"].get(name):
             yield f"{name}: {a['about'].get(name)} and {b['about'].get(name)}"
-    spread = [max(p[s]["middle"][1] - p[s]["middle"][0] for p in (a, b)) / max(p[s]["step"] for p in (a, b)) for s in ("eager", "compiled")]
-    if max(spread) > 2 * NOISE:
-        yield f"steps of one run differ by up to {max(spread):.0%}: the machine was busy, so times mean little"
+    widest = max(spread(p[s]["step"], p[s]["middle"]) for p in (a, b) for s in ("eager", "compiled"))
+    if widest > UNSTEADY:
+        yield f"half of the steps of one run lie {widest:.0%} of a step apart: the machine was busy, so times mean little"
 
 
 # -- showing ---------------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from ..runtime.build import compiler
 from ..runtime.cache import open_cache
 from ..target import target
 from . import machine
-from .names import count_text, size_text
+from .names import rate_text, size_text
 
 OK, NOTE, MISSING = "ok", "note", "missing"
 OLDEST_PYTHON, OLDEST_TORCH, OLDEST_TRITON = (3, 11), (2, 11), (3, 6)
@@ -231,5 +231,5 @@ def peaks(device: str, measure: bool) -> Iterator[Fact]:
     if found is None:
         yield Fact(what, "not measured yet", NOTE, "tokamak doctor --measure")
     else:
-        rates = ", ".join(f"{name} {count_text(rate)}FLOP/s" for name, rate in found.matmul.items())
+        rates = ", ".join(f"{name} {rate_text(rate)}" for name, rate in found.matmul.items())
         yield Fact(what, f"copy {size_text(found.bandwidth)}/s, {rates}, shortest kernel {found.launch * 1e6:.2g} us (measured {found.measured})")

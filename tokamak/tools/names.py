@@ -113,6 +113,13 @@ def resources_text(kernel) -> str:
     return f"{kernel.registers} registers a thread{spilled}, {size_text(kernel.shared)} of shared memory a program"
 
 
+def rate_text(rate: float) -> str:
+    """Operations a second."""
+    text = count_text(rate)
+    number = text.rstrip("kMGT")
+    return f"{number} {text[len(number):]}FLOP/s"
+
+
 def count_text(count: float) -> str:
     """A number of operations, in thousands, millions, ..."""
     for unit in ("", "k", "M", "G", "T"):

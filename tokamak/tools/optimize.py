@@ -358,5 +358,6 @@ class _Climb:
                 f"kernels spend {wasted / self.fused:.0%} of it beyond their limits"]
         if idle + wasted / self.fused < SHARE:
             said.append("nothing that keeps the numbers can gain more than that")
-        others = [name for name in CONSENT if name not in allow and (name != "fp16" or self.device != "cpu")]
+        possible = CONSENT if isinstance(self.fn, torch.nn.Module) else tuple(CASTS)
+        others = [name for name in possible if name not in allow and (name != "fp16" or self.device != "cpu")]
         return "; ".join(said) + (f". Rungs that change numbers were not allowed: {', '.join(others)} (allow=)" if others else "")

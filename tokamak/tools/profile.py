@@ -43,6 +43,7 @@ SECONDS = 1.0           # of steps, for each side
 FEW, ENOUGH = 2, 0.15   # steps, and seconds of them, that torch's profiler sees at least where they take less than a second
 LATE = ("torch's profiler was used in this process before: steps that wait for the host may take longer from then on, here too; "
         "a process of its own says what they take without")
+UNSTEADY = 0.25         # of a step, between which half of the steps lie
 FORMAT = "tokamak profile 1"        # of the JSON
 
 
@@ -344,7 +345,8 @@ def examined(watcher: Watcher, eager: Step, made: Step, device: str, first: floa
     held = footprint.predicted(records)
     return Profile(
         title, device, here, *sides, word, why, fewest_bytes(records), first, stages(records), sum(h in ("cache", "process") for h in how), len(how),
-        tuple(found), costly(e, here), tuple(advice(e)), len(e.opaque), len(records), (*(f"{r.name} {r.eager}" for r in records if r.eager), *late),
+        tuple(found), costly(e, here), tuple(advice(e)), len(e.opaque), len(records),
+        (*(f"{r.name} {r.eager}" for r in records if r.eager), *late, *unsteady({side: times[side] for side in ("eager", "compiled")})),
         footprint.peak(held), held, drawings, tuple(library.sources), library.files(), library.texts, tuple(covered(records)),
         others, about=about())
 
@@ -372,6 +374,19 @@ def on_gpu(eager: Step, made: Step, device: str, times: Mapping[str, Times], loo
     sides = [Side(t.step, t.host, s.busy, s.phases(), s.kernels, 0, 0, t.middle, s.timeline(s.steps // 2))
              for t, s in ((times["eager"], plain), (times["compiled"], seen))]
     return by_position(seen, records), beyond(seen, records), sides
+
+
+def spread(step: float, middle: Sequence[float]) -> float:
+    """How far half of the steps lie apart, as a part of one."""
+    return (middle[1] - middle[0]) / step if step else 0.0
+
+
+def unsteady(sides: Mapping[str, Times]) -> Iterator[str]:
+    """What is to be said of sides whose steps differ much."""
+    for name, t in sides.items():
+        if spread(t.step, t.middle) > UNSTEADY:
+            yield (f"half of the {name} steps lie {spread(t.step, t.middle):.0%} of a step apart, the shortest took {t.least * 1e3:.3g} ms: "
+                   "the machine did other work meanwhile, so ratios, and what the step is bound by, mean little (more seconds: more steps)")
 
 
 def fitting(t: Times) -> int:

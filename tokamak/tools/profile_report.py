@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .limits import Row
-from .names import count_text, size_text
+from .names import count_text, rate_text, size_text
 from .profile import Profile, Side
 from .report import place, plural
 
@@ -47,7 +47,7 @@ def head(p: Profile) -> Iterator[Text]:
     yield Text(f"bound by {p.bound}: {p.why}", "bold")
     yield Text(f"{took(p.eager.step)} in eager, {took(p.compiled.step)} compiled: {faster:.2f} times as fast, on {p.device} ({p.peaks.device})",
                "bold")
-    rates = ", ".join(f"{name} {count_text(rate)}FLOP/s" for name, rate in p.peaks.matmul.items())
+    rates = ", ".join(f"{name} {rate_text(rate)}" for name, rate in p.peaks.matmul.items())
     yield Text(f"peaks, measured {p.peaks.measured}: copy {size_text(p.peaks.bandwidth)}/s, {rates}, shortest kernel {took(p.peaks.launch)}", "dim")
 
 

@@ -5,7 +5,7 @@ import io
 from collections.abc import Iterator
 
 from rich.console import Console, Group
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from .report import WIDTH, place, places, plural
@@ -46,7 +46,8 @@ def whole(v: Verification) -> Iterator:
 def kernel_table(v: Verification) -> Iterator:
     if not v.kernels:
         return
-    table = Table("kernel, on the values that it had", "result", "from float64", "from eager", "at", "policy", box=None, pad_edge=False)
+    whole_names = (Column(head, overflow="fold") for head in ("kernel, on the values that it had", "result"))
+    table = Table(*whole_names, "from float64", "from eager", "at", "policy", box=None, pad_edge=False)
     for k in v.kernels:
         for n, value in enumerate(k.values):
             about = "" if n else "  ".join(filter(None, (k.name, k.module)))

@@ -258,7 +258,7 @@ def _one(step: Step, device: str) -> Took:
 
 def _medians(found: list[Took]) -> Times:
     steps = sorted(t.step for t in found)
-    middle, n = statistics.median(steps), len(steps)
+    middle, n = statistics.median_low(steps), len(steps)            # a step that was made, whose phases add up to it
     typical = min(range(n), key=lambda i: abs(found[i].step - middle))
     phases = {name: statistics.median(t.phases[name] for t in found) for name in found[0].phases}
     return Times(middle, statistics.median(t.host for t in found), phases, steps[0], (steps[n // 4], steps[(3 * n) // 4]), typical, found[typical])
