@@ -51,3 +51,16 @@ def test_everything_compiles(name, tmp_path):
     for kernel, (_, signature) in kernels.items():
         made = compiler.compile(compiler.ASTSource(getattr(module, kernel), signature, {}), target=targets.GPUTarget(*target))
         assert kernel in made.asm[assembly]
+
+
+def test_tiles_of_one_element_stand_in_for_rows(tmp_path):
+    """The rest of a row beside its blocks may be a single element, of 16 bits too: there are no two for a register."""
+    text = """@triton.jit
+def one(p, q):
+    at = tl.arange(0, 1)
+    tl.store(q + at, tk.again(tk.packed(tl.load(p + at))))
+"""
+    module = load(text, tmp_path)
+    for kind in ("fp16", "fp32"):
+        made = compiler.compile(compiler.ASTSource(module.one, {"p": f"*{kind}", "q": f"*{kind}"}, {}), target=targets.GPUTarget("cuda", 90, 32))
+        assert "one" in made.asm["ptx"]

@@ -20,7 +20,7 @@ MOST = 16           # programs of a cluster
 def again(x):
     """x, of 16 or 32 bits, as if it were new: what was computed from it before is not kept in registers, of 16 bits of twice its width, but computed
     again."""
-    if INTERPRETED:
+    if INTERPRETED or x.numel == 1:         # one element: nothing to hold, nor two for a register
         return x
     elif x.dtype.primitive_bitwidth == 32:
         return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=1)
@@ -32,7 +32,7 @@ def again(x):
 def packed(x):
     """x, of 16 bits, two to a register: what is loaded one by one would have a register each, and a plain copy is seen through. (The grid is x, 1,
     1.)"""
-    if INTERPRETED:
+    if INTERPRETED or x.numel == 1:
         return x
     else:
         return tl.inline_asm_elementwise("{ .reg .b32 t; mov.u32 t, %nctaid.y; sub.u32 t, t, 1; xor.b32 $0, $1, t; }", "=r,r", [x], dtype=x.dtype,
