@@ -96,6 +96,16 @@ def test_it_prints_and_all_of_it_is_json():
     assert len(data["graphs"]) == 4 and data["graphs"][0]["kernels"][0]["fewest"] == 32
 
 
+def test_a_break_is_shown_once_with_what_to_do():
+    def fn(x):
+        y = x * 2
+        print("x")
+        return y + 1
+    text = str(tokamak.explain(fn, torch.randn(4), also=[(torch.randn(5),)]))
+    assert text.count("\ngraph break behind captures 0/0, 0/1") == 1 and "2 graph breaks" in text and "report an issue to PyTorch" not in text
+    assert "    mend: print behind the compiled function" in text and "    mend: torch.compile(..., dynamic=True)" in text
+
+
 def test_a_compiled_module_is_explained_as_its_original():
     assert tokamak.explain(torch.compile(Block(), backend="eager"), torch.randn(4, 16)).kernels
 

@@ -387,9 +387,10 @@ def test_what_recordings_say_of_a_program():
     assert (found.graph, found.held, found.total, found.pieces, found.left) == ("f", 7, 8, 2, (("item", "it waits"),))
 
 
-def test_operators_are_those_of_a_typical_step():
+def test_operators_are_those_of_a_typical_step(monkeypatch):
     """The first step that torch's profiler sees does not count."""
-    many = iter([3, 3, 5, 1, 3, 2])
+    many, outermost = iter([3, 3, 5, 1, 3, 2]), traced.outermost
+    monkeypatch.setattr(traced, "outermost", lambda events: [(start, 1, name) for start, _, name in outermost(events)])      # whatever else runs
 
     def step(x):
         for _ in range(next(many)):

@@ -1,7 +1,12 @@
 """What to do about a graph break or a new capture: a line each, by Dynamo's words."""
 from __future__ import annotations
 
+import os
 import re
+
+import torch
+
+from .dynamo import Break
 
 BREAKS = (
     (r"graph_break\(\)|Call to `torch\._dynamo\.graph_break", "remove the call of torch._dynamo.graph_break()"),
@@ -26,6 +31,12 @@ RECOMPILES = (
     (r"== -?[\d.]+(e-?\d+)?\b|== True|== False", "pass a number that changes as a tensor"),
     (r"___check_obj_id|is not|___check_type_id", "pass the same object, or an object of one class, in every call"),
 )
+
+
+def mend(b: Break) -> str:
+    """What to do about a graph break."""
+    own = os.path.abspath(b.place.file).startswith(os.path.dirname(torch.__file__))
+    return "it is in torch's own code: nothing to do" if own else for_break(b.reason)
 
 
 def for_break(reason: str) -> str:

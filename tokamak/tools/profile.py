@@ -26,7 +26,7 @@ from .. import __version__, backend as compiler
 from ..errors import OptionError
 from ..runtime.program import Launch
 from . import footprint, limits
-from .advice import for_break, for_recompile
+from .advice import for_recompile, mend
 from .dynamo import uncompiled
 from .explain import Edge, Explanation, explanation
 from .kernels import least_bytes, memory_operations, plan_of
@@ -461,7 +461,6 @@ def costly(e: Explanation, here: Peaks) -> tuple[Costly, ...]:
 
 def advice(e: Explanation) -> Iterator[Advice]:
     for b in e.breaks:
-        own = os.path.abspath(b.place.file).startswith(os.path.dirname(torch.__file__))
-        yield Advice("graph break", str(b.place), b.reason, "it is in torch's own code: nothing to do" if own else for_break(b.reason))
+        yield Advice("graph break", str(b.place), b.reason, mend(b))
     for r in e.recompiles:
         yield Advice("captured again", f"{r.code} at {r.place}", r.reason, for_recompile(r.reason))

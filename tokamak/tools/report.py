@@ -12,6 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..fuse.reason import CODES
+from .advice import for_recompile, mend
+from .dynamo import Break
 from .explain import Explanation, GraphInfo
 from .kernels import KernelInfo
 from .names import count_text, resources_text, size_text, time_text
@@ -57,12 +59,23 @@ def place(s: Source | None) -> str:
 
 
 def captures(e: Explanation) -> Iterator[Text]:
+    alike: dict[tuple, list[Break]] = {}
     for b in e.breaks:
-        yield Text(f"\ngraph break behind capture {b.id}, in {b.code} at {b.place}", "yellow")
-        yield Text("    " + b.reason.replace("\n", "\n    "))
+        alike.setdefault((b.code, b.place, b.reason), []).append(b)
+    for b, *more in alike.values():
+        behind = ", ".join(x.id for x in (b, *more))
+        yield Text(f"\ngraph break behind {'captures' if more else 'capture'} {behind}, in {b.code} at {b.place}", "yellow")
+        yield from told(b.reason, mend(b))
     for r in e.recompiles:
         yield Text(f"\ncaptured again as {r.id}: {r.code} at {place(r.place)}", "yellow")
-        yield Text("    " + r.reason.replace("\n", "\n    "))
+        yield from told(r.reason, for_recompile(r.reason))
+
+
+def told(reason: str, advised: str) -> Iterator[Text]:
+    """Dynamo's words, but for its advice to report its own bugs; and what to do."""
+    lines = [line for line in reason.splitlines() if "report an issue to PyTorch" not in line]
+    yield Text("\n".join(f"    {line}" for line in lines))
+    yield Text(f"    mend: {advised}")
 
 
 def graph(g: GraphInfo) -> Iterator:
