@@ -16,9 +16,9 @@ from .c_memory import number, register
 from .c_ops import COMPARE, c_op, can_fail
 from .c_partial import Partials, kept_type, stored_type
 from .c_prelude import fragments_in, pieces
-from .c_streams import STREAMS, in_step, reads_rows
+from .c_streams import STREAMS, in_step, reads_rows, rows_in_step
 from .kernel import (AHEAD, FAR, FAR_FROM, Accumulator, Convert, Divisor, Fetch, Finish, Fold, IndexValue, Kernel, LaneCompare, Let, Loop, Phase,
-                     Prefix, Quotient, RandomValue, Read, Splat, Write)
+                     Prefix, Quotient, RandomValue, Read, Refill, Splat, Write)
 from .scope import literal
 
 TICKETS = 16            # shares of a kernel with partial results
@@ -105,9 +105,7 @@ class Printer(Loops, Partials):
         self.flushed |= {a for loop in loops_of((*p.once, *p.body)) for a in loop.flush}
         self.carried |= wide_prefixes((*p.once, *p.body))
         lines: list[str] = []
-        extents = [(self.k.axes[a], self.index(e)) for a, e in p.parallel]
-        if p.block:
-            extents.append(("blk", f"(({self.index(p.extent)}) + {p.block - 1}) / {p.block}"))
+        extents = self._extents(p)
         for b in p.buffers:
             lines.append(f"{stored_type(b.dtype)} *{b.name} = aligned_alloc(64, tk_lines({self.index(b.size)} + W) * sizeof *{b.name});")
         if p.buffers:
@@ -129,7 +127,10 @@ class Printer(Loops, Partials):
         if p.block:
             body.append(f"int64_t b0 = blk * {p.block}, b1 = tk_min(b0 + {p.block}, {self.index(p.extent)});")
         for s in p.body:
-            body += self._statement(s)
+            if isinstance(s, Refill):
+                body += self._statement(s)
+        rest = [line for s in p.body if not isinstance(s, Refill) for line in self._statement(s)]
+        body += self._rows(p, rest) if rows_in_step(p) else rest
         body += self._partial_runs(p.partials)
         several = in_step(body, extents[0][0], lines) if reads_rows(p) else None
         lines += self._parallel(extents, body, several)
@@ -141,6 +142,40 @@ class Printer(Loops, Partials):
         return (f"static void {self.name}_{number}(void *data) {{\n"
                 f"  tk_job *job = data; const int64_t *w = job->w; int64_t *error = &job->error;\n{params}\n"
                 f"  for (int64_t ticket; (ticket = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED)) < job->tickets;) {{\n{inner}\n  }}\n}}")
+
+    def _extents(self, p: Phase) -> list[tuple[str, str]]:
+        """(loop variable, how often it counts) of a share's loops, outermost first; `blk` counts blocks, STREAMS rows in step are counted as one."""
+        extents = [(self.k.axes[a], self.index(e)) for a, e in p.parallel]
+        if rows_in_step(p):
+            extents[-1] = (f"g{extents[-1][0]}", f"(({extents[-1][1]}) + {STREAMS - 1}) / {STREAMS}")
+        if p.block:
+            extents.insert(len(extents) - p.inside, ("blk", f"(({self.index(p.extent)}) + {p.block - 1}) / {p.block}"))
+        return extents
+
+    def _rows(self, p: Phase, body: list[str]) -> list[str]:
+        """`body` for the rows of one step."""
+        axis, extent = p.parallel[-1]
+        row = self.k.axes[axis]
+        several = in_step(body, row, self._statements(p.once))
+        head = f"const int64_t q = 1, end = {self.index(extent)}; int64_t {row} = g{row} * {STREAMS};"
+        one = [f"for (const int64_t top = tk_min({row} + {STREAMS}, end); {row} < top; {row}++) {{", *("  " + x for x in body), "}"]
+        if several is None:
+            return [head, *one]
+        return [head, f"if ({row} + {STREAMS} <= end) {{", *("  " + x for x in several), "} else", *one]
+
+    def _statements(self, items) -> list[str]:
+        return [line for s in items for line in self._statement(s)]
+
+    def _refill(self, s: Refill) -> list[str]:
+        return [f"if ({self._again(s)}) {{", *self._block(s.items), "}"]
+
+    def _again(self, s: Refill) -> str:
+        """C text: is this the first iteration since the coordinates of other axes changed?"""
+        counters = [v for p in self.k.phases for v, (a, _) in zip(self._counters(p), p.parallel) if a in s.axes]
+        return f"at == lo || !({' | '.join(dict.fromkeys(counters))})"
+
+    def _counters(self, p: Phase) -> list[str]:
+        return [v for v, _ in self._extents(p) if v != "blk"]
 
     def _parallel(self, extents, body: list[str], several: list[str] | None) -> list[str]:
         """The loops of one ticket's share, as one counter with the coordinates carried along. `several`: the body of STREAMS iterations of one
@@ -170,8 +205,7 @@ class Printer(Loops, Partials):
         lines = ["tk_job job = {w};", "int64_t copies = 1;"]
         frees = []
         for n, p in enumerate(self.k.phases):
-            blocks = [f"((({self.index(p.extent)}) + {p.block - 1}) / {p.block})"] if p.block else []
-            total = " * ".join([f"({self.index(e)})" for _, e in p.parallel] + blocks)
+            total = " * ".join(f"({e})" for _, e in self._extents(p))
             lines.append(f"{{ int64_t work = {self.index(p.work)}, total = {total or '1'};")
             # partial results: as many shares whatever the number of threads, so that sums do not depend on it
             shares = TICKETS if p.partials else "threads"
@@ -290,14 +324,16 @@ class Printer(Loops, Partials):
 
     def _write(self, s: Write) -> list[str]:
         p, d = self._pointer(s.memory, s.address), s.dtype
-        value = s.value
+        if s.widened and not self.tail:         # in two halves: a register of all lanes in f64 would live in memory
+            return [f"{{ u_h *h = (u_h *)({p}); h[0] += lower_half({s.value}); h[1] += upper_half({s.value}); }}"]
+        value = f"cast_f32_f64({s.value})" if s.widened else s.value
         before: list[str] = []
         if s.monoid not in (None, "last"):
             guarded = s.guard is not None and s.mode != "splat"
             old = self._guarded(Read("", s.memory, d, s.address, s.mode, s.step, s.at, s.guard, s.value), p, d) if guarded else \
                 self._plain_read(s.mode, p, d, s.step, s.at)
             before.append(f"{register(d)} o{s.value} = {old};")
-            value = self.combine(s.monoid, d, f"o{s.value}", s.value)
+            value = self.combine(s.monoid, d, f"o{s.value}", value)
         n, tail = (", n", "n") if self.tail else ("", "")
         if s.guard is not None and s.mode == "splat":
             return [f"if ({s.guard}[0]) {{", *("  " + x for x in before), f"  store1_{d}({p}, {value});", "}"]

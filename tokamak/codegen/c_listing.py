@@ -9,7 +9,7 @@ from ..ir.dtype import F32
 from .c import Printer
 from .c_loop import loops_of, statements_of, wide_prefixes
 from .c_partial import stored_type
-from .kernel import BLOCK, Fetch, Kernel, Loop, Param, Partial, Phase, Write
+from .kernel import BLOCK, Fetch, Kernel, Loop, Param, Partial, Phase, Refill, Write
 
 _COLUMN = 64        # where comments begin
 _MARK = "\0"         # between a line and its comment, until its indentation is known
@@ -48,13 +48,11 @@ class _Listing(Printer):
         out += [line for q in p.partials for line in self._partial_start(q)]
         out += [line for s in p.once for line in self._statement(s)]
         depth = 0
-        for a, extent in p.parallel:
-            v = self.k.axes[a]
-            out.append("  " * depth + _commented(f"for (int64_t {v} = 0; {v} < {self.index(extent)}; {v}++) {{", "in parallel"))
-            depth += 1
+        heads = [f"for (int64_t {v} = 0; {v} < {self.index(extent)}; {v}++) {{" for v, extent in ((self.k.axes[a], e) for a, e in p.parallel)]
         if p.block:
             high = self.index(p.extent)
-            head = f"for (int64_t b0 = 0, b1; b0 < {high}; b0 += {p.block}) {{ b1 = tk_min(b0 + {p.block}, {high});"
+            heads.insert(len(heads) - p.inside, f"for (int64_t b0 = 0, b1; b0 < {high}; b0 += {p.block}) {{ b1 = tk_min(b0 + {p.block}, {high});")
+        for head in heads:
             out.append("  " * depth + _commented(head, "in parallel"))
             depth += 1
         out += ["  " * depth + line for s in p.body for line in self._statement(s)]
@@ -65,6 +63,9 @@ class _Listing(Printer):
         return [_commented(f"{kept} {q.name}[{self.index(q.size)}];", f"one of the copies that threads fill, of a {q.monoid}")]
 
     copies = "copies"
+
+    def _again(self, s: Refill) -> str:
+        return f"!({' | '.join(self.k.axes[a] for a in s.axes)})"
 
     def _share(self, q: Partial, c: str, slot: int) -> str:
         return f"{q.name}{'i' if slot % 2 else ''}[z]"
@@ -78,7 +79,7 @@ class _Listing(Printer):
 
     def _statement(self, s) -> list[str]:
         lines = super()._statement(s)
-        if isinstance(s, Loop) or not lines:
+        if isinstance(s, (Loop, Refill)) or not lines:
             return lines
         named = [s.memory] if isinstance(s, Write) else [getattr(s, "var", "")] + [v for v in getattr(s, "vars", ()) if v]
         said = next((self.comments[n].split(": ")[0] for n in named if n in self.comments), "")

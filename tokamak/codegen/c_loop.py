@@ -10,7 +10,7 @@ from ..ir.dtype import F32
 from ..ir.index import Axis
 from ..ir.ops import OPS
 from .c_memory import register
-from .kernel import BLOCK, ROWS, Accumulator, Fold, Let, Loop, Prefix, Tile, Write
+from .kernel import BLOCK, ROWS, Accumulator, Fold, Let, Loop, Prefix, Refill, Tile, Write
 
 CHAINS = 2              # accumulators of a fold. 1, 2, 4: LayerNorm of 1024 columns 4.9, 4.5, 4.4 ms; sums of such rows 2.9, 3.1, 3.2
 LINES = 16              # registers in a loop from which its lines are worth looking at one by one
@@ -153,12 +153,13 @@ def loops_of(items):
     for s in items:
         if isinstance(s, Loop):
             yield s
+        if isinstance(s, (Loop, Refill)):
             yield from loops_of(s.items)
 
 
 def statements_of(items):
     for s in items:
-        if isinstance(s, Loop):
+        if isinstance(s, (Loop, Refill)):
             yield from statements_of(s.items)
         else:
             yield s

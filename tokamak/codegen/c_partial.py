@@ -52,6 +52,8 @@ class Partials:
         load = f"load{tail}_{{}}({{}}{n})" if s.mode == "unit" else "loadb_{}({})"
         store = f"store{tail}_{{}}({{}}, {{}}{n})" if s.mode == "unit" else "store1_{}({}, {})"
         value = s.args[0] if kept is q.dtype else f"cast_{q.dtype}_{kept}({s.args[0]})"
+        if kept is F64 and q.dtype is F32 and s.mode == "unit" and not self.tail:       # a register of all lanes in f64 would live in memory
+            return [f"{{ u_h *h = (u_h *)({p}); h[0] += lower_half({s.args[0]}); h[1] += upper_half({s.args[0]}); }}"]
         if not q.monoid.startswith("arg"):
             return [store.format(kept, p, self.combine(q.monoid, kept, load.format(kept, p), value)) + ";"]
         pi = self._pointer(f"{q.name}i", s.address)

@@ -149,7 +149,8 @@ class Read:
 @dataclass(frozen=True)
 class Write:
     """memory[address] = value, modes as in Read. With `monoid` the old value is combined in ('last': replaced); `guard`: only where it holds.
-    `total`: elements that the kernel stores there; where they are many they go around the cache. None: never."""
+    `total`: elements that the kernel stores there; where they are many they go around the cache. None: never. `widened`: the value is f32,
+    what it is added to f64."""
     memory: str
     dtype: DType
     address: Index
@@ -160,6 +161,7 @@ class Write:
     monoid: str | None = None
     guard: str | None = None
     total: Index | None = None
+    widened: bool = False
 
 
 @dataclass(frozen=True)
@@ -241,6 +243,13 @@ class RandomValue:
     index: str
 
 
+@dataclass(frozen=True)
+class Refill:
+    """`items` are run where the coordinates of `axes` are all 0, and at the beginning of a share: what they fill is the same along these axes."""
+    axes: tuple[Axis, ...]
+    items: list
+
+
 @dataclass(frozen=True, eq=False)
 class Phase:
     parallel: tuple[tuple[Axis, Index], ...]          # axes and extents, outermost first; the vector axis counts blocks
@@ -252,6 +261,7 @@ class Phase:
     partials: tuple[Partial, ...]
     buffers: tuple[Buffer, ...]
     work: Index                                       # elements, to decide how many threads are worth it
+    inside: int = 0                                   # how many of the parallel axes, the last ones, stand inside of the blocks' loop
 
 
 @dataclass(frozen=True, eq=False)

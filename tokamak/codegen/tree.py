@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..ir import ops
-from ..ir.dtype import F32, F64
+from ..ir.dtype import F32, F64, compute_type
 from ..ir.expr import Const, Expr, Load, Op, Reduce, Scan, walk
 from ..ir.index import Axis, Fetch as FetchAtom, Index, Size, as_index
 from ..ir.substitution import substitute
 from ..schedule.body import Store
-from ..schedule.schedule import LANE_SCANS
+from ..schedule.schedule import LANE_SCANS, packable
 from .emit import Emitter
-from .kernel import Accumulator, Buffer, Convert, Finish, Fold, Let, Loop, Partial, PartialUpdate, Phase, Prefix, Read, Splat, Tile, Write
+from .kernel import Accumulator, Buffer, Convert, Finish, Fold, Let, Loop, Partial, PartialUpdate, Phase, Prefix, Read, Refill, Splat, Tile, Write
 from .scope import Block, Entry, FoldRecord, Unschedulable, all_atoms, inner_walk, level, literal
 
 
@@ -82,6 +82,9 @@ class Tree(Emitter):
         extents = tuple((a, low.extent(a)) for a in self.parallel)
         items = self._items()
         self._choose_buffers(items)
+        inside = tuple(a for a in self.parallel if a in low.s.reused) if self.block else ()
+        if inside:
+            self._pack(inside, items)
         self.around = _around_scans(items)
         for item in items:
             self.vector = next((v for v in self.vectors if v in _axes_of(item)), self.vector)
@@ -105,7 +108,7 @@ class Tree(Emitter):
             work = work * low.extent(a)
         vector_extent = low.extent(self.vector) if self.vector is not None and self.block else None
         return Phase(extents, self.vector, self.block, vector_extent, tuple(self.once.items), tuple(self.root.items), tuple(self.partials),
-                     tuple(self.buffers), work)
+                     tuple(self.buffers), work, len(inside))
 
     def _items(self) -> list:
         """Folds and stores in an order in which everything needed stands before."""
@@ -178,7 +181,7 @@ class Tree(Emitter):
         """How many elements the kernel stores in the memory of `s`, if it may go around the caches: in whole lines, to memory that the kernel does
         not read as well, as that is there already. (Half lines, of 16-bit types, cost 7 percent on bias + GELU, where whole ones save.)"""
         read = any(isinstance(e, Load) and e.node is s.memory for t in (*self.stores, *self.final) for e in walk(t.expr))
-        if read or s.memory.dtype.bytes * self.low.s.lanes % 64:
+        if read or s.memory.dtype.bytes * self.low.s.lanes % 64 or self.low.s.reused:
             return None
         total = as_index(0)
         for t in self.stores:
@@ -280,11 +283,7 @@ class Tree(Emitter):
         nest = self._open(home, bound[0]) if bound else home
         inner = self._descend(nest, [*bound[1:], self.vector], needs)
         value = self.emit(f.args[0], inner).var
-        if wide is not f.dtype:
-            converted = low.fresh()
-            inner.items.append(Convert(converted, wide, f.dtype, value))
-            value = converted
-        self._use(buffer, f, inner, Write(buffer.name, wide, spot, "unit", value, monoid=f.monoid))
+        self._use(buffer, f, inner, Write(buffer.name, wide, spot, "unit", value, monoid=f.monoid, widened=wide is not f.dtype))
         self.records[f] = FoldRecord(home, home.loops[-1][0])
         self.buffered[f] = buffer
 
@@ -310,6 +309,23 @@ class Tree(Emitter):
         inner.items.append(Prefix(names, acc, args, along_lanes))
         self.accumulators[key] = (names, inner)
         inner.memo[s] = Entry(names[s.component], inner, len(inner.loops))
+
+    def _pack(self, inside: tuple[Axis, ...], items) -> None:
+        """What strides along the vector axis and is the same along the axes `inside` of a block is laid out by registers once for all of them."""
+        refill = Refill(inside, [])
+        block = Block(refill.items, self.root.open, self.root, 0)
+        roots = [r for s in items for r in ((s.expr,) if isinstance(s, Store) else s.args)]
+        for e in packable(roots, self.vector, inside):
+            inner = block
+            for a in self._inner(e.free):
+                inner = self._open(inner, a)
+            var = self.emit(e, inner).var
+            address, size, mode = self._buffer_spot(e)
+            self.buffered[e] = made = Buffer(self.low.fresh("u"), compute_type(e.dtype), size)
+            self.buffers.append(made)
+            self._use(made, e, inner, Write(made.name, made.dtype, address, mode, var))
+        self._turn(block)
+        self.root.items.append(refill)
 
     def _turn(self, block: Block) -> None:
         """Reads that stride along the vector axis and are contiguous along the loop around it go through a tile that is filled line by line."""

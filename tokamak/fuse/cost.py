@@ -149,8 +149,18 @@ def cpu_roles(group: Group, found: list[Roles], hints: Hints, target) -> Roles:
         streams = r.parallel and v in r.parallel and any(m.bound - r.parallel for m in r.local)    # a fold across rows by columns
         strided = streams and hints.count(b for m in r.local for b in m.bound - r.parallel) > 64
         return (busy, partial * 8 <= target.l2 // 2, not strided, v not in r.parallel or not r.accumulating or len(r.parallel) == 1,
-                not r.accumulating, hints.count(r.parallel))
+                -len(r.accumulating), hints.count(r.parallel), -_down_columns(group, r, hints))
     return max(found, key=rank)
+
+
+def _down_columns(group: Group, r: Roles, hints: Hints) -> int:
+    """Bytes of what an iteration of the parallel loops reads a column of: other lines of memory at every step."""
+    made, total = group.nodes(), {}
+    for m in group.members:
+        for e in reads_of(m):
+            if e.node not in made and any(s == 1 and i.axes() & r.parallel for i, s in zip(e.index, e.node.strides)):
+                total[e.node] = node_bytes(e.node, hints)
+    return sum(total.values())
 
 
 def parallelism(r: Roles, vector: Axis | None, hints: Hints) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..codegen.host import host_text
-from ..codegen.kernel import Kernel, Loop, Phase, Read, Write
+from ..codegen.kernel import Kernel, Loop, Phase, Read, Refill, Write
 from ..codegen.stages import Lowered
 from ..codegen.tile_kernel import TileKernel, Workspace
 from ..fuse.axes import Group
@@ -232,6 +232,8 @@ def _statements(items, loops: tuple) -> Iterator[tuple[Any, tuple]]:
     for s in items:
         if isinstance(s, Loop):
             yield from _statements(s.items, (*loops, s))
+        elif isinstance(s, Refill):
+            yield from _statements(s.items, loops)
         else:
             yield s, loops
 
