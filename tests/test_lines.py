@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import tokamak
-from tokamak.codegen.stages import schedule_plan
+from tokamak.codegen.stages import lower_plan, render_plan, schedule_plan
 from tokamak.codegen.tile_kernel import For
 from tokamak.codegen.tile_parts import lower_tiles
 from tokamak.fuse import gpu, lines
@@ -240,3 +240,147 @@ def test_statistics_of_many_blocks_are_right_with_loads_ahead(monkeypatch):
     got = tokamak.compile(fn, target="interpret", strict=True)(x)
     for a, b in zip(got, torch.var_mean(x.double(), 0)):
         torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
+
+
+CHANNELS_FIRST = """graph both {{
+  input %x: f32[{n}, {c}, {p}]({step}, {p}, 1)
+  input %y: f32[{n}, {c}, {p}]({step}, {p}, 1)
+  %group: f32[{n}, {g}]({g}, 1) for i2<8, i3<{p} = sum[i2, i3](mul(%x[i0, i1*8 + i2, i3], %y[i0, i1*8 + i2, i3]))
+  %all: f32[{c}](1) for i1<{n}, i2<{p} = sum[i1, i2](mul(%x[i1, i0, i2], %x[i1, i0, i2]))
+  return %group, %all
+}}"""
+
+
+def channels_first(n=32, g=32, p=3136) -> str:
+    """Sums of groups of 8 channels and of channels over all images, of one memory in channels-first."""
+    return CHANNELS_FIRST.format(n=n, g=g, c=8 * g, p=p, step=8 * g * p)
+
+
+def test_what_sums_of_groups_and_of_channels_have_in_common_is_folded_first():
+    """One kernel reads planes once for both; small ones fold what they give."""
+    found = lines.whole_lines(parse_graph(channels_first()), LARGE)
+    assert sorted(folds(found)) == [(8,), (32,), (3136,), (3136,)]
+    first, *others = (s for s in plan(found, LARGE).steps if isinstance(s, Group))
+    assert [tuple(a.extent.constant for a in m.bound) for m in first.members] == [(3136,), (3136,)]
+    assert sorted(tuple(a.extent.constant for a in m.bound) for g in others for m in g.members) == [(8,), (32,)]
+
+
+@pytest.mark.parametrize("text", [
+    channels_first(p=196),                                              # a program holds a group of both
+    channels_first(n=4, g=4),                                           # next to nothing is read
+    channels_first(n=2048, g=64, p=49),                                 # planes are short
+    grouped(strides="2359296, 1, 9216"),                                # nothing else folds the same memory
+])
+def test_other_folds_of_planes_stay_as_they_are(text):
+    graph = parse_graph(text)
+    assert lines.whole_lines(graph, LARGE) is graph
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("channels, height, width", [(32, 37, 9), (20, 16, 16)])
+def test_gradients_of_a_norm_of_groups_in_channels_first_agree_with_float64(monkeypatch, dtype, channels, height, width):
+    for name, value in (("LEAST", 1), ("RUN", 16), ("HELD", 64)):
+        monkeypatch.setattr(lines, name, value)
+    monkeypatch.setattr(gpu, "STAGED", 1024)
+    x = (torch.randn(2, channels, height, width) + 3).to(dtype)
+    assert_close_to_float64(evonorm, (x, *(torch.randn(1, channels, 1, 1).to(dtype) for _ in range(3))))
+
+
+def test_small_folds_of_equal_extents_are_one_kernel():
+    """What is left of sums for two weights; a fold that needs one of them, and one of other extents, stay apart."""
+    graph = parse_graph("""graph left {
+  input %a: f32[32, 256](256, 1)
+  input %b: f32[32, 256](256, 1)
+  input %c: f32[64, 256](256, 1)
+  %one: f32[256](1) for i1<32 = sum[i1](%a[i1, i0])
+  %two: bf16[256](1) for i1<32 = bf16(sum[i1](%b[i1, i0]))
+  %three: f32[256](1) for i1<64 = sum[i1](%c[i1, i0])
+  %last: f32[256](1) for i1<32 = sum[i1](mul(%a[i1, i0], %one[255 + -1*i0]))
+  return %one, %two, %three, %last
+}""")
+    found = [s for s in plan(graph, LARGE).steps if isinstance(s, Group)]
+    assert sorted(len(g.members) for g in found) == [1, 1, 2]
+
+
+def test_small_folds_in_one_kernel_are_right():
+    x = torch.randn(3, 33, 40)
+    fn = lambda x, y, z: (x.sum(0), y.amax(0) + 1, z.var(0).bfloat16())
+    for got, want in zip(tokamak.compile(fn, target="interpret", strict=True)(*x), fn(*x.double())):
+        torch.testing.assert_close(got.double(), want.double(), rtol=1e-2, atol=1e-5)
+
+
+def test_what_a_kernel_stores_for_another_is_made_again_as_a_whole():
+    """Two values, one made of the other: neither alone would save anything, since the second then needs the first."""
+    graph = parse_graph("""graph chain {
+  input %x: f32[4096, 4096](4096, 1)
+  input %y: f32[4096, 4096](4096, 1)
+  %one: f32[4096, 4096](4096, 1) = mul(mul(%x[i0, i1], %y[i0, i1]), mul(%x[i0, i1], add(%y[i0, i1], 2.0:f32)))
+  %two: f32[4096, 4096](4096, 1) = mul(mul(%one[i0, i1], add(%x[i0, i1], %y[i0, i1])), sub(3.0:f32, %one[i0, i1]))
+  %sum: f32[4096](1) for i1<4096 = sum[i1](mul(%one[i1, i0], %two[i1, i0]))
+  %again: f32[4096](1) for i1<4096 = sum[i1](mul(mul(%one[i1, i0], %two[i1, i0]), %sum[i0]))
+  return %again
+}""")
+    planned = plan(graph, LARGE)
+    stored = [n for nodes in planned.stores.values() for n in nodes]
+    assert len(stored) == 2 and all(n.shape == (4096,) for n in stored)
+
+
+SUMS = """graph sums {{
+  input %x: {d}[64, 4096, 64](262144, 64, 1)
+  %part: f32[64, 64](64, 1) for i2<4096 = sum[i2](sigmoid(f32(%x[i0, i2, i1])))
+  %out: {o}[64](1) for i1<64 = {o}(sum[i1](%part[i1, i0]))
+  return %out
+}}"""
+
+
+@pytest.mark.parametrize("d, o, short", [("bf16", "bf16", True), ("bf16", "f32", False), ("f32", "bf16", False)])
+def test_sums_of_16_bit_values_that_are_rounded_in_the_end_take_short_functions(d, o, short):
+    planned = plan(parse_graph(SUMS.format(d=d, o=o)), replace(LARGE, fast=True))
+    rendered = render_plan(lower_plan(schedule_plan(planned, replace(LARGE, fast=True)), replace(LARGE, fast=True)))
+    assert any("tk.sigmoid_short" in part.unit.text for built in rendered.values() for part in built.parts) == short
+
+
+@pytest.mark.parametrize("made, sums, kernels", [("exp", 4, 2), ("exp", 1, 1), ("neg", 4, 1)])
+def test_several_rows_of_which_much_is_computed_for_many_sums_are_held_by_no_program(made, sums, kernels):
+    """Sums of planes, and of groups of those, that all elements need."""
+    planes = "\n  ".join(f"%plane{n}: f32[64, 32, 8](256, 8, 1) for i3<3136 = sum[i3](mul({made}(f32(%x[i0, i1, i2, i3])), "
+                         f"add(f32(%y[i0, i1, i2, i3]), {n}.5:f32)))" for n in range(sums))
+    product = "%plane0[i0, i1, i2]"
+    for n in range(sums):
+        product = f"mul({product}, %plane{n}[i0, i1, i2])"
+    graph = parse_graph(f"""graph nested {{
+  input %x: bf16[64, 32, 8, 3136](802816, 25088, 3136, 1)
+  input %y: bf16[64, 32, 8, 3136](802816, 25088, 3136, 1)
+  {planes}
+  %group: f32[64, 32](32, 1) for i2<8 = sum[i2]({product})
+  %out: bf16[64, 32, 8, 3136](802816, 25088, 3136, 1) = bf16(mul(mul(f32(%x[i0, i1, i2, i3]), f32(%y[i0, i1, i2, i3])), %group[i0, i1]))
+  return %out
+}}""")
+    planned = plan(graph, LARGE)
+    assert len([s for s in planned.steps if any(n.shape[-1] == 3136 for n in s.reads)]) == kernels
+
+
+def test_a_kernel_behind_one_that_only_folds_rows_begins_where_that_has_ended():
+    graph = parse_graph("""graph again {
+  input %x: bf16[8192, 3136](3136, 1)
+  %rows: f32[8192](1) for i1<3136 = sum[i1](f32(%x[i0, i1]))
+  %out: bf16[8192, 3136](3136, 1) = bf16(mul(f32(%x[i0, i1]), %rows[(i0 // 8)*8]))
+  return %out
+}""")
+    planned = plan(graph, LARGE)
+    first, second = (schedule for _, schedule in schedule_plan(planned, LARGE).bodies.values())
+    assert not first.split and not first.once and second.backward
+
+
+def test_what_is_large_is_not_made_behind_folds_across_programs(monkeypatch):
+    """Of which a second kernel would make it in any case."""
+    graph = parse_graph("""graph behind {
+  input %part: f32[32, 32, 8](256, 8, 1)
+  input %x: f32[32, 256, 3136](802816, 3136, 1)
+  %group: f32[32, 32](32, 1) for i2<8 = sum[i2](%part[i0, i1, i2])
+  %out: f32[32, 256, 3136](802816, 3136, 1) = mul(%x[i0, i1, i2], %group[i0, (i1 // 8)])
+  return %out
+}""")
+    assert not any(r.final for r in plan(graph, LARGE).roles.values())
+    monkeypatch.setattr(gpu, "MATRIX", 1 << 30)
+    assert any(r.final for r in plan(graph, LARGE).roles.values())

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from ..errors import InternalError
 from ..fuse.alike import correspondence, renaming
 from ..fuse.axes import Group, singleton
-from ..fuse.cost import Hints, estimates
+from ..fuse.cost import Hints, estimates, rounded_sums
 from ..fuse.legal import Roles
 from ..fuse.plan import Plan
 from ..fuse.reason import Decision, Reason
@@ -63,11 +63,12 @@ def schedule_plan(plan: Plan, target, table: Table = _NONE) -> Scheduled:
     for node, into in plan.inplace.items():
         memories[node] = memories[into] = Memory(into, into.dtype)
     bodies, copies, kinds, before, last = {}, {}, {}, None, None
-    shared = frozenset(memories)
+    shared, rounding = frozenset(memories), rounded_sums(plan.graph) if target.kind == "gpu" and target.fast else frozenset()
+    memories.update((n, Memory(n, n.dtype, rounds=True)) for n in rounding if n not in memories)
     for g in plan.steps:
         made = None
         if isinstance(g, Group):
-            kind = g.kind or g, tuple(n in plan.stores[g] for n in g.nodes())
+            kind = g.kind or g, tuple((n in plan.stores[g], n in rounding) for n in g.nodes())
             first, b, s = kinds.get(kind, (None, None, None))
             alone = not shared.intersection((*g.reads, *g.nodes()))
             if first is not None and alone:

@@ -351,10 +351,11 @@ def base_body(body: Body) -> Body:
 
 
 def rounded(body: Body) -> bool:
-    """Is every floating result along the body's longest stores rounded to 16 bits? What is folded away on the way may be stored as it is."""
+    """Is every floating result along the body's longest stores rounded to 16 bits, or what is made of it? What is folded away on the way may be
+    stored as it is."""
     most = max((len(s.axes) for s in body.stores), default=0)
-    return all(s.memory.dtype.is_half for s in body.stores if s.memory.dtype.is_float and len(s.axes) == most) and \
-        any(s.memory.dtype.is_half for s in body.stores)
+    rounds = lambda s: s.memory.dtype.is_half or s.memory.rounds
+    return all(rounds(s) for s in body.stores if s.memory.dtype.is_float and len(s.axes) == most) and any(map(rounds, body.stores))
 
 
 def combining(body: Body, schedule: TileSchedule, spaces: dict) -> list[Body]:

@@ -1,19 +1,50 @@
 """Kernels side by side: contractions that read the same few rows (queries, keys and values; a gate and what it gates) become one launch, each program
 with a tile of one of them. Each would take little longer than a launch, and the machine is fuller with all of them. So do small ones of different
-rows that do not need each other (experts, one after the other; both layers of a low rank beside others).
+rows that do not need each other (experts, one after the other; both layers of a low rank beside others). And small folds of equal extents, of which
+each program makes one of each: what is left of a norm's sums for several weights.
 """
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from ..ir.expr import loads
+from ..ir.expr import Reduce, loads
+from ..ir.graph import Scatter
+from ..ir.index import Axis
 from .axes import Group, fold_of
 from .contraction import LITTLE, Contraction, contraction, held, of_vector, shared_roles
-from .cost import Hints
+from .cost import Hints, node_bytes
+from .legal import Roles
 
 MOST = 4            # contractions side by side
 SMALL = 8 << 20     # elements of the weights of each, up to which those of different rows stand side by side: as long as about two launches take
 NEAR = 8            # others, in the order of the program, among which a contraction's neighbours are looked for
+FOLDED = 1 << 20    # bytes that a small fold reads at most: no longer than a launch takes
+
+
+def small_folds(groups: Iterable, roles: dict, hints: Hints) -> list[list[tuple[Group, tuple[Axis, ...]]]]:
+    """Small groups that fold, none of it across programs, with their axes in order: lists of those whose axes have the same extents and do the
+    same."""
+    found: dict = {}
+    for g in groups:
+        if isinstance(g, Group) and _folds_little(g, roles[g], hints):
+            axes = _in_order(g, roles[g])
+            found.setdefault((g.members[0].node.device, *((a.extent, a in roles[g].parallel) for a in axes)), []).append((g, axes))
+    return [f for f in found.values() if len(f) > 1]
+
+
+def _folds_little(g: Group, r: Roles, hints: Hints) -> bool:
+    """Does a group fold little along axes that are not parallel, and nothing else?"""
+    if r.accumulating or r.final or any(isinstance(m.node, Scatter) for m in g.members) or sum(node_bytes(n, hints) for n in g.reads) > FOLDED:
+        return False
+    folds = [f for m in g.members if (f := fold_of(m.expr)) is not None]
+    return bool(folds) and all(isinstance(f, Reduce) and contraction(f) is None for f in folds)
+
+
+def _in_order(g: Group, r: Roles) -> tuple[Axis, ...]:
+    """The axes of `g`: parallel ones as its first result has them, then the others."""
+    first = [a for d in g.members[0].dims for a in d.atoms() if isinstance(a, Axis)]
+    place = {a: n for n, a in enumerate(dict.fromkeys((*first, *g.axes)))}
+    return tuple(sorted(g.axes, key=lambda a: (a not in r.parallel, place[a])))
 
 
 def families(groups: Iterable, hints: Hints) -> list[list[Group]]:

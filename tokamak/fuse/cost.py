@@ -4,8 +4,9 @@ from __future__ import annotations
 from typing import Iterable
 
 from ..ir import ops
-from ..ir.expr import Expr, Load, Op, Reduce, Scan, walk
-from ..ir.graph import Compute, Graph, Opaque, Scatter, View
+from ..ir.dtype import F32
+from ..ir.expr import Expr, Load, Op, Reduce, Scan, loads, walk
+from ..ir.graph import Compute, Graph, Opaque, Scatter, View, fold, readers_of
 from ..ir.index import Axis, Index
 from .axes import Group, Member
 from .legal import Roles
@@ -91,6 +92,21 @@ def pinned_nodes(graph: Graph) -> set:
             if not hasattr(n.base, "free"):
                 found.add(n.base)
     return found
+
+
+def rounded_sums(graph: Graph) -> frozenset:
+    """Sums of 16-bit values, in f32, that are rounded to 16 bits before anybody sees them, or all that is made of them is."""
+    readers, fixed, late, found = readers_of(graph), pinned_nodes(graph), set(), set()
+    for n in reversed(graph.nodes):
+        if isinstance(n, Compute) and n.dtype is F32 and n not in fixed \
+                and all(isinstance(r, Compute) and (r.dtype.is_half or r in late) for r in readers.get(n, ())):
+            late.add(n)
+    for n in graph.nodes:
+        part = fold(n) if n in late else None
+        if isinstance(part, Reduce) and part.monoid == "sum" \
+                and all(e.dtype.is_half or e.node in found for e in loads(*part.args) if set(part.over) & e.free):
+            found.add(n)
+    return frozenset(found)
 
 
 def weight(e: Expr) -> int:

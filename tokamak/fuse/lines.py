@@ -4,6 +4,9 @@ every line; so where much is read, columns are folded first, whole lines at once
 Where programs of a cluster hold groups side by side, whole lines of them, and need them again, they stay one fold (`held`).
 
     out[n, g] = sum[p, c](f(n, p, g, c))    becomes    part[n, g, c] = sum[p](f(n, p, g, c)),  out[n, g] = sum[c](part[n, g, c])
+
+Likewise folds of one memory along different axes that have runs in common, a group's sums beside the channels' in channels-first: one kernel folds
+the runs for all of them (`runs_in_common`).
 """
 from __future__ import annotations
 
@@ -26,6 +29,7 @@ ALONE = 64 << 10        # bytes of a group that one program holds instead, where
 HALF = 64               # of a line at least
 PIECES = 2              # powers of two at most that make up the channels of such a group
 WORD = 16               # bytes of the widest access of a thread
+RUN = 256               # elements at least of runs that folds along more axes have in common
 MONOIDS = ("sum", "max", "min", *CARRIERS)
 LEAST = 16 << 20        # bytes that are folded, from which on two kernels more cost less
 
@@ -136,10 +140,12 @@ def _beside(sources, readers: dict, hints: Hints) -> set:
 
 def whole_lines(graph: Graph, target) -> Graph:
     """`graph` with every fold of pieces of lines as one of columns first, on a GPU; and what else folds the same columns, along more axes,
-    likewise."""
+    likewise. And with runs that several folds have in common folded first."""
     if target.kind != "gpu" or target.ordered:
         return graph
     hints = estimates(graph, target)
+    runs = runs_in_common(graph, hints)
+    graph = _changed(graph, lambda n, parts: _runs_first(n, runs[n], hints, parts), set(runs)) if runs else graph
     readers = readers_of(graph)
     whole = {n for n in graph.nodes if isinstance(n, Compute) and isinstance(part := fold(n), Reduce) and part.monoid in MONOIDS
              and pays(n, part, readers, hints, target)}
@@ -148,6 +154,39 @@ def whole_lines(graph: Graph, target) -> Graph:
     found = _changed(graph, lambda n, parts: columns_first(n, hints, parts), whole)
     done = {x for n in found.nodes if isinstance(n, Compute) for x in of_columns(n, hints)}
     return _changed(found, lambda n, parts: rows_first(n, done, hints, parts), set(found.nodes))
+
+
+def runs_in_common(graph: Graph, hints: Hints) -> dict:
+    """Node -> steps of the axes to fold first, of nodes that fold much of memory of one layout along different axes, where the contiguous ones are
+    common to all and no program holds what the others fold beside them."""
+    along: dict = {}            # layout -> {node: steps}
+    for n in graph.nodes:
+        part = fold(n) if isinstance(n, Compute) else None
+        for e in _large(part, hints) if isinstance(part, Reduce) and part.monoid == "sum" else ():
+            along.setdefault((e.node.shape, e.node.strides), {})[n] = frozenset(e.offset().coefficient(a) for a in part.over)
+    found: dict = {}
+    for folds in along.values():
+        common = frozenset.intersection(*folds.values())
+        if not any(step == 1 for step in common) or any(steps == common for steps in folds.values()):
+            continue
+        if all(_beyond(fold(n), common, hints) for n in folds):
+            found.update((n, common) for n in folds)
+    return found
+
+
+def _beyond(part: Reduce, common: frozenset, hints: Hints) -> bool:
+    """Are runs of `part` along the `common` steps long, and is all that it folds more than a program holds of two values?"""
+    e = _large(part, hints)[0].offset()
+    return hints.count(a for a in part.over if e.coefficient(a) in common) >= RUN and 2 * hints.count(part.over) > HELD
+
+
+def _runs_first(n: Compute, steps: frozenset, hints: Hints, parts: dict) -> Compute:
+    """`n` as a fold of what it gives along the axes of these steps; what is left of it stands where it stands in memory."""
+    part = fold(n)
+    at = _large(part, hints)[0].offset()
+    first = tuple(a for a in part.over if at.coefficient(a) in steps)
+    outer = max(hints(at.coefficient(a)) for a in part.over if a not in first) > max((hints(at.coefficient(a)) for a in part.free), default=0)
+    return in_two(n, part, first, parts, leading=outer)
 
 
 def _changed(graph: Graph, change: Callable[[Compute, dict], Compute | None], which: set) -> Graph:

@@ -47,7 +47,7 @@ def plan(graph: Graph, target) -> Plan:
     known: dict = {}            # what a part says -> how it was planned
     made = _Planner(graph, target, known).run()
     for _ in range(ROUNDS - 1):
-        moves = recomputed(made, estimates(graph, target))
+        moves = recomputed(made, estimates(graph, target), target)
         if not moves:
             break
         made = _Planner(inline(made.graph, target, moves), target, known).run()
@@ -108,11 +108,14 @@ class _Planner:
         return True
 
     def _put_beside(self) -> None:
-        """Contractions that do not need each other's results, and read the same few rows or are small, are one launch."""
+        """Contractions that do not need each other's results, and read the same few rows or are small, are one launch; small folds of equal extents
+        are one, too."""
         groups = lambda: list(dict.fromkeys(self.group.values()))
         for family in beside.families(groups(), self.hints):
             self._launch(family)
         self._launch(beside.small(groups(), self.hints))
+        for family in beside.small_folds(groups(), self.roles, self.hints):
+            self._fold_beside(family)
 
     def _launch(self, groups: list[Group]) -> None:
         """Groups side by side, a few to a launch."""
@@ -124,6 +127,21 @@ class _Planner:
                 wholes[line[0]] = self._beside(whole, g)
             return apart
         beside.together(groups, joins)
+
+    def _fold_beside(self, family: list) -> None:
+        """Groups whose axes, in order, do the same, as few groups over the axes of one."""
+        while family:
+            (whole, axes), *rest = family
+            family = []
+            for g, own in rest:
+                apart = not self._direct(whole, g) and not self._between(whole, g) and not self._between(g, whole)
+                if not apart or len(whole.members) + len(g.members) > LARGEST:
+                    family.append((g, own))
+                    continue
+                other, roles = remap(g, {a: as_index(x) for a, x in zip(own, axes)}), self.roles[whole]
+                members = tuple(sorted(whole.members + other.members, key=lambda m: self.position[m.node]))
+                whole = Group(axes, members)
+                self._place(whole, Roles(roles.parallel, members, (), ()))
 
     def _direct(self, a: Group, b: Group) -> bool:
         """Does one read what the other makes?"""
@@ -322,7 +340,8 @@ class _Planner:
         if not roles.parallel and any(self.roles[g].parallel for g in (a, b)):
             return Reason("no_common_axes", "unprofitable", "one thread would run all, at any size")
         if t.kind == "gpu":
-            return gpu.unprofitable(a, b, joined, roles, (self.roles[a], self.roles[b]), hints, t) or self._too_large(joined)
+            share = saved / max(1, self._moved(a.nodes()) + self._moved(b.nodes()))
+            return gpu.unprofitable(a, b, joined, roles, (self.roles[a], self.roles[b]), hints, t, share) or self._too_large(joined)
         work = max(hints.count(m.free | m.bound) for m in joined.members)
         v = contiguous_axis(joined, hints)
         if work > GRAIN and parallelism(roles, v, hints) < 2 * t.threads:

@@ -2,25 +2,27 @@
 
 A pointwise value that a kernel stores only for other kernels costs a write and a read of each of those. Computing it again costs what its own
 operands cost to read there (nothing where the reader reads them anyway, little where it only gathers), memory for operands that had none,
-and arithmetic.
+and arithmetic. On a GPU all that one kernel stores for others is also weighed as a whole, made again from what that kernel itself reads: of a chain
+no single value may pay.
 """
 from __future__ import annotations
 
 from ..ir import ops
-from ..ir.expr import Load, Op, Reduce, walk, loads
+from ..ir.expr import Load, Op, Random, Reduce, walk, loads
 from ..ir.graph import Compute, Input, Opaque, Result, is_pointwise
 from .axes import Group
 from .cost import Hints, node_bytes, pinned_nodes
 
 FLOPS_A_BYTE = 4        # arithmetic that takes as long as moving a byte, a core's share of the memory bandwidth taken
+FLOPS_A_BYTE_GPU = 12   # the same of a GPU
 LARGEST_DOMAIN = 1.01   # readers that use an element more than once compute it more than once: not worth it
 
 
-def recomputed(plan, hints: Hints) -> frozenset:
+def recomputed(plan, hints: Hints, target) -> frozenset:
     """Pairs (producer, reader) for which computing again moves fewer bytes. What a moved value is computed from stays stored: each sum of a chain (a
     residual stream) read in the place of the one before would make the last kernel read every term."""
     graph = plan.graph
-    pinned = pinned_nodes(graph)
+    fixed = pinned_nodes(graph)
     owner = {n: g for g in plan.steps if isinstance(g, Group) for n in g.nodes()}
     stored = {n for nodes in plan.stores.values() for n in nodes}
     readers: dict = {}
@@ -28,17 +30,55 @@ def recomputed(plan, hints: Hints) -> frozenset:
         for m in g.members if isinstance(g, Group) else ():
             for e in _loads(m.node):
                 readers.setdefault(e.node, []).append((m.node, e))
+    outside = {p: found for p, g in owner.items() if p in stored and p not in fixed and is_pointwise(p)
+               if (found := [(n, e) for n, e in readers.get(p, ()) if owner[n] is not g])}
     found, moved, kept = set(), set(), set()
-    for p, g in owner.items():
-        if p in pinned or p in kept or p not in stored or not is_pointwise(p):
-            continue
+    for g in plan.steps if target.kind == "gpu" and not target.ordered else ():
+        values = {p: outside[p] for p in plan.stores[g] if p in outside and p not in kept} if isinstance(g, Group) else {}
+        made = _as_a_whole(values, g, owner, stored, fixed, hints) if values else None
+        if made is not None and not made[1] & moved:
+            found |= made[0]
+            moved.update(values)
+            kept |= made[1]
+    for p, into in outside.items():
         operands = {e.node for e in _loads(p)}
-        outside = [(n, e) for n, e in readers.get(p, ()) if owner[n] is not g]
-        if outside and not operands & moved and _cheaper(p, outside, owner, stored, hints):
-            found.update((p, n) for n, _ in outside)
+        if p not in moved and p not in kept and not operands & moved and _cheaper(p, into, owner, stored, hints):
+            found.update((p, n) for n, _ in into)
             moved.add(p)
             kept |= operands
     return frozenset(found)
+
+
+def _as_a_whole(values: dict, g: Group, owner, stored, fixed, hints: Hints) -> tuple[set, set] | None:
+    """(pairs, what then has to stay stored) where the readers of all `values`, which the kernel of `g` stores for other kernels, had better compute
+    them again from what that kernel reads; else None. `values`: value -> its (reader, load) outside."""
+    pairs, leaves, before, after = set(), set(), sum(node_bytes(p, hints) for p in values), 0.0
+    inside = lambda q: q in values or owner.get(q) is g and q not in stored and q not in fixed and is_pointwise(q)
+    for h in dict.fromkeys(owner[n] for into in values.values() for n, _ in into):
+        have = {x.node for m in h.members for x in _loads(m.node)} - values.keys()
+        read, touched = [p for p, into in values.items() if any(owner[n] is h for n, _ in into)], 0
+        for p in read:
+            for n, e in (x for x in values[p] if owner[x[0]] is h):
+                touched = max(touched, _accessed(e, hints))
+                if isinstance(n, Compute) and _domain(n, hints) > _accessed(e, hints) * LARGEST_DOMAIN:
+                    return None
+                before += _accessed(e, hints) * p.dtype.bytes
+                pairs.add((p, n))
+        for p in read:                      # grows
+            if any(isinstance(x, Random) for x in walk(p.expr)):
+                return None
+            after += touched * sum(ops.OPS[x.name].flops for x in walk(p.expr) if isinstance(x, Op)) / FLOPS_A_BYTE_GPU
+            for e in _loads(p):
+                if inside(e.node):
+                    pairs.add((e.node, p))
+                    read += [e.node] if e.node not in read else []
+                elif e.node not in stored and not isinstance(e.node, (Input, Result, Opaque)):
+                    return None
+                elif e.node not in have:
+                    after += min(touched, hints.count(e.free)) * e.dtype.bytes
+                    have.add(e.node)
+                leaves |= {e.node} - set(read)
+    return (pairs, leaves) if after < before else None
 
 
 def _loads(node) -> list[Load]:

@@ -25,11 +25,13 @@ from ..ir.dtype import F32
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """The flat memory of a node: element 0 is the node's first element. Loads in a Body read these."""
+    """The flat memory of a node: element 0 is the node's first element. Loads in a Body read these. `rounds`: what is made of it is rounded to 16
+    bits (`fuse.cost.rounded_sums`)."""
     node: object
     dtype: DType
     shape: tuple = (as_index(1),)
     strides: tuple = (as_index(1),)
+    rounds: bool = False
 
 
 @dataclass(frozen=True, eq=False)

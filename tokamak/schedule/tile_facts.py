@@ -78,8 +78,8 @@ class TileFacts:
             and all(e.monoid in ("sum", "moments") for e in self.crossing)
 
     def only_sums(self) -> bool:
-        """Are few sums all that programs share?"""
-        return self.carried() <= MOST_CARRIED and all(e.monoid == "sum" for e in self.crossing)
+        """Are sums all that programs share?"""
+        return all(e.monoid == "sum" for e in self.crossing)
 
     def scans_down(self) -> bool:
         """Are prefixes down columns all that is made of rows?"""

@@ -12,6 +12,7 @@ from .tile_schedule import TileSchedule
 STAYING = 24 << 20      # bytes of what such a kernel reads that are still in the cache for the next: BatchNorm's two of 103 MB 76.8 us by
                         # hand, 78.8 with no hint; three of the product 84, 86 with none, the same with 12 or 36 MB
 AGAIN = 16 << 20        # bytes that two kernels in a row read, from which on the second begins at the end: BatchNorm of 103 MB 85.4 to 82.5 us
+LITTLE = 64             # times as much as a kernel writes it reads, where it only folds
 SMALL = 1 << 20         # bytes of what a kernel between two such touches, at most
 
 
@@ -23,15 +24,22 @@ def small(b: Body, hints: Hints) -> bool:
 
 
 def after(made: tuple[Body, TileSchedule], before: tuple[Body, TileSchedule] | None, hints: Hints) -> TileSchedule:
-    """The schedule of a kernel that runs behind `before`: backward where that has folded, across programs, much of what this one reads again."""
+    """The schedule of a kernel that runs behind `before`: backward where that has folded, and done little else with, much of what this one reads
+    again."""
     b, s = made
-    if before is None or s.split or s.staged is not None or not before[1].split:
+    if before is None or s.split or s.staged is not None or not (before[1].split or _only_folds(before[0], hints)):
         return s
     read = [{e.node: e.index[0] for e in walk(*exprs_of(x)) if isinstance(e, Load)} for x in (b, before[0])]
     shared = [m for m in read[0] if m in read[1]]
     if sum(hints.count(read[0][m].axes()) * m.dtype.bytes for m in shared) < AGAIN:
         return s
     return replace(s, backward=True, order=_ordered(s, before[1], [(read[0][m], read[1][m]) for m in shared]) if before[1].programs > 1 else s.order)
+
+
+def _only_folds(b: Body, hints: Hints) -> bool:
+    """Does a kernel write next to nothing of what it reads?"""
+    read = sum(hints.count(i.axes()) * m.dtype.bytes for m, i in {(e.node, e.index[0]) for e in walk(*exprs_of(b)) if isinstance(e, Load)})
+    return LITTLE * sum(hints.count(s.address.axes()) * s.memory.dtype.bytes for s in b.stores) <= read
 
 
 def _ordered(s: TileSchedule, first: TileSchedule, shared) -> tuple[Axis, ...]:
