@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
+from tests.capture.through_reference import of_tensors
 from tokamak.capture import tables  # noqa: F401  (fills the table)
 from tokamak.capture.dtypes import TORCH_DTYPES
 from tokamak.capture.fx import Capture
@@ -108,23 +109,10 @@ def test_database(op, dtype):
     samples = [s for s in samples if not any(isinstance(x, torch.Tensor) and x.dtype in MASKS for x in pytree.tree_leaves(s.args))]
     for s in samples[::max(1, len(samples) // SAMPLES)][:SAMPLES]:
         try:
-            check(*closed(op.op, s))
+            fn, tensors = of_tensors(op.op, s)
+            check(fn, *tensors)
         except (DynamicOutputShapeException, DataDependentOutputException):
             pass        # torch itself cannot trace it: a size that depends on data
-
-
-def closed(fn, sample):
-    """A function of the sample's tensors alone, and these tensors."""
-    leaves, spec = pytree.tree_flatten((sample.input, tuple(sample.args), sample.kwargs))
-    spots = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
-
-    def call(*tensors):
-        full = list(leaves)
-        for i, t in zip(spots, tensors):
-            full[i] = t
-        given, args, kwargs = pytree.tree_unflatten(full, spec)
-        return fn(given, *args, **kwargs)
-    return call, *(leaves[i] for i in spots)
 
 
 LONG = functools.partial(torch.tensor, dtype=torch.int64)

@@ -115,20 +115,26 @@ def agree(fn, tensors, grad: bool = False) -> dict:
     return refused
 
 
+def of_tensors(op, sample) -> tuple:
+    """(`op` at `sample` as a function of the sample's tensors, those)."""
+    leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+    places = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
+
+    def fn(*tensors):
+        given = list(leaves)
+        for i, t in zip(places, tensors):
+            given[i] = t
+        value, args, kwargs = pytree.tree_unflatten(given, spec)
+        return op(value, *args, **kwargs)
+    return fn, [leaves[i] for i in places]
+
+
 def cases(op, dtype, most: int, grad: bool = False):
     """(fn, tensors) for up to `most` samples of torch's OpInfo `op`, evenly spread; those that eager refuses are left out."""
     found = list(op.sample_inputs("cpu", dtype, requires_grad=grad))
     step = max(1.0, len(found) / most)
     for sample in (found[int(i * step)] for i in range(min(most, len(found)))):
-        leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
-        places = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
-
-        def fn(*tensors, leaves=leaves, spec=spec, places=places):
-            given = list(leaves)
-            for i, t in zip(places, tensors):
-                given[i] = t
-            value, args, kwargs = pytree.tree_unflatten(given, spec)
-            return op(value, *args, **kwargs)
-        tensors = [leaves[i].detach().requires_grad_(leaves[i].requires_grad) for i in places]
+        fn, given = of_tensors(op, sample)
+        tensors = [t.detach().requires_grad_(t.requires_grad) for t in given]
         if not grad or any(t.requires_grad for t in tensors):
             yield fn, tensors

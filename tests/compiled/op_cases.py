@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
-from torch.utils import _pytree as pytree
 
+from tests.capture.through_reference import of_tensors
 from tests.compiled.harness import CompilerFailed, agree, leaves
 
 DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool)}
@@ -76,18 +76,9 @@ def samples(case: Case, grad: bool) -> Iterator[tuple]:
     found = list(op.sample_inputs("cpu", DTYPES[case.dtype], requires_grad=grad))
     step = max(1.0, len(found) / case.most)
     for sample in (found[int(i * step)] for i in range(min(case.most, len(found)))):
-        flat, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
-        places = [i for i, x in enumerate(flat) if isinstance(x, torch.Tensor)]
-        if any(flat[i].layout is not torch.strided or flat[i].is_conj() or flat[i].is_neg() for i in places):
-            continue
-
-        def fn(*tensors, flat=flat, spec=spec, places=places):
-            given = list(flat)
-            for i, t in zip(places, tensors):
-                given[i] = t
-            value, args, kwargs = pytree.tree_unflatten(given, spec)
-            return op(value, *args, **kwargs)
-        yield fn, [flat[i] for i in places]
+        fn, tensors = of_tensors(op, sample)
+        if not any(t.layout is not torch.strided or t.is_conj() or t.is_neg() for t in tensors):
+            yield fn, tensors
 
 
 class TooSlow(Exception):
