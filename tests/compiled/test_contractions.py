@@ -263,6 +263,14 @@ def test_weights_of_many_columns_are_read_a_step_ahead(rows):
     assert not made.ahead
 
 
+@pytest.mark.parametrize("rows, columns, tile", [(5, 180, (16, 256)), (5, 230, (32, 256)), (20, 250, (64, 128)), (5, 300, (64, 64))])
+def test_tiles_of_few_rows_fill_the_machine(rows, columns, tile):
+    """Of four multiprocessors."""
+    x, w, b = values(rows, 9000), values(columns, 9000), values(columns)
+    made, = check(lambda x, w, b: F.relu(F.linear(x, w, b)), x, w, b)
+    assert tile == made.sizes(made.dims[0]) + made.sizes(made.depth)
+
+
 def test_a_vector_in_a_fixed_order_is_a_fold_like_any_other():
     got, (record,) = run(lambda x, w: (x.float() * w.float()).sum(-1), values(1, 96), values(40, 96), policy="strict")
     assert not any(isinstance(s, MatmulSchedule) for s in schedules(record))

@@ -6,11 +6,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import tokamak
+from tokamak import backend
+from tokamak.capture import aot
 from tokamak.codegen.stages import parts
+from tokamak.ir.graph import Opaque
 from tokamak.runtime import gpu_build
 from tokamak.schedule.beside import BesideSchedule
 from tokamak.schedule.matmul import MatmulSchedule, VectorSchedule
 from tokamak.schedule.persistent import PersistentSchedule
+from tokamak.target import Target
+from tokamak.trace import Stopped
 
 from .test_contractions import calls, error, run, schedules, values, wide
 from .test_persistent import kernels
@@ -115,6 +121,36 @@ def test_what_stays_with_the_vendor(left, right):
 def test_sums_that_are_no_calls_stay_float32():
     got, _ = run(lambda x, y: (x[:, None] * y[None]).sum(-1), x := floats(10, 24), y := floats(140, 24))
     assert error(got, (wide(x)[:, None] * wide(y)[None]).sum(-1)) < 1e-6
+
+
+@pytest.mark.parametrize("rows, depth, step", [(5, 2100, 128), (5, 1000, 64), (40, 2100, 64)])
+def test_longer_steps_where_tiles_fill_the_machine(rows, depth, step):
+    """Of four multiprocessors."""
+    made, = schedules(check(lambda x, w: F.relu(F.linear(x, w)), floats(rows, depth), floats(300, depth)))
+    assert made.sizes(made.depth) == (step,)
+
+
+@pytest.mark.parametrize("rows, kernels", [(4, 1), (16, 1), (64, 0)])
+def test_weights_of_hundreds_of_megabytes(rows, kernels, monkeypatch):
+    """By prices: 14336 to 11008 with a bias, 16 rows 157 us, 32 rows 165; the vendor's call 192 at 32."""
+    monkeypatch.setattr(backend, "target", lambda *_, **__: Target("cpu", 16, 132, l2=50 << 20, kind="gpu", arch=("cuda", 90, 32)))
+    seen = []
+
+    def stop(stage, value):
+        if stage == "contract":
+            seen.extend(n for n in value.nodes if isinstance(n, Opaque))
+            raise Stopped
+        return value
+
+    def one(graph, inputs, kind):
+        with pytest.raises(Stopped):
+            backend.compile_graph(graph, inputs, tokamak.Options(target="interpret"), stop, kind)
+        return aot.eager(graph)
+    torch._dynamo.reset()
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        inputs = [torch.empty(s) for s in ((rows, 14336), (11008, 14336), (11008,))]
+        torch.compile(F.linear, backend=lambda gm, i: aot.autograd(gm, i, one), dynamic=False)(*inputs)
+    assert len(seen) == 1 - kernels
 
 
 @pytest.mark.parametrize("rows", [8, 64])

@@ -42,6 +42,26 @@ def test_quantised_weights_are_read_once_packed(rows, fn, make, policy):
     assert error(got, exact(fn, inputs)) <= 1e-2 and len(schedules(record)) == 1 and not calls(record)
 
 
+WIDER = {       # what is unpacked, its scales in groups of 128 or not
+    "int8": (from_int8, quantised, False), "int4": (from_int4, packed, False),
+    "int8 in groups": (lambda x, q, s: F.linear(x, grouped(q.to(x.dtype), s, 128)), quantised, True),
+    "int4 in groups": (lambda x, p, s: F.linear(x, grouped(nibbles(p).to(x.dtype) - 8, s, 128)), packed, True),
+}
+
+
+@pytest.mark.parametrize("columns, side", [(100, 16), (150, 32), (270, 64)])
+@pytest.mark.parametrize("name", WIDER)
+def test_more_columns_are_unpacked_in_wider_tiles(name, columns, side):
+    """Of four multiprocessors: every tile reads all rows."""
+    fn, make, scaled = WIDER[name]
+    x, q, s = make(5, 1024, columns)
+    s = torch.rand(columns, 8).to(torch.bfloat16) if scaled else s
+    got, (record,) = run(fn, x, q, s)
+    made, = schedules(record)
+    assert made.sizes(made.dims[0]) == (side,) and made.outer is not None
+    assert error(got, exact(fn, (x, q, s))) <= 1e-2 and not calls(record)
+
+
 def test_scales_along_the_depth_stay_in_front():
     x, q, s = values(4, 64), torch.randint(-128, 128, (40, 64), dtype=torch.int8), torch.rand(64).to(torch.bfloat16)
     fn = lambda x, q, s: F.linear(x, q.to(x.dtype) * s)

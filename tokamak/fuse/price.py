@@ -26,7 +26,8 @@ class Rates:
     `more_rows`: what rows from 17 to 32 cost us and save the vendor; `few_tiles`: what few tiles cost us besides; `unpacked`: elements of 8 bits or
     fewer a second that we multiply. `narrow_vendor`, `narrow`: narrow layers, a call each by the vendor and two in a kernel of ours, whose operations
     a second are `narrow_products`. `vendor_more`, `more`: as `vendor_rows` (of several the least) and `few_rows`, of 33 to 64 rows, where few columns
-    cost `narrow_more` seconds besides if the depth is long. `bytes`: of a factor's element; `tile`: columns of a program where multiprocessors that
+    cost `narrow_more` seconds besides if the depth is long. `far`: bytes a second of so many columns' weights of more than FAR bytes, however many
+    multiprocessors have none at last; 0 where that was not measured. `bytes`: of a factor's element; `tile`: columns of a program where those that
     have none count, of `processors`, 0 where they do not."""
     copy: float
     products: float
@@ -48,6 +49,7 @@ class Rates:
     bytes: int = 2
     tile: int = 0
     processors: int = 1
+    far: float = 0.0
 
 
 # Triton's words for a machine -> its rates. H200, bf16, device time behind a flushed cache, us, ours against the vendor's calls and passes:
@@ -69,15 +71,18 @@ RATES: dict[tuple, Rates] = {
 # the same of f32 in TF32, us, 4, 32 and 64 rows, and what the vendor's calls and passes take: 1024 to 4096 8.5, 9.1, 10.7; 12.9, 11.8, 11.8;
 #   4096 to 1024 9.8, 11.8, 12.6; 12.9, 13.6, 13.9; 1024 to 14336 22.2, 23.8, 23.5; 25.8, 28.2, 27.0; 14336 to 1024 23.3, 25.6, 28.6; 26.7, 27.4,
 #   28.4; 4096 to 11008 54.8, 62.1, 60.2; 56.3, 58.6, 57.8; 14336 to 14336 209.9, 216.5, 226.7; 207.6, 227.9, 257.6
+#   14336 to 11008, 16 and 32 rows, 157 and 165, the vendor's call with a bias, 32 rows, 192
 #   one row: 14336 to 4096 60.8; 64.0; 1024 to 11008 14.3; 21.4; 11008 to 1024 14.8; 17.5
 RATES_TF32: dict[tuple, Rates] = {
     ("cuda", 90): replace(RATES["cuda", 90], products=350e12, vendor_rows=(3.8e12, 7.6e-6), few_rows=(4.7e12, 5.5e-6), one_row=(4.1e12, 3.5e-6),
-                          wide=4.7e12, few_tiles=5e-7, vendor_more=((3.42e12, 6.7e-6),), more=(4.32e12, 7.8e-6), narrow_more=0.0, bytes=4, tile=64)}
+                          wide=4.7e12, few_tiles=5e-7, vendor_more=((3.42e12, 6.7e-6),), more=(4.32e12, 7.8e-6), narrow_more=0.0, bytes=4, tile=64,
+                          far=4.1e12)}
 WEIGHTS = 1 << 20       # elements of weights below which nothing was measured; of more than 32 rows four times as many: 64 rows of TF32, 1024 to 1024
                         # 13.0 us, the vendor 8.5
 FAMILY = 1 << 16        # the same of several side by side, which take a launch where the vendor's take one each
 TILES = 128 * SIDE      # columns below which programs share the depth of a tile
 LONG = 2048             # depth from which on they do
+FAR = 256 << 20         # bytes of weights from which on what multiprocessors without a tile lose at last counts for little
 MANY = 96               # rows and columns from which on results are made in tiles of 128
 WIDE = 64 * 132         # columns from which on weights are read a step ahead
 PITCH = 8               # elements of 16 bits, 16 bytes: where every row of a matrix begins that the vendor's fast kernels and the copy engine move
@@ -177,7 +182,9 @@ def _few_rows(site: Site, call: Opaque, c: Contraction, hints: Hints, rates: Rat
     rate = rates.wide if 1 < few <= LITTLE and many >= WIDE and not taken else rate
     besides += rates.more_rows * (SIDE < few <= LITTLE) + rates.few_tiles * (few > 1 and many < TILES and k > LONG)
     besides += rates.narrow_more * (few > LITTLE and many < WIDE and k > LONG)
-    return max(moved / rate / _busy(few, many, rates), k * many / rates.unpacked if taken else 0.0), besides
+    far = rates.far and moved > FAR and 1 < few <= LITTLE and many >= WIDE
+    reading = moved / rates.far if far else moved / rate / _busy(few, many, rates)
+    return max(reading, k * many / rates.unpacked if taken else 0.0), besides
 
 
 def _busy(few: int, columns: int, rates: Rates) -> float:

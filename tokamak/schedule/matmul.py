@@ -43,6 +43,7 @@ AHEAD = 256             # elements of a step along the depth of what is read a s
 DEEP = 8192             # elements of the depth up to which it pays
 STEPS = 8               # steps along the depth that a program should have at least
 FEW_SHARED = 100 << 10  # the same where a result is turned: two programs to a multiprocessor
+FILLED = 60             # columns a multiprocessor from which on tiles of 64 leave few without one
 SLICES = 4              # that a step takes, a warp each
 PACKED = 256            # elements of a slice of what is unpacked
 UNPACKED = 256          # bytes of one of what is not
@@ -111,7 +112,8 @@ def _choose(b: Body, found: list[Contraction], hints: Hints, target, alone: bool
     if _wide(many, few, c, len(found), b, hints, target):
         sizes = {many: 64, few: max(SIDE, power(hints(few.extent))), c.depth: AHEAD}
         return _schedule(b, c, sizes, hints, target, stages=1, early=True, ahead=True)
-    sizes = _few_rows(many, few, c, hints, target.threads, alone) if turned else (_tiles_of_slices if c.outer else _tiles)(rows, columns, c, hints)
+    cut = _tiles_of_slices if c.outer else _tiles
+    sizes = _few_rows(many, few, c, hints, target.threads, alone, len(found)) if turned else cut(rows, columns, c, hints)
     first, second = list(sizes)[:2]
     tiles = 1
     for a in b.parallel:
@@ -134,33 +136,49 @@ def _wide(many: Axis, few: Axis, c: Contraction, products: int, b: Body, hints: 
     return plain and whole and not b.parallel - {many, few} and hints(many.extent) >= 64 * target.threads
 
 
-def _few_rows(many: Axis, few: Axis, c: Contraction, hints: Hints, processors: int, alone: bool) -> dict[Axis, int]:
+def _few_rows(many: Axis, few: Axis, c: Contraction, hints: Hints, processors: int, alone: bool, products: int) -> dict[Axis, int]:
     """Narrow tiles of the many, so that there are programs for all of the machine, in steps of 512 bytes along what is read of them: 16 by 16 by 256
-    of bf16 and by 512 of int8 were the best, or near it, of ten shapes at three sizes. Tiles of 64 by steps of 64 where those fill the machine: 2
-    rows of bf16, 14336 to 14336, 104.0 us, 119.8 by 16, 117.3 a step ahead, 113.3 the vendor's; 32 rows, 1024 to 14336, 12.5, 17.2, the vendor's
-    14.9."""
-    rows = max(SIDE, power(hints(few.extent)))
+    of bf16 and by 512 of int8 were the best, or near it, of ten shapes at three sizes, and of 35 tiles at 4096 to 4096. More columns than three such
+    tiles a multiprocessor: 32. Tiles of 64 by steps of 64 where those fill the machine, by 128 where it has one each: 2 rows of bf16, 14336 to 14336,
+    104.0 us, 119.8 by 16, 117.3 a step ahead, 113.3 the vendor's; 32 rows, 1024 to 14336, 12.5, 17.2, the vendor's 14.9; 16 rows, 8192 to 8192, by
+    64, 32 and 16 columns 40.8, 42.5, 47.7."""
+    rows, columns = max(SIDE, power(hints(few.extent))), hints(many.extent)
     if c.outer:
         whole = max(SIDE, power(c.depth.extent.constant))
         slices = max(SLICES, STEP // (whole * _places(c)))
-        return {many: SIDE, few: rows, c.depth: whole, c.outer[0]: min(slices, power(hints(c.outer[0].extent)))}
-    if product_type(c) is F32 and (found := _few_in_tf32(rows, hints(many.extent), hints(c.depth.extent), processors) if alone else (32, UNSHARED)):
+        packed = alone and products == 1 and slices == SLICES and _width(c, many) == 1
+        side = _unpacked_side(columns, rows, processors, whole, _places(c)) if packed else SIDE
+        return {many: side, few: rows, c.depth: whole, c.outer[0]: min(slices, power(hints(c.outer[0].extent)))}
+    if product_type(c) is F32 and (found := _few_in_tf32(rows, columns, hints(c.depth.extent), processors, products) if alone else (32, UNSHARED)):
         return {many: _side(many, found[0], hints), few: rows, c.depth: _side(c.depth, found[1], hints)}
-    if not c.digits and _width(c, many) > 1 and hints(many.extent) >= 64 * processors:
-        return {many: 64, few: rows, c.depth: _side(c.depth, 64, hints)}
+    if not c.digits and _width(c, many) > 1 and columns >= (FILLED if alone else 64) * processors:
+        return {many: 64, few: rows, c.depth: _side(c.depth, 64 if columns > 64 * processors or products > 1 else 128, hints)}
     if rows > LITTLE:
         return {many: _side(many, 64, hints), few: rows, c.depth: _side(c.depth, 128, hints)}
+    if not c.digits and _width(c, many) == 2 and alone and products == 1 and columns > 3 * SIDE * processors:
+        return {many: 32, few: rows, c.depth: _side(c.depth, STEP // 2, hints)}
     return {many: SIDE, few: rows, c.depth: _side(c.depth, STEP // _width(c, many) // (4 if c.digits else 1), hints)}
 
 
-def _few_in_tf32(rows: int, columns: int, depth: int, processors: int) -> tuple[int, int] | None:
+def _unpacked_side(columns: int, rows: int, processors: int, slice_: int, places: int) -> int:
+    """Columns of a tile of what is unpacked: every tile reads all of the rows, which are more bytes than its own weights. 16 rows, us, by 16, 32 and
+    64 columns: int8 8192 to 8192 28.5, 27.0, 27.4, 4096 to 14336 28.2, 27.7, 26.1; int4 21.9, 18.1, 20.1 and 24.3, 21.1, 19.2; a scale for each 128,
+    8192 to 8192, int8 32.4, 28.2, 28.0, int4 27.9, 20.3, 21.3; but int8 4096 to 4096 9.7, 9.9, 12.8, 14336 to 4096 23.6, 24.5, 33.9."""
+    if rows > SIDE or columns < 32 * processors or slice_ > PACKED // 2 or places > 2:
+        return SIDE
+    return 64 if columns >= 64 * processors and slice_ * places <= PACKED // 2 else 32
+
+
+def _few_in_tf32(rows: int, columns: int, depth: int, processors: int, products: int) -> tuple[int, int] | None:
     """(columns, step) of tiles in TF32: 64, whose programs share the depth where they are few, or 32, where these need not; None where neither has
     the steps. 4 and 64 rows, us, by tiles of 16, 32 and 64: 4096 to 1024 16.4, 10.7, 9.8 and 20.2, 14.5, 12.6, the vendor 12.9, 13.9; 1024 to 4096
     8.2, 8.5, 9.7 and 10.8, 10.7, 11.9, the vendor 12.9, 11.8; 1024 to 1024 5.8 by 16. More than 32 rows: 128, since every tile reads all of them,
     where the depth is long or columns are many. 64 rows, us, by 32 or 64 and by 128: 14336 to 4096 100, 73, the vendor 75, a gate of two 205, 125,
     142; 11008 to 4096 78, 60, 61, a gate 158, 101, 115; 4096 to 14336 72.4, 69.8, 70.7; to 11008 66, 60, 58, a gate 112, 107, 108; but 4096 to 4096
-    27.7, 30.0."""
+    27.7, 30.0. Where 64 fill the machine, by steps of 128 and of 64: 16 rows, 4096 to 11008 53.6, 57.5, 14336 to 11008 157, 164; 32 rows 165, 178."""
     long = rows > LITTLE and depth > DEEP
+    if columns >= 64 * processors and rows <= LITTLE and products == 1 and depth >= 2 * STEPS * UNSHARED:
+        return 64, UNSHARED
     if columns >= 64 * processors or processors // -(-columns // 64) <= 1:
         return (128, 64) if rows > LITTLE else (64, 64)
     if processors // -(-columns // 32) <= 1:
@@ -184,8 +202,16 @@ def _slices(found: list[Contraction], s: MatmulSchedule, fill: int, hints: Hints
     if not narrow or c.outer or s.inner is not None or c.depth.extent.constant is None or len(found) > 1:
         return 0
     packed, tiles = _width(c, first) == 1, -(-hints(first.extent) // s.sizes(first)[0])
-    most = PACKED // _places(c) if packed else UNPACKED // _width(c, first) if tiles < fill else 0
+    most = _packed(_places(c), hints(first.extent), s.sizes(second)[0], fill) if packed else UNPACKED // _width(c, first) if tiles < fill else 0
     return next((n for n in (most, most // 2) if n >= SIDE and c.depth.extent.constant % n == 0 and c.depth.extent.constant >= 4 * n), 0)
+
+
+def _packed(places: int, columns: int, rows: int, processors: int) -> int:
+    """Elements of a slice of what is unpacked; fewer in wider tiles, see `_unpacked_side`."""
+    half = PACKED // 2
+    if not processors or _unpacked_side(columns, rows, processors, half // places, places) == SIDE:
+        return PACKED // places
+    return half // places if columns >= 64 * processors else min(half, PACKED // places)
 
 
 def _places(c: Contraction) -> int:
