@@ -198,11 +198,11 @@ def test_what_is_read_once_leaves_the_cache_first():
 
 def test_chunks_of_rows_that_are_only_folded_count_bytes():
     chunks = {d: scheduled(total(8192, 60000, d))[1] for d in ("f16", "f32")}
-    assert [s.pieces[0][1][0] for s in chunks.values()] == [8192, 4096] and [s.warps for s in chunks.values()] == [4, 4]
+    assert [s.pieces[0][1][0] for s in chunks.values()] == [8192, 4096] and [s.warps for s in chunks.values()] == [16, 32]
 
 
 @pytest.mark.parametrize("columns, dtype, monoid, warps", [(65536, "f16", "sum", tiles.SUMMED_WARPS), (65537, "f16", "sum", tiles.PASSING_WARPS),
-                                                           (65536, "f16", "max", tiles.PASSING_WARPS), (65536, "f32", "sum", tiles.PASSING_WARPS)])
+                                                           (65536, "f16", "max", tiles.PASSING_WARPS), (65536, "f32", "sum", tiles.LONG_WARPS)])
 def test_chunks_of_long_rows_that_are_summed(columns, dtype, monoid, warps):
     """Larger where they are whole words of 16-bit elements."""
     schedule = scheduled(total(8192, columns, dtype).replace("sum[", f"{monoid}["))[1]
@@ -270,9 +270,11 @@ def test_short_rows_that_begin_anywhere():
     assert lanes[0] <= 2 * tiles.RAGGED < lanes[1]
 
 
-@pytest.mark.parametrize("dtype, stages", [("f16", 1), ("f32", tiles.PASSING_STAGES)])
-def test_tiles_under_way_where_rows_are_only_folded(dtype, stages):
-    assert scheduled(total(8192, 1 << 16, dtype))[1].stages == stages > 0
+@pytest.mark.parametrize("dtype, monoid, stages", [("f16", "expsum", 1), ("f32", "expsum", tiles.PASSING_STAGES), ("f32", "sum", 1)])
+def test_tiles_under_way_where_rows_are_only_folded(dtype, monoid, stages):
+    text = total(8192, 1 << 16, dtype)
+    text = text.replace("sum[i1](", "expsum[i1](").replace("i1])\n", "i1], 1:f32)\n").replace("i1]))\n", "i1]), 1:f32)\n") if monoid == "expsum" else text
+    assert scheduled(text)[1].stages == stages > 0
 
 
 @pytest.mark.parametrize("columns, each", [(65529, 8), (65537, 8)])

@@ -7,6 +7,7 @@ import torch
 from tests.compiled.interpreted import check, values
 from tokamak.codegen import stages
 from tokamak.codegen.tile_parts import lower_tiles
+from tokamak.schedule import tiles
 
 pytest.importorskip("triton")
 
@@ -47,3 +48,23 @@ def test_places_are_not_told_apart_by_words(shared):
     x[:, -1] = 9
     check(lambda x: x.argmax(1), x)
     assert not shared
+
+
+BESIDE = {"softmax": lambda x: torch.softmax(x, 1), "log_softmax": lambda x: torch.log_softmax(x.float(), 1),
+          "sums": lambda x: (x.float().sum(1), x - x.amax(1, keepdim=True)),
+          "norm": lambda x: torch.nn.functional.layer_norm(x.float(), x.shape[-1:])}
+
+
+@pytest.mark.parametrize("fn", BESIDE.values(), ids=BESIDE)
+@pytest.mark.parametrize("columns, dtype", [(257, torch.float16), (519, torch.bfloat16)])
+def test_several_rows_that_begin_anywhere(monkeypatch, fn, columns, dtype):
+    """A program holds several, the last one fewer."""
+    found = []
+
+    def watched(body, schedule, *rest):
+        found.extend([schedule] if schedule.shift is not None and len(schedule.dims) > 1 else [])
+        return lower_tiles(body, schedule, *rest)
+    monkeypatch.setattr(stages, "lower_tiles", watched)
+    monkeypatch.setattr(tiles, "RESIDENT", 1)
+    check(fn, values(41, columns, dtype=dtype) * 3, tolerance=4e-3 if dtype is torch.float16 else 4e-2)
+    assert found

@@ -125,6 +125,10 @@ class TileCoordinates(Lowering):
             return floordiv(shift.words + (self.s.sizes(a)[0] - 1), as_index(self.s.sizes(a)[0]))
         return floordiv(a.extent + (block - 1), as_index(block)) if block > 1 else a.extent
 
+    def _shifted_dims(self) -> frozenset:
+        """The tiled axes along which the elements of shifted rows differ: theirs, and that of rows side by side, each of which begins anywhere."""
+        return frozenset(a for a in self.s.dims if a is self.s.shift.axis or a in self.s.shift.origin.axes())
+
     def _words_shared(self, a: Axis) -> bool:
         """Do programs share the whole words of a row along `a`, which begins anywhere?"""
         return self.s.shift is not None and a is self.s.shift.axis and a in self.s.split

@@ -33,7 +33,7 @@ class TileValues(TileCoordinates):
         """(text, tiled axes) of an index: plain integers stand first, so that tiles are offsets from one address."""
         shift = self.s.shift
         if shift is not None and self.piece[shift.axis] in self.lanes and i.coefficient(shift.axis) == 1 and i.without(shift.axis) is shift.origin:
-            return f"{self._first_word()} + {self.lanes[self.piece[shift.axis]]}", frozenset((shift.axis,))
+            return f"{self._first_word()} + {self.lanes[self.piece[shift.axis]]}", self._shifted_dims()
         i = self._fetched(i)
         whole = self.integer(i, None, key)
         parts: list[tuple[str, frozenset]] = []
@@ -55,7 +55,8 @@ class TileValues(TileCoordinates):
         if found is None:
             scope = self._home(frozenset(shift.origin.axes()))
             origin, _ = self.text(shift.origin, ("origin",))
-            found = scope.memo["first word"] = self.assign(scope, f"tl.multiple_of({origin} + {self.words_from}, {shift.group})", "w")
+            group = [shift.group] * self.rank if len(self._shifted_dims()) > 1 else shift.group
+            found = scope.memo["first word"] = self.assign(scope, f"tl.multiple_of({origin} + {self.words_from}, {group})", "w")
         return found
 
     # -- expressions -----------------------------------------------------------------------------------------------------------

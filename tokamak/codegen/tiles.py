@@ -105,20 +105,21 @@ class TileLowering(TileAhead):
             begin = begin if self.block is None else f"{self.block} * {size}"
             self._whole_words(scope, a, piece, f"{begin} + " if begin else "", ragged or self.block is not None)
             start += size
-        self.ends = lanes = self.assign(scope, f"tl.arange(0, {ends})", "j")
+        self.ends = lanes = self.assign(scope, self._placed(f"tl.arange(0, {ends})", a), "j")
         at = self.assign(scope, f"tl.where({lanes} < {group}, {lanes}, {before} + {words} - {group} + {lanes})", "i")
         head, tail = self._outermost(f"{lanes} < {before}", f"{at} < {n}")
         mask = self.assign(scope, f"tl.where({lanes} < {group}, {head}, {tail})", "m")
         first = self.block if not self._words_shared(a) else share          # of those that have parts of the row, who has its ends
         if first is not None:
             mask = self.assign(scope, f"{mask} & ({first} == 0)", "m")
-        self.coords[a, len(whole)] = (Value(at, frozenset((a,)), scope, True), mask)
+        self.coords[a, len(whole)] = (Value(at, self._shifted_dims(), scope, True), mask)
 
     def _whole_words(self, scope: Scope, a: Axis, piece: int, start: str, ragged: bool) -> None:
         """Coordinates of one piece of the whole words of a shifted row."""
-        self.lanes[piece] = lanes = self.assign(scope, f"{start}tl.arange(0, {self.s.sizes(a)[piece]})", "j")
+        lanes = self._placed(f"tl.arange(0, {self.s.sizes(a)[piece]})", a)
+        self.lanes[piece] = lanes = self.assign(scope, f"{start}{lanes}", "j")
         mask = self.assign(scope, f"{lanes} < {self.words_in}", "m") if ragged else None
-        self.coords[a, piece] = (Value(self.assign(scope, f"{self.words_from} + {lanes}", "i"), frozenset((a,)), scope, True), mask)
+        self.coords[a, piece] = (Value(self.assign(scope, f"{self.words_from} + {lanes}", "i"), self._shifted_dims(), scope, True), mask)
 
     # -- folds across programs ---------------------------------------------------------------------------------------------
     def _accumulate(self, share: str) -> None:

@@ -20,6 +20,8 @@ DEEP = 8                # rows of a tile in a loop: sums over 777 x 86021, whose
                         # 64 x 64
 RESIDENT = 8            # warps of a multiprocessor at least that there are blocks of columns for
 FEW = 16                # rows at most that one program holds without a loop: f16 sums over 16 x 4194304 88%, 79 in tiles of 64 columns; f32 93, 92
+ENOUGH = 0.75           # of RESIDENT that will do for those: f16 sums over 4 x 262144, by 1024 programs, 2.4 us, 4.0 in tiles of 64 columns;
+                        # 16 x 262144 4.6, 4.9; f32 over 4 x 262145 3.4, 4.4
 ONCE = 4                # of so many parts of the second-level cache more than one is read: what is read leaves it first. 33 MB of bf16 in 8192 rows
                         # of 2047 12.4 us, 14.0 without; 4 MB the same either way
 HELD = 2048             # elements at least of such a tile, where columns are many: f16 sums over 2 x 4194304 10.5 us, 14.2 with a quarter
@@ -27,7 +29,8 @@ FEWEST = 4              # rows at most of such a tile where they begin anywhere:
                         # one for 64
 WARPS = 32              # of a multiprocessor, of programs that walk down columns: 33 MB of bf16, 8192 rows of 2047 that count as eight, 13.9 us, 17.7
                         # with half as many, 23.8 with a quarter
-COLUMNS = 64            # columns of a tile of theirs
+COLUMNS = 64            # columns of a tile of theirs; half as many where there are fewer such than multiprocessors and no more share them: f16
+                        # sums over 256 x 4096 2.9 us, 3.6
 EACH = 32               # elements of such a tile to a thread: 17.8 us with twice as many; by four warps that wait for each other 18.1 and 20.4
 RAGGED_COLUMNS = 32     # the same where rows begin anywhere, which are read element by element: 8192 rows of 127 bf16 3.1 us by 128 programs of
 RAGGED_EACH = 8         # eight warps and 1.1 for their partial results, 3.3 and 1.4 as other columns; 131072 rows of 15, by 16 warps, 3.7 and 1.2,
@@ -72,7 +75,8 @@ def choose(b: Body, line: Axis | None, rows: list[Axis], crossed: frozenset[Axis
     if size == 4 and touched > target.l2 or begin_anywhere(b, line, hints) and touched > LATE:
         return None
     ragged = bool(crossed) and begin_anywhere(b, line, hints)
-    columns, once = min(RAGGED_COLUMNS if ragged else COLUMNS, _power(hints(line.extent))), ONCE * touched > target.l2
+    few = not crossed and blocks(COLUMNS) < target.threads
+    columns, once = min(RAGGED_COLUMNS if ragged or few else COLUMNS, _power(hints(line.extent))), ONCE * touched > target.l2
     many = (2 if ragged else 1) * WARPS * target.threads // blocks(columns)
     if not crossed:
         return replace(_tile(columns, max(1, min(WIDEST, _power(many + 1) // 2)), EACH, hints(down.extent)), once=once)
@@ -101,18 +105,18 @@ def _few_of_any(b: Body, line: Axis, down: Axis, blocks, hints: Hints, target) -
     """Tiles of a few rows that begin anywhere and are held."""
     most = hints.most(down.extent)
     columns = 32 * RAGGED_EACH
-    if most is None or most > FEWEST or not begin_anywhere(b, line, hints) or blocks(columns) < RESIDENT * target.threads:
+    if most is None or most > FEWEST or not begin_anywhere(b, line, hints) or blocks(columns) < ENOUGH * RESIDENT * target.threads:
         return None
     return Columns(_power(most), columns, max(1, min(WIDEST, _power(most))))
 
 
 def _by_words(b: Body, line: Axis, down: Axis, size: int, blocks, hints: Hints, target) -> Columns | None:
     """Tiles of one warp where rows begin at whole words and such programs fill the machine."""
-    columns = 32 * WORD // size
-    if begin_anywhere(b, line, hints) or hints.least(line.extent) < columns or blocks(columns) < RESIDENT * target.threads:
+    columns, most = 32 * WORD // size, hints.most(down.extent)
+    few = most is not None and most <= FEW
+    if begin_anywhere(b, line, hints) or hints.least(line.extent) < columns or blocks(columns) < (ENOUGH if few else 1) * RESIDENT * target.threads:
         return None
-    most = hints.most(down.extent)
-    if most is not None and most <= FEW:
+    if few:
         while _power(most) * columns < HELD and blocks(2 * columns) >= RESIDENT * target.threads:
             columns *= 2
         return Columns(_power(most), columns, 1)

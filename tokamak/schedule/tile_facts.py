@@ -14,6 +14,8 @@ CHUNK = 4096            # elements of a looped row that are in registers at once
 ALONE = 16384           # elements that a single program holds: 8192 partial results 3 us, 6 in a loop
 SECTOR = 16             # columns at least, of a tile that holds whole columns: 32 bytes of a 16-bit type
 SUMMED_FROM = 65536      # elements of rows of whole words of 16 bits, summed only, from which on larger chunks pass through more warps
+LONG_BYTES = 32 << 10   # of a row that one program folds in a loop, from which on it takes more warps: f32 sums of 4096 rows of 8193 35.0 us, 36.7
+                        # with PASSING_WARPS; f16 of 32768 of 4097 74 with twice those, 67
 MOST_CARRIED = 6        # numbers a lane from which on it is one row at a step: EvoNorm backward in f32 spilled 464 bytes with four, 593 us, 146 with
                         # one
 SHIFTED = 256           # elements of a row from which on it is read in whole words wherever it begins: f16 LayerNorm over 257 columns 73%, 56 not so
@@ -100,6 +102,17 @@ class TileFacts:
         single = all(e.monoid != "logsumexp" and (len(e.args) == 1 or all(isinstance(x, Const) for x in e.args[1:]) and e.monoid == "expsum")
                      for e in self.folds if self.line in e.over)
         return single and not self.stored_along() and not any(isinstance(e, Scan) for e in walk(*exprs_of(self.b)))
+
+    def singly(self) -> bool:
+        """Do `passing` rows, or parts of them, give one number a fold, each element for itself?"""
+        return all(len(e.args) == 1 for e in self.folds if self.line in e.over)
+
+    def one_long(self) -> bool:
+        """Is a row of much memory, all that is read along it, summed by a program, in whole words wherever it begins, or beginning at one?"""
+        read = {(e.node, e.index) for e in walk(*exprs_of(self.b)) if isinstance(e, Load) and self.line in e.axes()}
+        sums = all(e.monoid == "sum" for e in self.folds if self.line in e.over)
+        return self.line in self.rows and not self.crossed and sums and len(read) == 1 and (self.narrowest() >= 4 or not self.begin_anywhere()) \
+            and self.hints(self.line.extent) * self.narrowest() >= LONG_BYTES
 
     def summed(self) -> bool:
         """Are `passing` rows long, whole words of 16-bit elements, and only summed?"""

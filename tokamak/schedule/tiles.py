@@ -6,7 +6,7 @@ import math
 from ..fuse import gpu
 from ..fuse.cost import Hints
 from ..fuse.gpu import FILL, HELD
-from ..ir.expr import Const, Load, Reduce, Scan, walk
+from ..ir.expr import Const, Coord, Load, Random, Reduce, Scan, walk
 from ..ir.index import Axis, Fetch, Index, Size
 from ..ir.ops import CARRIERS
 from . import column_words, tile_flat, tile_stages, tile_statistics
@@ -26,7 +26,8 @@ RAGGED_STORED = 2048    # the same of longer rows that are written, too, and ele
 RAGGED_EACH = 64        # LayerNorm over 255 and 257 columns 47.7 and 38.1 us, 55.1 and 46.6 with tiles of twice as many or twice the warps
 SPREAD = 8              # of tiles of short rows that a multiprocessor should have where they are few: bf16 LayerNorm of 2048 rows of 512 3.0 us,
                         # 3.6 with TILE
-SPREAD_FROM = 256       # elements of such rows at least: of 32768 rows of 32 2.9 us, 2.8 with TILE
+SPREAD_FROM = 256       # elements of such rows at least: of 32768 rows of 32 2.9 us, 2.8 with TILE. Of rows that begin anywhere and are only
+                        # folded, a tile has two at least then: bf16 sums of 2048 of 513 2.65 us, 3.33 with ROWS
 ROWS = 8                # of such tiles at least: f32 sums along 257 columns 85%, 40 with one
 RAGGED_THREAD = 8       # elements to a thread of a tile that walks down columns whose rows begin anywhere: the compiler keeps few such loads under
                         # way. f16 sums of 1024 rows of 65537 64%, 17 with ROW_THREAD
@@ -38,17 +39,26 @@ CHUNK_BYTES = 16384     # bytes of it where rows are only folded, a few lanes ca
 PASSING_WARPS = 4       # of a program then: eight 16-byte words a thread under way
 SUMMED_BYTES = 32768    # bytes of such a chunk, and warps: f16 sums of rows of 65536 and 4194304 89 and 84%, 83 and 82 as other rows; with 8 warps 84
 SUMMED_WARPS = 16       # and 82. Cross entropy loses, 89 to 84 with 8 warps
-PASSING_STAGES = 2      # tiles under way at once then, of 32-bit elements: f32 sums over 65536 columns 90%, 86 with one; f16 loses, 79 and 83
+LONG_WARPS = 32         # of a program that folds a long row of 32-bit elements to one number, half as many of 16 bits: more programs than run at
+                        # once share out the memory evenly. f32 sums of 1024 rows of 32768 35.5 us, 39.0 with PASSING_WARPS; of 512 of 65535 37.1,
+                        # 41.8; of 2048 of 16384 34.7, 38.3; bf16 of 1024 of 16384 12.5, 12.9, 12.7 with twice as many
+WORDS_WARPS = 8         # of programs that share rows that begin anywhere: f16 sums of 8 rows of 131073 4.1 us, 5.4 with half as many
+PASSING_STAGES = 2      # tiles under way at once where exponentials of 32-bit elements are summed; where elements are folded as they are, one: f32
+                        # sums of 64 rows of 262144, which programs share, 20.8 us, 23.9 with two, of 2048 of 16384 38.3, 42.0
 LONG = 16384            # elements of a looped row from which on each has a program to itself, where programs leave one number each: cross entropy
                         # forward over 32000 and 50257 columns 88 and 90%, 81 and 83 with as many programs as run at once
 STAGED = 160 << 10      # bytes of shared memory at most that hold rows under way
 FOLDED = 16384          # bytes at least of held rows that one program folds: f16 rows of 1024 88%, 76 a row a program
+TOGETHER = 32           # columns of a tile whose columns, and whose rows across programs, are summed where they begin anywhere, and elements to a
+TOGETHER_THREAD = 8     # thread: f32 LayerNorm backward of 64 rows of 65535 34.5 us, 51.9 with twice as many of each, which spill, 40.4 with half
+                        # the columns; of 65536 36.2, 32.4
 COLUMNS = 64            # columns of a tile that folds across rows: 128 bytes of a 16-bit type
 SCANNED = 64            # rows of columns from which on their prefixes are made in a loop, several tiles under way: 4096 x 16384 of f32 91%, 70 with
                         # one; 64 x 1024 x 1024 of bf16 along the middle about 50, 27 held
 TURNED = 64             # edge of a tile that is read along one axis and written along another; less where a program holds rows, too
 LARGEST = 4 * HELD      # elements of any tile: with so many Triton takes 2 s, with four times as many 100
-PER_THREAD = 16         # elements of a pointwise tile to one thread
+PER_THREAD = 16         # elements of a pointwise tile to one thread, and of a held row where each multiprocessor has one at most: f16 LayerNorm of
+                        # 128 rows of 8192 3.55 us, 4.06 with ROW_THREAD
 ROW_THREAD = 32         # of a tile that is folded: norms forward reach 75% of the limit over many sizes, against 69 with 16 and 62 with 8
 CARRY_THREAD = 16       # elements of a row to one thread where column sums are carried: 16-bit LayerNorm backward at six sizes 70 to 77%, 26 to 61
                         # with half as many; f32 83, 78 and 54% against 82, 68 and 41
@@ -80,6 +90,9 @@ BESIDE = 16             # registers of a thread beside those that hold a row and
 MANY = 4                # programs for each share from which on none may be too many: it would begin when all others have ended
 RESIDENT = 32           # warps a multiprocessor should have in flight
 WORD = 16               # bytes of the widest access of a thread
+BESIDE_MOST = 512, 1024         # elements of 16-bit rows that begin anywhere of which a program has several, a warp two: where they are written, and
+BESIDE_ROWS = 4, 2              # where they are only folded. f16 softmax of 65536 rows of 257 20.4 us, 41.1 a row a program, 22.2 element by element;
+                                # of 16384 of 513 11.3, 12.1; sums of 65536 of 1025 35.2, 41.7. Softmax of 1025 70.9, 66.1, f32 of 513 74, 66
 
 
 def choose(b: Body, hints: Hints, target) -> TileSchedule:
@@ -122,6 +135,11 @@ class _Chooser(TileFacts):
         columns = self.line in self.together
         carries = self.carries or self.down or columns
         each = self._carried_each() if carries else ROW_THREAD if self.rows or self.crossed else PER_THREAD
+        if columns and self.begin_anywhere():
+            each = TOGETHER_THREAD
+        if dims == (self.line,) == tuple(self.rows) and not self.looped and not self.crossed and self.shift is None and self.stored_along() \
+                and self.hints.count(self.b.parallel) <= self.target.threads:
+            each = PER_THREAD
         if self.looped and not self.crossed and self.line in self.b.parallel:
             each = LONE_THREAD if self._lone() else RAGGED_THREAD if self.begin_anywhere() else each
         if self.line in self.rows and not self.looped and not self.crossed and self.shift is None and self.stored_along() and self.begin_anywhere():
@@ -140,15 +158,23 @@ class _Chooser(TileFacts):
             each = min(each, SPLIT_REGISTERS // self.carried())
         warps = power(-(-elements // (32 * each)) if shares else elements // (32 * each))
         warps = max(1, min(CARRY_WARPS if carries and not one else MOST_WARPS, warps))
+        if self.shift is not None and self.line in self.rows and len(dims) > 1:
+            warps = max(1, sum(self.pieces[dims[0]]) // 2)
+        words = self.streams() and self._words_shared(self.line)
         if self.streams() or self.line in self.looped and self.passing():
             warps = min(warps, SUMMED_WARPS if self.summed() else PASSING_WARPS)
+            if self.one_long():
+                warps = min(LONG_WARPS, LONG_WARPS * self.narrowest() // 4)
+            elif words:
+                warps = WORDS_WARPS
         if several:
             warps = tile_statistics.WORD_WARPS
         split = tuple(a for a in self.order if a in self.crossed) or self._shared_rows()
         # one-warp LayerNorm and RMSNorm over 1023: 83 and 88%, 65 and 78 when counted
         counted = carries or split and not self.crossed and warps > 1
-        stay = tile_statistics.resident(self) if several else max(1, RESIDENT // warps)
-        self.resident = self._resident(warps, elements // (32 * warps)) if counted else stay
+        stay = tile_statistics.resident(self) if several else max(1, RESIDENT // (PASSING_WARPS if words else warps))
+        held = 2 * TOGETHER_THREAD if each == TOGETHER_THREAD and columns else elements // (32 * warps)
+        self.resident = self._resident(warps, held) if counted else stay
         reread = one and self.shift is None and self.resident == 0         # 59 to 68%, from 37 to 62; shifted rows lose, 55 to 49
         self.resident = max(1, self.resident)
         capped = full or split and self.resident < RESIDENT // warps
@@ -185,13 +211,16 @@ class _Chooser(TileFacts):
     def _together(self) -> frozenset[Axis]:
         """The held row axes that folds across programs cross, where carrying every lane of them would take more registers than a tile's own values;
         the columns of a tile, where sums along held columns cross them."""
-        if self.carries and not self.looped and self.line in self.crossed and self.line in self.pieces \
-                and not any(e.monoid in CARRIERS for e in self.crossing):
+        if self.line in self.pieces and self._takes_columns():
             return frozenset((self.line,))
         folds = {(e.monoid, e.over, e.args) for e in self.crossing if e.monoid not in CARRIERS}
         inside = frozenset(a for _, over, _ in folds for a in over if a in self.pieces and a in self.rows and a not in self.looped)
         lanes = math.prod(sum(self.pieces[a]) for a in self.pieces)
         return inside if inside and self.shift is None and lanes * len(folds) > CARRIED_LANES else frozenset()
+
+    def _takes_columns(self) -> bool:
+        """Are the columns of a tile folded where programs share them?"""
+        return self.carries and not self.looped and self.line in self.crossed and not any(e.monoid in CARRIERS for e in self.crossing)
 
     def _stages_of_rows(self) -> tile_stages.Stages | None:
         """How rows are held in stages, or None: also where a program that can hold one keeps what it reads beside rows that begin anywhere."""
@@ -258,7 +287,7 @@ class _Chooser(TileFacts):
     def _stages(self) -> int:
         """Rows under way at once, as far as shared memory holds them."""
         if self.streams() or self.line in self.looped and self.passing():
-            return PASSING_STAGES if self.shift is None and self.narrowest() >= 4 else 1
+            return PASSING_STAGES if self.shift is None and self.narrowest() >= 4 and not self.singly() else 1
         if self.looped and self.scans_down():
             return CARRY_STAGES
         if not (self.carries or self.down) or self.looped:
@@ -273,7 +302,7 @@ class _Chooser(TileFacts):
 
     def _exact(self, a: Axis) -> bool:
         sizes = self.pieces[a]
-        if self.shift is not None:
+        if self.shift is not None and a is self.shift.axis:
             return False
         if a in self.b.parallel:
             return self.hints.divides(sum(sizes), a.extent)
@@ -360,15 +389,21 @@ class _Chooser(TileFacts):
             self.shift = self._shift(self.line)
             if self.shift is not None:
                 self.pieces[self.line] = (TILE, 2 * self.shift.group)
+        if self._side_by_side():
+            row, = self.shift.origin.axes()
+            self._tile(row, BESIDE_ROWS[not self.stored_along()])
         if self.shift is not None or self.down:
             return
         hints = self.hints
         have = math.prod(sum(s) for s in self.pieces.values())
         pointwise = not self.rows and not self.crossed
+        least = 0
         want = min(POINTWISE, max(SMALLEST, power(hints.count(self.b.parallel) // (FILL * self.target.threads)))) if pointwise else TILE
         if self.line in self.rows and not self.looped and not self.crossed:
             if not self.stored_along():
-                want = max(RAGGED_FOLDED, ROWS * have) if self.begin_anywhere() else max(TILE, FOLDED // self.narrowest())
+                spread = power(hints.count(self.b.axes) // (SPREAD * self.target.threads))
+                least = 2 * have if self.begin_anywhere() else 0
+                want = max(least, min(max(RAGGED_FOLDED, ROWS * have), max(RAGGED, spread))) if least else max(TILE, FOLDED // self.narrowest())
             elif self.begin_anywhere():
                 want = max(RAGGED, min(ROWS * have, RAGGED_STORED))
             elif have >= SPREAD_FROM:
@@ -380,7 +415,8 @@ class _Chooser(TileFacts):
         parallel = [a for a in self.order if a in self.b.parallel]
         turned = self.turned()
         if self.line in parallel:
-            most = min(self._columns(), max(SECTOR, HELD // (2 * have))) if self.rows else TURNED if turned is not None else want // have
+            most = min(TOGETHER if self._takes_columns() and self.begin_anywhere() else self._columns(), max(SECTOR, HELD // (2 * have))) \
+                if self.rows else TURNED if turned is not None else want // have
             if self.crossed and self.line not in self.crossed:
                 most = tile_statistics.columns(self, COLUMNS)
             most = min(most, max(1, LARGEST // have))
@@ -394,12 +430,25 @@ class _Chooser(TileFacts):
         few, beside = self.statistics(), sum(a not in self.crossed for a in self.pieces)
         for a in candidates:
             most_axes = 1 + beside if few and have * 8 > want else 3
-            room = max(want // 4, min(want, RAGGED)) if self.rows and self.line in self.rows else want
+            room = max(want // 4, min(want, RAGGED), least) if self.rows and self.line in self.rows else want
             if have * 2 <= room and len(self.pieces) < most_axes and hints(a.extent) > 1:
                 have *= self._tile(a, want // have)
         if self._only_folds_line():
             self.shift = self._shift(self.line)
             self.pieces[self.line] += (2 * self.shift.group,) if self.shift is not None else ()
+
+    def _side_by_side(self) -> bool:
+        """Are rows that begin anywhere short and many, and is all that is read and written along them theirs, so that a program may hold several?"""
+        if self.shift is None or self.rows != [self.line] or self.looped or self.crossed or self._shared_rows() \
+                or len(self.shift.origin.axes()) != 1 or any(s.monoid is not None or s.guard is not None for s in self.b.stores):
+            return False
+        row, = self.shift.origin.axes()
+        found = [e for e in walk(*exprs_of(self.b)) if self.line in e.free or isinstance(e, Reduce) and self.line in e.over]
+        own = all(row in e.free and not (isinstance(e, Load) and e.guard is not None) for e in found if isinstance(e, (Load, Reduce)))
+        plain = not any(isinstance(e, (Coord, Random, Scan)) for e in found)
+        return own and plain and all(row in s.axes for s in self.b.stores) and self.narrowest() == 2 \
+            and sum(self.pieces[self.line][:-1]) <= BESIDE_MOST[not self.stored_along()] \
+            and self.hints(row.extent) >= 2 * RESIDENT * self.target.threads
 
     def _only_folds_line(self) -> bool:
         """Are tiles one piece of rows that programs share and do nothing but fold, each element for itself?"""

@@ -1,0 +1,75 @@
+"""Which tiles bodies of a fold or two get on a large GPU: a case on either side of each rung."""
+from __future__ import annotations
+
+import pytest
+
+from tokamak.codegen.stages import schedule_plan
+from tokamak.fuse.plan import plan
+from tokamak.ir.parse import parse_graph
+from tokamak.target import Target
+
+LARGE = Target("cpu", 16, 132, l1=1 << 18, l2=50 << 20, kind="gpu", arch=("cuda", 90, 32), cluster=8)
+
+ALONG = """graph along {{
+  input %x: {type}[{rows}, {columns}]({columns}, 1)
+  %total: f32[{rows}](1) for i1<{columns} = sum[i1](f32(%x[i0, i1]))
+  return %total
+}}"""
+DOWN = """graph down {{
+  input %x: {type}[{rows}, {columns}]({columns}, 1)
+  %total: f32[{columns}](1) for i1<{rows} = sum[i1](f32(%x[i1, i0]))
+  return %total
+}}"""
+SOFTMAX = """graph softmax {{
+  input %x: {type}[{rows}, {columns}]({columns}, 1)
+  %top: f32[{rows}](1) for i2<{columns} = max[i2](f32(%x[i0, i2]))
+  %sum: f32[{rows}](1) for i2<{columns} = sum[i2](exp(sub(f32(%x[i0, i2]), %top[i0])))
+  %out: {type}[{rows}, {columns}]({columns}, 1) = {type}(div(exp(sub(f32(%x[i0, i1]), %top[i0])), %sum[i0]))
+  return %out
+}}"""
+BACKWARD = """graph backward {{
+  input %x: {type}[{rows}, {columns}]({columns}, 1)
+  input %dy: {type}[{rows}, {columns}]({columns}, 1)
+  %rows: f32[{rows}](1) for i1<{columns} = sum[i1](mul(f32(%dy[i0, i1]), f32(%x[i0, i1])))
+  %columns: f32[{columns}](1) for i1<{rows} = sum[i1](mul(f32(%dy[i1, i0]), f32(%x[i1, i0])))
+  return %rows, %columns
+}}"""
+
+
+def first(text: str, type: str, rows: int, columns: int) -> str:
+    """The schedule of the first kernel of a graph, at these sizes."""
+    text = text.format(type=type, rows=rows, columns=columns)
+    schedules = schedule_plan(plan(parse_graph(text), LARGE), LARGE).bodies.values()
+    return str(next(iter(schedules))[1])
+
+
+@pytest.mark.parametrize("rows, columns, type, found", [
+    (65536, 257, "f16", "i0:4, i1:256+16?) shifted(i1 % 8) warps(2)"), (16384, 513, "f16", "i0:4, i1:512+16?) shifted(i1 % 8) warps(2)"),
+    (65536, 1025, "f16", "i1:1024+16?) shifted(i1 % 8) warps(1)"), (65536, 513, "f32", "i1:512+8?) shifted(i1 % 4) warps(1)"),
+    (4096, 257, "f16", "i1:256+16?) shifted(i1 % 8) warps(1)"), (128, 8192, "f16", "i1:8192) warps(16)"), (1024, 8192, "f16", "i1:8192) warps(8)")])
+def test_rows_that_are_held(rows, columns, type, found):
+    assert first(SOFTMAX, type, rows, columns).startswith(f"tile({found}")
+
+
+@pytest.mark.parametrize("rows, columns, type, found", [
+    (65536, 1025, "f16", "i0:2, i1:1024+16?) shifted(i1 % 8) warps(1)"), (16384, 2049, "f16", "i1:2048+16?) shifted(i1 % 8) warps(2)"),
+    (2048, 513, "f16", "i0:2, i1:512+1) warps(1)"), (32768, 513, "f16", "i0:8, i1:512+1) warps(4)"),
+    (1024, 32768, "f32", "i1:4096) looped(i1) warps(32) stages(1)"), (1024, 16384, "f16", "i1:8192) looped(i1) warps(16) stages(1)"),
+    (4096, 8193, "f32", "i1:4096+8?) shifted(i1 % 4) looped(i1) warps(32)"), (32768, 4097, "f16", "i1:8192+16?) shifted(i1 % 8) looped(i1) warps(4)"),
+    (64, 262143, "f32", "i1:4096+8?) shifted(i1 % 4) split(i1 / 16) warps(8)"), (64, 262144, "f32", "i1:4096) split(i1 / 16) warps(4) stages(1)")])
+def test_rows_that_are_only_summed(rows, columns, type, found):
+    assert first(ALONG, type, rows, columns).startswith(f"tile({found}")
+
+
+@pytest.mark.parametrize("rows, columns, type, found", [
+    (4, 262144, "f16", "i0:4, i1:256) warps(1)"), (4, 131072, "f16", "i0:4, i1:64) warps(1)"), (4, 262145, "f32", "i0:4, i1:256?) warps(4)"),
+    (256, 4096, "f16", "i0:256, i1:32) warps(8)"), (64, 32768, "f16", "i0:64, i1:64)")])
+def test_columns_of_few_rows(rows, columns, type, found):
+    assert first(DOWN, type, rows, columns).startswith(f"tile({found}")
+
+
+@pytest.mark.parametrize("columns, found", [(65535, "i0:64, i1:32?) split(i1"),
+                                            (65536, "i0:64, i1:64) split(i1")])
+def test_sums_of_columns_and_of_rows_that_programs_share(columns, found):
+    """Rows that begin anywhere are read by as many registers as elements."""
+    assert first(BACKWARD, "f32", 64, columns).startswith(f"tile({found}")
