@@ -208,6 +208,12 @@ def test_a_script_that_leaves_at_once_says_so(alone):
     assert done.returncode == 5 and not done.stdout and "ended by os._exit(5)" in done.stderr
 
 
+def test_no_standard_output(run, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    status, _, err = run("print('hello')", "explain", "{}")
+    assert status == 1 and err == "tokamak: the answer cannot be written: there is no standard output\n"
+
+
 def test_an_answer_that_cannot_be_written(run, tmp_path):
     status, out, err = run(ONE, "profile", "--json", str(tmp_path / "nowhere" / "x.json"), "{}")
     assert status == 2 and "no file can be made there" in err and "compiled nothing" not in err

@@ -77,6 +77,8 @@ def writing(what: str):
 def answering(ends: bool) -> Iterator[TextIO]:
     """Standard output, for the answer alone: whatever else is written there meanwhile goes to standard error, from below Python, too; also behind it
     where the process `ends` then."""
+    if sys.stdout is None:
+        raise Unwritten("the answer cannot be written: there is no standard output")
     mine, sys.stdout = sys.stdout, sys.stderr
     real = descriptor(mine) == 1
     out = open(os.dup(1), "w", encoding=mine.encoding, errors=mine.errors) if real else mine
