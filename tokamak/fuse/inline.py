@@ -10,7 +10,7 @@ from __future__ import annotations
 from ..ir.dtype import F32
 from ..ir.expr import Cast, Const, Expr, Load, Op, Random, Reduce, Rewriter, _fetches, walk, loads
 from ..ir.graph import Compute, Graph, Input, Opaque, Result, Scatter, View, Write, is_pointwise, topological
-from ..ir.index import Axis
+from ..ir.index import Axis, as_index
 from ..ir.ops import OPS
 from ..ir.ranges import below
 from ..ir.rewrite import Simplifier
@@ -43,6 +43,7 @@ class _Inliner:
         for n in graph.nodes:
             for e in _loads_of(n):
                 self.uses.setdefault(e.node, []).append((n, e))
+        self.laid = target.kind == "cpu" and not target.ordered
         self.new: dict = {}                 # node -> its replacement; or its expression when it moves into its readers
         self.origins: dict = {}
 
@@ -73,7 +74,8 @@ class _Inliner:
             self.exprs[n] = expr
             if n not in self.pinned and is_pointwise(n) and self._moves(n, expr):
                 return expr
-            return Compute(n.shape, n.strides, expr, n.device, n.tag)
+            strides = as_read(n, self.uses.get(n, ()), self.hints) if self.laid and n not in self.pinned else n.strides
+            return Compute(n.shape, strides, expr, n.device, n.tag)
         if isinstance(n, Scatter):
             rw = self._rewriter(n)
             base = n.base if isinstance(n.base, Expr) else self.new[n.base]
@@ -138,6 +140,23 @@ class _Inliner:
             return self.hints.count(reader.axes)
         bound = {a for e in walk(reader.expr) if isinstance(e, Reduce) for a in e.over}
         return self.hints.count((*reader.axes, *bound))
+
+
+def as_read(n: Compute, uses, hints) -> tuple:
+    """Strides for a value that kernels alone see: contiguous along the dimension that its readers run along, where they read it several times (a bias
+    that a table has for each position and head, read position by position). Its own strides where readers differ, or run along those."""
+    along = set()
+    for reader, e in uses:
+        many = isinstance(reader, Compute) and is_pointwise(reader) and hints.extents(reader.shape) >= 2 * hints.extents(n.shape)
+        fast = [a for a, s in zip(reader.axes, reader.strides) if s == 1 and hints(a.extent) > 1] if many else []
+        dims = [d for d, i in enumerate(e.index) if fast and fast[-1] in i.axes()]
+        along.add(dims[0] if len(dims) == 1 and e.index[dims[0]].coefficient(fast[-1]) == 1 else None)
+    if len(along) != 1 or None in along or n.strides[d := along.pop()] == 1:
+        return n.strides
+    order, strides, step = sorted(range(len(n.shape)), key=lambda k: (k != d, hints(n.strides[k]))), {}, as_index(1)
+    for k in order:
+        strides[k], step = step, step * n.shape[k]
+    return tuple(strides[k] for k in range(len(n.shape)))
 
 
 def _is_product(n: Compute, kind) -> bool:

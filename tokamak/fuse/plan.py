@@ -14,7 +14,7 @@ from ..ir.index import Axis, as_index
 from . import beside, gpu
 from .alike import Part, Planned, parts
 from .axes import Group, Unifier, fold_of, remap, singleton
-from .cost import GRAIN, contiguous_axis, estimates, node_bytes, parallelism, pinned_nodes, row_bytes, weight
+from .cost import GRAIN, contiguous_axis, estimates, node_bytes, parallelism, pinned_nodes, row_bytes, scattered, weight
 from .legal import Roles
 from .inline import inline
 from .inplace import written_in_place
@@ -348,6 +348,10 @@ class _Planner:
             before = min(parallelism(self.roles[g], v, hints) for g in (a, b))
             if before >= 2 * t.threads:
                 return Reason("no_parallelism", "unprofitable", f"{hints.count(roles.parallel)} rows")
+        for made, used in ((a, b), (b, a)):
+            apart = [n for n in used.nodes() if any(s in made.nodes() for s in self.sources[n])]
+            if apart and (times := scattered(made.nodes(), apart, joined, roles, saved, hints)) is not None:
+                return Reason("no_saving", "unprofitable", f"{saved} bytes for {times} loops in steps")
         after = self._after(roles)
         if after > LATE:
             return Reason("no_parallelism", "unprofitable", f"{after} elements by one thread, when the others are done")

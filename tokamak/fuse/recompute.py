@@ -10,6 +10,7 @@ from __future__ import annotations
 from ..ir import ops
 from ..ir.expr import Load, Op, Random, Reduce, walk, loads
 from ..ir.graph import Compute, Input, Opaque, Result, is_pointwise
+from ..ir.index import Fetch
 from .axes import Group
 from .cost import Hints, node_bytes, pinned_nodes
 
@@ -99,7 +100,7 @@ def _cheaper(p: Compute, outside, owner, stored, hints: Hints) -> bool:
     for n, e in outside:
         touched = _accessed(e, hints)
         keep += touched * p.dtype.bytes
-        if isinstance(n, Compute) and _domain(n, hints) > touched * LARGEST_DOMAIN and flops:
+        if isinstance(n, Compute) and _domain(n, hints) > touched * LARGEST_DOMAIN and (flops or _by_lanes(p, n, e)):
             return False
         have = {x.node for m in owner[n].members for x in _loads(m.node)}
         again += touched * flops / FLOPS_A_BYTE
@@ -110,6 +111,13 @@ def _cheaper(p: Compute, outside, owner, stored, hints: Hints) -> bool:
         if x.node not in stored and not isinstance(x.node, (Input, Result, Opaque)):
             again += node_bytes(x.node, hints)
     return again < keep
+
+
+def _by_lanes(p: Compute, n: Compute, e: Load) -> bool:
+    """Would `n` gather `p`, which it reads by `e`, lane by lane, where an index from memory says?"""
+    fetched = {a for x in loads(p.expr) for i in x.index for f in i.atoms() if isinstance(f, Fetch) for a in f.expr.free}
+    fast = {a for a, s in zip(n.axes, n.strides) if s == 1}
+    return any(a in fetched and i.axes() & fast for a, i in zip(p.axes, e.index))
 
 
 def _domain(n: Compute, hints: Hints) -> int:
