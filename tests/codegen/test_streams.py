@@ -180,3 +180,12 @@ def test_largest_of_a_row_is_found_in_whole_registers():
     made = subprocess.run(line, input="".join((*made.prelude, made.text)), capture_output=True, text=True, check=True).stdout
     found = re.findall(r"vmaxps\s.*", made)
     assert any("zmm" in x for x in found) and not any("ymm" in x for x in found)
+
+
+@pytest.mark.parametrize("shape", [(2, 96, 14, 14), (3, 21, 9, 11)])
+def test_what_is_read_across_a_result_goes_through_tiles(shape):
+    """Both axes are contiguous, one in what is read and one in the result: lanes run along the result."""
+    x = torch.randn(shape)
+    ours, text = compiled(lambda x: (x * 2).permute(0, 2, 3, 1).contiguous(), x)
+    assert torch.equal(ours, (x * 2).permute(0, 2, 3, 1)) and ours.is_contiguous()
+    assert "transpose_32((void *)r)" in text and not re.search(r"\bstores_f32\(p", text)
