@@ -119,3 +119,11 @@ def test_what_is_read_last_stays(shape, layout, monkeypatch):
     x, w = values(*shape).contiguous(memory_format=layout), values(shape[1])
     assert "once kept(" in schedules(norm, x, w)[0]
     check(norm, x.requires_grad_(), w.requires_grad_(), tolerance=1e-3)
+
+
+@pytest.mark.parametrize("columns", [40, 300])
+def test_places_along_rows_of_columns_that_programs_share(columns):
+    """The first place, of elements that are all infinite, is the first of the lanes that are folded before they are carried."""
+    x = torch.randint(-9, 10, (500, 4, columns)).float()
+    x[:, 1] = float("-inf")
+    check(lambda x: torch.cumsum(x, 0).argmax(-1), x)

@@ -46,7 +46,10 @@ class TileFolds(TileValues):
             texts = [words.full(shapes[n], self._neutral(e, n), self._type(e, n)) for n in range(len(e.args))]
             if self._later(e):      # no later element need be greater: all may be infinite
                 index = self._masked(first, self._first_index(first, e), I32, e, 1)
-                texts[1] = f"tl.broadcast_to({index.var}, {shapes[1]})" if dims else index.var
+                text = index.var
+                for a in sorted(self._together(e) & index.dims, key=self.s.dims.index):
+                    text = f"tl.min({text}, {self.s.dims.index(a)}, keep_dims=True)"
+                texts[1] = f"tl.broadcast_to({text}, {shapes[1]})" if dims else text
             made[self._key(dims)] = alike[same] = tuple(self.assign(scope, text, "a") for text in texts)
         self._first_pieces()
         return made
