@@ -19,7 +19,7 @@ from typing import Callable
 
 from ..ir.dtype import I64
 from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Reduce, Rewriter, loads
-from ..ir.graph import Compute, Graph, Scatter, fold, reads, readers_of
+from ..ir.graph import Compute, Graph, Scatter, fold, reads, readers_of, with_value
 from ..ir.index import Index, as_index
 from ..ir.ops import CARRIERS
 from ..ir.rewrite import GraphRewrite
@@ -273,7 +273,7 @@ class _Streams(GraphRewrite):
         return self._like(node, value)
 
     def _like(self, node: Compute, value: Expr) -> Compute:
-        return Compute(node.shape, node.strides, self.expr.root(_replaced(node.expr, value)), node.device, node.tag)
+        return Compute(node.shape, node.strides, self.expr.root(with_value(node.expr, value)), node.device, node.tag)
 
 
 def _extent(part: Reduce) -> Index:
@@ -282,8 +282,3 @@ def _extent(part: Reduce) -> Index:
     for a in part.over:
         total = total * a.extent
     return total
-
-
-def _replaced(e: Expr, value: Expr) -> Expr:
-    """`e`, a fold under casts, with `value` in the fold's place."""
-    return Cast(e.dtype, _replaced(e.arg, value), e.implicit) if isinstance(e, Cast) else value

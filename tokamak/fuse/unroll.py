@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 
-from ..ir.expr import Cast, Expr, Load, Op, Reduce, Rewriter, loads
-from ..ir.graph import Compute, Graph
+from ..ir.expr import Expr, Load, Op, Reduce, Rewriter, loads
+from ..ir.graph import Compute, Graph, fold, with_value
 from ..ir.index import as_index
 from ..ir.normal import divide_exact
 from ..ir.rewrite import replaced
@@ -28,16 +28,10 @@ def unrolled(graph: Graph, target) -> Graph:
 
 def _chained(n: Compute) -> Compute | None:
     """`n` without its fold, if that is one over windows."""
-    casts, fold = [], n.expr
-    while isinstance(fold, Cast):
-        casts.append(fold)
-        fold = fold.arg
-    if not isinstance(fold, Reduce) or not _window(fold):
+    part = fold(n)
+    if not isinstance(part, Reduce) or not _window(part):
         return None
-    out = _chain(fold)
-    for c in reversed(casts):
-        out = Cast(c.dtype, out, c.implicit)
-    return Compute(n.shape, n.strides, out, n.device, n.tag)
+    return Compute(n.shape, n.strides, with_value(n.expr, _chain(part)), n.device, n.tag)
 
 
 def _window(fold: Reduce) -> bool:

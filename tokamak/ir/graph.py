@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Union
 
 from .dtype import DType
-from .expr import Expr, walk, Load
+from .expr import Cast, Expr, Load, Reduce, Scan, walk
 from .index import Axis, Index, as_index, row_major
 from .table import Table
 
@@ -214,11 +214,15 @@ def shown_nodes(graph: Graph) -> set:
 
 def fold(node: Compute):
     """The Reduce or Scan at the root of a Compute (under casts), or None."""
-    from .expr import Cast, Reduce, Scan
     e = node.expr
     while isinstance(e, Cast):
         e = e.arg
     return e if isinstance(e, (Reduce, Scan)) else None
+
+
+def with_value(e: Expr, value: Expr) -> Expr:
+    """`e` with `value` in the place of what stands under its casts (its fold)."""
+    return Cast(e.dtype, with_value(e.arg, value), e.implicit) if isinstance(e, Cast) else value
 
 
 def topological(roots) -> list[Node]:

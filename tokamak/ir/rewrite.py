@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Callable
 
 from ..errors import InternalError
-from .expr import Cast, Const, Expr, Load, loads, Op, Reduce, Scan, _fetches, rebuild, walk
-from .graph import Compute, Graph, Input, Opaque, Result, Scatter, View, Write, shown_nodes, topological
+from .expr import Const, Expr, Load, loads, Op, Reduce, Scan, _fetches, rebuild, walk
+from .graph import Compute, Graph, Input, Opaque, Result, Scatter, View, Write, fold, shown_nodes, topological, with_value
 from .index import Index, axis
 from .substitution import substitute
 from .rules import FAST, RULES, Rule, unrounded
@@ -114,19 +114,13 @@ def simplify(graph: Graph, policy: str = "fast") -> Graph:
     """`graph` with every expression simplified, copies read through, nodes that neither outputs, writes nor opaque calls need gone; extremes whose
     places nobody asks for are folded alone."""
     out = GraphRewrite(graph, policy).result()
-    folds = {n: e for n in out.nodes if isinstance(n, Compute) and isinstance(e := _beneath_casts(n.expr), (Reduce, Scan)) and e.monoid in _EXTREMES}
-    placed = {_fold_of(e) for e in folds.values() if e.component == 1}
-    alone = {_fold_of(e): _extreme(e) for e in folds.values() if e.component == 0 and _fold_of(e) not in placed}
+    folds = [e for n in out.nodes if isinstance(n, Compute) and (e := fold(n)) is not None and e.monoid in _EXTREMES]
+    placed = {_fold_of(e) for e in folds if e.component == 1}
+    alone = {e: _extreme(e) for e in folds if e.component == 0 and _fold_of(e) not in placed}
     return replaced(out, lambda n: _folded_alone(n, alone)) if alone else out
 
 
 _EXTREMES = {"argmax": "max", "argmin": "min"}
-
-
-def _beneath_casts(e: Expr) -> Expr:
-    while isinstance(e, Cast):
-        e = e.arg
-    return e
 
 
 def _fold_of(e: Reduce | Scan) -> tuple:
@@ -142,13 +136,8 @@ def _extreme(e: Reduce | Scan) -> Expr:
 
 def _folded_alone(n: Compute, alone: dict) -> Compute | None:
     """`n` with the extreme in `alone` for its fold."""
-    def of(e: Expr) -> Expr | None:
-        if isinstance(e, Cast):
-            arg = of(e.arg)
-            return arg and Cast(e.dtype, arg, e.implicit)
-        return alone.get(_fold_of(e)) if isinstance(e, (Reduce, Scan)) else None
-    new = of(n.expr)
-    return new and Compute(n.shape, n.strides, new, n.device, n.tag)
+    new = alone.get(fold(n))
+    return new and Compute(n.shape, n.strides, with_value(n.expr, new), n.device, n.tag)
 
 
 def replaced(graph: Graph, change: Callable[[Compute], Compute | None]) -> Graph:
