@@ -17,7 +17,7 @@ from tokamak.codegen.triton import render
 from tokamak.fuse.cost import Hints
 from tokamak.fuse.plan import plan
 from tokamak.ir.parse import parse_graph
-from tokamak.schedule import column_words, tiles
+from tokamak.schedule import column_words, tile_threads, tiles
 from tokamak.target import Target
 from tokamak.tools.record import Recorder
 
@@ -201,12 +201,12 @@ def test_chunks_of_rows_that_are_only_folded_count_bytes():
     assert [s.pieces[0][1][0] for s in chunks.values()] == [8192, 4096] and [s.warps for s in chunks.values()] == [16, 32]
 
 
-@pytest.mark.parametrize("columns, dtype, monoid, warps", [(65536, "f16", "sum", tiles.SUMMED_WARPS), (65537, "f16", "sum", tiles.PASSING_WARPS),
-                                                           (65536, "f16", "max", tiles.PASSING_WARPS), (65536, "f32", "sum", tiles.LONG_WARPS)])
+@pytest.mark.parametrize("columns, dtype, monoid, warps", [(65536, "f16", "sum", tile_threads.SUMMED_WARPS), (65537, "f16", "sum", tile_threads.PASSING_WARPS),
+                                                           (65536, "f16", "max", tile_threads.PASSING_WARPS), (65536, "f32", "sum", tile_threads.LONG_WARPS)])
 def test_chunks_of_long_rows_that_are_summed(columns, dtype, monoid, warps):
     """Larger where they are whole words of 16-bit elements."""
     schedule = scheduled(total(8192, columns, dtype).replace("sum[", f"{monoid}["))[1]
-    assert schedule.warps == warps and schedule.pieces[0][1][0] == (16384 if warps == tiles.SUMMED_WARPS else 4096 if dtype == "f32" else 8192)
+    assert schedule.warps == warps and schedule.pieces[0][1][0] == (16384 if warps == tile_threads.SUMMED_WARPS else 4096 if dtype == "f32" else 8192)
 
 
 @pytest.mark.parametrize("shape", [(2, 65536), (3, 70008), (1, 400000)])
@@ -270,7 +270,7 @@ def test_short_rows_that_begin_anywhere():
     assert lanes[0] <= 2 * tiles.RAGGED < lanes[1]
 
 
-@pytest.mark.parametrize("dtype, monoid, stages", [("f16", "expsum", 1), ("f32", "expsum", tiles.PASSING_STAGES), ("f32", "sum", 1)])
+@pytest.mark.parametrize("dtype, monoid, stages", [("f16", "expsum", 1), ("f32", "expsum", tile_threads.PASSING_STAGES), ("f32", "sum", 1)])
 def test_tiles_under_way_where_rows_are_only_folded(dtype, monoid, stages):
     text = total(8192, 1 << 16, dtype)
     text = text.replace("sum[i1](", "expsum[i1](").replace("i1])\n", "i1], 1:f32)\n").replace("i1]))\n", "i1]), 1:f32)\n") if monoid == "expsum" else text

@@ -23,7 +23,7 @@ from ..ir.index import Axis
 from .body import Body, exprs_of
 from .tile_schedule import TileSchedule, cover, shifted
 from .tile_stages import power
-from .tiles import STAGED
+from .tile_threads import STAGED
 
 MOST_WARPS = 32
 MOST_STAGES = 4

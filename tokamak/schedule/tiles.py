@@ -13,82 +13,43 @@ from . import column_words, tile_flat, tile_stages, tile_statistics
 from .body import Body, exprs_of
 from .schedule import strides_of
 from .tile_access import once
-from .tile_facts import ALONE, CHUNK, SECTOR, TileFacts
+from .tile_facts import ALONE, CHUNK, SECTOR
 from .tile_schedule import WASTE, Shift, TileSchedule, blocks, cover, shifted
 from .tile_stages import power
+from .tile_threads import COLUMNS, REGISTERS, RESIDENT, TileThreads
 
 TILE = 4096             # elements of a tile that a program works on at once, at least where the sizes allow
 SMALLEST = 256          # of a pointwise tile where there are few: 65536 elements in 1.6 us, 1.9 with POINTWISE
 RAGGED = 1024           # of a tile with rows that begin anywhere and are too short for whole words: f32 softmax over 65 columns 77%, f16 LayerNorm
                         # 57; 61 and 54 with twice as many, 36 and 31 with TILE
 RAGGED_FOLDED = 2048    # the same where rows are only folded: f32 sums along 65 and 17 columns 95 and 91%, 66 and 82 with TILE
-RAGGED_STORED = 2048    # the same of longer rows that are written, too, and elements of a thread: warps that fold their rows by themselves. bf16
-RAGGED_EACH = 64        # LayerNorm over 255 and 257 columns 47.7 and 38.1 us, 55.1 and 46.6 with tiles of twice as many or twice the warps
+RAGGED_STORED = 2048    # the same of longer rows that are written, too: see RAGGED_EACH
 SPREAD = 8              # of tiles of short rows that a multiprocessor should have where they are few: bf16 LayerNorm of 2048 rows of 512 3.0 us,
                         # 3.6 with TILE
 SPREAD_FROM = 256       # elements of such rows at least: of 32768 rows of 32 2.9 us, 2.8 with TILE. Of rows that begin anywhere and are only
                         # folded, a tile has two at least then: bf16 sums of 2048 of 513 2.65 us, 3.33 with ROWS
 ROWS = 8                # of such tiles at least: f32 sums along 257 columns 85%, 40 with one
-RAGGED_THREAD = 8       # elements to a thread of a tile that walks down columns whose rows begin anywhere: the compiler keeps few such loads under
-                        # way. f16 sums of 1024 rows of 65537 64%, 17 with ROW_THREAD
 POINTWISE = 1024        # elements of a pointwise tile: 8 to a thread, one 16-byte access of a 16-bit type
 PLACES_CHUNK = 2048     # the same where the place of the greatest or least element is carried, too: amax and argmax of bf16 rows of 32000 by hand
                         # 90%, 87 with twice as many
 CHUNK_BYTES = 16384     # bytes of it where rows are only folded, a few lanes carrying what comes of them: f16 sums of rows of 86021 80%, 71 with half
                         # as many
-PASSING_WARPS = 4       # of a program then: eight 16-byte words a thread under way
-SUMMED_BYTES = 32768    # bytes of such a chunk, and warps: f16 sums of rows of 65536 and 4194304 89 and 84%, 83 and 82 as other rows; with 8 warps 84
-SUMMED_WARPS = 16       # and 82. Cross entropy loses, 89 to 84 with 8 warps
-LONG_WARPS = 32         # of a program that folds a long row of 32-bit elements to one number, half as many of 16 bits: more programs than run at
-                        # once share out the memory evenly. f32 sums of 1024 rows of 32768 35.5 us, 39.0 with PASSING_WARPS; of 512 of 65535 37.1,
-                        # 41.8; of 2048 of 16384 34.7, 38.3; bf16 of 1024 of 16384 12.5, 12.9, 12.7 with twice as many
-WORDS_WARPS = 8         # of programs that share rows that begin anywhere: f16 sums of 8 rows of 131073 4.1 us, 5.4 with half as many
-PASSING_STAGES = 2      # tiles under way at once where exponentials of 32-bit elements are summed; where elements are folded as they are, one: f32
-                        # sums of 64 rows of 262144, which programs share, 20.8 us, 23.9 with two, of 2048 of 16384 38.3, 42.0
+SUMMED_BYTES = 32768    # the same where elements are summed as they are: see SUMMED_WARPS
 LONG = 16384            # elements of a looped row from which on each has a program to itself, where programs leave one number each: cross entropy
                         # forward over 32000 and 50257 columns 88 and 90%, 81 and 83 with as many programs as run at once
-STAGED = 160 << 10      # bytes of shared memory at most that hold rows under way
 FOLDED = 16384          # bytes at least of held rows that one program folds: f16 rows of 1024 88%, 76 a row a program
-TOGETHER = 32           # columns of a tile whose columns, and whose rows across programs, are summed where they begin anywhere, and elements to a
-TOGETHER_THREAD = 8     # thread: f32 LayerNorm backward of 64 rows of 65535 34.5 us, 51.9 with twice as many of each, which spill, 40.4 with half
-                        # the columns; of 65536 36.2, 32.4
-COLUMNS = 64            # columns of a tile that folds across rows: 128 bytes of a 16-bit type
+TOGETHER = 32           # columns of a tile whose columns, and whose rows across programs, are summed where they begin anywhere: see TOGETHER_THREAD
 SCANNED = 64            # rows of columns from which on their prefixes are made in a loop, several tiles under way: 4096 x 16384 of f32 91%, 70 with
                         # one; 64 x 1024 x 1024 of bf16 along the middle about 50, 27 held
 TURNED = 64             # edge of a tile that is read along one axis and written along another; less where a program holds rows, too
 LARGEST = 4 * HELD      # elements of any tile: with so many Triton takes 2 s, with four times as many 100
-PER_THREAD = 16         # elements of a pointwise tile to one thread, and of a held row where each multiprocessor has one at most: f16 LayerNorm of
-                        # 128 rows of 8192 3.55 us, 4.06 with ROW_THREAD
-ROW_THREAD = 32         # of a tile that is folded: norms forward reach 75% of the limit over many sizes, against 69 with 16 and 62 with 8
-CARRY_THREAD = 16       # elements of a row to one thread where column sums are carried: 16-bit LayerNorm backward at six sizes 70 to 77%, 26 to 61
-                        # with half as many; f32 83, 78 and 54% against 82, 68 and 41
 CARRIED_LANES = 32768   # lanes that folds across programs carry for themselves: half of a multiprocessor's registers
-MOST_WARPS = 16
-CARRY_WARPS = 32
-CARRY_RESIDENT = 16     # warps a multiprocessor has in flight then: the fewer programs, the fewer partial results to fold
-LANES = 32              # rows of a tile from which on several are under way: with fewer, what is one number a row is laid out again and again: f16
-                        # LayerNorm backward over 256 and 512 columns 38 and 57%, 80 and 70 with one
-CARRY_STAGES = 3        # rows under way at once in a loop that carries column sums: 77 to 85, 73 to 87, 76 to 89% (aligned rows); bf16 rows that
-                        # begin anywhere, over 1023 and 4097 columns, 74 to 84 and 72 to 75, f32 64 to 62. Loops across rows lose up to nine tenths
-                        # with more than one
-SPLIT_REGISTERS = 80    # of a thread, for what it carries and reads in a loop that folds across programs: one-pass statistics of 64x256x56x56 bf16 in
-                        # 36 us with 8 warps a tile, 44 to 59 with 16, whose accesses are shorter
-THREAD = 52             # elements of a tile to a thread that folds them into one lane: statistics of contiguous planes of 3136 bf16 by programs of
-                        # two warps 91% of the limit of reading, by four 81, by eight 71
 FILLED = 0.75           # of the programs that run at once: where programs share folds, so many in one wave rather than a few more in two
-LONE = 8192             # elements of a tile that walks down columns so few that no multiprocessor has a second program: partial results of 1584 and
-                        # 1980
-LONE_THREAD = 16        # programs over 768 columns 5.1 us, 10.2 and 15.1 with TILE and ROW_THREAD; of 1056 over 1024 2.9, 4.8
+LONE = 8192             # elements of a tile that walks down columns so few that no multiprocessor has a second program: see LONE_THREAD
 LEAST_BLOCK = 256       # elements of a block along the contiguous axis that is worth several pieces
-NARROW = 8              # columns at least, of a tile that folds across rows: 32 bytes of f32, one sector
-REGISTERS = 65536       # of a multiprocessor
 HELD_BYTES = 3 * REGISTERS      # of a row that begins anywhere and all read along it, which one program holds as it is: f32 LayerNorm backward over
                                 # 32767 columns, three values of each, 37%, 25 by one program that spills
-BESIDE = 16             # registers of a thread beside those that hold a row and column sums: with the programs of a multiprocessor thus counted
-                        # LayerNorm backward over 768 columns reaches 79% (66 where the last of them began when the first had ended), forward over
-                        # 4095 77 (63), RMSNorm 90 (84)
 MANY = 4                # programs for each share from which on none may be too many: it would begin when all others have ended
-RESIDENT = 32           # warps a multiprocessor should have in flight
 WORD = 16               # bytes of the widest access of a thread
 BESIDE_MOST = 512, 1024         # elements of 16-bit rows that begin anywhere of which a program has several, a warp two: where they are written, and
 BESIDE_ROWS = 4, 2              # where they are only folded. f16 softmax of 65536 rows of 257 20.4 us, 41.1 a row a program, 22.2 element by element;
@@ -105,13 +66,7 @@ def plainest(b: Body, hints: Hints, target) -> TileSchedule:
     return _Chooser(b, hints, target).schedule(plain=True)
 
 
-class _Chooser(TileFacts):
-    def __init__(self, b: Body, hints: Hints, target):
-        super().__init__(b, hints, target)
-        self.pieces: dict[Axis, tuple[int, ...]] = {}
-        self.looped: set[Axis] = set()
-        self.shift: Shift | None = None
-
+class _Chooser(TileThreads):
     def schedule(self, plain: bool = False) -> TileSchedule:
         staged = None if plain else self._stages_of_rows()
         if plain:
@@ -128,61 +83,16 @@ class _Chooser(TileFacts):
         several = tile_statistics.several_rows(self, self.pieces)
         self.pieces.update(several)
         dims = self._dims()
-        elements = math.prod(self.pieces[a][0] if self._words_shared(a) else sum(self.pieces[a]) for a in dims)
         exact = frozenset(a for a in dims if self._exact(a))
         self.together = self._together()
         self.carries = self.carries and not self.together
-        columns = self.line in self.together
-        carries = self.carries or self.down or columns
-        each = self._carried_each() if carries else ROW_THREAD if self.rows or self.crossed else PER_THREAD
-        if columns and self.begin_anywhere():
-            each = TOGETHER_THREAD
-        if dims == (self.line,) == tuple(self.rows) and not self.looped and not self.crossed and self.shift is None and self.stored_along() \
-                and self.hints.count(self.b.parallel) <= self.target.threads:
-            each = PER_THREAD
-        if self.looped and not self.crossed and self.line in self.b.parallel:
-            each = LONE_THREAD if self._lone() else RAGGED_THREAD if self.begin_anywhere() else each
-        if self.line in self.rows and not self.looped and not self.crossed and self.shift is None and self.stored_along() and self.begin_anywhere():
-            each = RAGGED_EACH
-        one = self.carries and not self.looped and dims == (self.line,) == tuple(self.rows)          # one contiguous row at a time
-        shares = self.crossed and not self.rows
-        staged = self.staged_columns() and not several
-        full = shares and self.carried() > 2 and not staged        # left open, a third of the programs would not run at once
-        if self.width > 1 and not (shares and any(e.monoid == "moments" for e in self.crossing)):
-            each = max(each // self.width, 8)
-        by_thread = shares and dims == (self.line,) and self.line in self.crossed and self.carried() > 2 \
-            and all(e.monoid in ("sum", "moments") for e in self.crossing)
-        if by_thread:
-            each = THREAD
-        elif shares:
-            each = min(each, SPLIT_REGISTERS // self.carried())
-        warps = power(-(-elements // (32 * each)) if shares else elements // (32 * each))
-        warps = max(1, min(CARRY_WARPS if carries and not one else MOST_WARPS, warps))
-        if self.shift is not None and self.line in self.rows and len(dims) > 1:
-            warps = max(1, sum(self.pieces[dims[0]]) // 2)
-        words = self.streams() and self._words_shared(self.line)
-        if self.streams() or self.line in self.looped and self.passing():
-            warps = min(warps, SUMMED_WARPS if self.summed() else PASSING_WARPS)
-            if self.one_long():
-                warps = min(LONG_WARPS, LONG_WARPS * self.narrowest() // 4)
-            elif words:
-                warps = WORDS_WARPS
-        if several:
-            warps = tile_statistics.WORD_WARPS
         split = tuple(a for a in self.order if a in self.crossed) or self._shared_rows()
-        # one-warp LayerNorm and RMSNorm over 1023: 83 and 88%, 65 and 78 when counted
-        counted = carries or split and not self.crossed and warps > 1
-        stay = tile_statistics.resident(self) if several else max(1, RESIDENT // (PASSING_WARPS if words else warps))
-        held = 2 * TOGETHER_THREAD if each == TOGETHER_THREAD and columns else elements // (32 * warps)
-        self.resident = self._resident(warps, held) if counted else stay
-        reread = one and self.shift is None and self.resident == 0         # 59 to 68%, from 37 to 62; shifted rows lose, 55 to 49
-        self.resident = max(1, self.resident)
-        capped = full or split and self.resident < RESIDENT // warps
+        threads = self.threads(dims, split, bool(several))
+        self.resident = threads.resident
         return TileSchedule(self.order, dims, tuple((a, self.pieces[a]) for a in dims), frozenset(self.looped), split,
-                            self._programs(split) if split else 1, exact, warps, 1 if reread else CARRY_STAGES if staged else self._stages(),
-                            wide=self.wide, once=once(self.b, self.line, self.looped, self.hints, self.target), shift=self.shift,
-                            registers=min(REGISTERS // (32 * warps * self.resident) // 8 * 8, 255) if capped else 0,
-                            together=self.together, ahead=bool(several) and self.only_sums(), by_thread=by_thread, reread=reread)
+                            self._programs(split) if split else 1, exact, threads.warps, threads.stages, wide=self.wide,
+                            once=once(self.b, self.line, self.looped, self.hints, self.target), shift=self.shift, registers=threads.registers,
+                            together=self.together, ahead=bool(several) and self.only_sums(), by_thread=threads.by_thread, reread=threads.reread)
 
     def _dims(self, beside: Axis | None = None) -> tuple[Axis, ...]:
         """The tiled axes in order. `beside`, or of three one whose steps are whole pieces of the contiguous one, stands first, since Triton lays
@@ -195,18 +105,6 @@ class _Chooser(TileFacts):
         behind = {a for _, address, _ in strides_of(self.b) if address.coefficient(self.line) == 1
                   for a in dims if address.coefficient(a) is self.line.extent}
         return tuple(sorted(dims, key=lambda a: a not in behind))
-
-    def _resident(self, warps: int, each: int) -> int:
-        """How many programs that hold rows a multiprocessor has registers for. Perhaps 0."""
-        most = (CARRY_RESIDENT if self.carries or self.down else RESIDENT) // warps
-        return min(REGISTERS // (32 * warps * self._registers(each)), most)
-
-    def _registers(self, each: int) -> int:
-        """Registers of a thread with `each` elements of what is read of a row, weights, column sums and what is written beside them."""
-        held = {(e.node, e.index) for e in walk(*exprs_of(self.b)) if isinstance(e, Load) and self.line in e.index[0].axes()}
-        sums = {(e.monoid, e.over, e.args) for e in self.crossing if not set(e.over) & self.together}
-        made = [s for s in self.b.stores if self.line in s.axes and s.axes & self.crossed]
-        return BESIDE + each * (len(held) + len(sums) + len(made))
 
     def _together(self) -> frozenset[Axis]:
         """The held row axes that folds across programs cross, where carrying every lane of them would take more registers than a tile's own values;
@@ -279,27 +177,6 @@ class _Chooser(TileFacts):
         return TileSchedule(self.order, self.order, tuple(self.pieces.items()), frozenset(), (), 1, exact, tile_flat.WARPS,
                             wide=self.wide, flat=count)
 
-    def _carried_each(self) -> int:
-        """Elements of a row to one thread where column sums are carried."""
-        widest = max((size for _, address, size in strides_of(self.b) if self.line in address.axes() and address.axes() & self.crossed), default=4)
-        return min(CARRY_THREAD, 4 * CARRY_THREAD // widest)
-
-    def _stages(self) -> int:
-        """Rows under way at once, as far as shared memory holds them."""
-        if self.streams() or self.line in self.looped and self.passing():
-            return PASSING_STAGES if self.shift is None and self.narrowest() >= 4 and not self.singly() else 1
-        if self.looped and self.scans_down():
-            return CARRY_STAGES
-        if not (self.carries or self.down) or self.looped:
-            return 1
-        row = sum(size for _, address, size in set(strides_of(self.b)) if self.line in address.axes() and address.axes() & self.crossed)
-        if 1 < math.prod(sum(self.pieces[a]) for a in self.pieces if a in self.b.parallel) < LANES:
-            return 1
-        if CARRY_STAGES * row * sum(self.pieces.get(self.line, (1,))) > STAGED:
-            return 1
-        folded = any(isinstance(e, Reduce) and set(e.over) & set(self.rows) and not set(e.over) & self.crossed for e in walk(*exprs_of(self.b)))
-        return 1 if self.shift is not None and (folded and self.narrowest() >= 4 or self.down) else CARRY_STAGES
-
     def _exact(self, a: Axis) -> bool:
         sizes = self.pieces[a]
         if self.shift is not None and a is self.shift.axis:
@@ -329,7 +206,7 @@ class _Chooser(TileFacts):
                 self.pieces[inner] = (*shifted(n, group), 2 * group)
             return
         self.looped.update(self.rows)
-        down = (LONE if self._lone() else TILE) // self._columns()
+        down = (LONE if self.lone() else TILE) // self.columns()
         chunk = down if self.line not in self.rows else self._passing_bytes() // self.narrowest() if self.passing() else \
             PLACES_CHUNK if any(e.monoid.startswith("arg") for e in self.folds) else CHUNK
         self.pieces[inner] = (min(chunk, power(self.hints(inner.extent))),)
@@ -339,18 +216,6 @@ class _Chooser(TileFacts):
 
     def _passing_bytes(self) -> int:
         return SUMMED_BYTES if self.summed() else CHUNK_BYTES
-
-    def _columns(self) -> int:
-        """Columns of a tile that folds across rows: narrow where there are few, so that there are programs for every multiprocessor."""
-        if self.line is None or self.crossed:
-            return COLUMNS
-        share = self.hints.count(self.b.parallel) // self.target.threads
-        return max(NARROW, min(COLUMNS, power(share + 1) // 2))
-
-    def _lone(self) -> bool:
-        """Do programs walk down the narrowest tiles of columns, no more of them than multiprocessors, and only fold?"""
-        few = self.line in self.b.parallel and self._columns() == NARROW and self.hints.count(self.b.parallel) <= NARROW * self.target.threads
-        return bool(self.looped) and not self.crossed and few and not self.stored_along()
 
     def _shift(self, a: Axis) -> Shift | None:
         """For rows along `a` that begin at any element, where most of what is read and written begins alike."""
@@ -415,7 +280,7 @@ class _Chooser(TileFacts):
         parallel = [a for a in self.order if a in self.b.parallel]
         turned = self.turned()
         if self.line in parallel:
-            most = min(TOGETHER if self._takes_columns() and self.begin_anywhere() else self._columns(), max(SECTOR, HELD // (2 * have))) \
+            most = min(TOGETHER if self._takes_columns() and self.begin_anywhere() else self.columns(), max(SECTOR, HELD // (2 * have))) \
                 if self.rows else TURNED if turned is not None else want // have
             if self.crossed and self.line not in self.crossed:
                 most = tile_statistics.columns(self, COLUMNS)
@@ -455,10 +320,6 @@ class _Chooser(TileFacts):
         folded = not self.rows and self.crossed == {self.line} and not any(self.line in s.axes for s in self.b.stores)
         return folded and self.pieces.keys() == self.crossed and len(self.pieces[self.line]) == 1 \
             and all(e.monoid != "logsumexp" and all(isinstance(x, Const) for x in e.args[1:]) for e in self.folds)
-
-    def _words_shared(self, a: Axis) -> bool:
-        """Do programs share the whole words of rows along `a` that begin anywhere?"""
-        return self.shift is not None and a is self.shift.axis and a in self.crossed
 
     def _line_in_blocks(self, most: int) -> int:
         """Covers the contiguous axis, where programs fold across it, by blocks of about `most` elements in several pieces: lanes that are never idle
@@ -501,6 +362,6 @@ class _Chooser(TileFacts):
             want = max(want, ALONE)
         share = want // kept if self.carries or self.down or want >= MANY * kept or want // kept * kept >= FILLED * want else -(-want // kept)
         programs = max(1, min(share, blocks(split)))
-        if self.shift is None or self._words_shared(self.shift.axis):
+        if self.shift is None or self.words_shared(self.shift.axis):
             return programs
         return programs // self.shift.group * self.shift.group or self.shift.group          # every row of a program begins alike

@@ -1,0 +1,191 @@
+"""What threads a tile of a GPU has, when its pieces stand: elements a thread, warps, programs of a multiprocessor, registers, rows under way. Every
+threshold is a named constant with what it was measured on; `tiles` chooses the pieces."""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..fuse.cost import Hints
+from ..ir.expr import Load, Reduce, walk
+from ..ir.index import Axis
+from . import tile_statistics
+from .body import Body, exprs_of
+from .schedule import strides_of
+from .tile_facts import TileFacts
+from .tile_schedule import Shift
+from .tile_stages import power
+
+PER_THREAD = 16         # elements of a pointwise tile to one thread, and of a held row where each multiprocessor has one at most: f16 LayerNorm of
+                        # 128 rows of 8192 3.55 us, 4.06 with ROW_THREAD
+ROW_THREAD = 32         # of a tile that is folded: norms forward reach 75% of the limit over many sizes, against 69 with 16 and 62 with 8
+CARRY_THREAD = 16       # elements of a row to one thread where column sums are carried: 16-bit LayerNorm backward at six sizes 70 to 77%, 26 to 61
+                        # with half as many; f32 83, 78 and 54% against 82, 68 and 41
+RAGGED_EACH = 64        # of longer rows that begin anywhere and are written, too: warps fold their rows by themselves. bf16 LayerNorm over 255 and
+                        # 257 columns 47.7 and 38.1 us, 55.1 and 46.6 with tiles of twice as many (RAGGED_STORED) or twice the warps
+RAGGED_THREAD = 8       # elements to a thread of a tile that walks down columns whose rows begin anywhere: the compiler keeps few such loads under
+                        # way. f16 sums of 1024 rows of 65537 64%, 17 with ROW_THREAD
+TOGETHER_THREAD = 8     # of TOGETHER columns that are summed and begin anywhere: f32 LayerNorm backward of 64 rows of 65535 34.5 us, 51.9 with twice
+                        # as many of each, which spill, 40.4 with half the columns; of 65536 36.2, 32.4
+LONE_THREAD = 16        # of a tile of LONE elements: partial results of 1584 and 1980 programs over 768 columns 5.1 us, 10.2 and 15.1 with TILE and
+                        # ROW_THREAD; of 1056 over 1024 2.9, 4.8
+THREAD = 52             # elements of a tile to a thread that folds them into one lane: statistics of contiguous planes of 3136 bf16 by programs of
+                        # two warps 91% of the limit of reading, by four 81, by eight 71
+MOST_WARPS = 16
+CARRY_WARPS = 32
+PASSING_WARPS = 4       # of a program whose rows pass through chunks of 16384 bytes: eight 16-byte words a thread under way
+SUMMED_WARPS = 16       # and of one that sums chunks of SUMMED_BYTES: f16 sums of rows of 65536 and 4194304 89 and 84%, 83 and 82 as other rows; with
+                        # 8 warps 84 and 82. Cross entropy loses, 89 to 84 with 8 warps
+LONG_WARPS = 32         # of a program that folds a long row of 32-bit elements to one number, half as many of 16 bits: more programs than run at
+                        # once share out the memory evenly. f32 sums of 1024 rows of 32768 35.5 us, 39.0 with PASSING_WARPS; of 512 of 65535 37.1,
+                        # 41.8; of 2048 of 16384 34.7, 38.3; bf16 of 1024 of 16384 12.5, 12.9, 12.7 with twice as many
+WORDS_WARPS = 8         # of programs that share rows that begin anywhere: f16 sums of 8 rows of 131073 4.1 us, 5.4 with half as many
+RESIDENT = 32           # warps a multiprocessor should have in flight
+CARRY_RESIDENT = 16     # the same where folds across programs are carried: the fewer programs, the fewer partial results to fold
+REGISTERS = 65536       # of a multiprocessor
+BESIDE = 16             # registers of a thread beside those that hold a row and column sums: with the programs of a multiprocessor thus counted
+                        # LayerNorm backward over 768 columns reaches 79% (66 where the last of them began when the first had ended), forward over
+                        # 4095 77 (63), RMSNorm 90 (84)
+SPLIT_REGISTERS = 80    # of a thread, for what it carries and reads in a loop that folds across programs: one-pass statistics of 64x256x56x56 bf16 in
+                        # 36 us with 8 warps a tile, 44 to 59 with 16, whose accesses are shorter
+PASSING_STAGES = 2      # tiles under way at once where exponentials of 32-bit elements are summed; where elements are folded as they are, one: f32
+                        # sums of 64 rows of 262144, which programs share, 20.8 us, 23.9 with two, of 2048 of 16384 38.3, 42.0
+CARRY_STAGES = 3        # rows under way at once in a loop that carries column sums: 77 to 85, 73 to 87, 76 to 89% (aligned rows); bf16 rows that
+                        # begin anywhere, over 1023 and 4097 columns, 74 to 84 and 72 to 75, f32 64 to 62. Loops across rows lose up to nine tenths
+                        # with more than one
+STAGED = 160 << 10      # bytes of shared memory at most that hold rows under way
+LANES = 32              # rows of a tile from which on several are under way: with fewer, what is one number a row is laid out again and again: f16
+                        # LayerNorm backward over 256 and 512 columns 38 and 57%, 80 and 70 with one
+COLUMNS = 64            # columns of a tile that folds across rows: 128 bytes of a 16-bit type
+NARROW = 8              # columns at least, of a tile that folds across rows: 32 bytes of f32, one sector
+
+
+@dataclass(frozen=True)
+class Threads:
+    """Warps of a program, programs of a multiprocessor, rows under way, registers of a thread (0: not capped). `by_thread`: each thread folds its own
+    elements; `reread`: rows are read again, since a multiprocessor has no registers for one."""
+    warps: int
+    resident: float
+    stages: int
+    registers: int
+    by_thread: bool
+    reread: bool
+
+
+class TileThreads(TileFacts):
+    """Of a tile whose axes are covered. `pieces`: of each tiled axis; `looped`: row axes that a program runs along; `shift`: where rows begin
+    anywhere; `together`: axes that are folded where programs share them."""
+
+    def __init__(self, b: Body, hints: Hints, target):
+        super().__init__(b, hints, target)
+        self.pieces: dict[Axis, tuple[int, ...]] = {}
+        self.looped: set[Axis] = set()
+        self.shift: Shift | None = None
+        self.together: frozenset[Axis] = frozenset()
+
+    def threads(self, dims: tuple[Axis, ...], split: tuple[Axis, ...], several: bool) -> Threads:
+        """Of programs that share the axes `split` of a tile of `dims`; `several`: rows of statistics that enter at once."""
+        elements = math.prod(self.pieces[a][0] if self.words_shared(a) else sum(self.pieces[a]) for a in dims)
+        columns = self.line in self.together
+        carries = self.carries or self.down or columns
+        one = self.carries and self._one_row(dims)
+        shares = self.crossed and not self.rows
+        staged = self.staged_columns() and not several
+        by_thread = shares and dims == (self.line,) and self.line in self.crossed and self.carried() > 2 \
+            and all(e.monoid in ("sum", "moments") for e in self.crossing)
+        each = self._each(dims, carries, by_thread)
+        words = self.streams() and self.words_shared(self.line)
+        most = CARRY_WARPS if carries and not one else MOST_WARPS
+        warps = tile_statistics.WORD_WARPS if several else self._warps(dims, elements, each, most, words)
+        # one-warp LayerNorm and RMSNorm over 1023: 83 and 88%, 65 and 78 when counted
+        counted = carries or split and not self.crossed and warps > 1
+        stay = tile_statistics.resident(self) if several else max(1, RESIDENT // (PASSING_WARPS if words else warps))
+        held = 2 * TOGETHER_THREAD if each == TOGETHER_THREAD and columns else elements // (32 * warps)
+        resident = self._holding(warps, held) if counted else stay
+        reread = one and self.shift is None and resident == 0         # 59 to 68%, from 37 to 62; shifted rows lose, 55 to 49
+        resident = max(1, resident)
+        full = shares and self.carried() > 2 and not staged        # left open, a third of the programs would not run at once
+        capped = full or split and resident < RESIDENT // warps
+        return Threads(warps, resident, 1 if reread else CARRY_STAGES if staged else self.stages(),
+                       min(REGISTERS // (32 * warps * resident) // 8 * 8, 255) if capped else 0, by_thread, reread)
+
+    def _one_row(self, dims: tuple[Axis, ...]) -> bool:
+        """Is a tile one contiguous row, held?"""
+        return not self.looped and dims == (self.line,) == tuple(self.rows)
+
+    def _each(self, dims: tuple[Axis, ...], carries: bool, by_thread: bool) -> int:
+        """Elements of a tile to a thread."""
+        plain = not self.looped and not self.crossed and self.shift is None
+        shares = self.crossed and not self.rows
+        each = self._carried_each() if carries else ROW_THREAD if self.rows or self.crossed else PER_THREAD
+        if self.line in self.together and self.begin_anywhere():
+            each = TOGETHER_THREAD
+        if plain and self._one_row(dims) and self.stored_along() and self.hints.count(self.b.parallel) <= self.target.threads:
+            each = PER_THREAD
+        if self.looped and not self.crossed and self.line in self.b.parallel:
+            each = LONE_THREAD if self.lone() else RAGGED_THREAD if self.begin_anywhere() else each
+        if plain and self.line in self.rows and self.stored_along() and self.begin_anywhere():
+            each = RAGGED_EACH
+        if self.width > 1 and not (shares and any(e.monoid == "moments" for e in self.crossing)):
+            each = max(each // self.width, 8)
+        return THREAD if by_thread else min(each, SPLIT_REGISTERS // self.carried()) if shares else each
+
+    def _warps(self, dims: tuple[Axis, ...], elements: int, each: int, most: int, words: bool) -> int:
+        """Of a program whose threads have `each` of a tile's elements; `words`: programs share rows in whole words."""
+        shares = self.crossed and not self.rows
+        warps = max(1, min(most, power(-(-elements // (32 * each)) if shares else elements // (32 * each))))
+        if self.shift is not None and self.line in self.rows and len(dims) > 1:
+            warps = max(1, sum(self.pieces[dims[0]]) // 2)
+        if not self.streams() and not (self.line in self.looped and self.passing()):
+            return warps
+        if self.one_long():
+            return min(LONG_WARPS, LONG_WARPS * self.narrowest() // 4)
+        return WORDS_WARPS if words else min(warps, SUMMED_WARPS if self.summed() else PASSING_WARPS)
+
+    def _holding(self, warps: int, each: int) -> int:
+        """How many programs that hold rows a multiprocessor has registers for. Perhaps 0."""
+        most = (CARRY_RESIDENT if self.carries or self.down else RESIDENT) // warps
+        return min(REGISTERS // (32 * warps * self._registers(each)), most)
+
+    def _registers(self, each: int) -> int:
+        """Registers of a thread with `each` elements of what is read of a row, weights, column sums and what is written beside them."""
+        held = {(e.node, e.index) for e in walk(*exprs_of(self.b)) if isinstance(e, Load) and self.line in e.index[0].axes()}
+        sums = {(e.monoid, e.over, e.args) for e in self.crossing if not set(e.over) & self.together}
+        made = [s for s in self.b.stores if self.line in s.axes and s.axes & self.crossed]
+        return BESIDE + each * (len(held) + len(sums) + len(made))
+
+    def _carried_each(self) -> int:
+        """Elements of a row to one thread where column sums are carried."""
+        widest = max((size for _, address, size in strides_of(self.b) if self.line in address.axes() and address.axes() & self.crossed), default=4)
+        return min(CARRY_THREAD, 4 * CARRY_THREAD // widest)
+
+    def stages(self) -> int:
+        """Rows under way at once, as far as shared memory holds them."""
+        if self.streams() or self.line in self.looped and self.passing():
+            return PASSING_STAGES if self.shift is None and self.narrowest() >= 4 and not self.singly() else 1
+        if self.looped and self.scans_down():
+            return CARRY_STAGES
+        if not (self.carries or self.down) or self.looped:
+            return 1
+        row = sum(size for _, address, size in set(strides_of(self.b)) if self.line in address.axes() and address.axes() & self.crossed)
+        if 1 < math.prod(sum(self.pieces[a]) for a in self.pieces if a in self.b.parallel) < LANES:
+            return 1
+        if CARRY_STAGES * row * sum(self.pieces.get(self.line, (1,))) > STAGED:
+            return 1
+        folded = any(isinstance(e, Reduce) and set(e.over) & set(self.rows) and not set(e.over) & self.crossed for e in walk(*exprs_of(self.b)))
+        return 1 if self.shift is not None and (folded and self.narrowest() >= 4 or self.down) else CARRY_STAGES
+
+    def words_shared(self, a: Axis) -> bool:
+        """Do programs share the whole words of rows along `a` that begin anywhere?"""
+        return self.shift is not None and a is self.shift.axis and a in self.crossed
+
+    def columns(self) -> int:
+        """Columns of a tile that folds across rows: narrow where there are few, so that there are programs for every multiprocessor."""
+        if self.line is None or self.crossed:
+            return COLUMNS
+        share = self.hints.count(self.b.parallel) // self.target.threads
+        return max(NARROW, min(COLUMNS, power(share + 1) // 2))
+
+    def lone(self) -> bool:
+        """Do programs walk down the narrowest tiles of columns, no more of them than multiprocessors, and only fold?"""
+        few = self.line in self.b.parallel and self.columns() == NARROW and self.hints.count(self.b.parallel) <= NARROW * self.target.threads
+        return bool(self.looped) and not self.crossed and few and not self.stored_along()
