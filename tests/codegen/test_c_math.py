@@ -1,4 +1,6 @@
 """Accuracy of the C vocabulary's functions against float64: the largest error in units of the last place over the whole range, and special values."""
+import ctypes
+
 import numpy as np
 import pytest
 import torch
@@ -74,6 +76,21 @@ def test_accuracy(library, name, d):
     assert wrong[worst] <= (ULP32 if d is F32 else ULP64)[name], f"{name}{shown}: {found[worst]!r}, not {truth[worst]!r}: {wrong[worst]:.3g} ulp"
     zero = (truth == 0) & (found == 0)
     assert (np.signbit(found[zero]) == np.signbit(truth[zero])).all(), f"{name}: sign of zero"
+
+
+UNDERFLOW = 0x10        # x86's exception flag
+
+
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="the scaling of AVX-512")
+def test_what_is_masked_with_infinity_does_not_underflow(tmp_path):
+    """e^x far below the smallest number is 0 without an underflow, which some processors handle out of line: masked scores of attention."""
+    made, libm = build(elementwise("exp_of", [F32], F32, c_op("exp", F32, ["x0"])), tmp_path, 16), ctypes.CDLL("libm.so.6")
+    for low, raised in ((-np.inf, 0), (-1e4, 0), (-200, 0), (-105, 0), (-95, UNDERFLOW)):
+        x = np.tile(np.array([low, 0, 1, 50], np.float32), 10)
+        libm.feclearexcept(UNDERFLOW)
+        found, _ = call(made, "exp_of", [x], F32)
+        assert libm.fetestexcept(UNDERFLOW) == raised, low
+        np.testing.assert_allclose(found, np.exp(x.astype(np.float64)), rtol=3e-7, atol=1e-45)
 
 
 @pytest.mark.parametrize("lanes", [16, 4])
