@@ -1,22 +1,23 @@
 """What `tokamak.profile` says of a step beside what other instruments say of the same step, and what profiling costs beyond compiling.
 
     python -m benchmarks.profiles [--device cuda | cpu] [--cases NAME ...] [--layers N] [--seconds S] [--rounds N]
-                                  [--html FOLDER] [--json FILE [--report]] [--write]
+                                  [--ahead N [--build]] [--html FOLDER] [--json FILE [--report]] [--write]
 
 Cases on a GPU: BERT-large, GPT-2 medium and ResNet-50, inference and training (forward, loss, backward; float32 parameters under bfloat16
 autocast); Llama 3.2 1B: a prompt, and one token against a cache (all in bfloat16), with CUDA graphs and without. On a CPU: the programs of
 `examples/demo.py`; BERT and GPT-2 of two layers and a ResNet, in training.
 
 Beside a profile stands the same step under eager and under `torch.compile(..., backend="tokamak")` without any of tokamak's tools, in the same
-process and on the same arguments: a second compiled function, which nothing watches. Beside each turn of steps that the profile times stands a turn
-of these, behind it and before it by turns, since the first of two finds the host idle. Step: on a GPU CUDA events around one, the device idle before it; on a CPU the clock. Busy: on a GPU the device's time by the averages of
-torch's profiler, which watches nothing but the device, before and behind each look that the profile takes; on a CPU that of eager's operators, by the
-same, at most the step. Medians; beside them between which times half of the steps lie. Peak: torch's allocator's, beyond what stands before a step;
-what recordings of CUDA graphs keep stands always, as `pools`: both in a second process, which knows no tool at all. That one takes its turns of
-steps, too: `elsewhere` is its median, which says how far two processes are apart and is not judged, since it differs as much between two processes
-without tools. `cost`: seconds of the whole call of `tokamak.profile`, less those of its first compiled step and of what is measured beside it; the
-first of all pays for the machine's peaks. `--rounds`: so many profiles of a case; the one of the median ratio is shown. Exit status 1 where a step or
-busy time is off by over 3% or a cost is over 10 s.
+process and on the same arguments: a second compiled function, which nothing watches. Beside each step that the profile times stands one of these,
+behind it and before it by turns. Step: on a GPU CUDA events around one, the device idle before it; on a CPU the clock. Shown are both medians; `off`
+is the median of what the steps of a pair differ by, since the host is faster in one second than in the next, and beside it stand between which
+differences half of the pairs lie. Busy: on a GPU the device's time by the averages of torch's profiler, which watches nothing but the device, before
+and behind each look that the profile takes; on a CPU that of eager's operators, by the same, at most the step. Peak: torch's allocator's, beyond what
+stands before a step; what recordings of CUDA graphs keep stands always, as `pools`. `cost`: seconds of the whole call of `tokamak.profile`, less
+those of its first compiled step and of what is measured beside it; the first of all pays for the machine's peaks. `--rounds`: so many profiles of a
+case, each in a process of its own; the one of the median difference is shown. `--ahead N`: so many processes compile at once, and are measured one by
+one when all of them stand ready; `--build`: they only compile, so that a later run finds kernels in the cache. Exit status 1 where a step or busy
+time is off by over 3% or a cost is over 10 s.
 """
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ import multiprocessing
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -61,27 +62,8 @@ def plain(case: Case, made: Made) -> dict[str, Callable[[], object]]:
     return steps
 
 
-def totals(steps: dict[str, Callable], gpu: bool) -> dict[str, dict[str, float]]:
-    """What else is compared: memory."""
-    found = {side: {"peak": peak(step)} for side, step in steps.items()} if gpu else {side: {} for side in steps}
-    if gpu and (pools := pool_bytes()):
-        found["compiled"]["pools"] = pools
-    return found
-
-
 def off(said: float, found: float) -> float:
     return said / found - 1 if found else math.inf if said else 0.0
-
-
-def turn(step: Callable, gpu: bool) -> list[float]:
-    """Seconds of steps, each by itself, about as many as a turn of the profile's has; the first counts where it is a long one, as there."""
-    one, end = by_events if gpu else by_clock, time.perf_counter() + watch.TURN
-    taken = [one(step)]
-    if taken[0] <= watch.ALONE:
-        taken = [one(step) for _ in range(watch.TOGETHER)]
-        while time.perf_counter() < end:
-            taken.append(one(step))
-    return taken
 
 
 def by_events(step: Callable) -> float:
@@ -138,11 +120,29 @@ def peak(step: Callable) -> float:
 
 # -- side by side ----------------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
+class Pairs:
+    """Steps of a `side` in pairs, the profile's and one beside it: how many; how far the profile's lie above the other, the median, and half of them
+    from `low` to `high`; half of the others take `least` to `most` seconds."""
+    side: str
+    count: int
+    off: float
+    low: float
+    high: float
+    least: float
+    most: float
+
+
+def paired(side: str, found: Sequence[tuple[float, float]]) -> Pairs:
+    quarter, differ, other = len(found) // 4, sorted(off(*pair) for pair in found), sorted(one for _, one in found)
+    middle = statistics.median(differ)
+    return Pairs(side, len(found), middle, differ[quarter], differ[-quarter - 1], other[quarter], other[-quarter - 1])
+
+
+@dataclass(frozen=True)
 class Compared:
-    """A case. `first`: seconds of the first compiled step; `cost`: of profiling besides; `totals`: (side, quantity, said, found) in seconds or bytes;
-    `named`: the share of the device's time that the profile's rows, and what it lists beside them, make up; `bound`: its verdict; `spread`: (side,
-    from, to): half of the steps found are between these; `rounds`: profiles that were made; `elsewhere`: (side, seconds of a step in another
-    process)."""
+    """`first`: seconds of the first compiled step; `cost`: of profiling besides; `totals`: (side, quantity, said, found) in seconds or bytes;
+    `named`: the share of the device's time that the profile's rows, and what it lists beside them, make up; `bound`: its verdict; `pairs`: of steps;
+    `rounds`: profiles that were made."""
     case: str
     device: str
     torch: str
@@ -151,41 +151,47 @@ class Compared:
     totals: tuple[tuple[str, str, float, float], ...]
     named: float
     bound: str
-    spread: tuple[tuple[str, float, float], ...] = ()
+    pairs: tuple[Pairs, ...] = ()
     rounds: int = 1
-    elsewhere: tuple[tuple[str, float], ...] = ()
+
+    def off(self, side: str, what: str) -> float:
+        """How far what is said lies above what was found; of steps by pairs."""
+        if what == "step" and (pairs := self.of(side)):
+            return pairs.off
+        return next(off(said, found) for s, w, said, found in self.totals if (s, w) == (side, what))
+
+    def of(self, side: str) -> Pairs | None:
+        return next((p for p in self.pairs if p.side == side), None)
 
     def far(self) -> list[str]:
         """What should not be."""
-        judged = [(side, what, off(said, found)) for side, what, said, found in self.totals if what in JUDGED]
+        judged = [(side, what, self.off(side, what)) for side, what, *_ in self.totals if what in JUDGED]
         far = [f"{side} {what} {by:+.1%}" for side, what, by in judged if abs(by) > WITHIN]
         return far + ([f"cost {self.cost:.1f} s"] if self.cost > MOST else [])
 
 
 @dataclass(frozen=True)
 class Round:
-    """What a profile `said`, seconds of the `steps` of each side by other instruments meanwhile, in the same process and `elsewhere`, and their
-    `rest`."""
+    """What a profile `said`; of each side, seconds of its steps with those of the step beside each (`pairs`); and the `rest` of what was found."""
     said: dict
-    steps: dict[str, list[float]]
-    elsewhere: dict[str, list[float]]
+    pairs: dict[str, list[tuple[float, float]]]
     rest: dict[str, dict[str, float]]
-
-    def pair(self, side: str) -> tuple[float, float]:
-        return self.said[side]["step"], statistics.median(self.steps[side])
 
 
 class Beside:
-    """Within it, a profile's sides have company: `make()` gives the same steps without tools, once the profile's own have run. Each turn of the
-    profile's has one of theirs beside it, behind it or, every second time, before it, and then `turn(side)`, one elsewhere; each look by torch's profiler stands between two at theirs. `steps`,
-    `elsewhere`, `busy`: seconds of all these; `pools`: bytes that their recordings keep; `waited`: seconds that this took."""
+    """Within it, a profile's sides have company: `make()` gives the same steps without tools, once the profile's own have run, and `ready()` returns
+    when they may be measured. Each step that the profile times has one of theirs beside it, behind it or, every second time, before it; each look by
+    torch's profiler stands between two at theirs. `pairs`: seconds of both; `busy`, `peaks`: of theirs; `pools`: bytes that their recordings keep;
+    `waited`: seconds that this took."""
 
-    def __init__(self, make: Callable[[], dict[str, Callable[[], object]]], turn: Callable[[str], list[float]], gpu: bool):
-        self.make, self.turn, self.gpu, self.waited, self.pools = make, turn, gpu, 0.0, 0
+    def __init__(self, make: Callable[[], dict[str, Callable[[], object]]], ready: Callable[[], object], gpu: bool):
+        self.make, self.ready, self.gpu, self.waited, self.pools = make, ready, gpu, 0.0, 0
         self.names: dict[int, str] = {}
         self.plain: dict[str, Callable[[], object]] = {}
-        self.behind = dict.fromkeys(SIDES, False)           # did the last turn stand behind the profile's?
-        self.steps, self.elsewhere, self.busy = ({side: [] for side in SIDES} for _ in range(3))
+        self.behind = False                                 # did the last step stand behind the profile's?
+        self.peaks: dict[str, int] = {}
+        self.busy: dict[str, list[float]] = {side: [] for side in SIDES}
+        self.pairs: dict[str, list[tuple[float, float]]] = {side: [] for side in SIDES}
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
@@ -200,28 +206,30 @@ class Beside:
                 before = pool_bytes() if self.gpu else 0
                 self.plain = self.make()
                 self.pools = pool_bytes() - before if self.gpu else 0
+                self.ready()
             return interleaved(steps, *args, **kwargs)
         return run
-
-    def beside(self, side: str) -> None:
-        with self.aside():
-            self.steps[side] += turn(self.plain[side], self.gpu)
 
     def turned(self, turns: Callable) -> Callable:
         def run(step, device, seconds, looked):
             if looked is not None:
                 return turns(step, device, seconds, looked)
-            side = self.names[id(step)]
-            behind = self.behind[side] = not self.behind[side]
-            if not behind:
-                self.beside(side)
-            found = turns(step, device, seconds, looked)
-            if behind:
-                self.beside(side)
-            with self.aside():
-                self.elsewhere[side] += self.turn(side)
+            side, made = self.names[id(step)], []
+            with mock.patch.object(watch, "_one", partial(self.pair, watch._one, made, self.plain[side])):
+                found = turns(step, device, 2 * seconds, looked)
+            self.pairs[side] += made[-len(found):]          # a turn's first step may count for nothing
             return found
         return run
+
+    def pair(self, one: Callable, made: list[tuple[float, float]], plain: Callable, step: Callable, device: str) -> watch.Took:
+        def beside() -> float:
+            with self.aside():
+                return (by_events if self.gpu else by_clock)(plain)
+        self.behind = not self.behind
+        other = None if self.behind else beside()
+        took = one(step, device)
+        made.append((took.step, beside() if other is None else other))
+        return took
 
     def between(self, look: Callable) -> Callable:
         def again(side: str) -> None:
@@ -236,10 +244,28 @@ class Beside:
             return found
         return run
 
+    def remembered(self, use: Callable) -> Callable:
+        def run(step, *args, **kwargs):
+            if self.gpu:
+                with self.aside():
+                    self.peaks[self.names[id(step)]] = peak(self.plain[self.names[id(step)]])
+            return use(step, *args, **kwargs)
+        return run
+
+    def rest(self) -> dict[str, dict[str, float]]:
+        """What was found but steps. A profile has at most the step of what eager's operators take on a CPU."""
+        most = {side: math.inf if self.gpu else statistics.median(other for _, other in self.pairs[side]) for side in SIDES}
+        found = {side: {"busy": min(statistics.mean(self.busy[side]), most[side])} if self.busy[side] else {} for side in SIDES}
+        for side, bytes in self.peaks.items():
+            found[side]["peak"] = bytes
+        if self.pools:
+            found["compiled"]["pools"] = self.pools
+        return found
+
     def __enter__(self) -> Beside:
         self.patches = contextlib.ExitStack()
         for module, name, around in ((watch, "_turn", self.turned), (profile, "interleaved", self.named), (profile, "traced", self.between),
-                                     (profile, "operators", self.between)):
+                                     (profile, "operators", self.between), (profile, "memory_use", self.remembered)):
             self.patches.enter_context(mock.patch.object(module, name, around(getattr(module, name))))
         return self
 
@@ -247,60 +273,57 @@ class Beside:
         self.patches.close()
 
 
-def said(case: Case, made: Made, seconds: float, turn: Callable[[str], list[float]]) -> tuple[Round, Profile]:
-    """What the profile says of both sides, and of itself, beside what was found in this process and by `turn` elsewhere, memory not yet; and the
-    profile."""
+def said(case: Case, made: Made, seconds: float, ready: Callable[[], object] = lambda: None) -> tuple[Round, Profile]:
+    """What the profile says of both sides, and of itself, beside what was found in this process; and the profile. `ready`: as `Beside` has it."""
     gpu = profile.device_of((made.fn, made.args, made.kwargs)) != "cpu"
     start = time.perf_counter()
-    with torch.set_grad_enabled(made.train), Beside(partial(plain, case, made), turn, gpu) as other:
-        p = tokamak.profile(made.fn, *made.args, options=case.options, seconds=3 * seconds, **made.kwargs)
+    with torch.set_grad_enabled(made.train), Beside(partial(plain, case, made), ready, gpu) as other:
+        p = tokamak.profile(made.fn, *made.args, options=case.options, seconds=2 * seconds, **made.kwargs)
     took = time.perf_counter() - start - other.waited
     sides = {name: {**{k: getattr(side, k) for k in ("step", "busy", "peak")}, "pools": side.memory.pools - other.pools}
              for name, side in (("eager", p.eager), ("compiled", p.compiled))}
     named = (sum(r.seconds for r in p.rows) + sum(o.seconds for o in p.others)) / p.compiled.busy
     words = {**sides, "device": p.peaks.device, "first": p.first, "cost": took - p.first, "named": named, "bound": f"{p.bound}: {p.why}"}
-    most = {side: math.inf if gpu else statistics.median(steps) for side, steps in other.steps.items()}      # so the profile has it
-    busy = {side: {"busy": min(statistics.mean(found), most[side])} if found else {} for side, found in other.busy.items()}
-    return Round(words, other.steps, other.elsewhere, busy), p
+    return Round(words, other.pairs, other.rest()), p
 
 
 def compared(name: str, rounds: list[Round]) -> Compared:
-    """Both side by side, by the round of the median ratio. On a CPU nothing but eager's operators is seen by torch's profiler."""
-    middle = lambda pair: sorted(rounds, key=lambda r: off(*pair(r)))[len(rounds) // 2]
-    totals, spread, elsewhere = [], [], []
+    """Both side by side, by the round of the median difference. On a CPU nothing but eager's operators is seen by torch's profiler."""
+    middle = lambda by: sorted(rounds, key=by)[len(rounds) // 2]
+    totals, pairs = [], []
     for side in SIDES:
-        shown = middle(lambda r: r.pair(side))
-        totals.append((side, "step", *shown.pair(side)))
+        shown = middle(lambda r: paired(side, r.pairs[side]).off)
+        pairs.append(paired(side, shown.pairs[side]))
+        totals.append((side, "step", shown.said[side]["step"], statistics.median(other for _, other in shown.pairs[side])))
         for what in rounds[0].rest[side]:
-            pair = lambda r: (r.said[side][what], r.rest[side][what])
-            totals.append((side, what, *pair(middle(pair))))
-        steps = sorted(shown.steps[side])
-        spread.append((side, steps[len(steps) // 4], steps[(3 * len(steps)) // 4]))
-        elsewhere.append((side, statistics.median(shown.elsewhere[side])))
+            both = lambda r: (r.said[side][what], r.rest[side][what])
+            totals.append((side, what, *both(middle(lambda r: off(*both(r))))))
     first, cost = rounds[0].said, statistics.median(r.said["cost"] for r in rounds)
-    return Compared(name, first["device"], torch.__version__, first["first"], cost, tuple(totals), first["named"], first["bound"], tuple(spread),
-                    len(rounds), tuple(elsewhere))
+    return Compared(name, first["device"], torch.__version__, first["first"], cost, tuple(totals), first["named"], first["bound"], tuple(pairs),
+                    len(rounds))
 
 
 # -- processes -------------------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Part:
-    """A process that answers what it is asked, one thing after the other."""
-    process: multiprocessing.Process | None
+    """A process that makes one profile: it tells when it is ready to be measured, and waits until it is asked."""
+    process: multiprocessing.Process
     pipe: Connection
 
-    def ask(self, what: str):
-        """Raises EOFError where the process has ended."""
-        self.pipe.send(what)
+    def hear(self):
+        """What it has to say next. Raises EOFError where the process has ended."""
         return self.pipe.recv()
+
+    def go(self) -> Round:
+        self.pipe.send(None)
+        return self.hear()
 
 
 @contextlib.contextmanager
-def part(name: str, case: str, args: argparse.Namespace) -> Iterator[Part]:
-    """One part of a case in a process of its own: `plain` answers `totals`, and a side with a turn of it; `profile` answers `said`, and asks for
-    turns before it does; both answer `ready`."""
+def part(case: str, args: argparse.Namespace) -> Iterator[Part]:
+    """A profile of a case in a process of its own: where memory happens to lie makes one slower than another, and a use of torch's profiler does."""
     here, there = multiprocessing.get_context("spawn").Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=serve, args=(there, name, case, args))
+    process = multiprocessing.get_context("spawn").Process(target=serve, args=(there, case, args))
     process.start()
     there.close()
     try:
@@ -310,76 +333,63 @@ def part(name: str, case: str, args: argparse.Namespace) -> Iterator[Part]:
         process.join()
 
 
-def serve(pipe: Connection, name: str, case: str, args: argparse.Namespace) -> None:
-    """Answers until nobody asks."""
+def serve(pipe: Connection, name: str, args: argparse.Namespace) -> None:
+    """Ends where nobody asks."""
     torch.set_float32_matmul_precision("high")
-    answers = plain_answers(case, args) if name == "plain" else profile_answers(case, args, Part(None, pipe).ask)
+    case = next(cases[name] for cases in CASES.values() if name in cases)
+
+    def ready() -> None:
+        pipe.send("ready")
+        pipe.recv()
     with contextlib.suppress(EOFError):
-        while True:
-            pipe.send(answers[pipe.recv()]())
-
-
-def plain_answers(name: str, args: argparse.Namespace) -> dict[str, Callable]:
-    case, gpu = case_of(name), args.device == "cuda"
-    steps = plain(case, case.make(args.device, args.layers))
-    return {"ready": lambda: True, "totals": lambda: totals(steps, gpu), **{side: partial(turn, step, gpu) for side, step in steps.items()}}
-
-
-def profile_answers(name: str, args: argparse.Namespace, turn: Callable[[str], list[float]]) -> dict[str, Callable]:
-    case = case_of(name)
-    made = case.make(args.device, args.layers)
-
-    def answer() -> Round:
-        found, p = said(case, made, args.seconds, turn)
+        found, p = said(case, case.make(args.device, args.layers), args.seconds, ready)
         if args.html:
             file = "".join(c if c.isalnum() else "_" for c in name)
             p.html(args.html / f"{file}.html")
             (args.html / f"{file}.txt").write_text(str(p))
-        return found
-    return {"ready": lambda: True, "said": answer}
+        pipe.send(found)
 
 
-def case_of(name: str) -> Case:
-    return next(cases[name] for cases in CASES.values() if name in cases)
-
-
-def in_turns(name: str, args: argparse.Namespace) -> Compared:
-    """A case, each round in processes of its own: where memory happens to lie makes one slower than another, and a use of torch's profiler does."""
-    rounds = []
-    for _ in range(args.rounds):
-        with part("plain", name, args) as other, part("profile", name, args) as one:
-            other.ask("ready"), one.ask("ready")
-            answer = one.ask("said")
-            while isinstance(answer, str):
-                answer = one.ask(other.ask(answer))
-            rest = other.ask("totals")
-            rounds.append(replace(answer, rest={side: {**answer.rest[side], **rest[side]} for side in SIDES}))
-    return compared(name, rounds)
+def measured(names: Sequence[str], args: argparse.Namespace) -> Iterator[Compared]:
+    """Of each case, one after the other; `args.ahead` processes are there at once."""
+    jobs = [name for name in names for _ in range(args.rounds)]
+    found: dict[str, list[Round]] = {}
+    for at in range(0, len(jobs), args.ahead):
+        with contextlib.ExitStack() as stack:
+            parts = [(name, stack.enter_context(part(name, args))) for name in jobs[at:at + args.ahead]]
+            for _, one in parts:
+                one.hear()
+            for name, one in parts if not args.build else ():
+                rounds = found.setdefault(name, [])
+                rounds.append(one.go())
+                if len(rounds) == args.rounds:
+                    yield compared(name, rounds)
 
 
 def lines(c: Compared) -> str:
     out = [f"{c.case}: first step {c.first:.1f} s, profiling {c.cost:.1f} s besides; bound by {c.bound}; rows {c.named:.1%} of busy"]
     for side, what, said, found in c.totals:
         unit, factor = ("MB", 1e-6) if what in ("peak", "pools") else ("ms", 1e3)
-        around = [f" ({low * factor:.3f} to {high * factor:.3f})" for of, low, high in c.spread if of == side and what == "step"]
-        around += [f", elsewhere {median * factor:.3f}" for of, median in c.elsewhere if of == side and what == "step"]
-        out.append(f"    {side:9} {what:5} {said * factor:10.3f} {unit} said, {found * factor:10.3f} found {off(said, found):+7.1%}{''.join(around)}")
+        around = ""
+        if what == "step" and (p := c.of(side)):
+            around = f" ({p.low:+.1%} to {p.high:+.1%} in half of {p.count} pairs; found {p.least * factor:.3f} to {p.most * factor:.3f})"
+        out.append(f"    {side:9} {what:5} {said * factor:10.3f} {unit} said, {found * factor:10.3f} found {c.off(side, what):+7.1%}{around}")
     return "\n".join(out + [f"    FAR: {', '.join(c.far())}"] * bool(c.far()))
 
 
 def table(rows: list[Compared]) -> str:
     """For BENCHMARKS.md."""
     out = [f"Machine: {rows[0].device}, torch {rows[0].torch}. Command: `python -m benchmarks.profiles --write`.", "",
-           "| step | quantity | eager: said | found | off | elsewhere | compiled: said | found | off | elsewhere | profiling s |", "|---|---|" + "---:|" * 9]
+           "| step | quantity | eager: said | found | off | compiled: said | found | off | profiling s |", "|---|---|" + "---:|" * 7]
     for c in rows:
         for what, unit, factor in (("step", "ms", 1e3), ("busy", "ms", 1e3), ("peak", "MB", 1e-6), ("pools", "MB", 1e-6)):
-            around = {side: f" ({low * factor:.2f} to {high * factor:.2f})" for side, low, high in c.spread if what == "step"}
-            far = {side: f"{median * factor:.2f}" for side, median in c.elsewhere if what == "step"}
-            cells = {side: f"{a * factor:.2f} | {b * factor:.2f}{around.get(side, '')} | {off(a, b):+.1%} | {far.get(side, '')}"
+            half = {p.side: f" ({p.low:+.1%} to {p.high:+.1%})" for p in c.pairs if what == "step"}
+            around = {p.side: f" ({p.least * factor:.2f} to {p.most * factor:.2f})" for p in c.pairs if what == "step"}
+            cells = {side: f"{a * factor:.2f} | {b * factor:.2f}{around.get(side, '')} | {c.off(side, what):+.1%}{half.get(side, '')}"
                      for side, w, a, b in c.totals if w == what}
             if cells:
                 first = what == "step"
-                out.append(f"| {c.case if first else ''} | {what} {unit} | {cells.get('eager', ' | | | ')} | {cells.get('compiled', ' | | | ')} | "
+                out.append(f"| {c.case if first else ''} | {what} {unit} | {cells.get('eager', ' | | ')} | {cells.get('compiled', ' | | ')} | "
                            f"{f'{c.cost:.1f}' if first else ''} |")
     return "\n".join(out)
 
@@ -389,7 +399,7 @@ def read(path: str) -> dict[str, Compared]:
     """What was measured before, by device and case."""
     if not path or not Path(path).exists():
         return {}
-    return {f"{kind} {row['case']}": Compared(**{**row, **{k: tuple(map(tuple, row.get(k, ()))) for k in ("totals", "spread", "elsewhere")}})
+    return {f"{kind} {row['case']}": Compared(**{**row, "totals": tuple(map(tuple, row["totals"])), "pairs": tuple(Pairs(**p) for p in row["pairs"])})
             for kind, rows in json.loads(Path(path).read_text()).items() for row in rows}
 
 
@@ -404,6 +414,8 @@ def arguments(argv=None) -> argparse.Namespace:
     p.add_argument("--layers", type=int, help="instead of each model's own number")
     p.add_argument("--seconds", type=float, default=1.0, help="of steps of each side, for its figure")
     p.add_argument("--rounds", type=int, default=1, help="profiles of each case, each in a process of its own")
+    p.add_argument("--ahead", type=int, default=1, help="processes that compile at the same time, before the first of them is measured")
+    p.add_argument("--build", action="store_true", help="measure nothing: what is built is in the cache for a later run")
     p.add_argument("--html", type=Path, help="folder for each case's report")
     p.add_argument("--json", default="", help="file that keeps what was measured; cases measured again are replaced")
     p.add_argument("--report", action="store_true", help="measure nothing")
@@ -414,8 +426,8 @@ def arguments(argv=None) -> argparse.Namespace:
 def main(argv=None) -> int:
     args = arguments(argv)
     rows = read(args.json)
-    for name in [] if args.report else args.cases or CASES[args.device]:
-        made = rows[f"{args.device} {name}"] = in_turns(name, args)
+    for made in measured([] if args.report else args.cases or list(CASES[args.device]), args):
+        rows[f"{args.device} {made.case}"] = made
         print(lines(made), flush=True)
         if args.json:
             kept(args.json, rows)

@@ -1,6 +1,7 @@
 """`tokamak.profile`: what is counted is right, what is measured adds up, kernels are judged by the written rule."""
 import json
 import threading
+import weakref
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -111,6 +112,19 @@ def test_memory_that_a_training_step_holds():
     layers = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()) for _ in range(3)))
     p = profiled(layers, torch.randn(512, 64))
     assert p.predicted == pytest.approx(p.compiled.peak, rel=0.15)
+
+
+def test_results_of_a_step_are_gone_with_its_gradients():
+    found, model = [], torch.nn.Linear(4, 4)
+
+    def forward(x):
+        out = model(x)
+        found.append(weakref.ref(out))
+        return out
+    for step in (Step([(forward, (torch.ones(2, 4),), {})]), Step([(lambda x: {"loss": forward(x)}, (torch.ones(2, 4),), {})])):
+        step.phases()
+        step()
+        assert found.pop()() is None and len(step.leaves) == 2
 
 
 def test_gradients_of_the_last_step_are_gone_before_the_next():

@@ -134,10 +134,14 @@ class Step:
         out = [fn(*args, **kwargs) for fn, args, kwargs in self.calls]
         if self.leaves == []:               # nothing has gradients: not looked for in the time that a step takes
             return
-        self.roots = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor) and t.requires_grad and t.grad_fn is not None]
+        found = out if all(isinstance(t, torch.Tensor) for t in out) else tree_leaves(out)
+        self.roots = [t for t in found if isinstance(t, torch.Tensor) and t.requires_grad and t.grad_fn is not None]
 
     def backward(self) -> None:
-        grads = gradients(self.roots, self.leaves, self.directions)
+        """Results go with their gradients: what lets go of them later finds them in no cache any more."""
+        roots, self.roots = self.roots, []
+        grads = gradients(roots, self.leaves, self.directions)
+        del roots
         if grads is None:               # the function runs backward itself: there is nothing behind it
             self.leaves = []
         elif self.optimizer is not None:
