@@ -12,12 +12,10 @@ result, against float64 (decode: against eager in float32), relative; steps that
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import pathlib
 import sys
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -30,7 +28,7 @@ from tokamak import Options
 from .gpu import write
 from .gpu_host import WARM, under
 from .gpu_measure import machine
-from .gpu_sides import cold
+from .gpu_sides import cold, kept
 
 SIDES = ("eager", "inductor+graphs", "tokamak", "tokamak+graphs")
 START, END = "<!-- gpu graphs: begin -->", "<!-- gpu graphs: end -->"
@@ -144,16 +142,6 @@ def step(case: Case, fn: Callable, inputs: tuple, parameters: list) -> torch.Ten
     for p in parameters:
         p.grad = None
     return out.detach()
-
-
-@contextlib.contextmanager
-def kept():
-    """As `gpu_sides.cold`, with the caches as they are."""
-    torch._dynamo.reset()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="tokamak: ")
-        yield
-    torch._dynamo.reset()
 
 
 def measure(case: Case, sides: Sequence[str], device: str, layers: int | None, expected: torch.Tensor | None, keep: bool = False) -> dict[str, dict]:

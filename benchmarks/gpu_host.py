@@ -1,12 +1,13 @@
 """Host time a call on a GPU: eager, AOTAutograd alone (`floor`), Inductor and tokamak, each as it is and with CUDA graphs (`+graphs`).
 
-    python -m benchmarks.gpu_host [--programs NAME ...] [--sides eager,floor,inductor,tokamak,inductor+graphs,tokamak+graphs] [--calls N] [--profile]
-                                  [--write]
+    python -m benchmarks.gpu_host [--programs NAME ...] [--sides eager,floor,inductor,tokamak,inductor+graphs,tokamak+graphs] [--calls N] [--kept]
+                                  [--profile] [--write]
 
-Microseconds of the host a call, the least of several runs of calls in a row. `chain` is many small kernels one after the other that no compiler
-joins. A run has so few launches that they find room in the device's queue, and starts when the device is idle, so that the host never waits for it:
-what the device takes is the column `device`, of the same calls until it is done. `launches`: kernels, copies and sets of a call. --profile: where
-tokamak's calls spend theirs.
+Microseconds of the host a call, the least of several runs of calls in a row, in which the sides of a program take turns. `chain` is many small kernels
+one after the other that no compiler joins. A run has so few launches that they find room in the device's queue, and starts when the device is idle, so
+that the host never waits for it: what the device takes is the column `device`, of the same calls until it is done. `launches`: kernels, copies and sets
+of a call, counted behind all runs, since a process that torch's profiler has watched is slower. --kept: compilers find what they kept of an earlier run.
+--profile: where tokamak's calls spend theirs.
 """
 from __future__ import annotations
 
@@ -15,15 +16,19 @@ import cProfile
 import pstats
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tokamak import Options
 
 from .gpu import write
 from .gpu_measure import machine, span
-from .gpu_sides import cold, compiled
+from .gpu_sides import cold, compiled, kept
 
 SIDES = ("eager", "floor", "inductor", "tokamak", "inductor+graphs", "tokamak+graphs")
 START, END = "<!-- gpu host: begin -->", "<!-- gpu host: end -->"
@@ -111,29 +116,55 @@ def under(side: str, fn: Callable, **options) -> Callable:
     return compiled(name, fn, **({"cudagraphs": True} if graphs else {}), **options)
 
 
-def measure(program: Program, side: str, device: str, calls: int, look: Callable[[Callable], None] | None = None) -> Times:
-    """The times of a side. `look` is handed what makes a call, last."""
+def measure(program: Program, sides: Sequence[str], device: str, calls: int, keep: bool = False, look: Callable[[Callable], None] | None = None
+            ) -> dict[str, Times]:
+    """The times of each side. `look` is handed what makes a call of each of tokamak's, last."""
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    with cold():
+    with kept() if keep else cold():
         inputs = program.inputs(device)
-        fn = under(side, program.fn)
-        call = lambda: step(fn, program, inputs)
-        for _ in range(WARM):
-            call()
-        launches = launched(call) if device == "cuda" else 0
-        several = max(1, min(calls, QUEUE // max(launches, 1)))
-        host, whole = [], []
-        for _ in range(RUNS):
+        made = {side: under(side, program.fn, **({"cache_dir": Options().cache_dir} if keep and side.startswith("tokamak") else {})) for side in sides}
+        several = max(1, min(calls, QUEUE // operators(program, inputs)))
+        made = {side: partial(step, fn, program, inputs) for side, fn in made.items()}
+        for call in made.values():
+            for _ in range(WARM):
+                call()
+        timed = times(made, several, wait)
+        launches = {side: launched(call) if device == "cuda" else 0 for side, call in made.items()}
+        for side, call in made.items() if look is not None else ():
+            if side.startswith("tokamak"):
+                look(call)
+        return {side: Times(*timed[side], launches[side]) for side in sides}
+
+
+def times(made: dict[str, Callable], several: int, wait: Callable) -> dict[str, tuple[float, float]]:
+    """Seconds a call of each side: of the host, and until the device is done."""
+    found: dict[str, list[tuple[float, float]]] = {side: [] for side in made}
+    for _ in range(RUNS):
+        for side, call in made.items():
+            call()                      # finds what another side has left in the caches
             wait()
             start = time.perf_counter()
             for _ in range(several):
                 call()
-            host.append((time.perf_counter() - start) / several)
+            host = time.perf_counter() - start
             wait()
-            whole.append((time.perf_counter() - start) / several)
-        if look is not None:
-            look(call)
-        return Times(min(host), min(whole), launches)
+            found[side].append((host / several, (time.perf_counter() - start) / several))
+    return {side: (min(host for host, _ in runs), min(whole for _, whole in runs)) for side, runs in found.items()}
+
+
+class Counted(TorchDispatchMode):
+    """Counts torch's operators; no compiler makes more launches of them."""
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operators(program: Program, inputs: list[torch.Tensor]) -> int:
+    with Counted() as found:
+        step(program.fn, program, inputs)
+    return found.count
 
 
 def launched(call: Callable) -> int:
@@ -171,6 +202,7 @@ def arguments(argv=None) -> argparse.Namespace:
     p.add_argument("--sides", type=several, default=SIDES)
     p.add_argument("--calls", type=int, default=100, help="at most so many in a run")
     p.add_argument("--device", default="cuda", help="cpu: to try the command")
+    p.add_argument("--kept", action="store_true", help="with the compilers' caches")
     p.add_argument("--profile", action="store_true")
     p.add_argument("--write", action="store_true", help="put the table into BENCHMARKS.md")
     return p.parse_args(argv)
@@ -182,10 +214,10 @@ def main(argv=None) -> int:
         sys.exit("no CUDA device: nothing can be measured here")
     rows: dict[tuple[str, str], Times] = {}
     for name in args.programs:
-        for side in args.sides:
-            look = (lambda call: profile(call, args.calls)) if args.profile and side.startswith("tokamak") else None
-            rows[name, side] = measure(PROGRAMS[name], side, args.device, args.calls, look)
-            print(table({(name, side): rows[name, side]}).splitlines()[-1], flush=True)
+        look = partial(profile, calls=args.calls) if args.profile else None
+        for side, found in measure(PROGRAMS[name], args.sides, args.device, args.calls, args.kept, look).items():
+            rows[name, side] = found
+            print(table({(name, side): found}).splitlines()[-1], flush=True)
     if args.write:
         run = machine()
         about = f"Machine: {run['device']}, torch {run['torch']}, Triton {run['triton']}. Command: `python -m benchmarks.gpu_host --write`."

@@ -73,6 +73,16 @@ def cold():
     torch._dynamo.reset()
 
 
+@contextlib.contextmanager
+def kept():
+    """As `cold`, with the caches as they are."""
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="tokamak: ")
+        yield
+    torch._dynamo.reset()
+
+
 # -- calls -------------------------------------------------------------------------------------------------------------------
 def leaves(inputs) -> list[torch.Tensor]:
     return [x for x in inputs if x.requires_grad]

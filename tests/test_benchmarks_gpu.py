@@ -440,9 +440,17 @@ def test_the_programs_of_the_host_benchmark_are_right_and_it_says_a_line_each(ca
         with torch.no_grad():
             found, expected = (tree_leaves(f(*inputs)) for f in (gpu_sides.compiled("tokamak", program.fn), program.fn))
         assert len(found) == len(expected) and all((a - b).norm() <= 1e-5 * b.norm() for a, b in zip(found, expected))
-    assert gpu_host.main(["--device", "cpu", "--programs", "gelu_train", "chain", "--sides", "eager", "--calls", "2"]) == 0
+    assert gpu_host.main(["--device", "cpu", "--programs", "gelu_train", "chain", "--sides", "eager", "--calls", "2", "--kept"]) == 0
     lines = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
     assert [line[:2] for line in lines] == [["gelu_train", "eager"], ["chain", "eager"]] and all(float(line[2]) > 0 for line in lines)
+
+
+def test_sides_of_a_program_take_turns_and_find_room_in_the_devices_queue():
+    order = []
+    found = gpu_host.times({side: lambda side=side: order.append(side) for side in "ab"}, 3, lambda: order.append("wait"))
+    assert order == [*["a", "wait", "a", "a", "a", "wait"], *["b", "wait", "b", "b", "b", "wait"]] * gpu_host.RUNS and list(found) == ["a", "b"]
+    chain = gpu_host.Program(gpu_host.chain(3), ((4, 4),))
+    assert gpu_host.operators(chain, chain.inputs("cpu")) == 6
 
 
 def test_the_table_of_host_times_says_what_a_launch_takes():
