@@ -67,6 +67,28 @@ def test_the_same_as_decomposed_in_tracing(dtype, shape):
         torch.testing.assert_close(a.double(), b.double(), rtol=2e-2 if dtype.itemsize == 2 else 1e-4, atol=2e-2 if dtype.itemsize == 2 else 1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_of_calls_that_say_the_same_the_first_alone_is_traced(dtype):
+    args, counted = inputs(dtype), []
+
+    def parts(*args):
+        counted.append(args)
+        return TRACED[NORM](*args)
+
+    def two(*args):
+        out, _, rstd, mean, variance = norm(*args)
+        other, *more = norm(out, args[1], args[2], mean, variance)
+        again, *_ = norm(other.transpose(2, 3), *args[1:])         # other strides
+        return other, rstd, *more, again
+    want, got = traced(two, args, TRACED), traced(two, args)
+    replace(got, {NORM: parts})
+    got.graph.lint()
+    assert len(counted) == 2 and calls(got) == calls(want) and said(got) == said(want)
+    assert all(torch.equal(a, b) for a, b in zip(got(*args), want(*args)))
+    owners = [n.meta["val"].untyped_storage()._cdata for n in got.graph.nodes if n.target is torch.ops.aten.rsqrt.default]
+    assert len(set(owners)) == 3
+
+
 def test_a_part_says_where_its_operator_stood():
     gm = traced(norm, inputs(), changes={"stack_trace": "here", "custom": {"tokamak": "eager"}})
     replace(gm, TRACED)

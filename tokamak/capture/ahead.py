@@ -45,38 +45,38 @@ def said(gm: fx.GraphModule) -> tuple | None:
     number = {n: i for i, n in enumerate(gm.graph.nodes)}
     if any(n.op == "get_attr" for n in number):
         return None
-    arguments, value = partial(_frozen, number), partial(_frozen, None)
+    arguments, value = partial(frozen, number), partial(frozen, None)
     try:
         return tuple([(n.op, n.target, arguments(n.args), arguments(n.kwargs), value(n.meta.get("val")), repr(n.meta.get("custom"))) for n in number])
-    except _Own:
+    except Own:
         return None
 
 
-class _Own(Exception):
+class Own(Exception):
     """A value that is an object of its graph's own: equal to no other's."""
 
 
-def _frozen(number: dict[fx.Node, int] | None, value: Any) -> Any:
+def frozen(number: dict[fx.Node, int] | None, value: Any) -> Any:
     """`value` of lists, tuples, dictionaries, with each leaf beside its type: 1, 1.0 and True are different arguments; a NaN is like itself. A node
-    is its number; without numbers, tensors are what is known of them before they have values. Raises _Own."""
+    is its number; without numbers, tensors are what is known of them before they have values. Raises Own."""
     if isinstance(value, fx.Node):
         return "place", number[value]
     if isinstance(value, (list, tuple)):
-        return type(value).__name__, tuple([_frozen(number, v) for v in value])
+        return type(value).__name__, tuple([frozen(number, v) for v in value])
     if isinstance(value, dict):
-        return "dict", tuple([(k, _frozen(number, v)) for k, v in value.items()])
+        return "dict", tuple([(k, frozen(number, v)) for k, v in value.items()])
     if isinstance(value, slice):
-        return "slice", _frozen(number, (value.start, value.stop, value.step))
+        return "slice", frozen(number, (value.start, value.stop, value.step))
     if isinstance(value, torch.Tensor) and number is None:
-        return _like(value)
+        return like(value)
     if isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
-        raise _Own
+        raise Own
     return type(value).__name__, repr(value) if isinstance(value, float) else value
 
 
-def _like(value: torch.Tensor) -> tuple:
-    """A tensor by what is known of it before it has values. Raises _Own where sizes are symbolic."""
+def like(value: torch.Tensor) -> tuple:
+    """A tensor by what is known of it before it has values. Raises Own where sizes are symbolic."""
     shape, strides = tuple(value.shape), tuple(value.stride()) if value.layout is torch.strided else ()
     if any([isinstance(s, torch.SymInt) for s in (*shape, *strides)]):
-        raise _Own
+        raise Own
     return "tensor", shape, strides, value.dtype, str(value.device), value.layout, value.is_conj(), value.is_neg()

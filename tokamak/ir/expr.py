@@ -19,7 +19,7 @@ from typing import Callable, Iterable
 
 from . import ops
 from .dtype import BOOL, I64, DType
-from .index import Axis, Index, as_index
+from .index import Axis, Index, as_index, dot
 from .substitution import substitute
 from .table import Table
 
@@ -76,6 +76,10 @@ class Load(Expr):
     fields = ("node", "index", "guard", "other")
 
     def __new__(cls, node, index: tuple[Index, ...], guard: Expr | None = None, other: "Const | None" = None):
+        known = _KNOWN.get((cls, node, index, guard, other)) if index.__class__ is tuple else None
+        found = known() if known is not None else None
+        if found is not None:
+            return found
         index = tuple([as_index(i) for i in index])
         if len(index) != len(node.shape):
             raise TypeError(f"load of a {len(node.shape)}-dimensional value with {len(index)} indices")
@@ -93,10 +97,7 @@ class Load(Expr):
 
     def offset(self) -> Index:
         """Elements from the beginning of the node's memory to what is read; of a node that has strides."""
-        found = as_index(0)
-        for i, s in zip(self.index, self.node.strides):
-            found = found + i * s
-        return found
+        return dot(self.index, self.node.strides)
 
     def children(self):
         return (*_fetches(self.index), *((self.guard,) if self.guard is not None else ()))
@@ -178,6 +179,10 @@ class Op(Expr):
     fields = ("name", "args")
 
     def __new__(cls, name: str, *args: Expr):
+        known = _KNOWN.get((cls, name, args))
+        found = known() if known is not None else None
+        if found is not None:
+            return found
         dtype = ops.result_type(name, tuple([a.dtype for a in args]))
         return cls._intern(dtype, lambda: frozenset().union(*(a.free for a in args)), name, args)
 
@@ -342,23 +347,24 @@ def _bound_axes(a: Axis, mapping) -> tuple[Axis, ...]:
 
 def rebuild(e: Expr, child: Callable[[Expr], Expr], index: Callable[[Index], Index], mapping=()) -> Expr:
     """`e` with its children and indices mapped (its own class's constructor checks the result): itself when they are what they were."""
-    if isinstance(e, (Const, Scalar)):
-        return e
-    if isinstance(e, Load):
+    kind = e.__class__
+    if kind is Op:
+        args = tuple([child(a) for a in e.args])
+        return e if _same(args, e.args) else Op(e.name, *args)
+    if kind is Load:
         new, guard = tuple([index(i) for i in e.index]), child(e.guard) if e.guard is not None else None
         return e if guard is e.guard and _same(new, e.index) else Load(e.node, new, guard, e.other)
-    if isinstance(e, Op):
-        args = [child(a) for a in e.args]
-        return e if _same(args, e.args) else Op(e.name, *args)
-    if isinstance(e, Cast):
+    if kind is Const or kind is Scalar:
+        return e
+    if kind is Cast:
         arg = child(e.arg)
         return e if arg is e.arg else Cast(e.dtype, arg, e.implicit)
-    if isinstance(e, Coord):
+    if kind is Coord:
         return Coord(index(e.index))
-    if isinstance(e, Reduce):
+    if kind is Reduce:
         over = tuple([x for a in e.over for x in _bound_axes(a, mapping)]) if mapping else e.over
         return Reduce(e.monoid, over, tuple([child(a) for a in e.args]), e.component)
-    if isinstance(e, Scan):
+    if kind is Scan:
         along, = _bound_axes(e.along, mapping) if mapping else (e.along,)
         return Scan(e.monoid, along, tuple([child(a) for a in e.args]), e.component, e.reverse)
     return Random(e.kind, child(e.seed), child(e.offset), index(e.index))

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Union
 
 from .dtype import DType
-from .expr import Cast, Expr, Load, Reduce, Scan, walk
+from .expr import _fetches, Cast, Expr, Load, Reduce, Scan, loads, walk
 from .index import Axis, Index, as_index, row_major
 from .table import Table
 
@@ -36,12 +36,12 @@ class Input:
 
 
 class Compute:
-    """A tensor whose element at (Axis(0), ..., Axis(n-1)) is `expr`."""
-    __slots__ = ("shape", "strides", "dtype", "expr", "device", "tag", "__weakref__")
+    """A tensor whose element at (Axis(0), ..., Axis(n-1)) is `expr`. `reads` is kept with it by the function of that name."""
+    __slots__ = ("shape", "strides", "dtype", "expr", "device", "tag", "reads", "__weakref__")
 
     def __new__(cls, shape, strides, expr: Expr, device: str = "cpu", tag: int = 0):
-        shape = tuple(as_index(s) for s in shape)
-        strides = row_major(shape) if strides is None else tuple(as_index(s) for s in strides)
+        shape = tuple([as_index(s) for s in shape])
+        strides = row_major(shape) if strides is None else tuple([as_index(s) for s in strides])
         key = (shape, strides, expr, device, tag)
         known = _NODES.known.get(key)
         found = known() if known is not None else None
@@ -53,6 +53,7 @@ class Compute:
                     raise TypeError(f"axis {a!r} with extent {a.extent!r} does not belong to a value of shape {shape}")
             found = object.__new__(cls)
             found.shape, found.strides, found.expr, found.dtype, found.device, found.tag = shape, strides, expr, expr.dtype, device, tag
+            found.reads = None
             _NODES.put(key, found)
         return found
 
@@ -166,22 +167,21 @@ class Graph:
 def reads(node) -> tuple[Node, ...]:
     """The nodes that `node` reads, each once, in order of first use."""
     if isinstance(node, Compute):
-        roots = (node.expr,)
-    elif isinstance(node, Scatter):
-        roots = (node.value, *((node.guard,) if node.guard is not None else ()))
-    elif isinstance(node, Opaque):
+        found = node.reads
+        if found is None:
+            found = node.reads = tuple({e.node: None for e in walk(node.expr) if e.__class__ is Load})
+        return found
+    if isinstance(node, Opaque):
         return node.reads
-    elif isinstance(node, Result):
+    if isinstance(node, Result):
         return (node.opaque,)
-    else:
-        return ()
-    found = {e.node: None for e in walk(*roots) if isinstance(e, Load)}
-    if isinstance(node, Scatter):
-        from .expr import _fetches
-        for e in _fetches(node.index):
-            found.update((x.node, None) for x in walk(e) if isinstance(x, Load))
-        if not isinstance(node.base, Expr):
-            found[node.base] = None
+    return _scatter_reads(node) if isinstance(node, Scatter) else ()
+
+
+def _scatter_reads(node: Scatter) -> tuple[Node, ...]:
+    found = {x.node: None for x in loads(node.value, *((node.guard,) if node.guard is not None else ()), *_fetches(node.index))}
+    if not isinstance(node.base, Expr):
+        found[node.base] = None
     return tuple(found)
 
 

@@ -13,7 +13,7 @@ into `NORMAL`, by the atom that stands where nothing simpler is equal. `substitu
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Callable
+from typing import Callable, Iterable
 from weakref import ref
 
 from .table import Table
@@ -159,12 +159,7 @@ class Index:
         if not self.terms:
             return other
         terms = dict(self.terms)
-        for k, v in other.terms.items():
-            total = terms.get(k, 0) + v
-            if total:
-                terms[k] = total
-            else:
-                terms.pop(k, None)
+        _add(terms, other, 1)
         return Index(terms)
 
     __radd__ = __add__
@@ -225,6 +220,9 @@ class Index:
 
     def coefficient(self, atom: Atom) -> "Index":
         """The polynomial that multiplies `atom` (terms of degree one in it)."""
+        v = self.terms.get((atom,))
+        if len(self.terms) == 1 and v is not None:
+            return _const(v)
         return Index({tuple([x for x in k if x is not atom]): v for k, v in self.terms.items() if k.count(atom) == 1})
 
     def steps_by_one(self, atom: Atom) -> bool:
@@ -248,6 +246,29 @@ class Index:
 
 
 _INDICES = Index._table.known
+
+
+def _add(terms: dict, index: Index, factor: int) -> None:
+    """Adds `factor` (not 0) times `index` to the polynomial `terms`."""
+    for k, v in index.terms.items():
+        total = terms.get(k, 0) + v * factor
+        if total:
+            terms[k] = total
+        else:
+            terms.pop(k, None)
+
+
+def dot(indices: Iterable[Index], strides: Iterable[Index]) -> Index:
+    """The sum of the products of `indices` and `strides`."""
+    terms: dict = {}
+    for i, s in zip(indices, strides):
+        if s.constant is None and i.constant is None:
+            _add(terms, i * s, 1)
+        elif s.constant is not None and s.constant:
+            _add(terms, i, s.constant)
+        elif s.constant is None and i.constant:
+            _add(terms, s, i.constant)
+    return Index(terms)
 NORMAL: dict[type[Binary], Callable[[Index, Index], Index]] = {}        # the simplest index that is equal to such an atom of two
 
 

@@ -16,7 +16,7 @@ from ..fuse.axes import Group, Member
 from ..ir.dtype import DType
 from ..ir.expr import Cast, Coord, Expr, Load, Random, Reduce, Rewriter, Scan, walk
 from ..ir.graph import Scatter
-from ..ir.index import Axis, Fetch, Index, as_index
+from ..ir.index import Axis, Fetch, Index, as_index, dot
 from ..ir.normal import floordiv, mod
 from ..ir.rewrite import Simplifier
 from ..ir.expr import Const, Op
@@ -99,10 +99,7 @@ def body(group: Group, stored: tuple, parallel: frozenset, memories: dict) -> Bo
 
 def flat(index: tuple[Index, ...], strides: tuple[Index, ...]) -> Index:
     """The element offset of `index`."""
-    total = as_index(0)
-    for i, s in zip(index, strides):
-        total = total + i * s
-    return total
+    return dot(index, strides)
 
 
 def _scatter_base(m: Member, memory) -> Store:
