@@ -221,6 +221,19 @@ def test_writing_an_input_whose_elements_share_memory(target):
     assert not agree(fn, [torch.randn(9, 12)[:, 2:9].t()], target=target).opaque
 
 
+@pytest.mark.parametrize("show", [lambda x: x.unfold(0, 4, 1), lambda x: x.as_strided((3, 5), (1, 1), 2)])
+def test_gradients_of_results_whose_elements_share_memory(show, target):
+    """Windows that overlap: each has a gradient of its own, which torch would keep in one place (aot_eager's gradients are wrong)."""
+    base, = on(target, torch.randn(9, 7))
+    found = []
+    for fn in (plain := lambda x: show(torch.sin(x)), kernel(plain, target)):
+        x = base.clone().requires_grad_()
+        out = fn(x)
+        out.backward(torch.arange(out.numel(), dtype=out.dtype, device=out.device).view(out.shape))
+        found.append(x.grad)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-4)
+
+
 def test_aliased_outputs(target):
     def fn(x):
         y = x * 2

@@ -10,11 +10,14 @@ from typing import Any, Callable
 
 import torch
 import torch._dynamo
+import torch._functorch.config
 from torch import fx
 from torch._functorch.aot_autograd import aot_module_simplified
 
+from ..ir.index import as_index
 from .decompose import ALWAYS, TRAINING
 from .partition import partition
+from .tensor import overlapping
 
 # compile_one(gm, example_inputs, kind) -> boxed function; kind is 'forward', 'backward' or 'inference'
 CompileOne = Callable[[fx.GraphModule, Sequence[Any], str], Callable[[list], Any]]
@@ -37,12 +40,22 @@ def autograd(gm: fx.GraphModule, example_inputs: Sequence[Any], compile_one: Com
             coming(backward)
         return forward, backward
 
-    parts = parts and _trains(gm, example_inputs)
-    compiled = aot_module_simplified(
-        gm, example_inputs, fw_compiler=compiler("forward"), bw_compiler=_backward(compiler("backward")), inference_compiler=compiler("inference"),
-        partition_fn=cut, keep_inference_input_mutations=True,
-        decompositions=TRAINING if parts else ALWAYS)
+    trains = _trains(gm, example_inputs)
+    as_results = torch._functorch.config.guess_tangent_strides_as_outputs and not (trains and _overlapping_results(gm))
+    with torch._functorch.config.patch(guess_tangent_strides_as_outputs=as_results):
+        compiled = aot_module_simplified(
+            gm, example_inputs, fw_compiler=compiler("forward"), bw_compiler=_backward(compiler("backward")),
+            inference_compiler=compiler("inference"), partition_fn=cut, keep_inference_input_mutations=True,
+            decompositions=TRAINING if parts and trains else ALWAYS)
     return _hidden(compiled)
+
+
+def _overlapping_results(gm: fx.GraphModule) -> bool:
+    """May two elements of a result be one in memory (windows of an unfold)? torch copies gradients into the strides of results, where they
+    would write over each other."""
+    results = (n.meta.get("example_value") for n in gm.graph.output_node().all_input_nodes)
+    static = (x for x in results if isinstance(x, torch.Tensor) and x.layout is torch.strided and not x._has_symbolic_sizes_strides)
+    return any(overlapping([as_index(n) for n in x.shape], [as_index(s) for s in x.stride()]) for x in static)
 
 
 def _keep_saved() -> None:

@@ -193,7 +193,7 @@ class Emitter:
         plain, terms, entries = as_index(0), [], []
         for k, c in i.terms.items():
             lanes = [a for a in k if not isinstance(a, Axis) and varies(a)
-                     and (v is not None and v in Index({(a,): 1}).axes() or isinstance(a, FetchAtom))]
+                     and (v is not None and v in Index({(a,): 1}).axes() or any(isinstance(x, FetchAtom) for x in all_atoms(Index({(a,): 1}))))]
             if not lanes:
                 plain = plain + Index({k: c})
                 continue
