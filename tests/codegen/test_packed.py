@@ -1,4 +1,4 @@
-"""Pairs of rows: what strides along the vector axis is laid out by registers once for all rows that read it, and rows run in step."""
+"""What is laid out by registers once for all rows that read it: pairs of rows, where it strides along the vector axis, and slow arithmetic."""
 import pytest
 import torch
 
@@ -70,3 +70,37 @@ def test_gradients_run_along_the_coordinates(rows, columns, depth):
         torch.testing.assert_close(a.double(), b, atol=1e-4, rtol=1e-4)
     text = STAGE_TEXTS["render"](recorder.graphs[-1])
     assert "loads_" not in text and "strided" not in text and text.count("copies that threads fill") == 1 and "cast_f32_f64" not in text
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("channels", [3, 24, 70, 5000])
+def test_slow_arithmetic_of_channels_is_done_once_for_all_pixels(channels, dtype):
+    g = torch.Generator().manual_seed(channels)
+    x = torch.randn(2, channels, 5, 7, generator=g).to(dtype).to(memory_format=torch.channels_last)
+    mean, variance = (t.to(torch.promote_types(dtype, torch.float32)) for t in (torch.randn(channels, generator=g), torch.rand(channels, generator=g) + 0.1))
+
+    def normalised(x, mean, variance):
+        along = lambda t: t.view(1, -1, 1, 1)
+        return (x - along(mean)) / torch.sqrt(along(variance) + 1e-5)
+    with torch.no_grad():
+        got, text = text_of(normalised, x, mean, variance)
+    torch.testing.assert_close(got, normalised(x, mean, variance))
+    assert got.stride() == x.stride()
+    assert "reused(" in text or channels in (3, 5000)
+
+
+def test_slow_arithmetic_of_each_image_is_done_once_for_its_pixels():
+    """What differs between images is computed anew at the first pixel of each, and where a share begins."""
+    x = torch.randn(6, 48, 9, 11).to(memory_format=torch.channels_last)
+    scale = torch.rand(6, 48, 1, 1) + 0.1
+    fn = lambda x, s: torch.relu(x * torch.rsqrt(s) + torch.exp(s))
+    got, text = text_of(fn, x, scale)
+    torch.testing.assert_close(got, fn(x, scale))
+    assert "reused(" in text and text.count("rsqrt_f32(") == 1
+
+
+def test_slow_arithmetic_that_changes_with_every_row_stays_in_its_loop():
+    x, s = torch.randn(500, 64), torch.rand(500, 64) + 0.1
+    got, text = text_of(lambda x, s: x * torch.rsqrt(s), x, s)
+    torch.testing.assert_close(got, x * torch.rsqrt(s))
+    assert "reused(" not in text

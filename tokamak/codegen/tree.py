@@ -14,7 +14,7 @@ from ..ir.expr import Const, Expr, Load, Op, Reduce, Scan, walk
 from ..ir.index import Axis, Fetch as FetchAtom, Index, Size, as_index
 from ..ir.substitution import substitute
 from ..schedule.body import Store
-from ..schedule.schedule import LANE_SCANS, packable
+from ..schedule.schedule import LANE_SCANS, invariant, packable
 from .emit import Emitter
 from .kernel import Accumulator, Buffer, Convert, Finish, Fold, Let, Loop, Partial, PartialUpdate, Phase, Prefix, Read, Refill, Splat, Tile, Write
 from .scope import Block, Entry, FoldRecord, Unschedulable, all_atoms, inner_walk, level, literal
@@ -311,11 +311,12 @@ class Tree(Emitter):
         inner.memo[s] = Entry(names[s.component], inner, len(inner.loops))
 
     def _pack(self, inside: tuple[Axis, ...], items) -> None:
-        """What strides along the vector axis and is the same along the axes `inside` of a block is laid out by registers once for all of them."""
+        """What strides along the vector axis, or takes slow arithmetic, and is the same along the axes `inside` of a block is laid out by registers
+        once for all of them."""
         refill = Refill(inside, [])
         block = Block(refill.items, self.root.open, self.root, 0)
         roots = [r for s in items for r in ((s.expr,) if isinstance(s, Store) else s.args)]
-        for e in packable(roots, self.vector, inside):
+        for e in (*packable(roots, self.vector, inside), *invariant(roots, self.vector, inside)):
             inner = block
             for a in self._inner(e.free):
                 inner = self._open(inner, a)

@@ -10,7 +10,8 @@
                 in its own order, or one register's at a time in 'registers'
     divide      what a loop does not change is divided by through its 'reciprocal', or all quotients are 'exact': rounded once
     stream      bytes from which a result goes around the caches
-    reused      parallel axes, the last ones, that run inside of a block: what strides along the vector axis is packed once for all of them
+    reused      parallel axes, the last ones, that run inside of a block: what strides along the vector axis is packed once for all of them, or
+                slow arithmetic that is the same for all of them is done once
 """
 from __future__ import annotations
 
@@ -19,8 +20,9 @@ from dataclasses import dataclass
 
 from ..fuse.cost import GRAIN, Hints
 from ..ir.dtype import F64
-from ..ir.expr import Load, Op, Reduce, Scan, walk
+from ..ir.expr import Expr, Load, Op, Reduce, Scan, walk
 from ..ir.index import Axis, Index, Size
+from ..ir.ops import OPS
 from .body import Body, Store, exprs_of
 
 
@@ -138,15 +140,20 @@ PACKED = 24 << 10       # bytes of packed blocks that stay in the first-level ca
 
 def reused_axes(b: Body, vector: Axis, parallel, block: int, hints: Hints, target) -> tuple[tuple[Axis, ...], int]:
     """(the parallel axes along which what strides along the vector axis is the same, elements of a block of it): each pair of x and y, where rows of
-    y are columns of the result. Distances of 512 points to 512 with 64 coordinates took 17.7 ms on one core, packed 0.48."""
-    found = packable([s.expr for s in b.stores], vector, ())
-    if not found or any(s.monoid is not None for s in b.stores) or any(isinstance(e, Scan) for e in walk(*exprs_of(b))):
+    y are columns of the result. Distances of 512 points to 512 with 64 coordinates took 17.7 ms on one core, packed 0.48. Where nothing strides:
+    those along which slow arithmetic is the same, a channel's roots and quotients for all pixels."""
+    roots = [s.expr for s in b.stores]
+    found = packable(roots, vector, ())
+    if any(s.monoid is not None for s in b.stores) or any(isinstance(e, Scan) for e in walk(*exprs_of(b))):
         return (), block
-    fixed = max((e.free & set(parallel) for e in found), key=len)
+    if found:
+        fixed = max((e.free & set(parallel) for e in found), key=len)
+    else:
+        fixed = min((e.free & set(parallel) for e in _slow(roots, vector)), key=len, default=set(parallel))
     reused = tuple(a for a in parallel if a not in fixed)
-    if not reused or hints.count(reused) < REUSE:
+    if not reused or hints.count(reused) < REUSE or not found and reused != parallel[len(fixed):]:
         return (), block
-    packed = packable([s.expr for s in b.stores], vector, reused)
+    packed = [*packable(roots, vector, reused), *invariant(roots, vector, reused)]
     size = 4 * sum(hints.count(e.free - set(parallel) - {vector}) for e in packed)
     fits = [n for n in (BLOCK, *BLOCKS) if n <= block and (n * size <= PACKED or n == BLOCKS[-1] and n * size <= target.l2 // 4)]
     return (reused, fits[0]) if fits else ((), block)
@@ -161,6 +168,31 @@ def packable(roots, vector: Axis, reused) -> list[Load]:
             linear = all(isinstance(a, Axis) or isinstance(a, Size) for a in index.atoms())
             if linear and index.coefficient(vector) != 1 and not index.coefficient(vector).axes():
                 found.append(e)
+    return found
+
+
+SLOW = frozenset({"div", "sqrt", "rsqrt", "recip"})        # beside what is heavy
+
+
+def _slow(roots, vector: Axis) -> list[Op]:
+    """Slow operations on floats that differ along the vector axis and do not depend on folds."""
+    return [e for e in walk(*roots) if isinstance(e, Op) and (e.name in SLOW or OPS[e.name].heavy) and e.dtype.is_float and vector in e.free
+            and not any(isinstance(x, (Reduce, Scan)) for x in walk(e))]
+
+
+def invariant(roots, vector: Axis, reused) -> list[Expr]:
+    """The largest expressions with slow operations in them that differ along the vector axis and do not depend on the axes `reused`."""
+    slow, found, stack, seen = set(_slow(roots, vector)), [], list(roots), set()
+    while stack:
+        e = stack.pop()
+        if e in seen:
+            continue
+        seen.add(e)
+        same = e.dtype.is_float and vector in e.free and not e.free & set(reused) and not isinstance(e, (Reduce, Load))
+        if same and any(x in slow for x in walk(e)) and not any(isinstance(x, (Reduce, Scan)) for x in walk(e)):
+            found.append(e)
+        else:
+            stack.extend(e.children())
     return found
 
 
