@@ -102,6 +102,8 @@ PROGRAMS = {
     "weights, and scaled ones": (lambda x, a, s: F.linear(x, a) + F.linear(x, a * s),
                                  lambda: [few(), values(8704, 256), values(8704, 1)]),
     "narrow layers": (lambda x, w, b, v, c: F.linear(F.silu(F.linear(x, w, b)), v, c), narrow),
+    "narrow layers in two halves": (lambda x, w, b, v, c: F.linear(F.relu(F.linear(x, w, b)), v, c),
+                                    lambda: [values(*s, grad=True) for s in ((600, 128), (256, 128), (256,), (128, 256), (128,))]),
     "narrow layers with a residual": (lambda x, w, b, v, c: x + F.linear(F.silu(F.linear(x, w, b)), v, c), narrow),
 }
 

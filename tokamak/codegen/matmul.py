@@ -421,16 +421,19 @@ class MatmulLowering(TileLowering):
 
     def _loaded(self, e: Load, depth: frozenset, zero: str = "0.0") -> Value:
         """A plain read whose idle lanes are 0, which needs no register on its way to the product."""
-        address, dims = self.text(e.index[0], ("address", e.node))
+        _, dims = self.text(e.index[0], ("address", e.node))
         if not dims:
             return self._cut(self.emit(e), depth, zero)
         known = self._known(e)
-        if known is not None:
-            return known
+        return known if known is not None else self._put(e, *self._reading(e, zero))
+
+    def _reading(self, e: Load, zero: str = "0.0") -> tuple:
+        """The text of a plain read of a tile whose idle lanes are `zero`, and what `_put` asks besides."""
+        address, dims = self.text(e.index[0], ("address", e.node))
         masks = self.mask(dims)
         where = f", mask={' & '.join(masks)}, other={zero}" if masks else ""
         where += ", eviction_policy='evict_first'" if self.schedule.once and self.schedule.dims[0] in dims else ""
-        return self._put(e, f"tl.load({self.memory(e.node)} + {address}{where})", e.index[0].axes() | dims, self._of(e.index[0]), dims, True)
+        return f"tl.load({self.memory(e.node)} + {address}{where})", e.index[0].axes() | dims, self._of(e.index[0]), dims, True
 
     def _cut(self, value: Value, depth: frozenset, zero: str = "0.0") -> Value:
         """`value`, 0 where the depth is over."""

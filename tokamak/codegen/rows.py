@@ -34,7 +34,9 @@ class RowsLowering(MatmulLowering):
         self.partial: dict[Reduce, Value] = {}              # a row's products with weights, in the block at hand
         rows, program, self.held = s.depth, self.program, []
         self.piece.update({a: 0 for a, _ in s.pieces})
-        waiting = self._beside_products()
+        self.reused = narrow.reused([st.expr for st in self.stores], frozenset((rows,)))
+        self.factors: dict[tuple, Value] = {}               # what of it products read, in the block at hand
+        waiting = [*self._beside_products(), *self.reused]
         ahead = [("ahead", self._along(self._other(e.free))) for e in waiting]
         self.views = {view: (replace(s, dims=view[1] if view in ahead else view), {}) for view in (*self._pairs(), *ahead)}
         self._show(next(iter(self.views)))
@@ -49,7 +51,9 @@ class RowsLowering(MatmulLowering):
         inside = program.open | {rows}
         turns = Turns(scope, Scope(program.lines, inside, program), number, Scope(scope.lines, inside, scope),
                       f"tl.minimum({step} + {s.programs}, {count} - 1)")
-        for e in waiting:           # the pipeline would read it at the end of a block, with nothing left to do while it comes
+        # By the pipeline what no product reads would come at the end of a block, with nothing left to do meanwhile; and of what products read as well
+        # it keeps a slot too few: the next block would be read over what a product still reads.
+        for e in waiting:
             self._show(self._along(self._other(e.free)))
             self._read_ahead(e, turns)
         self._put_everywhere(scope, rows, f"{step} * {s.sizes(rows)[0]}", self._pairs())
@@ -175,12 +179,18 @@ class RowsLowering(MatmulLowering):
         """A register with a factor's tile of 16 bits, 0 where the axis `folded` is over."""
         shown, self.scope = self.view, scope
         self._show(view)
-        value = self._plain_tile(e.arg, frozenset((folded,)))
+        value = self._plain_tile(e.arg, frozenset((folded,))) if e.arg not in self.reused else self._factor_read(e.arg)
         var = value.var
         if value.dims != frozenset(view):
             var = self._put(None, f"tl.broadcast_to({var}, {self.shape(view)})", (), (value,)).var
         self._show(shown)
         return var
+
+    def _factor_read(self, e: Load) -> Value:
+        """What products read of `e`, which is in registers too."""
+        if (e, self.view) not in self.factors:
+            self.factors[e, self.view] = self._put(None, *self._reading(e))
+        return self.factors[e, self.view]
 
     def _emit_load(self, e: Load) -> Value:
         """Idle lanes are 0: a value that is multiplied is read as any other."""

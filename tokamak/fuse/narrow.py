@@ -176,19 +176,18 @@ def stages(exprs: list[Expr], rows: frozenset[Axis], shared: int = SHARED, half:
     return min(3, (shared - weights - made) // max(sum(read.values()), 1))
 
 
-def reused(exprs: Iterable[Expr], rows: frozenset[Axis]) -> bool:
-    """Is anything that is multiplied as it is read also worked on in registers? Products and sums over the rows, which are products with ones, read
-    it from shared memory."""
-    stack, seen, multiplied = list(exprs), set(), factors(exprs, rows)
+def reused(exprs: Iterable[Expr], rows: frozenset[Axis]) -> list[Load]:
+    """What is multiplied as it is read and also worked on in registers. Products and sums over the rows, which are products with ones, read it from
+    shared memory."""
+    stack, seen, multiplied, found = list(exprs), set(), factors(exprs, rows), []
     while stack:
         e = stack.pop()
         if e in seen:
             continue
         seen.add(e)
-        if isinstance(e, Load) and e in multiplied:
-            return True
+        found += [e] if isinstance(e, Load) and e in multiplied else []
         stack += [x for f in _multiplicands(e, rows) if not isinstance(f.arg, Load) for x in f.children()] if isinstance(e, Reduce) else e.children()
-    return False
+    return found
 
 
 def _multiplicands(e: Reduce, rows: frozenset[Axis]) -> list[Expr]:

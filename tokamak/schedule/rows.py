@@ -60,8 +60,6 @@ def choose(b: Body, hints: Hints, target) -> RowsSchedule | None:
     widths = tuple(a for a in b.axes if a is not rows)
     half = narrow.halved(exprs, found)
     warps, stages = 4 if narrow.carried(exprs, found) <= FEW else 8, narrow.stages(exprs, found, half=half)
-    if narrow.reused(exprs, found):     # Triton keeps too few blocks of it: the next one is read over what a product still reads
-        stages = 1
     blocks = -(-hints(rows.extent) // narrow.ROWS)
     programs = max(1, min((PER if warps == 4 else 1) * target.threads // (1 if half is None else 2), blocks))
     return _schedule(rows, widths, programs, warps, stages, wide(b, hints, target), half is not None, half)
