@@ -13,7 +13,7 @@ from ..ir.expr import Load
 from ..ir.index import Axis, Index, Size, as_index
 from ..ir.normal import floordiv
 from .scope import all_atoms
-from .tile_folds import TileFolds
+from .tile_sums import TileSums
 from .tile_kernel import For, Scope, Value
 from .tile_values import empty
 
@@ -29,7 +29,7 @@ class Turns:
     next: str
 
 
-class TileAhead(TileFolds):
+class TileAhead(TileSums):
     """Loops over the split axes of one kernel."""
     turns: "Turns | None" = None        # of the loop at hand, where loads may be a turn ahead
 

@@ -243,11 +243,15 @@ class TileValues(TileCoordinates):
 
     def _shared_divisor(self, e: Op, a: Value, b: Value) -> Value:
         """a / b rounded once, by a reciprocal that many elements share and what the product leaves over."""
+        near, scaled, inverse = self._rounded_inverse(b)
+        return self._put(e, f"tk.quotient({a.var}, {scaled.var}, {inverse.var}, {near.var})", (), (a, scaled, inverse, near))
+
+    def _rounded_inverse(self, b: Value) -> tuple[Value, Value, Value]:
+        """What `tk.quotient` wants of a divisor: how near to 1 it is taken, the divisor so taken, the reciprocal of that."""
         near = self._known(("within", b.var)) or self._put(("within", b.var), f"tk.within({b.var})", (), (b,))
         scaled = self._known(("scaled", b.var)) or self._put(("scaled", b.var), f"{b.var} * {near.var}", (), (b, near))
         key = ("rounded inverse", b.var)
-        inverse = self._known(key) or self._put(key, words.op("div", F32, ("1.0", scaled.var)), (), (scaled,))
-        return self._put(e, f"tk.quotient({a.var}, {scaled.var}, {inverse.var}, {near.var})", (), (a, scaled, inverse, near))
+        return near, scaled, self._known(key) or self._put(key, words.op("div", F32, ("1.0", scaled.var)), (), (scaled,))
 
     def _emit_cast(self, e: Cast) -> Value:
         arg = self.emit(e.arg)

@@ -16,6 +16,48 @@ def _mul(a, b):
 
 
 @triton.jit
+def _add3(a0, a1, a2, b0, b1, b2):
+    return a0 + b0, a1 + b1, a2 + b2
+
+
+@triton.jit
+def _add4(a0, a1, a2, a3, b0, b1, b2, b3):
+    return a0 + b0, a1 + b1, a2 + b2, a3 + b3
+
+
+@triton.jit
+def _add5(a0, a1, a2, a3, a4, b0, b1, b2, b3, b4):
+    return a0 + b0, a1 + b1, a2 + b2, a3 + b3, a4 + b4
+
+
+@triton.jit
+def sums3(x0, x1, x2, axis: tl.constexpr):
+    """Several sums at once: warps wait for each other once for all of them, and what is summed of an element need not be kept."""
+    if INTERPRETED:
+        return tl.sum(x0, axis), tl.sum(x1, axis), tl.sum(x2, axis)
+    else:
+        return tl.reduce((x0, x1, x2), axis, _add3)
+
+
+@triton.jit
+def sums4(x0, x1, x2, x3, axis: tl.constexpr):
+    """See `sums3`."""
+    if INTERPRETED:
+        return tl.sum(x0, axis), tl.sum(x1, axis), tl.sum(x2, axis), tl.sum(x3, axis)
+    else:
+        return tl.reduce((x0, x1, x2, x3), axis, _add4)
+
+
+@triton.jit
+def sums5(x0, x1, x2, x3, x4, axis: tl.constexpr):
+    """See `sums3`."""
+    if INTERPRETED:
+        return tl.sum(x0, axis), tl.sum(x1, axis), tl.sum(x2, axis), tl.sum(x3, axis), tl.sum(x4, axis)
+    else:
+        return tl.reduce((x0, x1, x2, x3, x4), axis, _add5)
+
+
+@triton.jit
 def reduce_max(x, axis: tl.constexpr):
     """Maximum along an axis, NaN if any element is."""
     if INTERPRETED and x.dtype.is_floating():

@@ -194,6 +194,11 @@ def reduce(monoid: str, dtype: DType, args: tuple[str, ...], axis: int) -> str:
     return f"tk.reduce_{monoid}({', '.join(args)}, {axis})"
 
 
+def sums(args: list[str], axis: int) -> str:
+    """Text of the sums of each of `args`, three to five blocks of one shape, along `axis`."""
+    return f"tk.sums{len(args)}({', '.join(args)}, {axis})"
+
+
 def scan(monoid: str, dtype: DType, args: tuple[str, ...], axis: int, reverse: bool = False) -> str:
     """Text of the inclusive prefixes of `args` along a block's `axis` (suffixes with `reverse`), in the type of `args`; a tuple for argmax
     and argmin."""
