@@ -13,6 +13,7 @@ from functorch.compile import aot_function
 from tests.compiled.harness import gradients, leaves
 from tokamak.backend import compile_graph
 from tokamak.capture import aot, decompose
+from tokamak.capture.partition import partition
 from tokamak.options import Options
 from tokamak.runtime import gpu_worker
 from tokamak.trace import Stopped
@@ -45,7 +46,8 @@ def units(fn, tensors) -> dict:
         except Stopped:
             pass
         return aot.eager(gm)
-    outs = leaves(aot_function(fn, fw_compiler=one, bw_compiler=one, inference_compiler=one, decompositions=decompose.TRAINING)(*tensors))
+    outs = leaves(aot_function(fn, fw_compiler=one, bw_compiler=one, inference_compiler=one, partition_fn=partition,
+                               decompositions=decompose.TRAINING)(*tensors))
     if any(t.requires_grad for t in tensors):
         gradients(outs, tensors)
     return found

@@ -120,6 +120,13 @@ def test_much_shared_memory_is_asked_for(fake, launch):
     assert fake.number("shared_asked").value == 100_000 and fake.launches[0].shape[6] == 100_000
 
 
+def test_shared_memory_beside_what_a_cluster_exchanges_is_asked_for(fake, launch):
+    kernel = fake.kernel(launch, cluster=4)
+    kernel.binary = replace(kernel.binary, shared=48 << 10)
+    call(kernel.on("cuda:0"), 16, 1, 0.0)
+    assert fake.number("shared_asked").value == 48 << 10
+
+
 def test_a_call_that_breaks_an_assumption_gets_a_variant(fake, launch):
     placed = fake.kernel(launch, divisible=frozenset({0, 1})).on("cuda:0")
     calls = [(16, 32), (8, 32), (16, 3), (8, 3), (32, 48), (24, 16), (48, 1), (4, 5)]

@@ -314,7 +314,7 @@ class Variant:
         module, function = c_void_p(), c_void_p()
         driver.call("cuModuleLoadData", byref(module), self.binary.code)
         driver.call("cuModuleGetFunction", byref(function), module, self.binary.entry.encode())
-        if self.binary.shared > _LARGE:
+        if self.binary.shared > (_LARGE if self.record.cluster == 1 else 0):        # what a cluster exchanges lies beside it, and counts too
             driver.call("cuFuncSetAttribute", function, _SHARED, self.binary.shared)
         if self.record.cluster > PORTABLE:
             driver.call("cuFuncSetAttribute", function, _ANY_CLUSTER, 1)
