@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import tokamak
+from benchmarks import page
 from tokamak.tools import html, profile as profiling
 
 from . import samples
@@ -199,6 +200,12 @@ def test_programs_with_little_to_show(shown, monkeypatch, fn, x):
     monkeypatch.setattr(profiling, "peaks", lambda device: PEAKS)
     b = shown(tokamak.profile(fn, x, seconds=0.0).data())
     assert b.run("document.querySelector('#summary .big').innerText").endswith("×") and "NaN" not in b.run("document.body.innerText")
+
+
+@needs_browser
+def test_opening_a_report_is_measured_by_a_command(capsys, tmp_path):
+    assert page.main(["--kernels", "20", "--times", "1", "--screenshot", str(tmp_path / "seen.png")]) == 0
+    assert capsys.readouterr().out.startswith("20 kernels: made in ") and (tmp_path / "seen.png").read_bytes().startswith(b"\x89PNG")
 
 
 @needs_browser
