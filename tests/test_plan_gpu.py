@@ -127,6 +127,20 @@ def test_programs_that_hold_long_rows_are_few(rows, columns, kernels):
     assert sum(isinstance(s, Group) for s in plan(parse_graph(NORM.format(rows=rows, columns=columns)), LARGE).steps) == kernels
 
 
+@pytest.mark.parametrize("rows, kernels", [(256, 1), (64, 1), (32, 2)])
+def test_clusters_carry_column_sums_of_few_rows(rows, kernels):
+    """Of rows that no program holds beside their sums: several share each, so that there are programs for the machine."""
+    graph = parse_graph(f"""graph backward {{
+  input %x: f32[{rows}, 32768](32768, 1)
+  input %dy: f32[{rows}, 32768](32768, 1)
+  %rows: f32[{rows}](1) for i1<32768 = sum[i1](mul(%dy[i0, i1], %x[i0, i1]))
+  %out: f32[{rows}, 32768](32768, 1) = add(%dy[i0, i1], mul(%rows[i0], %x[i0, i1]))
+  %columns: f32[32768](1) for i1<{rows} = sum[i1](mul(%dy[i1, i0], %x[i1, i0]))
+  return %out, %columns
+}}""")
+    assert sum(isinstance(s, Group) for s in plan(graph, LARGE).steps) == kernels
+
+
 def test_long_columns_are_summed_beside_what_is_written():
     """Where no program holds rows that begin anywhere: blocks of them are read in whole words, a row at a time, for both."""
     graph = parse_graph("""graph backward {

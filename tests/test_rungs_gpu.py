@@ -46,7 +46,8 @@ def first(text: str, type: str, rows: int, columns: int) -> str:
 @pytest.mark.parametrize("rows, columns, type, found", [
     (65536, 257, "f16", "i0:4, i1:256+16?) shifted(i1 % 8) warps(2)"), (16384, 513, "f16", "i0:4, i1:512+16?) shifted(i1 % 8) warps(2)"),
     (65536, 1025, "f16", "i1:1024+16?) shifted(i1 % 8) warps(1)"), (65536, 513, "f32", "i1:512+8?) shifted(i1 % 4) warps(1)"),
-    (4096, 257, "f16", "i1:256+16?) shifted(i1 % 8) warps(1)"), (128, 8192, "f16", "i1:8192) warps(16)"), (1024, 8192, "f16", "i1:8192) warps(8)")])
+    (4096, 257, "f16", "i1:256+16?) shifted(i1 % 8) warps(1)"), (128, 8192, "f16", "i1:8192) warps(16)"), (1024, 8192, "f16", "i1:8192) warps(8)"),
+    (65536, 511, "f32", "i1:512+8?) shifted(i1 % 4) warps(1)"), (65536, 257, "f32", "i0:4, i1:256+1) warps(1)")])
 def test_rows_that_are_held(rows, columns, type, found):
     assert first(SOFTMAX, type, rows, columns).startswith(f"tile({found}")
 
@@ -56,9 +57,18 @@ def test_rows_that_are_held(rows, columns, type, found):
     (2048, 513, "f16", "i0:2, i1:512+1) warps(1)"), (32768, 513, "f16", "i0:8, i1:512+1) warps(4)"),
     (1024, 32768, "f32", "i1:4096) looped(i1) warps(32) stages(1)"), (1024, 16384, "f16", "i1:8192) looped(i1) warps(16) stages(1)"),
     (4096, 8193, "f32", "i1:4096+8?) shifted(i1 % 4) looped(i1) warps(32)"), (32768, 4097, "f16", "i1:8192+16?) shifted(i1 % 8) looped(i1) warps(4)"),
-    (64, 262143, "f32", "i1:4096+8?) shifted(i1 % 4) split(i1 / 16) warps(8)"), (64, 262144, "f32", "i1:4096) split(i1 / 16) warps(4) stages(1)")])
+    (64, 262143, "f32", "i1:4096+8?) shifted(i1 % 4) split(i1 / 16) warps(8)"), (64, 262144, "f32", "i1:4096) split(i1 / 16) warps(4) stages(1) once"),
+    (256, 65536, "f32", "i1:4096) looped(i1) warps(32) stages(1) once"), (192, 65536, "f32", "i1:4096) split(i1 / 5)"),
+    (256, 131071, "f16", "i1:8192+16?) shifted(i1 % 8) split(i1 / 4)")])
 def test_rows_that_are_only_summed(rows, columns, type, found):
     assert first(ALONG, type, rows, columns).startswith(f"tile({found}")
+
+
+@pytest.mark.parametrize("rows, columns, type, once", [
+    (1024, 8192, "f32", True), (128, 131072, "f16", True), (128, 16384, "f16", False), (8192, 1024, "f32", False)])
+def test_what_is_folded_in_loops_leaves_the_cache_first(rows, columns, type, once):
+    """From a quarter of the cache on."""
+    assert first(ALONG, type, rows, columns).endswith(" once") == once
 
 
 @pytest.mark.parametrize("rows, columns, type, found", [

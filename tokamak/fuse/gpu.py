@@ -38,6 +38,9 @@ FEW_SHARERS = 2         # programs at most that share rows which begin anywhere,
                         # 59%, 58 by four, 43 in two kernels; over 65537 by eight 28, 43 in two; RMSNorm over 16385 68, 54 by one; over 25600 by four
                         # 56, 64 by one. Where more share, twice as many: one of a multiprocessor works while the other waits. LayerNorm over 25600
                         # and 28672 62 and 67%, 55 and 61
+CARRIED_TURNS = 4       # rows at least for each such cluster, where column sums beside what is written are as quick by a kernel of their own: f32
+                        # RMSNorm backward of 256, 128 and 64 rows of 32768 45.8, 27.6 and 17.2 us, 57.1, 32.1 and 17.6 in two kernels; bf16 LayerNorm
+                        # backward of 256 of 65536 and 128 of 32768 41.6 and 15.6, 65.5 and 21.4
 REACHED = 91            # percent of the multiprocessors that clusters of more than two programs reach, which are bound to groups of them: of an
                         # H200's 132 15 clusters of 8; LayerNorm backward over 65536 columns 63% with 15 of them, 35 with 16, the last of which began
                         # when all had ended
@@ -46,6 +49,11 @@ MORE = 1.33             # bytes that kernels which hold no rows may move for one
                         # programs that carry sums of 16384 columns 66
 COLUMN = 64             # elements of a column that are held beside folds along rows, where nothing but folds comes of it
 FILL = 2                # programs that each multiprocessor should have
+NEARLY = 0.95           # of them will do where each sums a long row by many warps: sums of 256 rows of 32768, 65536 and 131072 f32 12.5, 19.6 and
+                        # 36.9 us, 14.6, 21.1 and 38.5 shared by four each; of 32768 bf16 7.8, 8.5. Rows of 131071 bf16, which few warps sum, 30.9,
+                        # 21.9
+LONG_SUM = 32 << 10     # bytes of such a row at least: f32 sums of 4096 rows of 8193 35.0 us, 36.7 with `tile_threads.PASSING_WARPS`; f16 of 32768 of
+                        # 4097 74 with twice those, 67
 CARRIED_ROW = (256, 8192)       # columns of which one program carries the sums along whole rows, rather than those of a few columns down many rows
 DOWN = 4096             # columns from which on programs that sum them beside what they write take blocks of so many, a row at a time: 95% where tiles
                         # of 64 columns reach 60
@@ -77,7 +85,19 @@ def busy(group: Group, r: Roles, v, hints: Hints, target) -> bool:
     sharing = _sharers(group, r, hints, target)
     programs = parallelism(r, v, hints) * max(1, sharing)
     work = max(hints.count(m.free | m.bound) for m in group.members)
-    return programs >= FILL * target.threads or work <= SHORT * programs or sharing > 0 and 4 * programs >= 3 * target.threads
+    enough = FILL * (NEARLY if _sums_long_rows(group, r, v, hints) else 1)
+    return programs >= enough * target.threads or work <= SHORT * programs or sharing > 0 and 4 * programs >= 3 * target.threads
+
+
+def _sums_long_rows(group: Group, r: Roles, v, hints: Hints) -> bool:
+    """Does a program sum a long row of whole words, or of 32-bit elements, and nothing else?"""
+    folds = [(m, fold_of(m.expr)) for m in group.members if m.bound]
+    read = {(e.node, e.index): e.dtype.bytes for m in group.members for e in m.loads if any(v in i.axes() for i in e.index)}
+    if r.accumulating or not folds or len(read) != 1 or any(v in m.free for m in group.members):
+        return False
+    (size,) = read.values()
+    return all(m.bound == {v} and isinstance(f, Reduce) and f.monoid == "sum" for m, f in folds) \
+        and (size >= 4 or hints.divides(16 // size, v.extent)) and hints(v.extent) * size >= LONG_SUM
 
 
 def sharers(row: int, target, rows: int = 0) -> int:
@@ -93,10 +113,14 @@ def sharers(row: int, target, rows: int = 0) -> int:
 
 
 def _sharers(group: Group, r: Roles, hints: Hints, target) -> int:
-    """How many programs will hold a row of `group`, as far as can be told: 0 where it is folded across, not needed again, or held by none."""
+    """How many programs will hold a row of `group`, as far as can be told: 0 where one carries what is folded across, it is not needed again, or held
+    by none."""
     rows = frozenset(a for m in group.members for a in m.free | m.bound) - r.parallel
     folds = [m for m in group.members if m.bound & rows]
-    if r.accumulating or not folds or any(m.bound != rows for m in folds) or any(hints.exactly(a.extent) is None for a in rows):
+    if r.accumulating:
+        count = _sharing_carried(group, r, rows, hints, target)
+        return count if count and hints.count(r.parallel) >= CARRIED_TURNS * clusters(count, target) else 0
+    if not folds or any(m.bound != rows for m in folds) or any(hints.exactly(a.extent) is None for a in rows):
         return 0
     if not any(_long_run(e, m.bound, hints) for m in folds for f in walk(*m.roots()) if isinstance(f, Reduce) for e in walk(*f.args)):
         return 0
@@ -177,18 +201,18 @@ def clusters(programs: int, target) -> int:
     return max(1, reached // programs)
 
 
-def _carried_together(group: Group, r: Roles, rows: frozenset, hints: Hints, target) -> bool:
-    """Can the programs of a cluster share the rows of `group` and carry what is folded across them? (`schedule.tile_stages.carrying` then does.)"""
+def _sharing_carried(group: Group, r: Roles, rows: frozenset, hints: Hints, target) -> int:
+    """How many programs of a cluster share the rows of `group` and carry what is folded across them (`schedule.tile_stages.carrying`); 0 where none
+    can."""
     v = contiguous_axis(group, hints)
     if rows != {v} or hints.exactly(v.extent) is None or hints.least(v.extent) < RUN or not r.accumulating \
             or any(v not in m.free for m in r.accumulating):
-        return False
+        return 0
     folds = [e for m in r.local for e in walk(*m.roots()) if isinstance(e, (Reduce, Scan))]
     if not folds or any(isinstance(e, Scan) or set(e.over) != rows for e in folds) or any(isinstance(m.node, Scatter) for m in group.members):
-        return False
-    read = _held_bytes(group, v)
-    aligned = hints.divides(WORDS, v.extent)
-    return carrying(hints.count(rows), len(r.accumulating), read, aligned, target) > 1
+        return 0
+    count = carrying(hints.count(rows), len(r.accumulating), _held_bytes(group, v), hints.divides(WORDS, v.extent), target)
+    return count if count > 1 else 0
 
 
 def _held_bytes(group: Group, v) -> int:
@@ -205,7 +229,7 @@ def infeasible(group: Group, r: Roles, hints: Hints, target) -> Reason | None:
     rows = frozenset(a for m in group.members for a in m.free | m.bound) - r.parallel
     if rows and not any(rows <= m.free | m.bound for m in group.members):         # each would be done again for every step along the others' axes
         return Reason("no_common_axes", "infeasible", "no value has all axes that a program runs through")
-    if _carried_together(group, r, rows, hints, target):
+    if _sharing_carried(group, r, rows, hints, target):
         return None
     carried = sum(hints.count(m.free - r.parallel) for m in r.accumulating)
     if carried > (CARRIED if len(rows) == 1 else CARRIED // 2):

@@ -12,7 +12,7 @@ from ..ir.expr import Load, Reduce, Scan, walk
 from ..ir.index import Axis, Fetch
 from ..ir.ops import CARRIERS
 from .body import Body, exprs_of
-from .tile_access import begin_anywhere
+from .tile_access import ONCE, begin_anywhere
 
 WORD = 16               # bytes of the widest access of a thread
 DEEP = 8                # rows of a tile in a loop: sums over 777 x 86021, whose rows count as eight and four, 77% (f16) and 85% (f32), 61 and 74
@@ -22,8 +22,6 @@ RESIDENT = 8            # warps of a multiprocessor at least that there are bloc
 FEW = 16                # rows at most that one program holds without a loop: f16 sums over 16 x 4194304 88%, 79 in tiles of 64 columns; f32 93, 92
 ENOUGH = 0.75           # of RESIDENT that will do for those: f16 sums over 4 x 262144, by 1024 programs, 2.4 us, 4.0 in tiles of 64 columns;
                         # 16 x 262144 4.6, 4.9; f32 over 4 x 262145 3.4, 4.4
-ONCE = 4                # of so many parts of the second-level cache more than one is read: what is read leaves it first. 33 MB of bf16 in 8192 rows
-                        # of 2047 12.4 us, 14.0 without; 4 MB the same either way
 HELD = 2048             # elements at least of such a tile, where columns are many: f16 sums over 2 x 4194304 10.5 us, 14.2 with a quarter
 FEWEST = 4              # rows at most of such a tile where they begin anywhere: four of 1048575 of bf16 8.3 us by four warps for 256 columns, 13.8 by
                         # one for 64

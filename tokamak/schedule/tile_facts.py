@@ -3,7 +3,7 @@ programs, whether a row is needed again. Nothing here is chosen."""
 from __future__ import annotations
 
 from ..fuse.cost import Hints
-from ..fuse.gpu import DOWN
+from ..fuse.gpu import DOWN, LONG_SUM
 from ..ir.expr import Const, Load, Reduce, Scan, walk
 from ..ir.index import Axis
 from .body import Body, exprs_of
@@ -14,14 +14,13 @@ CHUNK = 4096            # elements of a looped row that are in registers at once
 ALONE = 16384           # elements that a single program holds: 8192 partial results 3 us, 6 in a loop
 SECTOR = 16             # columns at least, of a tile that holds whole columns: 32 bytes of a 16-bit type
 SUMMED_FROM = 65536      # elements of rows of whole words of 16 bits, summed only, from which on larger chunks pass through more warps
-LONG_BYTES = 32 << 10   # of a row that one program folds in a loop, from which on it takes more warps: f32 sums of 4096 rows of 8193 35.0 us, 36.7
-                        # with PASSING_WARPS; f16 of 32768 of 4097 74 with twice those, 67
 MOST_CARRIED = 6        # numbers a lane from which on it is one row at a step: EvoNorm backward in f32 spilled 464 bytes with four, 593 us, 146 with
                         # one
 SHIFTED = 256           # elements of a row from which on it is read in whole words wherever it begins: f16 LayerNorm over 257 columns 73%, 56 not so
 SHIFTED_FOLDED = 1024   # the same of rows that are only folded: f16 sums along 257 and 513 columns 56 and 70%, 20 and 39 in words; along 2049 78 and
                         # 91
 SHIFTED_WIDE = 512      # the same where all are of 32 bits and more: f32 sums over 257 columns 40%, 85 element by element; softmax 79 and 94
+WIDE_STORED = 448       # where they are written, too: f32 softmax of 262144 and 65536 rows of 511 254 and 66.0 us, 328 and 88.2 element by element
 
 
 class TileFacts:
@@ -112,7 +111,7 @@ class TileFacts:
         read = {(e.node, e.index) for e in walk(*exprs_of(self.b)) if isinstance(e, Load) and self.line in e.axes()}
         sums = all(e.monoid == "sum" for e in self.folds if self.line in e.over)
         return self.line in self.rows and not self.crossed and sums and len(read) == 1 and (self.narrowest() >= 4 or not self.begin_anywhere()) \
-            and self.hints(self.line.extent) * self.narrowest() >= LONG_BYTES
+            and self.hints(self.line.extent) * self.narrowest() >= LONG_SUM
 
     def summed(self) -> bool:
         """Are `passing` rows long, whole words of 16-bit elements, and only summed?"""
@@ -127,7 +126,7 @@ class TileFacts:
     def shifted_from(self) -> int:
         """Elements of a row from which on it is read in whole words wherever it begins."""
         if self.narrowest() >= 4:
-            return SHIFTED_WIDE
+            return WIDE_STORED if self.stored_along() and not self.crossed else SHIFTED_WIDE
         return SHIFTED if self.crossed or self.stored_along() else SHIFTED_FOLDED
 
     def begin_anywhere(self) -> bool:
