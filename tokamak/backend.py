@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import sys
+import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -181,7 +182,7 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Op
     sizes are in another class. `meanwhile`: called while kernels for a GPU are built. Raises Unsupported when torch has to run the graph."""
     _require_plain(example_inputs)
     captured, constants, machine, graph = _understood(gm, options, trace, name)
-    rest = partial(_kernels_and_program, captured, constants, machine, options, meanwhile=meanwhile)
+    rest = partial(_kernels_and_program, captured, constants, machine, options, again=again, meanwhile=meanwhile)
 
     def later(work: Callable[[Trace, str], Callable]) -> Callable:
         def traced(trace: Trace, name: str) -> Callable:
@@ -219,8 +220,7 @@ def _begun(gm: fx.GraphModule, options: Options) -> Callable[[Sequence[Any]], Ca
     if machine.kind != "gpu" or graph.classes:
         raise Unsupported("a program for each class of sizes")
     _, built, _, program = _planned(captured, constants, machine, options, graph, trace)
-    kernels = partial(_gpu_kernels, built, machine, machine.fast, replace(options, progress=False), partial(trace, "unit"))
-    kernels = kernels if machine.name == "cpu" else _beside(kernels)
+    kernels = _begin_kernels(built, machine, replace(options, progress=False), trace)
 
     def finished(example_inputs: Sequence[Any]) -> Callable[[list], Any]:
         _require_plain(example_inputs)
@@ -228,12 +228,36 @@ def _begun(gm: fx.GraphModule, options: Options) -> Callable[[Sequence[Any]], Ca
     return finished
 
 
-def _beside(work: Callable[[], Any]) -> Callable[[], Any]:
-    """Begins `work` in a thread. The function that waits for its result."""
-    thread = ThreadPoolExecutor(1)
-    begun = thread.submit(work)
+def _begin_kernels(built: Mapping, machine: Target, options: Options, trace: Trace, meanwhile: Callable[[], None] | None = None) -> Callable[[], Any]:
+    """Begins to build kernels for a GPU, in a thread. The function that waits for them. `meanwhile`: called if any are not there yet."""
+    work = partial(_gpu_kernels, built, machine, machine.fast, options, partial(trace, "unit"))
+    if machine.name == "cpu":
+        kernels = work(meanwhile=meanwhile)
+        return lambda: kernels
+    thread, known = ThreadPoolExecutor(1), threading.Event()
+    begun = thread.submit(work, meanwhile=known.set)
+    begun.add_done_callback(lambda _: known.set())
     thread.shutdown(wait=False)
+    if meanwhile is not None:
+        known.wait()
+        if not begun.done():
+            meanwhile()
     return begun.result
+
+
+def _when_called(make: Callable[[], Callable[[list], Any]]) -> Callable[[list], Any]:
+    """The boxed function `make()`, which is made at its first call."""
+    made, making = None, threading.Lock()
+
+    def run(args: list) -> Any:
+        nonlocal made, make
+        if made is None:
+            with making:
+                if made is None:
+                    made, make = make(), None           # what it was made of is let go
+        return made(args)
+    run._boxed_call = True
+    return run
 
 
 def by_class(graph: Graph, machine: Target, rest: Callable[..., Callable], trace: Trace, name: str, again: Callable, dispatched: bool) -> Callable:
@@ -257,10 +281,14 @@ def by_class(graph: Graph, machine: Target, rest: Callable[..., Callable], trace
 
 
 def _kernels_and_program(captured: Graph, constants: Mapping, machine: Target, options: Options, graph: Graph, other: Callable, trace: Trace,
-                         name: str, meanwhile: Callable[[], None] | None = None) -> Callable[[list], Any]:
-    """The stages behind `simplify`, for sizes of the graph's classes: the boxed function."""
+                         name: str, again: Callable | None = None, meanwhile: Callable[[], None] | None = None) -> Callable[[list], Any]:
+    """The stages behind `simplify`, for sizes of the graph's classes: the boxed function. On a GPU, while nobody looks, one that waits for its
+    kernels when it is called: torch has a graph's guards to build until then. `again`, `meanwhile`: see `compile_graph`."""
     lowered, built, rows, program = _planned(captured, constants, machine, options, graph, trace)
-    build_all = partial(_gpu_kernels, machine=machine, meanwhile=meanwhile) if machine.kind == "gpu" else partial(_c_kernels, further=rows)
+    if machine.kind == "gpu" and other is None and again is not None and _unwatched(options):
+        wait = _begin_kernels(built, machine, options, trace, meanwhile)
+        return _when_called(lambda: again(lambda trace, name: _assembled(program, wait(), options, trace, name, None)))
+    build_all = partial(_gpu_kernels, machine=machine) if machine.kind == "gpu" else partial(_c_kernels, further=rows)
     kernels = build_all(built, contract=machine.fast, options=options, report=partial(trace, "unit"))
     call = _assembled(program, kernels, options, trace, name, other)
     report = partial(trace, "check") if options.check == "report" else None

@@ -1,6 +1,8 @@
 """Backward graphs that are planned while forward's kernels are built: taken only for the graph that they were made of."""
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from torch import fx
@@ -10,6 +12,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import tokamak
 from tokamak import backend
 from tokamak.capture.ahead import Ahead, said
+from tokamak.errors import BuildError
+from tokamak.options import Options
+from tokamak.target import Target
 
 
 def traced(fn, *shapes, dtype=torch.float32) -> fx.GraphModule:
@@ -108,3 +113,52 @@ def test_a_training_step_is_right_and_its_backward_planned_once(watched, monkeyp
     for a, b in zip(step(compiled, model, x), step(model, model, x)):
         torch.testing.assert_close(a, b)
     assert len(captured) == 2
+
+
+# -- kernels that are waited for at the first call ------------------------------------------------------------------------------
+def softened(**options):
+    """(softmax of a product as a boxed back end's function, its argument)."""
+    x = torch.randn(4, 8)
+    return backend.backend(fx.symbolic_trace(lambda x: (torch.softmax(x * 2.0, -1),)), [x], target="interpret", cache_dir="", **options), x
+
+
+def test_a_gpus_kernels_are_waited_for_when_a_function_is_called_first(monkeypatch):
+    waited = []
+
+    def begin(*args, real=backend._begin_kernels):
+        wait = real(*args)
+        return lambda: waited.append(None) or wait()
+    monkeypatch.setattr(backend, "_begin_kernels", begin)
+    fn, x = softened(strict=True)
+    assert not waited
+    for _ in range(2):
+        torch.testing.assert_close(fn(x)[0], torch.softmax(x * 2.0, -1))
+    assert len(waited) == 1
+
+
+def test_a_kernel_that_cannot_be_built_leaves_the_graph_to_torch(monkeypatch):
+    def begin(*args):
+        def wait():
+            raise BuildError("no")
+        return wait
+    monkeypatch.setattr(backend, "_begin_kernels", begin)
+    fn, x = softened()
+    with pytest.warns(UserWarning, match="its kernels could not be built: no"):
+        torch.testing.assert_close(fn(x)[0], torch.softmax(x * 2.0, -1))
+    torch.testing.assert_close(fn(x)[0], torch.softmax(x * 2.0, -1))
+    with pytest.raises(BuildError):
+        softened(strict=True)[0](x)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_what_is_done_meanwhile_is_done_while_kernels_are_built(there, monkeypatch):
+    done = threading.Event()
+
+    def kernels(*args, meanwhile):
+        if not there:
+            meanwhile()
+            assert done.wait(60)
+        return {"k": "made"}
+    monkeypatch.setattr(backend, "_gpu_kernels", kernels)
+    wait = backend._begin_kernels({}, Target("cuda:0", kind="gpu"), Options(), lambda stage, value: value, done.set)
+    assert wait() == {"k": "made"} and done.is_set() != there
