@@ -328,6 +328,40 @@ def test_the_processes_end_with_their_parent(ending):
     assert len(pids) > 1 and gone(list(map(int, pids))) and not Path(folder).exists(), done.stderr
 
 
+def test_the_processes_stand_back_behind_their_parent():
+    done = run("""
+        build([unit(), unit('b', 2)], HOPPER)
+        nursery = gpu_pool.started().process.pid
+        workers = map(int, open(f'/proc/{nursery}/task/{nursery}/children').read().split())
+        print(*(os.getpriority(os.PRIO_PROCESS, pid) - os.getpriority(os.PRIO_PROCESS, 0) for pid in workers))
+    """)
+    assert done.stdout.split() and all(int(behind) > 0 for behind in done.stdout.split()), done.stderr
+
+
+def test_a_worker_searches_for_garbage_between_jobs_only():
+    done = run("""
+        import gc, socket
+        from tokamak.runtime import gpu_worker
+        def left(job, folder):
+            for _ in range(job["cycles"]):
+                cycle = []
+                cycle.append(cycle)
+            return {"searching": gc.isenabled(), "searched": gc.get_stats()[2]["collections"]}
+        gpu_worker.compile_job = left
+        ours, theirs = socket.socketpair()
+        if os.fork() == 0:
+            ours.close()
+            gpu_worker.work(theirs, "", os.memfd_create("said"))
+            os._exit(0)
+        for cycles in (10, 30_000, 10):
+            gpu_worker.send(ours, {"cycles": cycles})
+            answer = gpu_worker.receive(ours)
+            print(answer["searching"], answer["searched"])
+    """)
+    (s1, first), (s2, second), (s3, third) = (line.split() for line in done.stdout.splitlines())
+    assert (s1, s2, s3) == ("False",) * 3 and int(first) == int(second) < int(third), done.stderr
+
+
 def test_an_end_while_the_processes_start():
     done = run("gpu_build.warm(HOPPER); print(gpu_pool.started().process.pid, flush=True)")
     assert done.returncode == 0 and gone([int(done.stdout)]), done.stderr

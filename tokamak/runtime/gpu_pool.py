@@ -23,6 +23,7 @@ from . import gpu_worker
 
 MOST = 64                   # workers; each has some 10 MB of its own
 PATIENCE = 600.0            # seconds that one kernel may take
+NICE = 5                    # how far workers stand back behind this process, which plans the next graph while they are at work
 
 
 class WorkerDied(Exception):
@@ -56,7 +57,7 @@ class Pool:
         self.up = False
         with contextlib.suppress(OSError):
             gpu_worker.send(self.control, {"path": [p or os.getcwd() for p in sys.path], "package": str(Path(__file__).parent.parent),
-                                           "folder": self.folder, "arch": arch, "channels": numbers})
+                                           "folder": self.folder, "arch": arch, "channels": numbers, "nice": NICE})
 
     def ready(self) -> bool:
         """The workers have started: a job begins at once."""

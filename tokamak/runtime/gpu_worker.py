@@ -9,6 +9,7 @@ time. The nursery speaks for a worker that died. All of them end when the parent
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import linecache
 import os
@@ -125,12 +126,18 @@ def _exactly(channel: socket.socket, count: int) -> bytes:
     return b"".join(parts)
 
 
+_GARBAGE = 20_000           # new objects from which on a worker looks for cyclic garbage, between two jobs; a compile leaves some 2,000, 1 MB
+
+
 # -- a worker --------------------------------------------------------------------------------------------------------------
 def work(channel: socket.socket, folder: str, log: int) -> None:
     """Answers jobs until the parent is gone. What Triton and its tools print goes to the file `log`, whose end is part of a failure's message."""
     os.dup2(log, 1)
     os.dup2(log, 2)
+    gc.disable()                        # a seventh of a compile's time
     while True:
+        if gc.get_count()[0] > _GARBAGE:
+            gc.collect()
         try:
             job = receive(channel)
         except (EOFError, OSError):
@@ -173,6 +180,7 @@ def nursery(control: socket.socket, channels: list[socket.socket], setup: dict) 
     importlib.import_module("tokamak.codegen.triton_lib")
     job = {"name": "warm", "text": _WARM, "signature": ("*i32",), "divisible": (), "warps": 4, "stages": 3, "contract": True, "arch": setup["arch"]}
     compile_job(job, setup["folder"])           # what a first compile loads, every worker then has: 0.1 s instead of 0.45
+    gc.freeze()                                 # no search of a worker's walks, and so copies, what it shares with the others
     logs = [os.memfd_create("tokamak") for _ in channels]
     wake, alarm = socket.socketpair()
     alarm.setblocking(False)
@@ -182,6 +190,8 @@ def nursery(control: socket.socket, channels: list[socket.socket], setup: dict) 
     for i, channel in enumerate(channels):
         pid = os.fork()
         if pid == 0:
+            with contextlib.suppress(OSError):
+                os.nice(setup["nice"])
             _in_worker(channel, [control, wake, alarm, *(c for c in channels if c is not channel)], setup["folder"], logs[i])
         alive[pid] = i
     control.sendall(b"r")
@@ -229,7 +239,7 @@ def without_torch(package: str) -> None:
 
 def main() -> None:
     """Reads one message from standard input, a socket: the parent's sys.path, the package's folder, a folder to work in, the
-    target, and the channels' descriptors."""
+    target, the channels' descriptors, and how far workers stand back."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)        # a Ctrl-C is the parent's business
     control = socket.socket(fileno=os.dup(0))
     setup = receive(control)
