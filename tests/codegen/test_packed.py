@@ -104,3 +104,37 @@ def test_slow_arithmetic_that_changes_with_every_row_stays_in_its_loop():
     got, text = text_of(lambda x, s: x * torch.rsqrt(s), x, s)
     torch.testing.assert_close(got, x * torch.rsqrt(s))
     assert "reused(" not in text
+
+
+def kernel_sums(x, y):
+    return torch.exp(-0.1 * ((x.unsqueeze(-2) - y.unsqueeze(-3)) ** 2).sum(-1)).sum(-1)
+
+
+@pytest.mark.parametrize("batch, rows, columns, depth", [((), 64, 64, 8), ((), 13, 70, 3), ((3,), 37, 300, 33), ((), 9, 130, 100), ((2, 2), 16, 17, 1)])
+def test_folds_of_pairs_that_are_folded_again(batch, rows, columns, depth):
+    """The columns run along lanes, though they are folded as well: their coordinates are packed once for all rows."""
+    g = torch.Generator().manual_seed(rows)
+    x, y = torch.randn(*batch, rows, depth, generator=g), torch.randn(*batch, columns, depth, generator=g)
+    got, text = text_of(kernel_sums, x, y)
+    torch.testing.assert_close(got.double(), kernel_sums(x.double(), y.double()), atol=1e-5, rtol=1e-5)
+    assert depth == 1 or "reused(" in text and "loads_" not in text
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_gradients_of_sums_over_pairs_stay_in_registers(threads):
+    g = torch.Generator().manual_seed(0)
+    x, y, w = (torch.randn(*s, generator=g) for s in ((203, 40), (331, 40), (203,)))
+    torch._dynamo.reset()
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with recording(strict=True) as recorder:
+            compiled = torch.compile(kernel_sums, backend="tokamak")
+            mine = [t.clone().requires_grad_() for t in (x, y)]
+            got = torch.autograd.grad(compiled(*mine), mine, w)
+    finally:
+        torch.set_num_threads(before)
+    double = [t.double().requires_grad_() for t in (x, y)]
+    for a, b in zip(got, torch.autograd.grad(kernel_sums(*double), double, w.double())):
+        torch.testing.assert_close(a.double(), b, atol=1e-5, rtol=1e-5)
+    assert "columns(registers)" in STAGE_TEXTS["schedule"](recorder.graphs[-1])

@@ -50,7 +50,8 @@ class Emitter:
         """The axes that need a loop inside an iteration, outermost first."""
         found = [a for a in axes if a not in self.p or a is self.vector]
         order = {a: i for i, a in enumerate(self.low.s.order)}
-        return sorted(found, key=lambda a: (a in self.vectors, order.get(a, -1), a.id))
+        last = () if self.low.s.vector in order and not order[self.low.s.vector] else self.vectors
+        return sorted(found, key=lambda a: (a in last, order.get(a, -1), a.id))
 
     def _under(self, block: Block | None, root: Block) -> bool:
         while block is not None:
@@ -62,7 +63,7 @@ class Emitter:
     def _buffer_spot(self, e: Expr, around: frozenset = frozenset()) -> tuple[Index, Index, str]:
         """(offset, size, mode) of a buffered value, all of whose uses stand in loops over `around`."""
         address, size = as_index(0), as_index(1)
-        for a in reversed(self._inner(e.free - around)):
+        for a in reversed(sorted(self._inner(e.free - around), key=lambda a: a in self.vectors)):
             if a is self.vector and self.block:
                 address, size = as_index(a) - as_index(Size("b0")), as_index(self.block)
             else:

@@ -19,7 +19,7 @@ from ..ir.expr import Expr
 from ..schedule.body import Body, Memory, body, coalesce, renamed, shared_extremes, unfolded, whole_words
 from ..schedule import beside, matmul, persistent, rows, tile_sequence, tiles
 from ..schedule.pieces import in_pieces, lanes_in_pieces
-from ..schedule.schedule import Schedule, choose, vector_axis
+from ..schedule.schedule import Schedule, choose, in_buffers, vector_axis
 from ..schedule.tile_schedule import TileSchedule
 from . import triton, tuned
 from ..runtime.gpu_build import GpuUnit
@@ -145,6 +145,18 @@ def _lower(b: Body, s: Schedule | TileSchedule, hints: Hints, target, table: Tab
     return lower(b, s, hints)
 
 
+def _lowered(made: tuple, hints: Hints, target, table: Table = _NONE) -> tuple[tuple, Kernel | tuple[TileKernel, ...]]:
+    """((body, schedule), kernel): the schedule that was chosen, or the one with partial results in a buffer where that one's loops do not nest."""
+    b, s = made
+    try:
+        return made, _lower(b, s, hints, target, table)
+    except Unschedulable:
+        plain = in_buffers(s) if isinstance(s, Schedule) and not target.ordered else s
+        if plain == s:
+            raise
+    return (b, plain), _lower(b, plain, hints, target, table)
+
+
 def lower_plan(scheduled: Scheduled, target, table: Table = _NONE) -> Lowered:
     """A kernel for every group."""
     plan, bodies, kernels = scheduled.plan, dict(scheduled.bodies), {}
@@ -159,7 +171,7 @@ def lower_plan(scheduled: Scheduled, target, table: Table = _NONE) -> Lowered:
         try:
             if len(g.members) > 1 and target.kind == "gpu" and matmul.left_over(*bodies[g]):
                 raise Unschedulable("no tile holds a contraction and all that was put beside it")
-            kernels[g] = _lower(*bodies[g], hints, target, table)
+            bodies[g], kernels[g] = _lowered(bodies[g], hints, target, table)
         except Unschedulable as why:
             del bodies[g]
             if len(g.members) == 1:
@@ -177,7 +189,7 @@ def _alone(g: Group, plan: Plan, target, hints: Hints) -> tuple[tuple, Kernel | 
     memories.update((m.node, m) for m in list(memories.values()))
     made = _schedule(g, plan, target, hints, memories)
     try:
-        return made, _lower(*made, hints, target)
+        return _lowered(made, hints, target)
     except Unschedulable as why:
         if target.kind != "gpu":
             raise InternalError(f"no loop tree for {plan.graph.origin(g.members[0].node)}: {why}") from why

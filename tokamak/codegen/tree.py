@@ -82,7 +82,7 @@ class Tree(Emitter):
         extents = tuple((a, low.extent(a)) for a in self.parallel)
         items = self._items()
         self._choose_buffers(items)
-        inside = tuple(a for a in self.parallel if a in low.s.reused) if self.block else ()
+        inside = tuple(a for a in self.parallel if a in low.s.reused)
         if inside:
             self._pack(inside, items)
         self.around = _around_scans(items)
