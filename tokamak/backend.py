@@ -79,7 +79,8 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mappi
         with uncollected():
             made = aot.autograd(gm, example_inputs, partial(compile_or_fall_back, options=chosen, frame=frame_of(gm, chosen), ahead=ahead),
                             arithmetic_dropout=chosen.policy == "fast" and not chosen.opaque_only,
-                            parts=not chosen.opaque_only and _gpu_graph(example_inputs, chosen), coming=ahead.expect if ahead is not None else None)
+                            parts=not chosen.opaque_only and _gpu_graph(example_inputs, chosen),
+                                layouts=chosen.policy == "fast" and not chosen.opaque_only, coming=ahead.expect if ahead is not None else None)
     except TokamakError as error:
         raise _shortened(error, sys._getframe()) from None
     made = _with_tangents(made, gm)

@@ -77,7 +77,8 @@ def test_gradients_run_along_the_coordinates(rows, columns, depth):
 def test_slow_arithmetic_of_channels_is_done_once_for_all_pixels(channels, dtype):
     g = torch.Generator().manual_seed(channels)
     x = torch.randn(2, channels, 5, 7, generator=g).to(dtype).to(memory_format=torch.channels_last)
-    mean, variance = (t.to(torch.promote_types(dtype, torch.float32)) for t in (torch.randn(channels, generator=g), torch.rand(channels, generator=g) + 0.1))
+    wide = torch.promote_types(dtype, torch.float32)
+    mean, variance = torch.randn(channels, generator=g).to(wide), torch.rand(channels, generator=g).to(wide) + 0.1
 
     def normalised(x, mean, variance):
         along = lambda t: t.view(1, -1, 1, 1)

@@ -16,6 +16,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 
 from ..ir.index import as_index
 from .decompose import ALWAYS, TRAINING
+from .layouts import choose_layouts
 from .partition import partition
 from .tensor import overlapping
 
@@ -24,18 +25,21 @@ CompileOne = Callable[[fx.GraphModule, Sequence[Any], str], Callable[[list], Any
 
 
 def autograd(gm: fx.GraphModule, example_inputs: Sequence[Any], compile_one: CompileOne, arithmetic_dropout: bool = False,
-             parts: bool = False, coming: Callable[[fx.GraphModule], None] | None = None) -> Callable:
+             parts: bool = False, layouts: bool = False, coming: Callable[[fx.GraphModule], None] | None = None) -> Callable:
     """The function that runs Dynamo's graph `gm`, whose forward, backward and inference graphs `compile_one` has compiled. `arithmetic_dropout`:
     as for `partition`. `parts`: a training step holds the parts of what `decompose` has in TRAINING; which of them backward then computes again is
-    the partitioner's choice by their sizes. `coming` is told of a backward graph as soon as there is one, before the forward graph is compiled."""
+    the partitioner's choice by their sizes. `layouts`: convolutions run channels-last where that pays. `coming` is
+    told of a backward graph as soon as there is one, before the forward graph is compiled."""
     def compiler(kind: str):
         def compile_kind(graph, inputs):
             _keep_saved()
+            if layouts and kind == "inference":
+                choose_layouts(graph)
             return _hidden(compile_one)(graph, inputs, kind)
         return compile_kind
 
     def cut(joint, joint_inputs, **others):
-        forward, backward = partition(joint, joint_inputs, arithmetic_dropout=arithmetic_dropout, parts=parts, **others)
+        forward, backward = partition(joint, joint_inputs, arithmetic_dropout=arithmetic_dropout, parts=parts, layouts=layouts, **others)
         if coming is not None:
             coming(backward)
         return forward, backward

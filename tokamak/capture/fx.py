@@ -170,7 +170,8 @@ class Capture:
                 return self._adopt(node, made, specs)
             except NotCompiled as why:
                 reason = str(why)
-        return self._opaque(node, target, args, kwargs, val, reason)
+        how = node.meta.get("layout")
+        return self._opaque(node, target, args, kwargs, val, reason if how is None else f"{reason}; {how}")
 
     def _host(self, node, target, args, kwargs, val):
         """Arithmetic on sizes between calls: torch already knows the result."""

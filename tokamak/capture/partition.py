@@ -18,6 +18,7 @@ from torch._functorch import partitioners
 
 from .compared import keep_compared
 from .decompose import TRACED
+from .layouts import choose_layouts
 from .registry import TABLE
 from .replaced import replace as replace_operators
 from .windows import places_in_windows
@@ -29,10 +30,13 @@ _LISTING = threading.Lock()
 
 
 def partition(joint: fx.GraphModule, joint_inputs, *, num_fwd_outputs: int, arithmetic_dropout: bool = False,
-              parts: bool = False, **others) -> tuple[fx.GraphModule, fx.GraphModule]:
+              parts: bool = False, layouts: bool = False, **others) -> tuple[fx.GraphModule, fx.GraphModule]:
     """(forward, backward) graphs of `joint`. The arguments are those of torch's partition functions, whether what dropout leaves may be computed
-    again of its mask, and whether backward may read `parts` of operators in the place of what they return."""
+    again of its mask, whether backward may read `parts` of operators in the place of what they return, and whether convolutions may run
+    channels-last (`layouts`)."""
     without_identities(joint)
+    if layouts:
+        choose_layouts(joint)
     if parts:
         places_in_windows(joint)
         replace_operators(joint, TRACED)

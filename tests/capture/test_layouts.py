@@ -1,0 +1,219 @@
+"""Memory formats: which convolutions run channels-last, and that everything that others see keeps its strides."""
+import pytest
+import torch
+from torch import nn
+
+import tokamak
+from tokamak.capture import layouts
+from tokamak.ir.graph import Opaque
+from tokamak.tools.record import recording
+
+LAST = torch.channels_last
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """Every convolution of an image gains channels-last."""
+    rates = {(d, t, b): layouts.Rates(1e6, 1e6) for d in ("cpu",) for t in (torch.float32, torch.bfloat16) for b in (False, True)}
+    monkeypatch.setattr(layouts, "RATES", rates)
+
+
+def convolutions(recorder) -> list[Opaque]:
+    return [n for g in recorder.graphs for n in g.values["capture"].nodes if isinstance(n, Opaque) and "convolution" in str(n.target)]
+
+
+def last(recorder) -> list[bool]:
+    """Which convolutions run channels-last."""
+    return [n.reason.endswith("channels-last") for n in convolutions(recorder)]
+
+
+def like_eager(fn, *args, grad: bool = False, tolerance: float = 1e-4, **options):
+    """Results, gradients, changed arguments and the strides of all of them as eager's; the recorder."""
+    twin = [a.detach().clone().requires_grad_(grad and a.is_floating_point()) for a in args]
+    mine = [a.detach().clone().requires_grad_(grad and a.is_floating_point()) for a in args]
+    parameters = [p for p in getattr(fn, "parameters", list)()]
+    found = []
+    with recording(strict=True) as recorder:
+        for one, given in ((fn, twin), (torch.compile(fn, backend="tokamak", options=options), mine)):
+            with torch.set_grad_enabled(grad):
+                made = one(*given)
+            made = made if isinstance(made, tuple) else (made,)
+            if grad:
+                sum((m.float() * torch.linspace(-1, 1, m.numel()).view(m.shape)).sum() for m in made).backward()
+            found.append((*made, *(t.grad for t in (*given, *parameters) if t.grad is not None), *given))
+            for p in parameters:
+                p.grad = None
+    for want, got in zip(*found, strict=True):
+        want, got = want.detach(), got.detach()
+        torch.testing.assert_close(got, want, atol=tolerance, rtol=tolerance)
+        assert [s for s, n in zip(got.stride(), got.shape) if n > 1] == [s for s, n in zip(want.stride(), want.shape) if n > 1]
+    return recorder
+
+
+KINDS = {"plain": nn.Conv2d(8, 12, 3, padding=1), "groups": nn.Conv2d(8, 12, 3, groups=4), "channels alone": nn.Conv2d(8, 16, 3, groups=8),
+         "far apart": nn.Conv2d(8, 12, 3, dilation=2), "steps": nn.Conv2d(8, 12, 3, stride=2, bias=False), "one element": nn.Conv2d(8, 12, 1),
+         "transposed": nn.ConvTranspose2d(8, 12, 2, 2), "transposed groups": nn.ConvTranspose2d(8, 12, 3, 2, output_padding=1, groups=2)}
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_of_convolutions(kind, grad, always):
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), KINDS[kind], nn.Hardswish(), nn.MaxPool2d(2)).train(grad)
+    recorder = like_eager(net, torch.randn(2, 3, 14, 15), grad=grad)
+    assert all(last(recorder))
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("rank", [1, 3])
+def test_other_ranks(rank, grad, always):
+    """Those of one dimension stay as they are; of those of three torch has a library for some, which alone keeps the format."""
+    conv, norm = (nn.Conv1d, nn.BatchNorm1d) if rank == 1 else (nn.Conv3d, nn.BatchNorm3d)
+    net = nn.Sequential(conv(3, 8, 3), norm(8), nn.ReLU(), conv(8, 6, 3, padding=1), nn.ReLU()).train(grad)
+    recorder = like_eager(net, torch.randn(2, 3, *[9] * rank), grad=grad)
+    assert any(last(recorder)) is (rank == 3)
+
+
+class Seen(nn.Module):
+    """Images between convolutions that are results, as they are, as views, changed and unchanged."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv2d(4, 8, 3), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
+
+    def forward(self, x):
+        a = self.a(x)
+        b = torch.relu(self.b(a))
+        c = self.c(b + a)
+        return a, b, b.flatten(1), c.flatten(2).transpose(1, 2), c.permute(0, 2, 3, 1), (c + 1).reshape(-1)
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("given", [torch.contiguous_format, LAST], ids=str)
+def test_results_have_the_strides_of_eager(given, grad, always):
+    assert all(last(like_eager(Seen(), torch.randn(2, 4, 9, 8).to(memory_format=given), grad=grad)))
+
+
+@pytest.mark.parametrize("given", [torch.contiguous_format, LAST], ids=str)
+def test_arguments_that_are_changed(given, always):
+    w, v = torch.randn(6, 4, 3, 3), torch.randn(4, 6, 3, 3)
+
+    def fn(x, state):
+        y = torch.relu(torch.conv2d(x, w, padding=1))
+        state.mul_(0.5).add_(y)
+        x.add_(torch.conv2d(state, v, padding=1))
+        return y.sum((2, 3))
+    assert all(last(like_eager(fn, torch.randn(2, 4, 7, 7).to(memory_format=given), torch.randn(2, 6, 7, 7))))
+
+
+def test_sizes_that_are_not_known(always):
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=8), nn.SiLU(), nn.Conv2d(8, 4, 1)).eval()
+    with recording(strict=True) as recorder, torch.no_grad():
+        ours = torch.compile(net, backend="tokamak", dynamic=True)
+        for shape in ((2, 3, 12, 14), (5, 3, 11, 9), (4, 3, 16, 16), (3, 3, 5, 30)):
+            x = torch.randn(shape)
+            want = net(x)
+            got = ours(x)
+            torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+            assert got.stride() == want.stride()
+    assert all(last(recorder)) and len(recorder.graphs) <= 2
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_mixed_types(grad, always):
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3)).train(grad)
+
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+
+        def forward(self, x):
+            with torch.autocast("cpu", torch.bfloat16):
+                return self.net(x)
+    recorder = like_eager(Mixed(), torch.randn(2, 3, 12, 12), grad=grad, tolerance=6e-2)
+    assert all(last(recorder))
+    weights = [n.args[1] for n in convolutions(recorder) if "backward" not in str(n.target)]
+    assert all(w.strides[1] == 1 for w in weights)          # as it is rounded it is laid out
+
+
+STRIDES = []
+
+
+@torch.library.custom_op("tests::strides_of", mutates_args=())
+def strides_of(x: torch.Tensor) -> torch.Tensor:
+    STRIDES.append(x.stride())
+    return x.clone()
+
+
+strides_of.register_fake(lambda x: torch.empty_like(x))
+
+
+def test_calls_that_are_not_known_read_what_eager_hands_them(always):
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)).eval()
+    STRIDES.clear()
+    assert any(last(like_eager(lambda x: strides_of(torch.relu(net(x))) + torch.as_strided(net(x), (2, 3), (7, 1)).sum(), torch.randn(2, 3, 10, 11))))
+    assert STRIDES[0] == STRIDES[1] == (8 * 6 * 7, 6 * 7, 7, 1)
+
+
+def test_images_that_are_mixed(always):
+    """Joined, padded, made larger, viewed by groups of channels."""
+    w, v = torch.randn(8, 4, 3, 3), torch.randn(6, 16, 3, 3)
+
+    def fn(x):
+        y = torch.conv2d(x, w, padding=1)
+        z = torch.cat([y, torch.nn.functional.pad(y[:, :, 1:], (0, 0, 1, 0))], 1)
+        z = torch.nn.functional.group_norm(z, 4)
+        z = torch.nn.functional.interpolate(z, scale_factor=2)
+        n, c, h, u = z.shape
+        z = z.view(n, 2, c // 2, h, u).transpose(1, 2).reshape(n, c, h, u)
+        return torch.nn.functional.pixel_shuffle(torch.conv2d(z, v, padding=1)[:, :4], 2)
+    assert all(last(like_eager(fn, torch.randn(2, 4, 7, 6))))
+
+
+def chain(channels: int, n: int = 3) -> nn.Module:
+    parts = lambda: (nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU())
+    return nn.Sequential(*(m for _ in range(n) for m in parts()))
+
+
+@pytest.mark.parametrize("channels, size, n, grad, expected", [
+    (32, 28, 3, False, True), (32, 28, 3, True, True),          # images are larger than weights
+    (256, 4, 3, False, False), (256, 4, 3, True, False),        # weights are
+    (32, 28, 1, False, False)])                                 # as much is copied as a call saves
+def test_where_it_pays(channels, size, n, grad, expected):
+    net, x = chain(channels, n).train(grad), torch.randn(2, channels, size, size)
+    with recording(strict=True) as recorder, torch.set_grad_enabled(grad):
+        made = torch.compile(net, backend="tokamak")(x)
+        if grad:
+            made.sum().backward()
+    assert set(last(recorder)) == {expected}
+
+
+@pytest.mark.parametrize("options", [{"policy": "eager"}, {"policy": "strict"}], ids=str)
+def test_other_policies_leave_formats_alone(options, always):
+    with torch.no_grad(), recording(strict=True) as recorder:
+        torch.compile(chain(32).eval(), backend="tokamak", options=options)(torch.randn(2, 32, 28, 28))
+    assert not any(last(recorder))
+
+
+def test_other_types_and_no_library_leave_formats_alone(always, monkeypatch):
+    with torch.no_grad(), recording(strict=True) as recorder:
+        torch.compile(chain(32).double().eval(), backend="tokamak")(torch.randn(2, 32, 28, 28).double())
+        monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+        torch._dynamo.reset()
+        torch.compile(chain(32).eval(), backend="tokamak")(torch.randn(2, 32, 28, 28))
+    assert len(last(recorder)) == 6 and not any(last(recorder))
+
+
+def test_what_is_kept_for_backward_is_kept_once():
+    """Three images before the convolutions, three behind them, and the result: none in both formats."""
+    kept = []
+    net, x = chain(32).train(), torch.randn(2, 32, 28, 28)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        tokamak.compile(net, strict=True)(x)
+    images = [t for t in kept if t.dim() == 4 and t.shape[2] == 28]
+    assert len(images) <= 7 and sum(t.is_contiguous(memory_format=LAST) for t in images) >= len(images) - 1
