@@ -39,6 +39,11 @@ def test_a_break_before_any_operation_has_a_line_too():
     assert where.place.line == line_of(broken_at_once, "graph_break") and where.code == "broken_at_once"
 
 
+def test_a_break_in_what_a_function_only_calls_has_the_line_there():
+    places = [b.place.line for b in tokamak.explain(lambda x: broken_at_once(x), torch.randn(4)).breaks]
+    assert places and set(places) == {line_of(broken_at_once, "graph_break")}
+
+
 def test_a_branch_on_a_tensors_value():
     where, = tokamak.explain(branch, torch.ones(4)).breaks
     assert where.place.line == line_of(branch, "if ") and "branches on a tensor's value" in where.reason

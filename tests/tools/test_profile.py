@@ -19,7 +19,7 @@ from tokamak.tools.cli import main
 from tokamak.tools.limits import Row, bound, kind_of
 from tokamak.tools.names import rate_text
 from tokamak.tools.profile import METRICS, Other, beyond, by_position, condition, profile, unsteady
-from tokamak.tools.profile_report import flops
+from tokamak.tools.profile_report import flops, shortened
 from tokamak.tools.record import recording
 from tokamak.tools.spans import Mark, Span, marks_of, spans_of
 from tokamak.tools.traced import Slice, Traced, memory_use, peak_bytes, thinned
@@ -112,6 +112,10 @@ def test_memory_that_a_training_step_holds():
     layers = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()) for _ in range(3)))
     p = profiled(layers, torch.randn(512, 64))
     assert p.predicted == pytest.approx(p.compiled.peak, rel=0.15)
+
+
+def test_long_words_of_dynamo_end_with_a_word():
+    assert shortened("one two three", 13) == "one two three" and shortened("one two three", 12) == "one two …"
 
 
 def test_results_of_a_step_are_gone_with_its_gradients():

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Callable
 
 import torch
@@ -82,8 +82,8 @@ def recompiles(metrics) -> list[Recompile]:
 
 def graph_breaks(metrics: list, frames: dict[str, Frame]) -> list[Break]:
     """Where captures ended early. A capture that found nothing before its break has no graph and no Frame: the function that Dynamo makes of the rest
-    tells the line."""
-    known, found = torch._dynamo.utils.counters["graph_break"], []
+    tells the line; where there is none, the place of a capture that ended alike, since what a function calls is captured behind it."""
+    known, found, unknown = torch._dynamo.utils.counters["graph_break"], [], set()
     rest = {m.co_name for m in metrics if m.co_name}
     for m in metrics:
         frame = frames.get(str(m.compile_id))
@@ -93,9 +93,11 @@ def graph_breaks(metrics: list, frames: dict[str, Frame]) -> list[Break]:
         elif frame is None and (reasons := [r for r in m.restart_reasons or () if r in known]):
             function = code.split(" ")[0]
             lines = [int(name.rpartition("_")[2]) for name in rest if re.fullmatch(rf"torch_dynamo_resume_in_{re.escape(function)}_at_\d+", name)]
-            line = min((n for n in lines if n > _behind(m)), default=m.co_firstlineno or 0)
-            found.append(Break(str(m.compile_id), code, Source(m.co_filename or "", line), break_text(reasons[0])))
-    return found
+            line = min((n for n in lines if n > _behind(m)), default=0)
+            found.append(Break(str(m.compile_id), code, Source(m.co_filename or "", line or m.co_firstlineno or 0), break_text(reasons[0])))
+            unknown |= set() if line else {found[-1]}
+    alike = {b.reason: b.place for b in reversed(found) if b not in unknown}
+    return [replace(b, place=alike.get(b.reason, b.place)) if b in unknown else b for b in found]
 
 
 def _behind(metric) -> int:

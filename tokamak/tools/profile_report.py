@@ -130,8 +130,13 @@ def by_reason(left: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 def advice(p: Profile) -> Iterator[Text]:
     for a, times in Counter(p.advice).items():
         yield Text(f"{a.what}: {a.place}" + (f" ({times} times)" if times > 1 else ""), "yellow")
-        yield Text("    " + a.reason.replace("\n", " ")[:WIDTH - 4])
+        yield Text("    " + shortened(" ".join(a.reason.split()), WIDTH - 4))
         yield Text(f"    mend: {a.mend}")
+
+
+def shortened(text: str, width: int) -> str:
+    """So much of a text, up to the end of a word."""
+    return text if len(text) <= width else text[:width - 2].rpartition(" ")[0] + " …"
 
 
 def kernel_table(p: Profile) -> Iterator:
