@@ -128,10 +128,15 @@ def test_contiguous_and_strided(library, d):
     a, o = stored(d, 5 * w), np.zeros(5 * w, o.dtype)
     run(library, f"strided_{d}", a[-1:], o, -3, 5)
     assert (o[::5] == a[::-3][:w]).all()
-    for stride in (2, 3):
+    for stride in (2, 3, 4, 5):
         a, o = fenced(stored(d, stride * (w - 1) + 1, stride)), np.zeros(w, o.dtype)
         run(library, f"strided_{d}", a, o, stride, 1)
         assert (o == a[::stride]).all()
+        kept = stored(d, stride * (w - 1) + 1, 9)
+        o = fenced(kept.copy())
+        run(library, f"strided_{d}", a[:w].copy(), o, 1, stride)
+        beside = np.arange(len(o)) % stride != 0
+        assert (o[::stride] == a[:w]).all() and (o[beside] == kept[beside]).all()
 
 
 @pytest.mark.parametrize("stride", [1, 2, 3])

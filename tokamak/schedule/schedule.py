@@ -83,6 +83,9 @@ def choose(b: Body, hints: Hints, target) -> Schedule:
     if vector is not None and across is None and not target.ordered and b.base is None:
         reused, block = reused_axes(b, vector, parallel, block, hints, target)
         parallel = tuple(a for a in parallel if a not in reused) + reused
+    plain = vector is None or across is not None or reused or target.ordered or any(s.monoid is not None for s in b.stores)
+    short = frozenset() if plain else interleaved(b, vector, hints, target.vector_bytes // 4)
+    parallel, unrolled = tuple(a for a in parallel if a not in short), unrolled | short
     wide = any(e.dtype is F64 for e in walk(*exprs_of(b)) if isinstance(e, (Op, Reduce)))
     lanes = target.vector_bytes // (8 if wide else 4)
     long = folded - b.parallel - unrolled - {vector}
@@ -91,7 +94,7 @@ def choose(b: Body, hints: Hints, target) -> Schedule:
     columns, divide = "registers" if target.ordered or kept else "buffer", "exact" if target.ordered or target.exact else "reciprocal"
     also = () if block or vector is None or target.ordered else also_vectors(b, vector, lanes, hints)
     order = (*(a for a in order if a not in (vector, *also)), *also, vector) if also else order
-    order = (vector, *(a for a in order if a is not vector)) if around and kept and not also else order
+    order = (vector, *(a for a in order if a is not vector)) if (around and kept or short) and not also else order
     return Schedule(parallel, vector, block, order, unrolled - set(also), lanes, columns=columns, divide=divide, stream=STREAM, also=also,
                     reused=reused)
 
@@ -140,6 +143,32 @@ def also_vectors(b: Body, vector: Axis, lanes: int, hints: Hints) -> tuple[Axis,
         if inside and not any(a in n and n.intersection(found) for n in nests) and any(i.coefficient(a) == 1 for _, i, _ in strides_of(b)):
             found.append(a)
     return tuple(found[1:])
+
+
+NEAR = 8                # elements from lane to lane up to which lines that are read for one of several numbers side by side are there for the others
+
+
+def interleaved(b: Body, vector: Axis, hints: Hints, lanes: int) -> frozenset[Axis]:
+    """The axes of a few numbers side by side (coordinates, channels of a picture) past which the vector axis strides."""
+    found = set()
+    for _, address, _ in strides_of(b):
+        if 1 < (address.coefficient(vector).constant or 0) <= NEAR:
+            found.update(a for a in b.axes if a is not vector and _few(a, lanes) and address.coefficient(a) == 1)
+    return frozenset(found)
+
+
+def _few(a: Axis, lanes: int) -> bool:
+    """Would it leave most lanes idle?"""
+    return a.extent.constant is not None and 1 < a.extent.constant <= lanes // 4
+
+
+def _beside(b: Body, few: Axis, hints: Hints, lanes: int) -> Axis | None:
+    """The long axis in whose steps the numbers along `few` follow each other, if nothing strides further along it."""
+    def near(a: Axis) -> bool:
+        steps = [address.coefficient(a) for _, address, _ in strides_of(b)]
+        return all(not s.terms or s.constant is not None and 0 < s.constant <= NEAR for s in steps)
+    found = [a for a in b.axes if hints(a.extent) >= lanes and few in interleaved(b, a, hints, lanes) and near(a)]
+    return max(found, key=lambda a: hints(a.extent), default=None)
 
 
 def around_folds(b: Body, vector: Axis, hints: Hints) -> bool:
@@ -291,8 +320,11 @@ def vector_axis(b: Body, hints: Hints, target) -> Axis | None:
         fills = min(n, lanes) / lanes
         return a in folded, (score[a] + 1) * fills * fills * (0.5 if a in scans else 1.0), written[a] if a in across else 0
     best = max(score, key=rank)
-    if target.ordered or scans or updates or not every:
+    if target.ordered or scans or updates:
         return best
+    beside = _beside(b, best, hints, lanes) if _few(best, lanes) else None
+    if not every:
+        return beside or best
     # elements are read and written once, but along some axes a nest of loops strides at each of its steps
     strides = {a: _strided(b, a, hints) for a in score}
     free = [a for a in score if score[a] and a not in every and hints(a.extent) >= lanes]
@@ -305,8 +337,9 @@ def vector_axis(b: Body, hints: Hints, target) -> Axis | None:
         outer = [a for a in score if a in every - b.parallel and hints(a.extent) >= lanes and all(a in e.free for e in inner)]
         packed = [a for a in (*(a for a in free if a in b.parallel), *outer) if packable(exprs, a, ())
                   and all(s.address.coefficient(a) == 1 for s in b.stores if a in s.axes) and _packs(b, a, hints, target)]
-        return max(packed, key=rank) if packed else best
-    return best
+        if packed:
+            return max(packed, key=rank)
+    return beside or best
 
 
 def _packs(b: Body, vector: Axis, hints: Hints, target) -> bool:
