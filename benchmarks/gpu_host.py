@@ -3,11 +3,11 @@
     python -m benchmarks.gpu_host [--programs NAME ...] [--sides eager,floor,inductor,tokamak,inductor+graphs,tokamak+graphs] [--calls N] [--kept]
                                   [--profile] [--write]
 
-Microseconds of the host a call, the least of several runs of calls in a row, in which the sides of a program take turns. `chain` is many small kernels
-one after the other that no compiler joins. A run has so few launches that they find room in the device's queue, and starts when the device is idle, so
-that the host never waits for it: what the device takes is the column `device`, of the same calls until it is done. `launches`: kernels, copies and sets
-of a call, counted behind all runs, since a process that torch's profiler has watched is slower. --kept: compilers find what they kept of an earlier run.
---profile: where tokamak's calls spend theirs.
+Microseconds of the host a call, the least of several runs of calls in a row, in which the sides of a program take turns. `chain` is many small
+kernels one after the other that no compiler joins. A run has so few launches that they find room in the device's queue, and starts when the device is
+idle, so that the host never waits for it: what the device takes is the column `device`, of the same calls until it is done. `launches`: kernels,
+copies and sets of a call, counted behind all runs, since a process that torch's profiler has watched is slower. --kept: compilers find what they kept
+of an earlier run. --profile: where tokamak's calls spend theirs.
 """
 from __future__ import annotations
 
@@ -122,7 +122,8 @@ def measure(program: Program, sides: Sequence[str], device: str, calls: int, kee
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     with kept() if keep else cold():
         inputs = program.inputs(device)
-        made = {side: under(side, program.fn, **({"cache_dir": Options().cache_dir} if keep and side.startswith("tokamak") else {})) for side in sides}
+        ours = {"cache_dir": Options().cache_dir} if keep else {}
+        made = {side: under(side, program.fn, **(ours if side.startswith("tokamak") else {})) for side in sides}
         several = max(1, min(calls, QUEUE // operators(program, inputs)))
         made = {side: partial(step, fn, program, inputs) for side, fn in made.items()}
         for call in made.values():

@@ -2,8 +2,8 @@
 
     python -m benchmarks.page [--kernels N] [--times N] [--screenshot FILE]
 
-The profile is made up: kernels of two graphs, with edges, texts, lines and a timeline. Opening ends when the page's script has run and it was painted;
-each time in a browser of its own, whose start does not count. Medians of several.
+The profile is made up: kernels of two graphs, with edges, texts, lines and a timeline. Opening ends when the page's script has run and it was
+painted; each time in a browser of its own, whose start does not count. Medians of several.
 """
 from __future__ import annotations
 

@@ -203,6 +203,14 @@ def test_programs_with_little_to_show(shown, monkeypatch, fn, x):
 
 
 @needs_browser
+@pytest.mark.parametrize("others", [0.0, 0.4])
+def test_peaks_that_are_too_low_are_said_to_be(shown, others):
+    data = samples.profile(20)
+    text = shown({**data, "peaks": {**data["peaks"], "others": others}}).run("document.querySelector('#how').textContent")
+    assert ("while other work took 40% of the cores" in text) == (others > 0)
+
+
+@needs_browser
 def test_opening_a_report_is_measured_by_a_command(capsys, tmp_path):
     assert page.main(["--kernels", "20", "--times", "1", "--screenshot", str(tmp_path / "seen.png")]) == 0
     assert capsys.readouterr().out.startswith("20 kernels: made in ") and (tmp_path / "seen.png").read_bytes().startswith(b"\x89PNG")

@@ -232,4 +232,4 @@ def peaks(device: str, measure: bool) -> Iterator[Fact]:
         yield Fact(what, "not measured yet", NOTE, "tokamak doctor --measure")
     else:
         rates = ", ".join(f"{name} {rate_text(rate)}" for name, rate in found.matmul.items())
-        yield Fact(what, f"copy {size_text(found.bandwidth)}/s, {rates}, shortest kernel {found.launch * 1e6:.2g} us (measured {found.measured})")
+        yield Fact(what, f"copy {size_text(found.bandwidth)}/s, {rates}, shortest kernel {found.launch * 1e6:.2g} us (measured {found.when})")

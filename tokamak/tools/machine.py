@@ -6,7 +6,9 @@
     matmul    type -> FLOPs a second of a large product; float32 without TF32, which stands as tf32
     launch    seconds of the shortest kernel: what no kernel can be faster than
 
-The same figures on other work of the machine are noise: each is the best of many.
+Each is the best of many, since other work of the machine takes from it. Where that took much of the cores of a CPU meanwhile (a copy on two cores
+that eight processes shared reached a ninth of what it does alone), the figures say so, and the next process takes them again and keeps the better of
+both.
 """
 from __future__ import annotations
 
@@ -17,11 +19,12 @@ import importlib
 import itertools
 import json
 import math
+import os
 import platform
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -30,22 +33,28 @@ from ..options import current
 from ..runtime.cache import open_cache
 from .spans import device_spans
 
-VERSION = 2
+VERSION = 3
 MIB = 1 << 20
 CPU_SIZES = tuple(1 << n for n in range(12, 29, 2))             # bytes of the source: 4 KiB ... 256 MiB
 GPU_SIZES = tuple(1 << n for n in range(12, 31, 2))             # 4 KiB ... 1 GiB
 SECONDS = 0.1          # of calls a figure on a CPU
 CALLS = 15              # a figure on a GPU
+BUSY = 0.1              # of the cores: where other work took more, figures of a CPU are too low
 
 
 @dataclass(frozen=True)
 class Peaks:
-    """What `device` (its name) was measured to do, on the day `measured`."""
+    """What `device` (its name) was measured to do, on the day `measured`; `others`: the share of the CPU's cores that other work took meanwhile."""
     device: str
     copy: tuple[tuple[int, float], ...]
     matmul: dict[str, float]
     launch: float
     measured: str
+    others: float = 0.0
+
+    @property
+    def when(self) -> str:
+        return self.measured + (f" while other work took {self.others:.0%} of the cores: too low" if self.others > BUSY else "")
 
     @property
     def bandwidth(self) -> float:
@@ -86,13 +95,25 @@ def known(device: str) -> Peaks | None:
 
 
 def peaks(device: str = "cpu", again: bool = False) -> Peaks:
-    """What `device` does at most: from the cache folder, else measured now (about two seconds). `again` measures in any case."""
-    found = None if again else known(device) or _MEASURED.get(_key(device))
-    if found is None:
-        found = _MEASURED[_key(device)] = (_gpu if torch.device(device).type == "cuda" else _cpu)(device)
+    """What `device` does at most: from the cache folder, else measured now (about two seconds); once more in a process where other work was in the
+    way then. `again` measures in any case."""
+    kept, mine = (None, None) if again else (known(device), _MEASURED.get(_key(device)))
+    found = mine or kept
+    if found is None or (mine is None and found.others > BUSY):
+        new = (_gpu if torch.device(device).type == "cuda" else _cpu)(device)
+        found = better(found, new) if found is not None else new
         if current().cache_dir:
             open_cache(current().cache_dir).put(_key(device), json.dumps(asdict(found)).encode())
+        _MEASURED[_key(device)] = found
     return found
+
+
+def better(a: Peaks, b: Peaks) -> Peaks:
+    """Of each figure the better one; `others` as where it took least."""
+    seconds = dict(a.copy)
+    seconds.update((n, min(s, seconds.get(n, s))) for n, s in b.copy)
+    rates = {k: max(a.matmul.get(k, 0.0), b.matmul.get(k, 0.0)) for k in {**a.matmul, **b.matmul}}
+    return Peaks(b.device, tuple(sorted(seconds.items())), rates, min(a.launch, b.launch), b.measured, min(a.others, b.others))
 
 
 _MEASURED: dict[str, Peaks] = {}            # of this process, for when nothing is kept on disk
@@ -108,7 +129,7 @@ def _parsed(content: bytes) -> Peaks | None:
     try:
         d = json.loads(content)
         return Peaks(d["device"], tuple((int(n), float(s)) for n, s in d["copy"]), {k: float(v) for k, v in d["matmul"].items()}, float(d["launch"]),
-                     str(d["measured"]))
+                     str(d["measured"]), float(d["others"]))
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -143,7 +164,40 @@ def alone(fn: Callable[[], object]) -> float:
         torch.set_num_threads(threads)
 
 
+@dataclass(frozen=True)
+class Ran:
+    """Seconds by the clock, of all cores' work together, and of this process and those that it started, since the machine did."""
+    clock: float
+    all: float
+    own: float
+
+    @staticmethod
+    def now() -> Ran | None:
+        """None where the system does not say it."""
+        try:
+            user, nice, system, _, _, *interrupts = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9])
+        except (OSError, ValueError):
+            return None
+        t = os.times()
+        return Ran(t.elapsed, (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK"), sum(t[:4]))
+
+
+def others(start: Ran | None, end: Ran | None) -> float:
+    """The share of the cores that other work took in between."""
+    if start is None or end is None or end.clock <= start.clock:
+        return 0.0
+    beside = (end.all - start.all) - (end.own - start.own)
+    return min(1.0, max(0.0, beside / ((end.clock - start.clock) * (os.cpu_count() or 1))))
+
+
 def _cpu(device: str) -> Peaks:
+    start = Ran.now()
+    found = _quiet_cpu(device)
+    return replace(found, others=others(start, Ran.now()))
+
+
+def _quiet_cpu(device: str) -> Peaks:
+    """The figures as if nothing else ran."""
     ours = importlib.import_module("..backend", __package__).compile(torch.neg, dynamic=True)
     copy = []
     with torch.no_grad():

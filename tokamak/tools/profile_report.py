@@ -48,7 +48,7 @@ def head(p: Profile) -> Iterator[Text]:
     yield Text(f"{took(p.eager.step)} in eager, {took(p.compiled.step)} compiled: {faster:.2f} times as fast, on {p.device} ({p.peaks.device})",
                "bold")
     rates = ", ".join(f"{name} {rate_text(rate)}" for name, rate in p.peaks.matmul.items())
-    yield Text(f"peaks, measured {p.peaks.measured}: copy {size_text(p.peaks.bandwidth)}/s, {rates}, shortest kernel {took(p.peaks.launch)}", "dim")
+    yield Text(f"peaks, measured {p.peaks.when}: copy {size_text(p.peaks.bandwidth)}/s, {rates}, shortest kernel {took(p.peaks.launch)}", "dim")
 
 
 def share(s: Side) -> str:

@@ -86,6 +86,7 @@ function howCard() {
       {class: "plain"},
       row("machine", `${p.device} (${DATA.device})`),
       row("copy", `${size(bandwidth())}/s in the largest, measured ${p.measured}`),
+      p.others > 0.1 && row("", `while other work took ${percent(p.others)} of the cores: these figures are too low`),
       row(
         "products",
         Object.entries(p.matmul)
