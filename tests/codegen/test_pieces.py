@@ -34,6 +34,13 @@ def test_stacked_results_of_a_loop_are_stores_of_their_own(steps):
     assert "select" not in text
 
 
+def test_many_steps_are_stores_of_their_own():
+    """The steps are more than an axis of few, but what else threads share out is enough."""
+    def fn(x, w):
+        return torch.stack([torch.sin(w + t) for t in range(24)], 1) * x
+    assert "select" not in compiled(fn, torch.randn(70, 24, 48), torch.randn(70, 48))
+
+
 def rotated(x, cos, sin):
     a, b = x[..., ::2], x[..., 1::2]
     return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)

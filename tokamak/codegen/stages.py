@@ -127,7 +127,7 @@ def _schedule(g: Group, plan: Plan, target, hints: Hints, memories: dict, table:
         b = whole_words(b)
         s, plain = tuned.choose(b, hints, target, table), unfolded(b)
         return (b, s) if plain is b or s.shift is not None else (plain, tuned.choose(plain, hints, target, table))
-    b = in_pieces(b, vector_axis(b, hints, target))
+    b = in_pieces(b, vector_axis(b, hints, target), hints, target.threads)
     b = lanes_in_pieces(b, vector_axis(b, hints, target))
     return b, choose(b, hints, target)
 

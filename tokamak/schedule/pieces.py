@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from itertools import count
 
+from ..fuse.cost import Hints
 from ..ir.dtype import BOOL
 from ..ir.expr import Const, Coord, Expr, Load, Op, Reduce, Rewriter, Scan, walk
 from ..ir.index import Axis, Index, as_index
@@ -22,11 +23,13 @@ LENGTH = 8              # coordinates of a piece at most, on average: few long o
 FEW, LONG = 8, 16       # pieces of the axis along lanes at most, elements of each at least
 PARTIAL = 12            # partial results of folds across threads that such pieces may make
 SPREAD = 16             # extent up to which an axis that threads share out is given up for pieces
+SHARES = 16             # iterations of the others for each thread from which on a longer one is, too: a state space model's 32 steps of 2 x 256 x 16
+                        # with backward 10.6 / 7.2
 
 _AT = {"lt": (0,), "ge": (0,), "le": (1,), "gt": (1,), "eq": (0, 1), "ne": (0, 1)}      # where a comparison changes, from its constant on
 
 
-def in_pieces(b: Body, vector: Axis | None) -> Body:
+def in_pieces(b: Body, vector: Axis | None, hints: Hints, threads: int) -> Body:
     """`b` with such stores in pieces. What runs along lanes stays whole, so that one loop of the kernel serves all of it."""
     if b.base is not None or any(s.monoid is not None for s in b.stores):
         return b
@@ -35,7 +38,8 @@ def in_pieces(b: Body, vector: Axis | None) -> Body:
     read = {e.node for e in exprs if isinstance(e, Load)}
     alone = len(b.stores) == 1 and not folds
     bound = {a for f in folds for a in ((f.along,) if isinstance(f, Scan) else f.over)}.union(*(f.free for f in folds))
-    short = lambda a: a.extent.constant is not None and (a not in b.parallel or alone and a.extent.constant <= SPREAD)
+    spared = lambda a: a.extent.constant <= SPREAD or hints.count(b.parallel - {a, vector}) >= SHARES * threads
+    short = lambda a: a.extent.constant is not None and (a not in b.parallel or alone and spared(a))
     open_axes = [a for a in b.axes if a is not vector and a not in bound and short(a)]
     fresh = count(max((a.id for a in b.axes), default=0) + 1)
     stores: list[Store] = []
