@@ -2,11 +2,12 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
 
-from tokamak.codegen.stages import schedule_plan
+from tokamak.codegen.stages import lower_plan, render_plan, schedule_plan
 from tokamak.codegen.tile_parts import lower_tiles
 from tokamak.fuse.axes import Group
 from tokamak.fuse.cost import Hints
@@ -155,3 +156,19 @@ def test_long_columns_are_summed_beside_what_is_written():
 }""")
     steps = [s for s in plan(graph, LARGE).steps if isinstance(s, Group)]
     assert [len(s.nodes()) for s in steps] == [1, 2]
+
+
+def test_each_pass_over_a_row_reads_its_whole_words():
+    """What lies beside them may be read a turn ahead, and is another value than what a loop over the words is at."""
+    graph = parse_graph("""graph losses {
+  input %x: bf16[264, 100003](100003, 1)
+  %most: f32[264](1) for i1<100003 = max[i1](f32(%x[i0, i1]))
+  %sum: f32[264](1) for i1<100003 = sum[i1](exp(sub(f32(%x[i0, i1]), %most[i0])))
+  %out: f32[264, 100003](100003, 1) = sub(f32(%x[i0, i1]), log(%sum[i0]))
+  %total: f32[]() for i0<264 = sum[i0](log(%sum[i0]))
+  return %out, %total
+}""")
+    built = render_plan(lower_plan(schedule_plan(plan(graph, LARGE), LARGE), LARGE))
+    text = next(p.unit.text for b in built.values() for p in b.parts if p.kernel.schedule.looped and p.kernel.schedule.shift is not None)
+    ahead, *passes = re.split(r"\n        for r.*:\n", text)
+    assert len(passes) == 3 and all("tl.load(" in p.split("\n        t")[0] for p in passes)

@@ -7,7 +7,7 @@ Behind the last turn the last one's block is read again, and where there is none
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..ir.expr import Load
 from ..ir.index import Axis, Index, Size, as_index
@@ -95,14 +95,20 @@ class TileAhead(TileSums):
         return e.guard is None and i.axes() == axes and all(isinstance(x, (Axis, Size)) for x in all_atoms(i))
 
     def _read_ahead(self, e: Load, turns: Turns) -> Value:
-        """The register that has `e` in the turn at hand, read in the one before."""
-        first = self._load_at(e, turns.before, turns.first)
-        name = self.assign(turns.following, first.var)
-        again = self._load_at(e, turns.following, turns.next)
-        turns.following.lines.append(f"{first.var} = {again.var}")
-        if again.var in self.filled:
-            self.filled[name] = self.filled[again.var]
-        value = turns.inside.memo[e, self._key(e.free)] = Value(name, again.dims, turns.inside, again.block)
+        """The register that has `e` in the turn at hand, read in the one before. What a loop in a turn leaves out has its own scope, each time."""
+        home = turns.inside if e.free.isdisjoint(self.s.looped) else self.scope
+        read = turns.inside.memo.get(("ahead", e))
+        if read is None:
+            first = self._load_at(e, turns.before, turns.first)
+            name = self.assign(turns.following, first.var)
+            again = self._load_at(e, turns.following, turns.next)
+            turns.following.lines.append(f"{first.var} = {again.var}")
+            if again.var in self.filled:
+                self.filled[name] = self.filled[again.var]
+            read = Value(name, again.dims, home, again.block)
+            if home is not turns.inside:
+                turns.inside.memo["ahead", e] = read
+        value = home.memo[e, self._key(e.free)] = replace(read, scope=home)
         return value
 
     def _load_at(self, e: Load, scope: Scope, turn: str) -> Value:
