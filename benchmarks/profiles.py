@@ -10,14 +10,14 @@ autocast); Llama 3.2 1B: a prompt, and one token against a cache (all in bfloat1
 Beside a profile stands the same step under eager and under `torch.compile(..., backend="tokamak")` without any of tokamak's tools, in the same
 process and on the same arguments: a second compiled function, which nothing watches. Beside each step that the profile times stands one of these,
 behind it and before it by turns. Step: on a GPU CUDA events around one, the device idle before it; on a CPU the clock. Shown are both medians; `off`
-is the median of what the steps of a pair differ by, since the host is faster in one second than in the next, and beside it stand between which
-differences half of the pairs lie. Busy: on a GPU the device's time by the averages of torch's profiler, which watches nothing but the device, before
-and behind each look that the profile takes; on a CPU that of eager's operators, by the same, at most the step. Peak: torch's allocator's, beyond what
-stands before a step; what recordings of CUDA graphs keep stands always, as `pools`. `cost`: seconds of the whole call of `tokamak.profile`, less
-those of its first compiled step and of what is measured beside it; the first of all pays for the machine's peaks. `--rounds`: so many profiles of a
-case, each in a process of its own; the one of the median difference is shown. `--ahead N`: so many processes compile at once, and are measured one by
-one when all of them stand ready; `--build`: they only compile, so that a later run finds kernels in the cache. Exit status 1 where a step or busy
-time is off by over 3% or a cost is over 10 s.
+is the median of what the steps of a pair differ by, since the host is faster in one second than in the next, with its standard error and between
+which differences half of the pairs lie. Busy: on a GPU the device's time by the averages of torch's profiler, which watches nothing but the device,
+before and behind each look that the profile takes; on a CPU that of eager's operators, by the same, at most the step. Peak: torch's allocator's,
+beyond what stands before a step; what recordings of CUDA graphs keep stands always, as `pools`. `cost`: seconds of the whole call of
+`tokamak.profile`, less those of its first compiled step and of what is measured beside it; the first of all pays for the machine's peaks. `--rounds`:
+so many profiles of a case, each in a process of its own; the one of the median difference is shown. `--ahead N`: so many processes compile at once,
+and are measured one by one when all of them stand ready; `--build`: they only compile, so that a later run finds kernels in the cache. Exit status 1
+where a step or busy time is off by over 3% or a cost is over 10 s.
 """
 from __future__ import annotations
 
@@ -130,6 +130,11 @@ class Pairs:
     high: float
     least: float
     most: float
+
+    @property
+    def chance(self) -> float:
+        """The standard error of the median."""
+        return 0.93 * (self.high - self.low) / math.sqrt(self.count)
 
 
 def paired(side: str, found: Sequence[tuple[float, float]]) -> Pairs:
@@ -372,7 +377,7 @@ def lines(c: Compared) -> str:
         unit, factor = ("MB", 1e-6) if what in ("peak", "pools") else ("ms", 1e3)
         around = ""
         if what == "step" and (p := c.of(side)):
-            around = f" ({p.low:+.1%} to {p.high:+.1%} in half of {p.count} pairs; found {p.least * factor:.3f} to {p.most * factor:.3f})"
+            around = f" ± {p.chance:.1%} ({p.low:+.1%} to {p.high:+.1%} in half of {p.count} pairs; found {p.least * factor:.3f} to {p.most * factor:.3f})"
         out.append(f"    {side:9} {what:5} {said * factor:10.3f} {unit} said, {found * factor:10.3f} found {c.off(side, what):+7.1%}{around}")
     return "\n".join(out + [f"    FAR: {', '.join(c.far())}"] * bool(c.far()))
 
@@ -383,7 +388,7 @@ def table(rows: list[Compared]) -> str:
            "| step | quantity | eager: said | found | off | compiled: said | found | off | profiling s |", "|---|---|" + "---:|" * 7]
     for c in rows:
         for what, unit, factor in (("step", "ms", 1e3), ("busy", "ms", 1e3), ("peak", "MB", 1e-6), ("pools", "MB", 1e-6)):
-            half = {p.side: f" ({p.low:+.1%} to {p.high:+.1%})" for p in c.pairs if what == "step"}
+            half = {p.side: f" ± {p.chance:.1%} ({p.low:+.1%} to {p.high:+.1%})" for p in c.pairs if what == "step"}
             around = {p.side: f" ({p.least * factor:.2f} to {p.most * factor:.2f})" for p in c.pairs if what == "step"}
             cells = {side: f"{a * factor:.2f} | {b * factor:.2f}{around.get(side, '')} | {c.off(side, what):+.1%}{half.get(side, '')}"
                      for side, w, a, b in c.totals if w == what}

@@ -123,7 +123,7 @@ def test_it_is_kept_and_shown(tmp_path, capsys):
     kept(path, {"cpu a step": SEEN})
     assert read(path) == {"cpu a step": SEEN} and read(str(tmp_path / "none")) == {}
     rows = [line.split(" | ") for line in table([SEEN]).splitlines() if line.startswith("| a step")]
-    assert rows[0][1:] == ["step ms", "1.00", "1.01 (0.90 to 1.10)", "+2.0% (-1.0% to +3.5%)", "0.50", "0.50", "+0.0%", "2.0 |"]
+    assert rows[0][1:] == ["step ms", "1.00", "1.01 (0.90 to 1.10)", "+2.0% ± 0.7% (-1.0% to +3.5%)", "0.50", "0.50", "+0.0%", "2.0 |"]
     assert profiles.main(["--json", path, "--report"]) == 1
 
 
