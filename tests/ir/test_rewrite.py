@@ -16,7 +16,7 @@ from tokamak.ir.graph import Compute, Graph, Input, Opaque, Origin, Result, View
 from tokamak.ir.index import Axis, Fetch, Size, as_index, row_major
 from tokamak.ir.reference import evaluate
 from tokamak.ir.rewrite import Simplifier, simplify
-from tokamak.ir.rules import FAST, RULES, fits, widens
+from tokamak.ir.rules import FAST, RULES, Rule, fits, widens
 
 N = Size("n", 1)
 I = Axis(0, N)
@@ -233,3 +233,28 @@ def test_extremes_whose_places_nobody_asks_for_are_folded_alone(kind):
     made = lambda *nodes: [n.expr for n in simplify(Graph((x,), (x, value, place), tuple(map(whole, nodes)))).nodes if isinstance(n, Compute)]
     assert made(value) == [Cast(BF16, alone)]
     assert set(made(value, place)) == {Cast(BF16, fold(0)), fold(1)} and made(place) == [fold(1)]
+
+
+# -- expressions that no rule would change ----------------------------------------------------------------------------------
+def test_loads_of_a_settled_expression_are_moved_over_without_asking_the_rules():
+    e = Simplifier()(Op("add", X, Op("mul", Y, k(2.0))))
+    z = Input("z", (as_index(N),), (as_index(1),), F32)
+    other = Simplifier(nodes={X.node: z})
+    other.rules = {name: [Rule("none", "", refuse)] for name in ("add", "mul", "Load", "Const")}
+    assert other(e) is Op("add", Load(z, (T,)), Op("mul", Y, k(2.0)))
+
+
+def refuse(e):
+    raise AssertionError(f"a rule was asked for {e!r}")
+
+
+def test_nodes_that_become_one_are_simplified_anew():
+    e = Simplifier()(Op("max", X, Y))
+    assert Simplifier(nodes={Y.node: X.node})(e) is X
+
+
+def test_a_node_of_another_shape_is_simplified_anew():
+    j = Axis(0, 4)
+    some, none = (Input(name, (as_index(n),), (as_index(1),), F32) for name, n in (("some", 4), ("none", 0)))
+    e = Simplifier()(Load(some, (as_index(j),), Op("lt", Coord(as_index(j)), Const(3, I64)), k(2.5)))
+    assert Simplifier(nodes={some: none})(e) is k(2.5)

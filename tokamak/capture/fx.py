@@ -52,6 +52,7 @@ class Capture:
         self.origins: dict = {}
         self.opaques = self.b.opaques
         self.fake: dict[fx.Node, Any] = {}
+        self.known: dict[tuple, Spec] = {}         # of traced tensors of constant sizes
 
     def graph(self) -> Graph:
         outputs: tuple = ()
@@ -95,8 +96,15 @@ class Capture:
     def spec(self, val: torch.Tensor) -> Spec:
         if val.layout is not torch.strided or val.is_quantized:
             raise Unsupported(f"a tensor with layout {val.layout}")
-        index = self.sizes.index
-        return Spec(tuple(index(s) for s in val.shape), tuple(index(s) for s in val.stride()), to_dtype(val.dtype), str(val.device))
+        shape, strides, index = val.shape, val.stride(), self.sizes.index
+        plain = all([s.__class__ is int for s in (*shape, *strides)])
+        key = (shape, strides, val.dtype, val.device)
+        found = self.known.get(key) if plain else None
+        if found is None:
+            found = Spec(tuple([index(s) for s in shape]), tuple([index(s) for s in strides]), to_dtype(val.dtype), str(val.device))
+            if plain:
+                self.known[key] = found
+        return found
 
     def _specs(self, val) -> tuple:
         vals = val if isinstance(val, (tuple, list)) else (val,)
@@ -395,9 +403,12 @@ def _map(value, leaf):
 
 
 def _foreign(value) -> bool:
-    found = []
-    _map(value, lambda x: found.append(1) if isinstance(x, Tensor) and x.dtype.kind == "x" else None)
-    return bool(found)
+    """Does `value` hold a tensor of a type that the language cannot compute in?"""
+    if isinstance(value, (tuple, list)):
+        return any(map(_foreign, value))
+    if isinstance(value, dict):
+        return any(map(_foreign, value.values()))
+    return isinstance(value, Tensor) and value.dtype.kind == "x"
 
 
 def _sized(value):

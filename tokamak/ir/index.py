@@ -58,7 +58,9 @@ class Axis(Atom):
     fields = ("id", "extent")
 
     def __new__(cls, id: int, extent: "Index | int"):
-        return cls._make(1, id, as_index(extent))
+        known = _ATOMS.get((cls, id, extent)) if extent.__class__ is Index else None
+        found = known() if known is not None else None
+        return found if found is not None else cls._make(1, id, as_index(extent))
 
     def __repr__(self) -> str:
         return f"i{self.id}"
@@ -296,7 +298,11 @@ def _const(value: int) -> Index:
 
 def axis(id: int, extent) -> Index:
     """Coordinate `id` as an Index; 0 when the extent is 1."""
-    extent = as_index(extent)
+    return _coordinate(id, as_index(extent))
+
+
+@lru_cache(maxsize=4096)
+def _coordinate(id: int, extent: Index) -> Index:
     return as_index(0) if extent == 1 else as_index(Axis(id, extent))
 
 

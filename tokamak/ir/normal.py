@@ -3,6 +3,7 @@ left where its range (`ranges`) does not say what it is."""
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 from .index import NORMAL, Atom, FloorDiv, Index, Max, Min, Mod, as_index
 from .ranges import below, nonnegative
@@ -74,6 +75,10 @@ def floordiv(a, b) -> Index:
         return b
     if a.constant is not None and b.constant is not None:
         return as_index(a.constant // b.constant)
+    return _floordiv(a, b) if a.fetched() else _floordiv_known(a, b)
+
+
+def _floordiv(a: Index, b: Index) -> Index:
     q, r = _split(a, b)
     if below(r, b):
         return q
@@ -124,6 +129,10 @@ def mod(a, b) -> Index:
         return as_index(0)
     if a.constant is not None and b.constant is not None:
         return as_index(a.constant % b.constant)
+    return _mod(a, b) if a.fetched() else _mod_known(a, b)
+
+
+def _mod(a: Index, b: Index) -> Index:
     _, r = _split(a, b)
     if below(r, b):
         return r
@@ -135,6 +144,10 @@ def mod(a, b) -> Index:
     if any(isinstance(x, FloorDiv) for x in q.atoms()):
         return as_index(Mod(r, b))
     return r - q * b
+
+
+# Those of indices that fetch nothing, and so hold no node, are remembered: layers of a model reshape alike.
+_floordiv_known, _mod_known = lru_cache(maxsize=4096)(_floordiv), lru_cache(maxsize=4096)(_mod)
 
 
 def minimum(a, b) -> Index:

@@ -15,6 +15,7 @@ from ..errors import InternalError
 from .expr import Const, Expr, Load, loads, Op, Reduce, Scan, _fetches, rebuild, walk
 from .graph import Compute, Graph, Input, Opaque, Result, Scatter, View, Write, fold, shown_nodes, topological, with_value
 from .index import Index, axis
+from .ops import OPS
 from .substitution import substitute
 from .rules import FAST, RULES, Rule, unrounded
 
@@ -32,19 +33,37 @@ class Simplifier:
 
     def __call__(self, e: Expr) -> Expr:
         """`e` simplified, of the same type."""
-        if self._settled(e):
-            return e
+        how = self._expr
+        if e.settled and self.common:
+            there = {x.node: self._standing(x.node) for x in loads(e)} if self.nodes else {}
+            if all([self.nodes.get(n, n) is n for n in there]):
+                return e
+            if len({*there.values()}) == len(there) and all([n.dtype is new.dtype and n.shape == new.shape for n, new in there.items()]):
+                how = self._moved
         for part in walk(e):            # children first: no deep recursion
-            self._expr(part)
-        found = self._expr(e)
-        if self.common and self.fast:
-            found.settled = True
+            how(part)
+        found = how(e)
+        if self.common and self.fast or how == self._moved:
+            for part in walk(found):
+                part.settled = True
         return found
 
-    def _settled(self, e: Expr) -> bool:
-        """No rule of ours would change `e`, and no node that it reads has another in its place. (Those of the other policies are among those of
-        `fast`.)"""
-        return e.settled and self.common and (not self.nodes or all(self.nodes.get(x.node, x.node) is x.node for x in loads(e)))
+    def _moved(self, e: Expr) -> Expr:
+        """`e`, which no rule of ours would change (those of the other policies are among those of `fast`), with its loads moved over: nor would one
+        then, since no two of the nodes have become one, and rules ask for nothing of a node but its type and its shape."""
+        found = self.memo.get(e)
+        if found is None:
+            found = self.memo[e] = self._load(e, self._moved) if isinstance(e, Load) else rebuild(e, self._moved, self._moved_index)
+        return found
+
+    def _moved_index(self, i: Index) -> Index:
+        return substitute(i, {}, self._moved) if i.fetched() else i
+
+    def _standing(self, node):
+        """The node that stands for `node`, read through copies."""
+        new = self.nodes.get(node, node)
+        source = copied(new)
+        return new if source is None else source
 
     def root(self, e: Expr) -> Expr:
         """`e` as the value of a node: read in the compute type by what stores it."""
@@ -61,13 +80,11 @@ class Simplifier:
         return found
 
     def _children(self, e: Expr) -> Expr:
-        if not isinstance(e, Load):
-            return rebuild(e, self._expr, self.index)
-        node = self.nodes.get(e.node, e.node)
-        index = tuple(self.index(i) for i in e.index)
-        guard = self._expr(e.guard) if e.guard is not None else None
-        source = copied(node)
-        return Load(source if source is not None else node, index, guard, e.other)
+        return self._load(e, self._expr) if isinstance(e, Load) else rebuild(e, self._expr, self.index)
+
+    def _load(self, e: Load, part: Callable[[Expr], Expr]) -> Expr:
+        index = tuple([substitute(i, {}, part) if i.fetched() else i for i in e.index])
+        return Load(self._standing(e.node), index, part(e.guard) if e.guard is not None else None, e.other)
 
     def _fixed_point(self, e: Expr) -> Expr:
         for _ in range(STEP_LIMIT):
@@ -81,22 +98,23 @@ class Simplifier:
         raise InternalError(f"the rewrite rules find no end at {e!r}")
 
     def _step(self, e: Expr) -> Expr | None:
-        heads = (e.name, "Op") if isinstance(e, Op) else (type(e).__name__,)
-        for head in heads:
-            for rule in self.rules.get(head, ()):
-                new = rule.apply(e)
-                if new is not None and new is not e:
-                    return new
+        name = e.name if e.__class__ is Op else e.__class__.__name__
+        found = self.rules.get(name)
+        for rule in self.rules.get("Op", ()) if found is None and e.__class__ is Op else found or ():
+            new = rule.apply(e)
+            if new is not None and new is not e:
+                return new
         return None
 
 
 def by_head(rules: tuple[Rule, ...]) -> dict[str, list[Rule]]:
-    """The rules that each head of an expression can match, in order."""
+    """The rules that each head of an expression can match, in order; those of an operation's name with those of all operations behind them."""
     found: dict[str, list[Rule]] = {}
     for rule in rules:
         for head in rule.heads.split():
             found.setdefault(head, []).append(rule)
-    return found
+    common = found.get("Op", [])
+    return {head: own + common if head in OPS else own for head, own in found.items()}
 
 
 _FAST, _EXACT = by_head(RULES + FAST), by_head(RULES)

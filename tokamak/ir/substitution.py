@@ -11,6 +11,11 @@ def substitute(index: Index, mapping, subst_expr=None) -> Index:
     """Replace atoms by Index values: `mapping` is keyed by Atom (Axis or Size). `subst_expr(expr)` rewrites what a Fetch holds."""
     if not index.terms or (len(index.terms) == 1 and () in index.terms):
         return index
+    if len(index.terms) == 1:
+        (k, v), = index.terms.items()
+        if v == 1 and len(k) == 1:          # most are one coordinate
+            new = _substitute_atom(k[0], mapping, subst_expr)
+            return index if new is index else recombine(new)
     terms: dict = {}
     changed = False
     for k, v in index.terms.items():
