@@ -19,7 +19,7 @@ def fresh():
 @pytest.fixture
 def always(monkeypatch):
     """Every convolution of an image gains channels-last."""
-    rates = {(d, t, b): layouts.Rates(1e6, 1e6) for d in ("cpu",) for t in (torch.float32, torch.bfloat16) for b in (False, True)}
+    rates = {(d, t, b): layouts.Rates(1e6, 1e6, product=(1e6, 0.0)) for d in ("cpu",) for t in (torch.float32, torch.bfloat16) for b in (False, True)}
     monkeypatch.setattr(layouts, "RATES", rates)
 
 
@@ -139,6 +139,54 @@ def test_mixed_types(grad, always):
     assert all(last(recorder))
     weights = [n.args[1] for n in convolutions(recorder) if "backward" not in str(n.target)]
     assert all(w.strides[1] == 1 for w in weights)          # as it is rounded it is laid out
+
+
+def products(recorder) -> int:
+    """How many products of matrices torch is asked for."""
+    names = [str(n.target) for g in recorder.graphs for n in g.values["capture"].nodes if isinstance(n, Opaque)]
+    return sum(n in ("aten.mm.default", "aten.addmm.default") for n in names)
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rank", [2, 3])
+def test_windows_of_one_element_are_products(rank, dtype, bias, always):
+    """Of an image in training: one forward, two backward, one of them alone where nobody asks for the image's gradient."""
+    conv = nn.Conv2d if rank == 2 else nn.Conv3d
+    net = nn.Sequential(conv(4, 6, 1, bias=bias), nn.ReLU(), conv(6, 3, 1, bias=bias)).to(dtype)
+    tolerance = 1e-5 if dtype is torch.float32 else 6e-2
+    recorder = like_eager(net, torch.randn(2, 4, *[5] * rank).to(dtype), grad=True, tolerance=tolerance)
+    assert not convolutions(recorder) and products(recorder) == 6
+    frozen = nn.Sequential(net, nn.Flatten())
+    with torch.no_grad(), recording(strict=True) as recorder:
+        torch.compile(frozen, backend="tokamak")(torch.randn(2, 4, *[5] * rank).to(dtype))
+    assert products(recorder) == 2
+
+
+def test_products_of_batches_that_are_not_known(always):
+    net = nn.Sequential(nn.Conv2d(4, 6, 1), nn.ReLU(), nn.Conv2d(6, 3, 1, bias=False))
+    with recording(strict=True) as recorder:
+        ours = torch.compile(net, backend="tokamak")
+        for batch in (2, 5, 7):
+            x = torch.randn(batch, 4, 5, 6, requires_grad=True)
+            want, = torch.autograd.grad(net(x).square().sum(), x)
+            got, = torch.autograd.grad(ours(x).square().sum(), x)
+            torch.testing.assert_close(got, want)
+            assert got.stride() == want.stride()
+    assert not convolutions(recorder)
+
+
+@pytest.mark.parametrize("how", [{"stride": 2}, {"padding": 1}, {"groups": 2}, "double", "medium"], ids=str)
+def test_what_is_no_product(how, always):
+    conv = nn.Conv2d(4, 6, 1, **(how if isinstance(how, dict) else {})).to(torch.float64 if how == "double" else torch.float32)
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium" if how == "medium" else "highest")
+        with torch.no_grad(), recording(strict=True) as recorder:
+            torch.compile(conv, backend="tokamak")(torch.randn(2, 4, 6, 6, dtype=conv.weight.dtype))
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert len(convolutions(recorder)) == 1 and not products(recorder)
 
 
 STRIDES = []

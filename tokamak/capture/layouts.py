@@ -19,6 +19,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from .pixels import as_products, is_product
 from .regions import MARK, aliases
 from .registry import TABLE
 
@@ -32,19 +33,22 @@ _BY_MEMORY = frozenset({_aten.as_strided.default, _aten._reshape_alias.default})
 @dataclass(frozen=True)
 class Rates:
     """What a call gains channels-last, in ns: an element of its images, of its images where it has groups, of its weights (they are reordered).
-    `window`: the largest of one with groups that gains."""
+    `window`: the largest of one with groups that gains. `product`: of its images, and of its weights, as a product of matrices (`pixels`)."""
     image: float
     grouped: float
     weight: float = 0.0
     window: int = 49
+    product: tuple[float, float] = (0.0, 0.0)
 
 
 # (device, type, backward). CPU: fitted to calls of 16 to 512 channels of 4 to 64 pixels a side, batches of 1 to 16 (one core of a Xeon with AVX-512
 # and AMX, torch 2.13). GPU: below what calls of 3 to 2048 channels of 7 to 256 pixels a side gained, batches of 1, 8 and 32 (H200, torch 2.11): in
 # TF32 1.0 to 3.3 times forward, 0.9 to 4.1 backward but 0.4 with a window of 7 by 7 a channel; bf16 0.9 to 4.8 and 0.95 to 5. In plain float32 they
 # lost, 0.6 to 0.95, unless each channel was by itself.
-RATES = {("cpu", torch.float32, False): Rates(0.5, 0.4, 0.7), ("cpu", torch.float32, True): Rates(1.7, 0.7, 2.2),
-         ("cpu", torch.bfloat16, False): Rates(0.65, 0.4, 0.2), ("cpu", torch.bfloat16, True): Rates(0.95, 0.4, 0.9),
+RATES = {("cpu", torch.float32, False): Rates(0.5, 0.4, 0.7, product=(0.05, 0.05)),
+         ("cpu", torch.float32, True): Rates(1.7, 0.7, 2.2, product=(0.4, 0.6)),
+         ("cpu", torch.bfloat16, False): Rates(0.65, 0.4, 0.2, product=(0.5, 0.3)),
+         ("cpu", torch.bfloat16, True): Rates(0.95, 0.4, 0.9, product=(0.6, 0.6)),
          ("cuda", torch.float32, False): Rates(0.002, 0.002, window=9), ("cuda", torch.float32, True): Rates(0.004, 0.008, window=9),
          ("cuda", torch.bfloat16, False): Rates(0.002, 0.003), ("cuda", torch.bfloat16, True): Rates(0.004, 0.01)}
 COPIED = {"cpu": 0.6, "cuda": 0.003}            # ns an element that is copied to the other format
@@ -55,7 +59,10 @@ def choose_layouts(gm: fx.GraphModule) -> None:
     chosen = _chosen(gm.graph)
     if chosen:
         with _faked(chosen[0]):
-            _Relaid(gm.graph, {n: _channels_last(n) for n in chosen}).run()
+            relaid = _Relaid(gm.graph, {n: _channels_last(n) for n in chosen})
+            relaid.run()
+            for n in filter(is_product, relaid.chosen):
+                as_products(gm.graph, n)
         gm.recompile()
 
 
@@ -82,6 +89,8 @@ def gain(node: fx.Node) -> float:
     images = elements(value) + elements(node.meta["val"] if forward else node.args[0].meta["val"])
     if groups != 1:
         return rates.grouped * images if math.prod(w.shape[2:]) <= rates.window and value.dim() == 4 else -1.0
+    if is_product(node):
+        return rates.product[0] * images + rates.product[1] * elements(w)
     computed = weight.op == "call_function"         # then it is written as it is read
     return rates.image * images - (0.0 if computed and forward else rates.weight) * elements(w)
 
