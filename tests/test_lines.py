@@ -340,20 +340,21 @@ def test_sums_of_16_bit_values_that_are_rounded_in_the_end_take_short_functions(
     assert any("tk.sigmoid_short" in part.unit.text for built in rendered.values() for part in built.parts) == short
 
 
-@pytest.mark.parametrize("made, sums, kernels", [("exp", 4, 2), ("exp", 1, 1), ("neg", 4, 1)])
-def test_several_rows_of_which_much_is_computed_for_many_sums_are_held_by_no_program(made, sums, kernels):
-    """Sums of planes, and of groups of those, that all elements need."""
-    planes = "\n  ".join(f"%plane{n}: f32[64, 32, 8](256, 8, 1) for i3<3136 = sum[i3](mul({made}(f32(%x[i0, i1, i2, i3])), "
+@pytest.mark.parametrize("made, sums, count, kernels", [("exp", 4, 6, 2), ("exp", 1, 6, 1), ("neg", 4, 6, 1), ("exp", 4, 8, 1)])
+def test_several_rows_of_which_much_is_computed_for_many_sums_are_held_by_no_program(made, sums, count, kernels):
+    """Sums of planes, and of groups of those, that all elements need; but where each program of a cluster has a plane."""
+    size = count * 3136
+    planes = "\n  ".join(f"%plane{n}: f32[64, 32, {count}]({32 * count}, {count}, 1) for i3<3136 = sum[i3](mul({made}(f32(%x[i0, i1, i2, i3])), "
                          f"add(f32(%y[i0, i1, i2, i3]), {n}.5:f32)))" for n in range(sums))
     product = "%plane0[i0, i1, i2]"
     for n in range(sums):
         product = f"mul({product}, %plane{n}[i0, i1, i2])"
     graph = parse_graph(f"""graph nested {{
-  input %x: bf16[64, 32, 8, 3136](802816, 25088, 3136, 1)
-  input %y: bf16[64, 32, 8, 3136](802816, 25088, 3136, 1)
+  input %x: bf16[64, 32, {count}, 3136]({size * 32}, {size}, 3136, 1)
+  input %y: bf16[64, 32, {count}, 3136]({size * 32}, {size}, 3136, 1)
   {planes}
-  %group: f32[64, 32](32, 1) for i2<8 = sum[i2]({product})
-  %out: bf16[64, 32, 8, 3136](802816, 25088, 3136, 1) = bf16(mul(mul(f32(%x[i0, i1, i2, i3]), f32(%y[i0, i1, i2, i3])), %group[i0, i1]))
+  %group: f32[64, 32](32, 1) for i2<{count} = sum[i2]({product})
+  %out: bf16[64, 32, {count}, 3136]({size * 32}, {size}, 3136, 1) = bf16(mul(mul(f32(%x[i0, i1, i2, i3]), f32(%y[i0, i1, i2, i3])), %group[i0, i1]))
   return %out
 }}""")
     planned = plan(graph, LARGE)

@@ -19,6 +19,7 @@ from . import tile_words as words
 from .scope import Unschedulable, all_atoms
 from .tile_kernel import Scope, Value
 from .tile_folds import folds_elements
+from .tile_sums import SUMS
 from .tiles import TileLowering
 
 AT_ONCE = 4         # numbers of one exchange
@@ -35,7 +36,14 @@ class StagedLowering(TileLowering):
 
     @property
     def row(self) -> frozenset:
-        return frozenset(a for a in self.s.dims if a not in self.body_.parallel)
+        return frozenset((*(a for a in self.s.dims if a not in self.body_.parallel), self.s.staged))
+
+    def _open_held(self, share: str | None) -> None:
+        """Of an axis that is no dimension each program has the coordinate that is its own number."""
+        super()._open_held(share)
+        if self.s.staged not in self.s.dims:
+            self._scalar_coordinate(self.program, self.s.staged, self.member)
+            self.program.open |= {self.s.staged}
 
     def _place(self) -> tuple[str, Index]:
         number, count = super()._place()
@@ -87,7 +95,7 @@ class StagedLowering(TileLowering):
         self.scope = self.stage = outer
         self.stages, self.swaps = [outer], 0
         for n in range(last + 1):
-            parts = [part for e in folds.values() if before(e.args) == n for part in self._pieces_of(e)]
+            parts = [part for group in self._groups([e for e in folds.values() if before(e.args) == n]) for part in self._pieces_of(group)]
             for e in crossing:
                 if before(e.args) == n:
                     self._carry(self.stage, e, carried[e])
@@ -106,9 +114,19 @@ class StagedLowering(TileLowering):
         if self.turn:
             outer.lines.append(f"{self.turn} = {self.turn} + 1")
 
-    def _pieces_of(self, e: Reduce) -> list:
-        """[((fold, pieces), this program's values there)] at each choice of pieces of the row that stay."""
-        found = []
+    def _groups(self, folds: list[Reduce]) -> list[list[Reduce]]:
+        """`folds`, which need nothing of one another, by those that are made at once."""
+        alike: dict = {}
+        for e in folds:
+            alike.setdefault("sums" if self._at_once_with_others(e) else e, []).append(e)
+        groups = [group[n:n + SUMS[1]] for group in alike.values() for n in range(0, len(group), SUMS[1])]
+        return [part for group in groups for part in ([group] if self._worth(group) else [[e] for e in group])]
+
+    def _pieces_of(self, folds: list[Reduce]) -> list:
+        """[((fold, pieces), this program's values there)] of each of `folds`, at each choice of pieces of the row that stay."""
+        if len(folds) > 1:
+            return [((e, {}), (value,)) for e, value in self._held_sums(folds)]
+        found, e = [], folds[0]
         for choice in self._choices(e.free & self.row):
             self.piece.update(choice)
             found.append(((e, choice), self._held_fold(e)))
@@ -126,11 +144,13 @@ class StagedLowering(TileLowering):
 
     # -- what programs tell each other -------------------------------------------------------------------------------------------
     def _exchange(self, parts: list) -> list:
-        """[((fold, pieces), this program's values)] -> the same with those of the whole row."""
+        """[((fold, pieces), this program's values)] -> the same with those of the whole row. What a program folds of the row that no other has any
+        of is whole already."""
         if self.s.sharers == 1:
             return parts
         sent, got = [], []
-        for (e, choice), values in parts:
+        shared = [part for part in parts if self.s.staged in part[0][0].over]
+        for (e, choice), values in shared:
             self.piece.update(choice)
             sent += [(self._sent(v, x.dtype), self._many(v)) for v, x in zip(values, e.args)]
         for many, same in groupby(sent, key=lambda x: x[1]):
@@ -140,8 +160,8 @@ class StagedLowering(TileLowering):
                 made = [self.fresh("w") for _ in now]
                 self.stage.lines.append(f"{', '.join(made)} = {self._asked(now, many)}")
                 got += made
-        rest, whole = iter(got), []
-        for (e, choice), values in parts:
+        rest, whole = iter(got), [part for part in parts if self.s.staged not in part[0][0].over]
+        for (e, choice), values in shared:
             self.piece.update(choice)
             whole.append(((e, choice), self._of_all(e, [next(rest) for _ in e.args], values[0])))
         self._first_pieces()

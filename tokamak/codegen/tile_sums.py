@@ -15,11 +15,6 @@ SUMS = 3, 5             # that are made at once, at least and at most: five of p
 WORDS_HELD = 64         # registers of a thread at most that hold what such sums read of a row
 
 
-def _sums(e: Reduce) -> bool:
-    """Is `e` a sum of f32?"""
-    return e.monoid == "sum" and e.args[0].dtype is F32
-
-
 class TileSums(TileFolds):
     """Values and folds of one kernel; sums of the same row together."""
 
@@ -36,17 +31,25 @@ class TileSums(TileFolds):
         return self._known(e)
 
     def _beside(self, e: Reduce) -> list[Reduce]:
-        """`e`, and what else the warps of a program fold along the same axes of what they hold of a row, while they wait for each other: sums that
-        need nothing of one another."""
-        if self.rank > 1 or self.s.warps == 1 or set(e.over) & (self.s.looped | set(self.s.split)) or not _sums(e) \
-                or self._fold_dims(e) != frozenset(self.s.dims):
+        """`e`, and what else is summed along the same axes of what a program holds of a row, and needs nothing of it."""
+        if not self._at_once_with_others(e):
             return [e]
         depth, found = self._folds_deep(e), {e.args: e}
         for f in walk(*(s.expr for s in self.stores)):
-            if isinstance(f, Reduce) and _sums(f) and set(f.over) == set(e.over) and f.free == e.free and self._fold_dims(f) == self._fold_dims(e) \
+            if isinstance(f, Reduce) and set(f.over) == set(e.over) and f.free == e.free and self._at_once_with_others(f) \
                     and self._folds_deep(f) == depth and self._known(f) is None and len(found) < SUMS[1]:
                 found.setdefault(f.args, f)
-        return list(found.values()) if len(found) >= SUMS[0] and self._words_held(found.values()) <= WORDS_HELD else [e]
+        return list(found.values()) if self._worth(found.values()) else [e]
+
+    def _at_once_with_others(self, e: Reduce) -> bool:
+        """Is `e` a sum of f32 along all of a row that several warps hold?"""
+        return self.rank == 1 and self.s.warps > 1 and e.monoid == "sum" and e.args[0].dtype is F32 \
+            and set(self.s.dims) <= set(e.over) and not set(e.over) & (self.s.looped | set(self.s.split))
+
+    def _worth(self, folds) -> bool:
+        """Are `folds` as many, and is what they read as little, as is worth making them at once? Two will do in a plane that is a program's own."""
+        own = self.s.staged is not None and self.s.staged not in self.s.dims
+        return len(folds) >= (2 if own else SUMS[0]) and self._words_held(folds) <= WORDS_HELD
 
     def _folds_deep(self, e: Expr) -> int:
         """How many folds of held axes, one behind the other, `e` needs, itself among them."""
@@ -58,38 +61,43 @@ class TileSums(TileFolds):
     def _shared_first(self, folds: list[Reduce]) -> None:
         """Computes what all elements of `folds` share before anything is read of the row: a division branches, and what is known of the elements
         by then stands in registers."""
-        over = set(folds[0].over)
+        row = set(self.s.dims)
         for x in walk(*(x for e in folds for x in e.args)):
-            for arg in (c for c in x.children() if over & x.free and not over & c.free and not isinstance(c, Const)):
+            for arg in (c for c in x.children() if row & x.free and not row & c.free and not isinstance(c, Const)):
                 shared = self.emit(arg)
                 if isinstance(x, Op) and x.name == "div" and x.dtype is F32 and arg is x.args[1] and not self.fast:
                     self._rounded_inverse(shared)
 
     def _words_held(self, folds) -> int:
         """Registers of a thread that hold what `folds` read of a row."""
-        read = {(x.node, x.index): x.dtype.bytes for e in folds for x in walk(*e.args) if isinstance(x, Load) and set(e.over) & x.free}
+        read = {(x.node, x.index): x.dtype.bytes for e in folds for x in walk(*e.args) if isinstance(x, Load) and set(self.s.dims) & x.free}
         return sum(read.values()) * math.prod(sum(self.s.sizes(a)) for a in self.s.dims) // (4 * 32 * self.s.warps)
 
     def _held_sums(self, folds: list[Reduce]) -> list[tuple[Reduce, Value]]:
-        """(sum, its value) of each of `folds`, over the same held axes: all that they read of the row is asked for first."""
+        """(sum, its value) of each of `folds`, along all of a row: what they read of it is asked for first, and each thread sums its own of pieces in
+        which all have some."""
         self._shared_first(folds)
-        saved, pieces, whole = dict(self.piece), {}, []          # pieces: length -> the choices that have it
-        for choice in self._choices([a for a in self.held if a in folds[0].over]):
+        (line,), saved, lanes, whole = self.s.dims, dict(self.piece), 32 * self.s.warps, {}
+        for choice in self._choices([line]):
             self.piece.update(choice)
-            pieces.setdefault(tuple(self.s.sizes(a)[n] for a, n in choice.items()), []).append(choice)
             for x in walk(*(x for e in folds for x in e.args)):
-                if isinstance(x, Load) and set(folds[0].over) & x.free and x.guard is None:
+                if isinstance(x, Load) and line in x.free and x.guard is None:
                     self.emit(x)
-        for choices in pieces.values():
-            lanes: list = []
-            for choice in choices:
-                self.piece.update(choice)
-                values = [self._arguments(e) for e in folds]
-                scope = self._home(folds[0].free, [v for value in values for v in value])
-                taken = [(self._masked(scope, v, self._type(e, 0), e, 0).var,) for e, (v,) in zip(folds, values)]
-                lanes = [self._combined(scope, e, x, y) for e, x, y in zip(folds, lanes, taken)] if lanes else taken
-            made = [(self.fresh(),) for _ in folds]
-            scope.lines.append(f"{', '.join(m for m, in made)} = {words.sums([x for x, in lanes], 0)}")
-            whole = [self._combined(scope, e, x, y) for e, x, y in zip(folds, whole, made)] if whole else made
+        free = frozenset().union(*(e.free for e in folds))
+        for choice in self._choices([line]):
+            self.piece.update(choice)
+            size = self.s.sizes(line)[self.piece[line]]
+            values = [self._arguments(e) for e in folds]
+            scope = self._home(free, [v for value in values for v in value])
+            taken = [(self._masked(scope, v, self._type(e, 0), e, 0).var,) for e, (v,) in zip(folds, values)]
+            if size > lanes:
+                taken = [(self.assign(scope, f"tk.of_threads({x}, {lanes}, {min(self._word(e), size // lanes)})"),) for e, (x,) in zip(folds, taken)]
+            size = min(size, lanes)
+            whole[size] = [self._combined(scope, e, x, y) for e, x, y in zip(folds, whole[size], taken)] if size in whole else taken
         self.piece.update(saved)
-        return [(e, Value(x, frozenset(), scope, False)) for e, (x,) in zip(folds, whole)]
+        total: list = []
+        for lane in whole.values():
+            made = [(self.fresh(),) for _ in folds]
+            scope.lines.append(f"{', '.join(m for m, in made)} = {words.sums([x for x, in lane], 0)}")
+            total = [self._combined(scope, e, x, y) for e, x, y in zip(folds, total, made)] if total else made
+        return [(e, Value(x, frozenset(), scope, False)) for e, (x,) in zip(folds, total)]

@@ -16,6 +16,11 @@ def _mul(a, b):
 
 
 @triton.jit
+def _add2(a0, a1, b0, b1):
+    return a0 + b0, a1 + b1
+
+
+@triton.jit
 def _add3(a0, a1, a2, b0, b1, b2):
     return a0 + b0, a1 + b1, a2 + b2
 
@@ -31,8 +36,17 @@ def _add5(a0, a1, a2, a3, a4, b0, b1, b2, b3, b4):
 
 
 @triton.jit
-def sums3(x0, x1, x2, axis: tl.constexpr):
+def sums2(x0, x1, axis: tl.constexpr):
     """Several sums at once: warps wait for each other once for all of them, and what is summed of an element need not be kept."""
+    if INTERPRETED:
+        return tl.sum(x0, axis), tl.sum(x1, axis)
+    else:
+        return tl.reduce((x0, x1), axis, _add2)
+
+
+@triton.jit
+def sums3(x0, x1, x2, axis: tl.constexpr):
+    """See `sums2`."""
     if INTERPRETED:
         return tl.sum(x0, axis), tl.sum(x1, axis), tl.sum(x2, axis)
     else:
@@ -41,7 +55,7 @@ def sums3(x0, x1, x2, axis: tl.constexpr):
 
 @triton.jit
 def sums4(x0, x1, x2, x3, axis: tl.constexpr):
-    """See `sums3`."""
+    """See `sums2`."""
     if INTERPRETED:
         return tl.sum(x0, axis), tl.sum(x1, axis), tl.sum(x2, axis), tl.sum(x3, axis)
     else:
@@ -50,7 +64,7 @@ def sums4(x0, x1, x2, x3, axis: tl.constexpr):
 
 @triton.jit
 def sums5(x0, x1, x2, x3, x4, axis: tl.constexpr):
-    """See `sums3`."""
+    """See `sums2`."""
     if INTERPRETED:
         return tl.sum(x0, axis), tl.sum(x1, axis), tl.sum(x2, axis), tl.sum(x3, axis), tl.sum(x4, axis)
     else:
@@ -218,6 +232,12 @@ def spread(x, m, word: tl.constexpr):
 def rows_of_threads(x, m):
     """The elements x of a tile by (row of a thread, row of m, column): every so many rows are those of one thread."""
     return tl.reshape(x, [x.shape[0] // m.shape[0], m.shape[0], x.shape[1]])
+
+
+@triton.jit
+def of_threads(x, threads: tl.constexpr, word: tl.constexpr):
+    """Sums of the elements x of a tile that each of so many threads has, `word` side by side at once."""
+    return of_lanes(tl.reshape(x, [x.numel // (threads * word), threads, word]))
 
 
 @triton.jit

@@ -195,7 +195,7 @@ def reduce(monoid: str, dtype: DType, args: tuple[str, ...], axis: int) -> str:
 
 
 def sums(args: list[str], axis: int) -> str:
-    """Text of the sums of each of `args`, three to five blocks of one shape, along `axis`."""
+    """Text of the sums of each of `args`, two to five blocks of one shape, along `axis`."""
     return f"tk.sums{len(args)}({', '.join(args)}, {axis})"
 
 

@@ -5,13 +5,13 @@ from ..ir.dtype import BOOL, DType
 from ..ir.expr import Load, Op, Reduce, Scan, walk
 from ..ir.graph import Compute, Scatter
 from ..ir.index import as_index
-from ..ir.ops import OPS
+from ..ir.ops import CARRIERS, OPS
 from . import narrow
 from .axes import Group, fold_of
 from .contraction import contraction, of_vector
 from .cost import BLOCK, Hints, contiguous_axis, is_heavy, parallelism
 from .legal import Roles, inner_reads
-from .lines import abreast, piece
+from .lines import abreast, apart, piece
 from .reason import Reason
 from .sizes import runs_along
 
@@ -238,9 +238,10 @@ def infeasible(group: Group, r: Roles, hints: Hints, target) -> Reason | None:
     if rows == {v} and r.local and 0 < length <= carried and not carried_alone(length, carried // length, _held_bytes(group, v)):
         return Reason("accumulators", "infeasible", f"{carried} partial results a program, beside rows of {length}")
     along = any(m.free & rows for m in r.accumulating)          # partial results of a row's length
-    if (along or _nested(group, rows)) and length > HELD:
+    nested = _nested(group, rows) and not _planes(group, rows, hints, target)
+    if (along or nested) and length > HELD:
         return Reason("no_registers", "infeasible", f"{length} elements of a row are held at once")
-    if _nested(group, rows) and _beyond_stages(group, rows, hints):
+    if nested and _beyond_stages(group, rows, hints):
         return Reason("no_registers", "infeasible", "more of several rows than registers hold beside what is computed of them")
     held = _held_together(group, rows, hints) if along and len(rows) > 1 else 0
     if held > HELD:
@@ -269,6 +270,17 @@ def _beyond_stages(group: Group, rows: frozenset, hints: Hints) -> bool:
             if e.node not in inside and rows <= frozenset().union(*(i.axes() for i in e.index))}
     heavy = any(isinstance(x, Op) and OPS[x.name].heavy for m in group.members if rows <= m.free | m.bound for x in walk(*m.roots()))
     return heavy and hints.count(rows) * sum(read.values()) > STAGED // 2
+
+
+def _planes(group: Group, rows: frozenset, hints: Hints, target) -> bool:
+    """Do the programs of a cluster hold what `group` reads of its rows and needs again, each what is `apart`?"""
+    folds = [e for m in group.members for e in walk(*m.roots()) if isinstance(e, (Reduce, Scan))]
+    if any(isinstance(e, Scan) or e.monoid in CARRIERS for e in folds) or any(isinstance(m.node, Scatter) for m in group.members) \
+            or not any(rows <= m.free and not m.bound for m in group.members):
+        return False
+    inside = set(group.nodes())
+    read = {(e.node, e.index): (e.offset(), e.dtype.bytes) for m in group.members for e in m.loads if e.node not in inside}
+    return apart(rows, [(m.bound, m.free & rows) for m in group.members if m.bound], read.values(), hints, target) is not None
 
 
 def _nested(group: Group, rows: frozenset) -> bool:

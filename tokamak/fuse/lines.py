@@ -30,6 +30,10 @@ HALF = 64               # of a line at least
 PIECES = 2              # powers of two at most that make up the channels of such a group
 WORD = 16               # bytes of the widest access of a thread
 RUN = 256               # elements at least of runs that folds along more axes have in common
+PLANE = 64 << 10        # bytes of a plane that each program of a cluster holds as its own: SiLU behind a GroupNorm, backward, of 64 x 64 x 128 x 128
+                        # in bf16, two planes a group, 170 us, 246 in two kernels
+LEAST_RUN = 2048        # elements of it at least: GroupNorm backward of 64 x 256 x 32 x 32 in f16 50 us, 44 by programs that hold a group
+SHARERS = 2, 4, 8       # planes of a group that the programs of a cluster hold
 MONOIDS = ("sum", "max", "min", *CARRIERS)
 LEAST = 16 << 20        # bytes that are folded, from which on two kernels more cost less
 
@@ -78,6 +82,25 @@ def abreast(read, over, hints: Hints, target) -> tuple[Axis, int, int] | None:
         if sharers <= target.cluster:
             return g, count, sharers
         count //= 2
+    return None
+
+
+def apart(rows: frozenset, folds, read, hints: Hints, target) -> Axis | None:
+    """The one of the axes `rows` of which each program of a cluster may have one coordinate, a run of memory in its registers: all that is folded
+    along the other axes is its own then, and of all else programs tell each other single numbers. None where nothing is folded so. `folds`: (the
+    axes of a fold, which of `rows` it leaves); `read`: (offset, bytes of an element) of what is read of the rows."""
+    if target.ordered or target.arch[:1] != ("cuda",) or any(hints.exactly(a.extent) is None for a in rows):
+        return None
+    for a in (a for a in rows if hints.count((a,)) in SHARERS and hints.count((a,)) <= target.cluster):
+        runs = rows - {a}
+        if not any(over & rows == runs and a in left for over, left in folds) or \
+                any(over & rows and not (a in over and not left or over & rows == runs and left <= {a}) for over, left in folds):
+            continue
+        found = [(at, size) for at, size in read if runs & at.axes()]
+        size = hints.count(runs)
+        if size >= LEAST_RUN and size * sum(size for _, size in found) <= PLANE \
+                and all(any(at.coefficient(x) == 1 for x in runs) for at, _ in found if runs <= at.axes()):
+            return a
     return None
 
 
@@ -144,7 +167,7 @@ def whole_lines(graph: Graph, target) -> Graph:
     if target.kind != "gpu" or target.ordered:
         return graph
     hints = estimates(graph, target)
-    runs = runs_in_common(graph, hints)
+    runs = runs_in_common(graph, hints, target)
     graph = _changed(graph, lambda n, parts: _runs_first(n, runs[n], hints, parts), set(runs)) if runs else graph
     readers = readers_of(graph)
     whole = {n for n in graph.nodes if isinstance(n, Compute) and isinstance(part := fold(n), Reduce) and part.monoid in MONOIDS
@@ -156,10 +179,11 @@ def whole_lines(graph: Graph, target) -> Graph:
     return _changed(found, lambda n, parts: rows_first(n, done, hints, parts), set(found.nodes))
 
 
-def runs_in_common(graph: Graph, hints: Hints) -> dict:
+def runs_in_common(graph: Graph, hints: Hints, target) -> dict:
     """Node -> steps of the axes to fold first, of nodes that fold much of memory of one layout along different axes, where the contiguous ones are
-    common to all and no program holds what the others fold beside them."""
+    common to all and no program holds what the others fold beside them. What the programs of a cluster hold is folded as it is."""
     along: dict = {}            # layout -> {node: steps}
+    readers = readers_of(graph)
     for n in graph.nodes:
         part = fold(n) if isinstance(n, Compute) else None
         for e in _large(part, hints) if isinstance(part, Reduce) and part.monoid == "sum" else ():
@@ -170,7 +194,39 @@ def runs_in_common(graph: Graph, hints: Hints) -> dict:
         if not any(step == 1 for step in common) or any(steps == common for steps in folds.values()):
             continue
         if all(_beyond(fold(n), common, hints) for n in folds):
-            found.update((n, common) for n in folds)
+            size = sum(x.dtype.bytes for x in _sources(folds, hints))
+            found.update((n, common) for n in folds if not _in_cluster(n, common, size, readers, hints, target))
+    return found
+
+
+def _in_cluster(n: Compute, common: frozenset, size: int, readers: dict, hints: Hints, target) -> bool:
+    """Do the programs of a cluster hold what `n` folds, `size` bytes for each of its elements, each what lies along the `common` steps, and is it
+    needed again behind the fold?"""
+    part = fold(n)
+    at = _large(part, hints)[0].offset()
+    runs = frozenset(a for a in part.over if at.coefficient(a) in common)
+    rest = frozenset(part.over) - runs
+    if len(rest) != 1 or apart(frozenset(part.over), [(runs, rest)], [(at, size)], hints, target) is None:
+        return False
+    behind, stack = {n}, [n]
+    while stack:
+        found = [x for x in readers.get(stack.pop(), ()) if x not in behind and isinstance(x, Compute)]
+        if any(fold(x) is None and hints.extents(x.shape) >= hints.count(at.axes()) for x in found):
+            return True
+        behind.update(found)
+        stack += found
+    return False
+
+
+def _sources(folds, hints: Hints) -> set:
+    """The large values that `folds` read, those they are made of by pointwise operations where they are so made."""
+    found, stack = set(), [e.node for n in folds for e in _large(fold(n), hints)]
+    while stack:
+        x = stack.pop()
+        if isinstance(x, Compute) and fold(x) is None:
+            stack += [y for y in reads(x) if hints.extents(y.shape) >= hints.extents(x.shape)]
+        else:
+            found.add(x)
     return found
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ..fuse import gpu
 from ..fuse.cost import Hints
-from ..fuse.lines import abreast, alone
+from ..fuse.lines import abreast, alone, apart
 from ..ir.expr import Load, Op, Reduce, Scan, walk
 from ..ir.index import Axis
 from ..ir.ops import CARRIERS, OPS
@@ -43,6 +43,12 @@ BESIDE = 3              # bytes of all that is read along a row that way, to a b
 SIDE_WARPS = 4          # of a program that holds rows side by side: with twice as many of half the registers EvoNorm of 32 x 256 x 56 x 56 in bf16 53
                         # us, 47
 SIDE_REGISTERS = 128    # of a thread then
+PLANE = 28              # elements to a thread, at most, of a plane that is a program's own: planes of 3136, EvoNorm backward of 32 x 256 x 56 x 56 in
+                        # bf16 68 us, 92 and 75 with twice and half the warps; of SiLU behind a GroupNorm 63, 77 and 83; in f32 108, 112 and 116
+PLANE_REGISTERS = (2, 64), (8, 96)      # (bytes of what is read, registers of a thread then, more of which fewer programs would run): EvoNorm in bf16
+                        # 83 us with 96, in f32 121, 131 with 80, 125 with 128
+FILE = 65536            # registers of a multiprocessor
+WORD = 16               # bytes of the widest access of a thread
 CARRYING = 16           # elements of a row to one thread where column sums are carried beside it
 
 
@@ -73,7 +79,10 @@ def possible(b: Body, rows: list[Axis], line: Axis | None, hints: Hints, target)
     whole, folds = frozenset(rows), [e for e in walk(*exprs_of(b)) if isinstance(e, (Reduce, Scan))]
     if any(isinstance(e, Scan) or not whole & set(e.over) for e in folds):
         return False
-    if any(not whole <= set(e.over) for e in folds) and (hints.count(rows) > gpu.HELD or any(e.monoid in CARRIERS for e in folds)):
+    nested = any(not whole <= set(e.over) for e in folds)
+    if nested and any(e.monoid in CARRIERS for e in folds):
+        return False
+    if nested and hints.count(rows) > gpu.HELD and one_each(b, rows, held(b, whole), hints, target) is None:
         return False
     again = any(isinstance(x, Reduce) for e in folds for a in e.args for x in walk(a)) or \
         any(s.axes & whole and any(isinstance(e, Reduce) for e in walk(s.expr)) for s in b.stores)
@@ -96,7 +105,7 @@ def stages(b: Body, rows: list[Axis], line: Axis, hints: Hints, target) -> Stage
     """How the rows of a `possible` body are held; None where in no stages."""
     n = {a: hints.exactly(a.extent) for a in rows}
     read = held(b, frozenset(rows))
-    found = side_by_side(b, rows, read, hints, target)
+    found = side_by_side(b, rows, read, hints, target) or one_each(b, rows, read, hints, target)
     if found is not None:
         return found
     whole = max(sum(math.prod(n[a] for a in rows if a in e.index[0].axes()) * e.dtype.bytes for e in read), math.prod(n.values()))
@@ -134,6 +143,21 @@ def side_by_side(b: Body, rows: list[Axis], read: list[Load], hints: Hints, targ
     if sum(found[shared]) * sharers > IDLE * hints.exactly(shared.extent):
         return None
     return Stages(shared, sharers, found, warps, SIDE_REGISTERS, beside=(axis, count))
+
+
+def one_each(b: Body, rows: list[Axis], read: list[Load], hints: Hints, target) -> Stages | None:
+    """How each program of a cluster holds what has one coordinate along one of two axes, where some folds are along the other alone: a plane of a
+    group of them. None where no axis is so, or it is too long."""
+    folds = [(frozenset(e.over), e.free & frozenset(rows)) for e in walk(*exprs_of(b)) if isinstance(e, Reduce)]
+    shared = apart(frozenset(rows), folds, [(e.index[0], e.dtype.bytes) for e in read], hints, target)
+    if shared is None or len(rows) != 2:
+        return None
+    line, = (a for a in rows if a is not shared)
+    narrowest = min(e.dtype.bytes for e in read if line in e.index[0].axes())
+    warps = power(-(-hints.count((line,)) // (32 * PLANE)))
+    cap = next(registers for bytes_, registers in PLANE_REGISTERS if narrowest <= bytes_)
+    return Stages(shared, hints.count((shared,)), {line: pieces(hints.count((line,)), 32 * warps * (WORD // narrowest))}, warps,
+                  min(cap, FILE // (32 * warps)))
 
 
 def turns(b: Body, rows: list[Axis], line: Axis, hints: Hints, target) -> Stages | None:
