@@ -55,6 +55,8 @@ def fold_functions(d) -> str:
 
 
 OTHERS = """
+void divided(const int64_t *a, int64_t *q, int64_t *r, int64_t b) {
+  store_i64(q, lanes_div(load_i64(a), b)); store_i64(r, lanes_mod(load_i64(a), b)); }
 void any_of(const uint8_t *a, int64_t *o) { o[0] = hany(load_bool(a)); o[1] = hall(load_bool(a)); }
 void transpose_f32(const float *a, float *o) {
   v_f32 r[W]; for (int k = 0; k < W; k++) r[k] = load_f32(a + k * W);
@@ -241,6 +243,16 @@ def test_argmax_takes_the_first(library, d):
         for name, fold in (("argmax", np.argmax), ("argmin", np.argmin)):
             run(library, f"h{name}_of_{d}", a, found)
             assert found[0] == fold(a), (name, a)
+
+
+def test_indices_are_divided_exactly(library):
+    w, rng = library.lanes, np.random.default_rng(0)
+    for b in (1, 2, 3, 7, 19, 2**31 - 1, 10**9 + 7):
+        for near in (0, 5, -3, 10**6, 2**40, -2**50, 2**51):
+            a = near // b * b + rng.integers(-2, 3, w) * b + np.resize([-1, 0, 1, b - 1], w)
+            q, r = np.zeros(w, np.int64), np.zeros(w, np.int64)
+            run(library, "divided", a, q, r, b)
+            assert (q == a // b).all() and (r == a % b).all()
 
 
 def test_any_all_transpose(library):

@@ -295,3 +295,17 @@ def test_pointwise_tiles_are_small_where_there_are_few(elements, tile):
   return %y
 }}""")[1]
     assert schedule.pieces[0][1] == (tile,)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_long_logarithms_of_prefixes_lose_no_digits(dim):
+    """f64 carries them: 20000 roundings would be 1e-5. Infinities and NaN go where eager has them."""
+    x = torch.randn((20000, 7) if dim == 0 else (7, 20000), generator=torch.Generator().manual_seed(0)) * 3
+    y = x.clone().movedim(dim, -1)
+    y[0, :50], y[1, 70], y[2, 90], y[3, 100:], y[4, 3], y[4, 9] = float("-inf"), float("inf"), float("nan"), -200.0, float("inf"), float("-inf")
+    y[5], y[6, :40], y[6, 40:] = float("-inf"), -500.0, 80.0
+    torch._dynamo.reset()
+    ours = tokamak.compile(lambda x: x.logcumsumexp(dim), strict=True)
+    torch.testing.assert_close(ours(x).double(), x.double().logcumsumexp(dim), rtol=4e-7, atol=4e-7)
+    special = y.movedim(-1, dim).contiguous()
+    torch.testing.assert_close(ours(special).double(), special.double().logcumsumexp(dim), rtol=4e-7, atol=4e-7, equal_nan=True)

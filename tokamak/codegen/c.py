@@ -17,12 +17,13 @@ from .c_ops import COMPARE, c_op, can_fail
 from .c_partial import Partials, kept_type, stored_type
 from .c_prelude import fragments_in, pieces
 from .c_streams import STREAMS, in_step, reads_rows, rows_in_step
-from .kernel import (AHEAD, FAR, FAR_FROM, Accumulator, Convert, Divisor, Fetch, Finish, Fold, IndexValue, Kernel, LaneCompare, Let, Loop, Phase,
-                     Prefix, Quotient, RandomValue, Read, Refill, Splat, Write)
+from .kernel import (AHEAD, FAR, FAR_FROM, Accumulator, Convert, Divisor, Fetch, Finish, Fold, IndexValue, Kernel, LaneCompare, LaneDivide,
+                     Let, Loop, Phase, Prefix, Quotient, RandomValue, Read, Refill, Splat, Write)
 from .scope import literal
 
 TICKETS = 16            # shares of a kernel with partial results
 NO_MEMORY = "((int64_t)1 << 62)"       # the error of a kernel that could not have its scratch memory
+LARGEST = "0x1.fffffep127f"             # of f32
 PARTIALS = 64           # arrays of partial results that a kernel may have
 
 JOB = f"""\
@@ -256,6 +257,9 @@ class Printer(Loops, Partials):
         lanes, end = ("lanes()", "W") if s.step == 1 else (f"lanes() * {s.step}", f"{s.step} * W")
         return f"v_bool {s.var} = {lanes} {COMPARE[s.op]} lane_of({s.arg}[0], {self.index(s.base)}, {end});"
 
+    def _lanedivide(self, s: LaneDivide) -> str:
+        return f"v_i64 {s.var} = lanes_{'div' if s.op == 'floordiv' else 'mod'}({s.arg}, {self.index(s.by)});"
+
     def _divisor(self, s: Divisor) -> str:
         return f"v_f32 {s.var}s = scale_f32({s.arg}), {s.var} = 1.0f / ({s.arg} * {s.var}s);"
 
@@ -374,6 +378,9 @@ class Printer(Loops, Partials):
             text += f" v_i64 {a.var}i = splat_i64(9223372036854775807);"
         if a in self.carried:
             first = "1" if a.monoid == "prod" else "0"
+            if a.monoid == "logsumexp":
+                return f"double {a.var} = -__builtin_inf();" if self.carried[a] else f"v_f32 {a.var} = splat_f32(-{LARGEST}); " \
+                    f"h_f64 {a.var}l = (h_f64){{0}}, {a.var}h = {a.var}l;"
             return f"double {a.var} = 0;" if self.carried[a] else f"h_f64 {a.var}l = (h_f64){{0}} + {first}, {a.var}h = {a.var}l;"
         if a in self.flushed:
             text += f" h_f64 {a.var}l = {{0}}, {a.var}h = {{0}};"
@@ -425,6 +432,8 @@ class Printer(Loops, Partials):
         v = register(d)
         if a.monoid.startswith("arg"):
             return [*self._take(a.monoid, d, a.var, f"{a.var}i", args[0], args[1]), f"{v} {s.vars[0]} = {a.var}; v_i64 {s.vars[1]} = {a.var}i;"]
+        if a in self.carried and a.monoid == "logsumexp":
+            return self._log_prefix(s, a.var, s.vars[0], args[0])
         if a in self.carried:
             if not s.along:
                 by = "*=" if a.monoid == "prod" else "+="
@@ -436,6 +445,18 @@ class Printer(Loops, Partials):
             return [f"{a.var} = {self.combine(a.monoid, d, a.var, args[0])};", f"{v} {s.vars[0]} = {a.var};"]
         total = self.combine(a.monoid, d, a.var, f"scan{a.monoid}_{d}({args[0]})")
         return [f"{v} {s.vars[0]} = {total};", f"{a.var} = splat_{d}({s.vars[0]}[W - 1]);"]
+
+    @staticmethod
+    def _log_prefix(s: Prefix, a: str, var: str, arg: str) -> list[str]:
+        """A prefix of logsumexp: lanes by themselves carry the largest so far and a sum of exponentials below it, in f64; along lanes the carry is
+        an f64, to which each register adds its last."""
+        if s.along:
+            return [f"v_f32 {var} = scanlogsumexp_f32({arg}), {var}c = splat_f32((float){a});",
+                    f"{a} = logaddexp({a}, {var}[W - 1]); {var} = logaddexp_f32({var}, {var}c);"]
+        return [f"v_f32 {var}m = clip_f32(max_f32({a}, {arg}), -{LARGEST}, {LARGEST});",
+                f"v_f32 {var}s = exp_f32({a} - {var}m), {var}e = exp_f32({arg} - {var}m);",
+                f"{a} = {var}m; {a}l = {a}l * lower_half({var}s) + lower_half({var}e); {a}h = {a}h * upper_half({var}s) + upper_half({var}e);",
+                f"v_f32 {var} = {a} + log_f32(join_halves({a}l, {a}h));"]
 
     def _randomvalue(self, s: RandomValue) -> str:
         return f"v_f32 {s.var} = philox_{s.kind}({s.seed}, {s.index});"

@@ -2,7 +2,7 @@
 
     hsum_D hprod_D hmax_D hmin_D -> a scalar of D's register element      hany hall -> 1 or 0      mask_of(v_bool) -> a bit for each lane
     scansum_D scanprod_D scanmax_D scanmin_D -> inclusive prefixes
-    hlogsumexp_D scanlogsumexp_D logaddexp_D for floating types
+    hlogsumexp_D scanlogsumexp_D logaddexp_D for floating types      logaddexp -> double
     lower_half upper_half -> the halves of a v_f32 as h_f64      hsum_halves -> double      join_halves -> v_f32
     transpose_32(v_f32 *rows) transpose_64(v_f64 *rows) -> W rows of W lanes in place
     hargmax_D(value, index) -> int64_t      argmax_take_D(va, ia, vb, ib) -> lanes where b replaces a    (argmin alike)
@@ -53,6 +53,15 @@ _LOGADDEXP = """\
 TK v_D logaddexp_D(v_D a, v_D b) {
   v_D m = max_D(a, b), y = m + log1p_D(exp_D(-abs_D(a - b)));
   return select_D(isinf_D(m) | isnan_D(m), m, y); }"""
+
+
+# the same of two numbers: infinities may be equal, NaN stays
+_LOGADDEXP_ONE = """\
+extern double exp(double), log1p(double);
+TK double logaddexp(double a, double b) {
+  double m = a > b ? a : b, n = a > b ? b : a, d = n - m;
+  if (a != a || b != b) return a + b;
+  return d != d ? m : m + log1p(exp(d)); }"""
 
 
 def _limits(d: DType, largest: bool) -> str:
@@ -144,6 +153,7 @@ def _lanes_meet(name: str, tested: str, halving: str) -> str:
 def fragments(lanes: int) -> dict[str, str]:
     """Fragment name -> C text."""
     out = _wide_sums(lanes) | {
+        "logaddexp": _LOGADDEXP_ONE,
         "transpose_32": _transpose("transpose_32", "v_f32", 32, lanes), "transpose_64": _transpose("transpose_64", "v_f64", 64, lanes),
         # a number with a bit for each lane that is set
         "mask_of": f"#if {_TESTED}\nTK unsigned mask_of(v_bool v) {{ return (unsigned short)__builtin_ia32_ptestmd512(v, v, -1); }}\n#else\n"

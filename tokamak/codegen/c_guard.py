@@ -5,7 +5,7 @@
     storeg_D(p, stride, value, guard)  storegi_D(p, index, value, guard): only lanes where guard holds are written
     tk_index(i, bound, active, error, code)  tk_indices(...): i, clamped to 0 .. bound - 1; `code` is ORed into *error where an active one was outside
     tk_div tk_mod: rounding down, divisor positive      tk_min tk_max
-    tk_lines: elements of whole cache lines
+    lanes_div lanes_mod: the same of i64 lanes, by a quotient in f64 and what it is off by      tk_lines: elements of whole cache lines
 """
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ _INTEGERS = {
     "tk_min": "TK int64_t tk_min(int64_t a, int64_t b) { return a < b ? a : b; }",
     "tk_lines": "TK int64_t tk_lines(int64_t n) { return (n + 63) / 64 * 64; }",
     "tk_max": "TK int64_t tk_max(int64_t a, int64_t b) { return a > b ? a : b; }",
+    "lanes_div": """\
+TK v_i64 lanes_div(v_i64 a, int64_t b) {
+  v_i64 q = __builtin_convertvector(__builtin_convertvector(a, v_f64) * (1.0 / b), v_i64), r = a - q * b;
+  return q + (r < 0) - (r >= b); }""",
+    "lanes_mod": "TK v_i64 lanes_mod(v_i64 a, int64_t b) { return a - lanes_div(a, b) * b; }",
     "tk_index": """\
 TK int64_t tk_index(int64_t i, int64_t bound, int active, int64_t *error, int64_t code) {
   if (i >= 0 && i < bound) return i;

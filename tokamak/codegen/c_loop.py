@@ -166,6 +166,6 @@ def statements_of(items):
 
 
 def wide_prefixes(items) -> dict[Accumulator, bool]:
-    """What prefix sums and products of f32 in `items` carry in f64 -> do they run along lanes? (Products along lanes are rounded by register.)"""
+    """What prefixes of f32 in `items` carry in f64 -> do they run along lanes? (Products along lanes are rounded by register.)"""
     return {s.accumulator: s.along for s in statements_of(items) if isinstance(s, Prefix) and s.accumulator.dtype is F32
-            and (s.accumulator.monoid == "sum" or s.accumulator.monoid == "prod" and not s.along)}
+            and (s.accumulator.monoid in ("sum", "logsumexp") or s.accumulator.monoid == "prod" and not s.along)}

@@ -9,7 +9,8 @@ from ..ir.index import Axis, Fetch as FetchAtom, FloorDiv, Index, Max, Min, Mod,
 from ..ir.ranges import positive
 from ..ir.substitution import substitute
 from ..schedule.body import Memory
-from .kernel import (Buffer, Convert, Divisor, Fetch, IndexValue, LaneCompare, Let, PartialRead, Quotient, RandomValue, Read, Splat, Write)
+from .kernel import (Buffer, Convert, Divisor, Fetch, IndexValue, LaneCompare, LaneDivide, Let, PartialRead, Quotient, RandomValue, Read,
+                     Splat, Write)
 from .scope import Block, Entry, Named, Unschedulable, all_atoms, literal, varies
 
 
@@ -230,8 +231,11 @@ class Emitter:
                 found = self._put(key if self._guard is None else None, home, block, statement, var)
             return found
         x = self._index_register(a.a, block, None)
-        y = self._index_register(a.b, block, None)
         var = low.fresh()
+        if isinstance(a, (FloorDiv, Mod)) and not any(varies(y) for y in a.b.atoms()) and positive(a.b):
+            by = low.integer(a.b, block, ("divisor", a))
+            return self._put(None, x.home, block, LaneDivide(var, "mod" if isinstance(a, Mod) else "floordiv", x.var, by), var)
+        y = self._index_register(a.b, block, None)
         name = {FloorDiv: "floordiv", Mod: "mod", Min: "min", Max: "max"}[type(a)]
         return self._put(None, self._home(block, a.a.axes() | a.b.axes(), (x, y)), block, Let(var, name, I64, (x.var, y.var)), var)
 

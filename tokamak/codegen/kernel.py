@@ -71,6 +71,15 @@ class LaneCompare:
 
 
 @dataclass(frozen=True)
+class LaneDivide:
+    """var = arg // by ('floordiv') or arg % by ('mod'): i64 lanes of an index, below 2^52, and an integer above 0."""
+    var: str
+    op: str
+    arg: str
+    by: Index
+
+
+@dataclass(frozen=True)
 class Divisor:
     """var, var + 's' = what division of f32 by `arg` multiplies by, the second first: the reciprocal, and a power of two that
     keeps all in range."""
