@@ -254,3 +254,17 @@ def test_products_in_tf32_that_addresses_do_not_make_stay():
     machine = Target("cpu", 16, 132, l1=1 << 18, l2=50 << 20, kind="gpu", arch=("cuda", 90, 32), cluster=8, tf32=True)
     (_, s), = schedule_plan(plan(graph, machine), machine).bodies.values()
     assert isinstance(s, PersistentSchedule)
+
+
+@pytest.mark.parametrize("rows, far", [(1 << 20, False), (1 << 24, True)])
+def test_offsets_of_products_are_wide_where_memory_is(rows, far):
+    """However many coordinates rows, columns and depth have together, no address is made of them."""
+    graph = parse_graph(f"""graph gradient {{
+      input %g: bf16[{rows}, 256](256, 1)
+      input %x: bf16[{rows}, 128](128, 1)
+      %w: f32[256, 128](128, 1) for i2<{rows} = sum[i2](mul(f32(%g[i2, i0]), f32(%x[i2, i1])))
+      return %w
+    }}""")
+    machine = Target("cpu", 16, 132, l1=1 << 18, l2=50 << 20, kind="gpu", arch=("cuda", 90, 32), cluster=8)
+    (_, s), = schedule_plan(plan(graph, machine), machine).bodies.values()
+    assert s.wide is far

@@ -281,7 +281,7 @@ def _vector(b: Body, c: Contraction, hints: Hints, target) -> VectorSchedule | N
     exact = frozenset(a for a, n in lengths.items() if a.extent.constant is not None and a.extent.constant % n == 0)
     pieces = tuple((a, (n,)) for a, n in lengths.items())
     return VectorSchedule((*others, many, c.depth, *c.digits), (many,), pieces, frozenset((c.depth,)), (), 1, exact, 4, 1,
-                          wide=wide(b, hints, target), once=True, unrolled=frozenset(c.digits), depth=c.depth, group=1, early=True)
+                          wide=wide(b, hints), once=True, unrolled=frozenset(c.digits), depth=c.depth, group=1, early=True)
 
 
 def _schedule(b: Body, c: Contraction, sizes: dict[Axis, int], hints: Hints, target, stages: int, inner: Axis | None = None, programs: int = 1,
@@ -296,7 +296,7 @@ def _schedule(b: Body, c: Contraction, sizes: dict[Axis, int], hints: Hints, tar
     exact = frozenset(a for a in pieces if a.extent.constant is not None and a.extent.constant % each(a) == 0)
     each_once = tuple((a, (n,) * (blocks if a is depth else 1)) for a, n in pieces.items())
     looped = frozenset(() if blocks > 1 else (walked,))
-    return MatmulSchedule(order, (first, second), each_once, looped, (), programs, exact, warps, stages, wide=wide(b, hints, target),
+    return MatmulSchedule(order, (first, second), each_once, looped, (), programs, exact, warps, stages, wide=wide(b, hints),
                           unrolled=frozenset(c.digits), depth=depth, group=group, inner=inner, resident=resident,
                           outer=outer[0] if outer else None, early=early, ahead=ahead, once=ahead)
 

@@ -150,5 +150,5 @@ def _schedule(b: Body, found: list[Contraction], sizes: dict[Axis, int], hints: 
     pieces = tuple((a, (n,)) for a, n in sizes.items())
     cut = last(Tile(sizes[first], sizes[second], 0.0, 0.0), _tiles(b, (first, second), sizes, hints), target.threads, paired) if single else 1
     return PersistentSchedule((*others, first, second, depth), (first, second), pieces, frozenset((depth,)), (), 1, exact, warps, stages,
-                              wide=wide(b, hints, target), depth=depth, group=GROUP, resident=target.threads,
+                              wide=wide(b, hints), depth=depth, group=GROUP, resident=target.threads,
                               parts=parts, flat=large and single, paired=paired, last=cut)

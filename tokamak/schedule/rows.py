@@ -62,7 +62,7 @@ def choose(b: Body, hints: Hints, target) -> RowsSchedule | None:
     warps, stages = 4 if narrow.carried(exprs, found) <= FEW else 8, narrow.stages(exprs, found, half=half)
     blocks = -(-hints(rows.extent) // narrow.ROWS)
     programs = max(1, min((PER if warps == 4 else 1) * target.threads // (1 if half is None else 2), blocks))
-    return _schedule(rows, widths, programs, warps, stages, wide(b, hints, target), half is not None, half)
+    return _schedule(rows, widths, programs, warps, stages, wide(b, hints), half is not None, half)
 
 
 def whole(b: Body, s: MatmulSchedule, hints: Hints, target) -> tuple[Body, RowsSchedule] | None:
