@@ -5,6 +5,7 @@ import pytest
 
 from tokamak.codegen.stages import schedule_plan
 from tokamak.fuse.plan import plan
+from tokamak.fuse.widen import widened
 from tokamak.ir.parse import parse_graph
 from tokamak.target import Target
 
@@ -27,6 +28,13 @@ SOFTMAX = """graph softmax {{
   %out: {type}[{rows}, {columns}]({columns}, 1) = {type}(div(exp(sub(f32(%x[i0, i1]), %top[i0])), %sum[i0]))
   return %out
 }}"""
+WEIGHTED = """graph weighted {{
+  input %x: {type}[{rows}, {columns}]({columns}, 1)
+  input %w: {type}[{columns}](1)
+  %squares: f32[{rows}](1) for i1<{columns} = sum[i1](mul(f32(%x[i0, i1]), f32(%x[i0, i1])))
+  %out: {type}[{rows}, {columns}]({columns}, 1) = {type}(mul(mul(f32(%x[i0, i1]), rsqrt(%squares[i0])), f32(%w[i1])))
+  return %out
+}}"""
 BACKWARD = """graph backward {{
   input %x: {type}[{rows}, {columns}]({columns}, 1)
   input %dy: {type}[{rows}, {columns}]({columns}, 1)
@@ -47,7 +55,11 @@ def first(text: str, type: str, rows: int, columns: int) -> str:
     (65536, 257, "f16", "i0:4, i1:256+16?) shifted(i1 % 8) warps(2)"), (16384, 513, "f16", "i0:4, i1:512+16?) shifted(i1 % 8) warps(2)"),
     (65536, 1025, "f16", "i1:1024+16?) shifted(i1 % 8) warps(1)"), (65536, 513, "f32", "i1:512+8?) shifted(i1 % 4) warps(1)"),
     (4096, 257, "f16", "i1:256+16?) shifted(i1 % 8) warps(1)"), (128, 8192, "f16", "i1:8192) warps(16)"), (1024, 8192, "f16", "i1:8192) warps(8)"),
-    (65536, 511, "f32", "i1:512+8?) shifted(i1 % 4) warps(1)"), (65536, 257, "f32", "i0:4, i1:256+1) warps(1)")])
+    (65536, 511, "f32", "i1:512+8?) shifted(i1 % 4) warps(1)"), (65536, 257, "f32", "i0:2, i1:256+1) warps(1)"),
+    (65536, 383, "f32", "i0:2, i1:256+128?) warps(1)"), (65536, 385, "f32", "i1:256+128+8?) shifted(i1 % 4) warps(1)"),
+    (131072, 127, "f32", "i0:4, i1:128?) warps(1)"), (16384, 129, "f32", "i0:4, i1:128+1) warps(1)"),
+    (8192, 128, "f16", "i0:8, i1:128) warps(2)"), (8192, 256, "f16", "i0:4, i1:256) warps(2)"), (8192, 512, "f16", "i0:2, i1:512) warps(1)"),
+    (8192, 64, "f16", "i0:64, i1:64) warps(4)")])
 def test_rows_that_are_held(rows, columns, type, found):
     assert first(SOFTMAX, type, rows, columns).startswith(f"tile({found}")
 
@@ -59,16 +71,37 @@ def test_rows_that_are_held(rows, columns, type, found):
     (4096, 8193, "f32", "i1:4096+8?) shifted(i1 % 4) looped(i1) warps(32)"), (32768, 4097, "f16", "i1:8192+16?) shifted(i1 % 8) looped(i1) warps(4)"),
     (64, 262143, "f32", "i1:4096+8?) shifted(i1 % 4) split(i1 / 16) warps(8)"), (64, 262144, "f32", "i1:4096) split(i1 / 16) warps(4) stages(1) once"),
     (256, 65536, "f32", "i1:4096) looped(i1) warps(32) stages(1) once"), (192, 65536, "f32", "i1:4096) split(i1 / 5)"),
-    (256, 131071, "f16", "i1:8192+16?) shifted(i1 % 8) split(i1 / 4)")])
+    (256, 131071, "f16", "i1:8192+16?) shifted(i1 % 8) split(i1 / 4)"),
+    (262144, 31, "f32", "i0:16, i1:32?) warps(1)"), (131072, 127, "f32", "i0:8, i1:128?) warps(1)"),
+    (32768, 127, "f16", "i0:16, i1:128?) warps(1)"), (262144, 17, "f32", "i0:64, i1:16+1) warps(1)")])
 def test_rows_that_are_only_summed(rows, columns, type, found):
     assert first(ALONG, type, rows, columns).startswith(f"tile({found}")
 
 
 @pytest.mark.parametrize("rows, columns, type, once", [
-    (1024, 8192, "f32", True), (128, 131072, "f16", True), (128, 16384, "f16", False), (8192, 1024, "f32", False)])
-def test_what_is_folded_in_loops_leaves_the_cache_first(rows, columns, type, once):
-    """From a quarter of the cache on."""
+    (1024, 8192, "f32", True), (128, 131072, "f16", True), (128, 16384, "f16", False), (8192, 1024, "f32", True), (4096, 1024, "f32", False)])
+def test_what_is_only_folded_leaves_the_cache_first(rows, columns, type, once):
+    """From a quarter of the cache on in loops, from a half of it on where it is held."""
     assert first(ALONG, type, rows, columns).endswith(" once") == once
+
+
+@pytest.mark.parametrize("rows, columns, type, found", [
+    (65536, 257, "f16", "i1:256+16?) shifted(i1 % 8) split(i0 / 4224) warps(1) stages(3)"),
+    (65536, 1025, "f16", "i1:1024+16?) shifted(i1 % 8) split(i0 / 4224) warps(1) stages(1)"),
+    (16384, 1025, "f16", "i1:1024+16?) shifted(i1 % 8) split(i0 / 2112) warps(1) stages(3)"),
+    (4096, 257, "f16", "i1:256+16?) shifted(i1 % 8) split(i0 / 2112) warps(1) stages(3)"),
+    (2048, 511, "f16", "i1:512+16?) shifted(i1 % 8) split(i0 / 2048) warps(1) stages(1)"),
+    (65536, 511, "f32", "i1:512+8?) shifted(i1 % 4) warps(1)"), (65536, 1023, "f32", "i1:1024+8?) shifted(i1 % 4) split(i0 / 4224) warps(1) stages(1)")])
+def test_rows_with_weights_that_begin_anywhere(rows, columns, type, found):
+    """Programs keep the weights of rows of 16 bits, two of which they have at least, the next ones under way; of 32 bits only where rows are long."""
+    assert first(WEIGHTED, type, rows, columns).startswith(f"tile({found}")
+
+
+@pytest.mark.parametrize("rows, columns, kernels", [(256, 32767, 1), (256, 16383, 2), (1024, 32767, 2)])
+def test_columns_of_32_bits_are_summed_as_they_are_where_they_are_many(rows, columns, kernels):
+    """And the cache holds them; else rows that begin alike count as one."""
+    graph = widened(parse_graph(DOWN.format(type="f32", rows=rows, columns=columns)), LARGE)
+    assert len(plan(graph, LARGE).steps) == kernels
 
 
 @pytest.mark.parametrize("rows, columns, type, found", [

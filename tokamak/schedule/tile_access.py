@@ -16,7 +16,8 @@ LITTLE = 16             # times as much is read as written where that leaves the
                         # LayerNorm forward 93 to 88, bias + GELU 80 to 77
 ONCE = 4                # of so many parts of the second-level cache more than one is read of one value in a loop, for folds: that leaves it first. 33
                         # MB: sums of 1024 and 512 rows of 8191 and 16383 f32 11.4 and 12.0 us, 13.3 and 14.4 without; of 256, 128 and 32 rows of bf16
-                        # of words 12.4 to 12.6, 13.7 to 14.3; columns of 8192 rows of 2047 bf16 12.4, 14.0. 4 MB the same either way
+                        # of words 12.4 to 12.6, 13.7 to 14.3; columns of 8192 rows of 2047 bf16 12.4, 14.0. 4 MB the same either way. Half as many
+                        # parts where rows are held: 33 MB in rows of 256 and 1024 bf16 11.1 and 11.2, 13.4 and 12.7; 17 MB of 1023 9.6, 9.4
 LINE = 128              # bytes of a line of the caches
 
 
@@ -50,9 +51,9 @@ def begin_anywhere(b: Body, line: Axis, hints: Hints) -> bool:
 
 
 def once(b: Body, line: Axis | None, looped, hints: Hints, target) -> bool:
-    """Is more read than the second-level cache holds (in loops, a part of it), each element once, and little written? What others have left there
-    then stays. Lines that several rows share are read more than once: f32 sums of 17 columns 81%, 58 without them in the cache. `looped`: the axes
-    of loops over rows."""
+    """Is more read than the second-level cache holds (of one value that is folded, a part of it), each element once, and little written? What others
+    have left there then stays. Lines that several rows share are read more than once: f32 sums of 17 columns 81%, 58 without them in the cache.
+    `looped`: the axes of loops over rows."""
     if line is None or hints(line.extent) * narrowest(b, line) < LINE:
         return False
     count = hints.count
@@ -63,5 +64,5 @@ def once(b: Body, line: Axis | None, looped, hints: Hints, target) -> bool:
     reduced = [e for e in walk(*exprs_of(b)) if isinstance(e, Reduce)]
     folds = [e for e in reduced if set(e.over) & set(looped)]
     again = any(x in folds for e in folds for x in walk(*e.args))
-    parts = ONCE if (folds or any(set(e.over) & b.parallel for e in reduced)) and len(along) == 1 else 1
+    parts = 1 if len(along) != 1 or not reduced else ONCE if folds or any(set(e.over) & b.parallel for e in reduced) else ONCE // 2
     return parts * read > target.l2 and written * LITTLE <= read and not again

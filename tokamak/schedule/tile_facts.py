@@ -20,7 +20,8 @@ SHIFTED = 256           # elements of a row from which on it is read in whole wo
 SHIFTED_FOLDED = 1024   # the same of rows that are only folded: f16 sums along 257 and 513 columns 56 and 70%, 20 and 39 in words; along 2049 78 and
                         # 91
 SHIFTED_WIDE = 512      # the same where all are of 32 bits and more: f32 sums over 257 columns 40%, 85 element by element; softmax 79 and 94
-WIDE_STORED = 448       # where they are written, too: f32 softmax of 262144 and 65536 rows of 511 254 and 66.0 us, 328 and 88.2 element by element
+WIDE_STORED = 384       # where they are written, too: f32 softmax of 262144 and 65536 rows of 511 254 and 66.0 us, 328 and 88.2 element by element;
+                        # of 65536 of 385 50.0, 51.1 to 52.8, of 257 41.7, 35.0
 
 
 class TileFacts:

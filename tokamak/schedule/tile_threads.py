@@ -22,6 +22,16 @@ CARRY_THREAD = 16       # elements of a row to one thread where column sums are 
                         # with half as many; f32 83, 78 and 54% against 82, 68 and 41
 RAGGED_EACH = 64        # of longer rows that begin anywhere and are written, too: warps fold their rows by themselves. bf16 LayerNorm over 255 and
                         # 257 columns 47.7 and 38.1 us, 55.1 and 46.6 with tiles of twice as many (RAGGED_STORED) or twice the warps
+SHORT_EACH = 256        # elements up to which rows that begin anywhere and are only folded have RAGGED_EACH, too: bf16 sums of 32768 and 262144 rows
+                        # of 127 5.3 and 21.5 us by one warp, 6.5 and 28.8 by two
+SHORT_FROM = 128        # elements from which on aligned rows that are written lie in tiles of 1024, with PER_THREAD of up to SHORT_EACH: RMSNorm of
+                        # 8192 and 65536 rows of 128 bf16 2.7 and 10.1 us, of 32768 of 512 18.0, LayerNorm of 65536 of 256 19.0, softmax of 8192 of
+                        # 256 3.9; 3.3, 10.6, 19.2, 21.0 and 4.8 with larger tiles and 32 a thread
+KEPT_REGISTERS = 64     # of a thread, as counted, from which on half of RESIDENT warps keep weights beside rows of 16 bits that begin anywhere, each
+                        # CARRY_STAGES rows under way: LayerNorm of 65536 rows of 257 and 513 22.3 and 38.5 us, 25.3 and 47.6 a row at a time by
+                        # RESIDENT warps; of 8192 of 511 7.5, 8.9; of 4096 of 257 and 1025, two rows at least a warp, 3.9 and 7.5, 5.1 and 9.5
+KEPT_WORDS = 512        # elements of such a row at most; of longer ones so many rows a multiprocessor at most: LayerNorm of 16384 rows of 1023 21.6
+KEPT_FEW = 128          # us, 22.8
 RAGGED_THREAD = 8       # elements to a thread of a tile that walks down columns whose rows begin anywhere: the compiler keeps few such loads under
                         # way. f16 sums of 1024 rows of 65537 64%, 17 with ROW_THREAD
 TOGETHER_THREAD = 8     # of TOGETHER columns that are summed and begin anywhere: f32 LayerNorm backward of 64 rows of 65535 34.5 us, 51.9 with twice
@@ -101,12 +111,23 @@ class TileThreads(TileFacts):
         stay = tile_statistics.resident(self) if several else max(1, RESIDENT // (PASSING_WARPS if words else warps))
         held = 2 * TOGETHER_THREAD if each == TOGETHER_THREAD and columns else elements // (32 * warps)
         resident = self._holding(warps, held) if counted else stay
+        keeps = bool(split) and self._keeps_weights(warps)
+        if keeps:
+            rows = self.hints.count(self.b.parallel) / self.target.threads
+            resident = resident // 2 if self._registers(held) >= KEPT_REGISTERS else min(resident, max(resident // 2, rows / 2))
         reread = one and self.shift is None and resident == 0         # 59 to 68%, from 37 to 62; shifted rows lose, 55 to 49
         resident = max(1, resident)
         full = shares and self.carried() > 2 and not staged        # left open, a third of the programs would not run at once
-        capped = full or split and resident < RESIDENT // warps
-        return Threads(warps, resident, 1 if reread else CARRY_STAGES if staged else self.stages(),
+        capped = full or split and not keeps and resident < RESIDENT // warps
+        return Threads(warps, resident, 1 if reread else CARRY_STAGES if staged or keeps else self.stages(),
                        min(REGISTERS // (32 * warps * resident) // 8 * 8, 255) if capped else 0, by_thread, reread)
+
+    def _keeps_weights(self, warps: int) -> bool:
+        """Do programs of one warp, which keep what they read beside rows of 16 bits that begin anywhere, have a few of them, or many short ones?"""
+        rows = self.hints.count(self.b.parallel)
+        if self.crossed or self.shift is None or warps > 1 or self.narrowest() != 2 or rows <= RESIDENT // 2 * self.target.threads:
+            return False
+        return self.hints(self.shift.words) <= KEPT_WORDS or rows <= KEPT_FEW * self.target.threads
 
     def _one_row(self, dims: tuple[Axis, ...]) -> bool:
         """Is a tile one contiguous row, held?"""
@@ -125,6 +146,12 @@ class TileThreads(TileFacts):
             each = LONE_THREAD if self.lone() else RAGGED_THREAD if self.begin_anywhere() else each
         if plain and self.line in self.rows and self.stored_along() and self.begin_anywhere():
             each = RAGGED_EACH
+        short = sum(self.pieces.get(self.line, (0,)))
+        if plain and self.rows == [self.line] and short <= SHORT_EACH:
+            if self.begin_anywhere() and not self.stored_along():
+                each = RAGGED_EACH
+            elif not self.begin_anywhere() and self.stored_along() and short >= SHORT_FROM:
+                each = PER_THREAD
         if self.width > 1 and not (shares and any(e.monoid == "moments" for e in self.crossing)):
             each = max(each // self.width, 8)
         return THREAD if by_thread else min(each, SPLIT_REGISTERS // self.carried()) if shares else each

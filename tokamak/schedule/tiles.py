@@ -16,18 +16,21 @@ from .tile_access import once
 from .tile_facts import ALONE, CHUNK, SECTOR
 from .tile_schedule import WASTE, Shift, TileSchedule, blocks, cover, shifted
 from .tile_stages import power
-from .tile_threads import COLUMNS, REGISTERS, RESIDENT, TileThreads
+from .tile_threads import COLUMNS, REGISTERS, RESIDENT, SHORT_FROM, TileThreads
 
 TILE = 4096             # elements of a tile that a program works on at once, at least where the sizes allow
 SMALLEST = 256          # of a pointwise tile where there are few: 65536 elements in 1.6 us, 1.9 with POINTWISE
 RAGGED = 1024           # of a tile with rows that begin anywhere and are too short for whole words: f32 softmax over 65 columns 77%, f16 LayerNorm
                         # 57; 61 and 54 with twice as many, 36 and 31 with TILE
 RAGGED_FOLDED = 2048    # the same where rows are only folded: f32 sums along 65 and 17 columns 95 and 91%, 66 and 82 with TILE
+FOLDED_WIDE = 512       # the same of 32-bit elements, ROWS rows at least: f32 sums of 262144 rows of 31 12.7 us, of 65536 of 63 7.3, of 131072 of 127
+                        # 19.1; 15.4, 10.4 and 21.5 with RAGGED_FOLDED by two warps
+FOLDED_FROM = 24        # elements of such a row at least
+STORED_WIDE = 512       # of rows of 32-bit elements that are written, too, as many as there are powers of two: f32 softmax of 131072 rows of 255 and
+                        # 127 69.5 and 34.4 us, 110 and 40.4 with RAGGED_STORED; of 16384 of 129 6.5, 7.4; of 65536 of 257 35.9, 35.0
 RAGGED_STORED = 2048    # the same of longer rows that are written, too: see RAGGED_EACH
-SPREAD = 8              # of tiles of short rows that a multiprocessor should have where they are few: bf16 LayerNorm of 2048 rows of 512 3.0 us,
-                        # 3.6 with TILE
-SPREAD_FROM = 256       # elements of such rows at least: of 32768 rows of 32 2.9 us, 2.8 with TILE. Of rows that begin anywhere and are only
-                        # folded, a tile has two at least then: bf16 sums of 2048 of 513 2.65 us, 3.33 with ROWS
+SPREAD = 8              # of tiles of short rows that are only folded and begin anywhere, that a multiprocessor should have where they are few, and
+                        # two rows a tile at least: bf16 sums of 2048 rows of 513 2.65 us, 3.33 with ROWS
 ROWS = 8                # of such tiles at least: f32 sums along 257 columns 85%, 40 with one
 POINTWISE = 1024        # elements of a pointwise tile: 8 to a thread, one 16-byte access of a 16-bit type
 PLACES_CHUNK = 2048     # the same where the place of the greatest or least element is carried, too: amax and argmax of bf16 rows of 32000 by hand
@@ -54,6 +57,8 @@ WORD = 16               # bytes of the widest access of a thread
 BESIDE_MOST = 512, 1024         # elements of 16-bit rows that begin anywhere of which a program has several, a warp two: where they are written, and
 BESIDE_ROWS = 4, 2              # where they are only folded. f16 softmax of 65536 rows of 257 20.4 us, 41.1 a row a program, 22.2 element by element;
                                 # of 16384 of 513 11.3, 12.1; sums of 65536 of 1025 35.2, 41.7. Softmax of 1025 70.9, 66.1, f32 of 513 74, 66
+ALONE_WIDE = 512        # elements of rows of 32 bits up to which no program takes several for the sake of weights: f32 LayerNorm and RMSNorm of 65536
+                        # rows of 511 67.9 and 65.6 us, 74.2 and 69.7
 
 
 def choose(b: Body, hints: Hints, target) -> TileSchedule:
@@ -239,8 +244,8 @@ class _Chooser(TileThreads):
 
     def _shared_rows(self) -> tuple[Axis, ...]:
         """Of shifted rows that read something else along the row (a weight): programs take every so many rows, all of which begin alike, and keep
-        it."""
-        if self.shift is None or self.looped:
+        it; not of short rows of 32 bits."""
+        if self.shift is None or self.looped or not self.crossed and self.narrowest() >= 4 and self.hints(self.shift.words) <= ALONE_WIDE:
             return ()
         kept = any(address.coefficient(self.shift.axis) == 1 and address.without(self.shift.axis) is not self.shift.origin
                    for _, address, _ in strides_of(self.b))
@@ -268,11 +273,13 @@ class _Chooser(TileThreads):
             if not self.stored_along():
                 spread = power(hints.count(self.b.axes) // (SPREAD * self.target.threads))
                 least = 2 * have if self.begin_anywhere() else 0
-                want = max(least, min(max(RAGGED_FOLDED, ROWS * have), max(RAGGED, spread))) if least else max(TILE, FOLDED // self.narrowest())
+                folded = FOLDED_WIDE if self.narrowest() >= 4 and have >= FOLDED_FROM else RAGGED_FOLDED
+                want = max(least, min(max(folded, ROWS * have), max(RAGGED, spread))) if least else max(TILE, FOLDED // self.narrowest())
             elif self.begin_anywhere():
-                want = max(RAGGED, min(ROWS * have, RAGGED_STORED))
-            elif have >= SPREAD_FROM:
-                want = min(TILE, max(RAGGED, power(hints.count(self.b.axes) // (SPREAD * self.target.threads))))
+                fitting = max(1, STORED_WIDE // (power(have + 1) // 2)) * have
+                want = fitting if self.narrowest() >= 4 else max(RAGGED, min(ROWS * have, RAGGED_STORED))
+            elif have >= SHORT_FROM:
+                want = RAGGED
         elif self.line in self.rows and not self.looped and self.begin_anywhere():
             want = max(RAGGED, ROWS * have)
         if self.streams():
