@@ -42,6 +42,30 @@ def spills(p0, p1):
 """
 
 
+# rows by registers where it reads, by lanes where it adds: LLVM shifts the lane's number and the row's as one vector
+ROWS = """import triton
+import triton.language as tl
+@triton.jit
+def rows(n0, n1, n2, n3, n4, p0, n5, p1, k0, n6, p2, err):
+    b0 = tl.program_id(0)
+    i1 = tl.arange(0, 128)[None, :]
+    m2 = i1 < n0
+    b3 = b0 % n1
+    b4 = b0 // n1
+    i5 = b3 * 2 + tl.arange(0, 2)[:, None]
+    m6 = i5 < n2
+    t7 = tl.load(p0 + n3 * b4 + n4 * i5 + i1, mask=m6 & m2)
+    t8 = tl.load(p1 + n5 * i5 + i1, mask=m6 & m2)
+    t9 = (t8 < tl.full([], 0, tl.int64))
+    t10 = k0.to(tl.int64)
+    t12 = tl.where(t9, t8 + t10, t8)
+    e13 = m6 & m2 & ((t12 < 0) | (t12 >= n6))
+    tl.store(err + e13.to(tl.int32) * 0, 1, mask=e13)
+    f14 = tl.minimum(tl.maximum(t12, 0), n6 - 1)
+    tl.atomic_add(p2 + b4 + f14 * 4, t7, mask=m6 & m2, sem='relaxed')
+"""
+
+
 def unit(name: str = "scale", constant: int = 1, **fields) -> GpuUnit:
     fields = {"divisible": frozenset({0, 1, 2}), **fields}
     return GpuUnit(name, SCALE.format(name=name, constant=constant), ("*fp32", "*fp32", "i32", "fp64"), **fields)
@@ -390,3 +414,10 @@ def test_an_interpreted_triton_still_compiles():
                                "print(build([unit(), unit('b', 2)], HOPPER)['b'].entry)"], cwd=Path(__file__).parents[2],
                               env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=120)
     assert done.stdout.split() == ["b"], done.stderr
+
+
+def test_no_lane_of_a_vector_reaches_into_its_neighbour():
+    """A lane's number, shifted by 31 bits and widened, had stood in a row's number: gradients of a table by 77 x 77 places were wrong."""
+    signature = ("i32", "i32", "i32", "i32", "i32", "*fp32", "i32", "*i64", "i64", "i32", "*fp32", "*i32")
+    built = build([GpuUnit("rows", ROWS, signature, frozenset({5, 7, 10}), warps=1)], HOPPER)["rows"]
+    assert "atom" in built.listing and not re.search(r"mul\.wide\.u32 .*, 2147483648;", built.listing)

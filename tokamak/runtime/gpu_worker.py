@@ -14,6 +14,7 @@ import importlib
 import linecache
 import os
 import pickle
+import re
 import select
 import shutil
 import signal
@@ -44,11 +45,27 @@ def compile_job(job: dict, folder: str) -> dict:
     with _LOCK:
         before = knobs.cache.__dict__.get("manager_class")
         knobs.cache.__dict__["manager_class"] = lambda key, **other: usual(key, **other) if other else files
+        looked = getattr(knobs.runtime, "add_stages_inspection_hook", None)
+        knobs.runtime.add_stages_inspection_hook = _stages
         try:
             return _result(compiler.compile(source, target=target, options=options), [element for element, _ in boxes])
         finally:
             files.remove()
+            knobs.runtime.add_stages_inspection_hook = looked
             knobs.cache.__dict__.pop("manager_class") if before is None else knobs.cache.__dict__.update(manager_class=before)
+
+
+_UNWRAPPED = re.compile(r"= (shl|add|sub|mul)((?: nuw| nsw)+) (?=<)")
+
+
+def _stages(backend=None, stages=None, *others):
+    """Triton asks for changes of its stages: vectors of integers carry no promise that they do not wrap. LLVM gathers scalars in vectors, which keep
+    the promises of some of them; of two in a register of 64 bits, a lane that wraps then reached into its neighbour (an address)."""
+    if stages is None:
+        return "", ""
+    made = stages.get("llir")
+    if made is not None:
+        stages["llir"] = lambda source, metadata: _UNWRAPPED.sub(r"= \1 ", text) if isinstance(text := made(source, metadata), str) else text
 
 
 class _Files:
