@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import tokamak
-from tokamak.capture import layouts
+from tokamak.capture import layouts, pixels
 from tokamak.ir.graph import Opaque
 from tokamak.tools.record import recording
 
@@ -187,6 +187,20 @@ def test_what_is_no_product(how, always):
     finally:
         torch.set_float32_matmul_precision(before)
     assert len(convolutions(recorder)) == 1 and not products(recorder)
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.mkldnn, "matmul"), reason="torch without settings for each library")
+def test_settings_of_one_library_are_read(always):
+    """torch refuses to say what holds for all."""
+    asked = torch.backends.mkldnn.matmul
+    before = asked.fp32_precision
+    try:
+        asked.fp32_precision = "bf16"
+        assert not pixels._exact() and isinstance(layouts._tf32(), bool)
+        asked.fp32_precision = "ieee"
+        assert pixels._exact()
+    finally:
+        asked.fp32_precision = before
 
 
 STRIDES = []

@@ -99,8 +99,14 @@ def _library(value: torch.Tensor) -> bool:
     """Does a library convolve such images, by instructions that gain?"""
     if value.device.type == "cpu":
         return torch.backends.mkldnn.enabled
-    fast = value.dtype is not torch.float32 or torch.backends.cudnn.allow_tf32
+    fast = value.dtype is not torch.float32 or _tf32()
     return torch.version.hip is None and torch.backends.cudnn.enabled and fast and value.dim() == 4
+
+
+def _tf32() -> bool:
+    """May convolutions of float32 use TF32 on a GPU?"""
+    asked = getattr(torch.backends.cudnn, "conv", None)     # `allow_tf32` raises where the newer settings were used
+    return asked.fp32_precision == "tf32" if hasattr(asked, "fp32_precision") else torch.backends.cudnn.allow_tf32
 
 
 def elements(value: torch.Tensor) -> int:

@@ -23,8 +23,15 @@ def is_product(node: fx.Node) -> bool:
     value, weight = x.meta["val"], w.meta["val"]
     known = sum(isinstance(s, torch.SymInt) for s in value.shape) <= 1 and all(isinstance(s, int) for s in (*weight.shape, value.shape[1]))
     single = all(s == 1 for s in (*weight.shape[2:], *stride)) and all(p == 0 for p in padding)
-    exact = value.dtype is not torch.float32 or torch.get_float32_matmul_precision() == "highest"
-    return value.device.type == "cpu" and known and single and exact and not transposed and groups == 1
+    return value.device.type == "cpu" and known and single and (value.dtype is not torch.float32 or _exact()) and not transposed and groups == 1
+
+
+def _exact() -> bool:
+    """Are products of float32 made in float32 on a CPU, as convolutions are?"""
+    asked = torch.backends.mkldnn       # `get_float32_matmul_precision` raises where the newer settings were used
+    if not hasattr(asked, "matmul") or not hasattr(asked, "fp32_precision"):
+        return torch.get_float32_matmul_precision() == "highest"
+    return asked.matmul.fp32_precision in ("none", "ieee") and asked.fp32_precision in ("none", "ieee")
 
 
 def as_products(graph: fx.Graph, node: fx.Node) -> None:
