@@ -259,6 +259,12 @@ def test_few_rows_are_made_by_what_was_faster(stages, tf32, dtype, m, k, n, vend
     assert len(left(seen)) == vendors
 
 
+@pytest.mark.parametrize("k, n", [(4096, 1024), (14336, 1024)])
+def test_a_relu_behind_64_rows_and_few_columns_is_ours(stages, k, n):
+    seen, = stages(lambda x, w, b: F.relu(F.linear(x, w, b)), (64, k), (n, k), (n,), dtype=torch.bfloat16)
+    assert not left(seen)
+
+
 # -- vectors that the vendor adds to products in TF32 ------------------------------------------------------------------------
 @pytest.fixture
 def tf32():
