@@ -220,3 +220,17 @@ def test_offsets_of_64_bits_where_32_do_not_do(rows, wide, ordered):
     machine = Target("cuda:0", kind="gpu", ordered=ordered)
     (_, schedule), = schedule_plan(plan(graph, machine), machine).bodies.values()
     assert schedule.wide is wide
+
+
+@pytest.mark.parametrize("shape", [(2, 13), (13, 2)])
+def test_a_product_of_sizes_may_be_a_number_elsewhere(shape):
+    """Rows of a loss are counted by their targets, 26, and by two symbolic sizes, whose product a guard holds at 26."""
+    def loss(x, target):
+        return F.cross_entropy((x * 2).reshape(-1, x.shape[-1]), target)
+    mine, target = torch.randn(*shape, 9, requires_grad=True), torch.randint(0, 9, (26,))
+    theirs = mine.detach().clone().requires_grad_()
+    for dim in range(2):
+        torch._dynamo.maybe_mark_dynamic(mine, dim)
+    tokamak.compile(loss, strict=True)(mine, target).backward()
+    loss(theirs, target).backward()
+    torch.testing.assert_close(mine.grad, theirs.grad)

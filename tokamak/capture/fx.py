@@ -221,10 +221,10 @@ class Capture:
 
     def _finish(self, node: fx.Node, t: Tensor, spec: Spec) -> Tensor:
         if t.shape != spec.shape:
-            known = lambda x, y: x.constant is not None or y.constant is not None
+            known = lambda x, y: x.constant is not None and y.constant is not None or 1 in (x.constant, y.constant)
             if t.rank != len(spec.shape) or any(x is not y and known(x, y) for x, y in zip(t.shape, spec.shape)):
                 raise InternalError(f"the entry of {node.target} gives shape {t.shape}, torch {spec.shape}")
-            t = t.view(spec.shape, lambda c: c)     # one size in two forms (C and C // G * G): torch's guards hold them equal
+            t = t.view(spec.shape, lambda c: c)     # one size in two forms (C and C // G * G, or a number): torch's guards hold them equal
         expr = cast(t.expr, spec.dtype, implicit=True)
         t = Tensor(t.shape, expr, spec.device)
         if not expr.free and not any(isinstance(e, Load) for e in walk(expr)):
