@@ -16,6 +16,7 @@ from benchmarks import (
 from benchmarks.gpu_case import shrunk
 from benchmarks.gpu_cases import MORE, NAMES, case, chosen
 from benchmarks.gpu_measure import Span, Times, cut, errors, right, span, summary
+from tokamak.runtime import build
 
 LIMITS = [line.split() for line in (Path(__file__).parent / "gpu_limits.txt").read_text().splitlines() if not line.startswith("#")]
 RUN = {"device": "none", "torch": "0", "triton": "0", "copy": 4e12, "matmul": 7e14}
@@ -281,7 +282,8 @@ def test_a_model_is_measured(monkeypatch, tmp_path, mode, drops):
     assert "tokamak" in gpu_models.line("net", mode, row) and list((tmp_path / "tokamak").iterdir())
 
 
-def test_a_cold_compile_says_where_its_seconds_went():
+def test_a_cold_compile_says_where_its_seconds_went(monkeypatch):
+    monkeypatch.setattr(build, "_LOADED", {})           # of the kernels, which other tests have too
     torch._dynamo.reset()
     found = gpu_models_worker.planned(gpu_models_worker.Model(_net(0.0), (4, 3, 8, 8), 10), "infer", "cpu", {"cache_dir": ""})
     assert found["stages"].keys() >= {"capture", "fuse", "lower", "build"} and all(s >= 0 for s in found["stages"].values())

@@ -265,6 +265,13 @@ def test_what_sums_of_groups_and_of_channels_have_in_common_is_folded_first():
     assert sorted(tuple(a.extent.constant for a in m.bound) for g in others for m in g.members) == [(8,), (32,)]
 
 
+def test_runs_are_folded_first_of_a_sum_that_reads_another_too():
+    """As channels' sums of what a group's sum scales, in the gradient of a norm of groups."""
+    text = channels_first().replace("mul(%x[i1, i0, i2], %x[i1, i0, i2])", "mul(%x[i1, i0, i2], %group[i1, (i0 // 8)])")
+    found = lines.whole_lines(parse_graph(text), LARGE)
+    assert sorted(folds(found)) == [(8,), (32,), (3136,), (3136,)]
+
+
 @pytest.mark.parametrize("text", [
     channels_first(p=196),                                              # a program holds a group of both
     channels_first(n=4, g=4),                                           # next to nothing is read

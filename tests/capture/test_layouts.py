@@ -262,12 +262,12 @@ def test_other_policies_leave_formats_alone(options, always):
     assert not any(last(recorder))
 
 
-def test_other_types_and_no_library_leave_formats_alone(always, monkeypatch):
+def test_other_types_and_no_library_leave_formats_alone(always):
     with torch.no_grad(), recording(strict=True) as recorder:
         torch.compile(chain(32).double().eval(), backend="tokamak")(torch.randn(2, 32, 28, 28).double())
-        monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
         torch._dynamo.reset()
-        torch.compile(chain(32).eval(), backend="tokamak")(torch.randn(2, 32, 28, 28))
+        with torch.backends.mkldnn.flags(enabled=False):
+            torch.compile(chain(32).eval(), backend="tokamak")(torch.randn(2, 32, 28, 28))
     assert len(last(recorder)) == 6 and not any(last(recorder))
 
 

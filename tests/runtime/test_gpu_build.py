@@ -421,3 +421,51 @@ def test_no_lane_of_a_vector_reaches_into_its_neighbour():
     signature = ("i32", "i32", "i32", "i32", "i32", "*fp32", "i32", "*i64", "i64", "i32", "*fp32", "*i32")
     built = build([GpuUnit("rows", ROWS, signature, frozenset({5, 7, 10}), warps=1)], HOPPER)["rows"]
     assert "atom" in built.listing and not re.search(r"mul\.wide\.u32 .*, 2147483648;", built.listing)
+
+
+# statistics of 16 rows, 4 columns a program: on one warp a pass of Triton 3.6 puts a product before its factor
+MOMENTS = """import triton
+import triton.language as tl
+@triton.jit
+def moments(p0, n0, p1, k0, k1, k2, p2, k3, k4, p3, p4, p5):
+    b0 = tl.program_id(0)
+    i1 = b0 * 4 + tl.arange(0, 4)[None, :]
+    i2 = tl.arange(0, 16)[:, None]
+    t3 = tl.load(p0 + i1)
+    t4 = tl.load(p1 + n0 * i2 + i1)
+    t5 = tl.sum(t4, 0)
+    t5 = tl.expand_dims(t5, 0)
+    t6 = k0.to(tl.float32)
+    t7 = (t5 * t6)
+    t8 = k1.to(tl.float32)
+    t9 = (t7 * t8)
+    t10 = (t5 - t9)
+    t11 = (t10 * t10)
+    t12 = (t11 * t6)
+    t13 = (t3 + t12)
+    t14 = (t13 * t6)
+    t15 = k2.to(tl.float32)
+    t16 = (t7 * t15)
+    t17 = tl.load(p2 + i1)
+    t18 = k3.to(tl.float32)
+    t19 = (t17 * t18)
+    t20 = (t16 + t19)
+    t21 = k4.to(tl.float32)
+    t22 = (t14 * t21)
+    t23 = (t22 * t15)
+    t24 = tl.load(p3 + i1)
+    t25 = (t24 * t18)
+    t26 = (t23 + t25)
+    tl.store(p4 + i1, t14)
+    tl.store(p5 + i1, t7)
+    tl.store(p2 + i1, t20)
+    tl.store(p3 + i1, t26)
+"""
+
+
+def test_a_kernel_whose_warps_triton_cannot_lay_out_has_others():
+    signature = ("*fp32", "i32", "*fp32", "fp64", "fp64", "fp64", "*fp32", "fp64", "fp64", "*fp32", "*fp32", "*fp32")
+    made = GpuUnit("moments", MOMENTS, signature, frozenset({0, 1, 2, 6, 9, 10, 11}), warps=1)
+    assert build([made], HOPPER)["moments"].threads == 64
+    with pytest.raises(BuildError, match="PassManager"):
+        build([replace(made, cluster=2)], HOPPER)

@@ -168,15 +168,15 @@ def whole_lines(graph: Graph, target) -> Graph:
         return graph
     hints = estimates(graph, target)
     runs = runs_in_common(graph, hints, target)
-    graph = _changed(graph, lambda n, parts: _runs_first(n, runs[n], hints, parts), set(runs)) if runs else graph
+    graph = _changed(graph, lambda n, old, parts: _runs_first(n, runs[old], hints, parts), set(runs)) if runs else graph
     readers = readers_of(graph)
     whole = {n for n in graph.nodes if isinstance(n, Compute) and isinstance(part := fold(n), Reduce) and part.monoid in MONOIDS
              and pays(n, part, readers, hints, target)}
     if not whole:
         return graph
-    found = _changed(graph, lambda n, parts: columns_first(n, hints, parts), whole)
+    found = _changed(graph, lambda n, _, parts: columns_first(n, hints, parts), whole)
     done = {x for n in found.nodes if isinstance(n, Compute) for x in of_columns(n, hints)}
-    return _changed(found, lambda n, parts: rows_first(n, done, hints, parts), set(found.nodes))
+    return _changed(found, lambda n, _, parts: rows_first(n, done, hints, parts), set(found.nodes))
 
 
 def runs_in_common(graph: Graph, hints: Hints, target) -> dict:
@@ -245,9 +245,9 @@ def _runs_first(n: Compute, steps: frozenset, hints: Hints, parts: dict) -> Comp
     return in_two(n, part, first, parts, leading=outer)
 
 
-def _changed(graph: Graph, change: Callable[[Compute, dict], Compute | None], which: set) -> Graph:
-    """`graph` with what `change` makes of its nodes `which`, given what was made for other components of the same folds; parts have the origins of
-    the whole."""
+def _changed(graph: Graph, change: Callable[[Compute, Compute, dict], Compute | None], which: set) -> Graph:
+    """`graph` with what `change` makes of its nodes `which`, given each as it reads what was changed, as it was, and what was made for other
+    components of the same folds; parts have the origins of the whole."""
     rewrite = _Changes(graph, change, which)
     out = rewrite.result()
     return replace(out, origins={**{part: out.origins[n] for part, n in rewrite.wholes.items() if n in out.origins}, **out.origins})
@@ -256,13 +256,13 @@ def _changed(graph: Graph, change: Callable[[Compute, dict], Compute | None], wh
 class _Changes(GraphRewrite):
     """Some nodes of a graph changed, once what they read is."""
 
-    def __init__(self, graph: Graph, change: Callable[[Compute, dict], Compute | None], which: set):
+    def __init__(self, graph: Graph, change: Callable[[Compute, Compute, dict], Compute | None], which: set):
         super().__init__(graph, "eager")
         self.make, self.which, self.parts, self.wholes = change, which, {}, {}
 
     def compute(self, node: Compute) -> Compute:
         new = super().compute(node)
-        made = self.make(new, self.parts) if node in self.which else None
+        made = self.make(new, node, self.parts) if node in self.which else None
         if made is None:
             return new
         self.wholes.update((part, made) for part in reads(made))

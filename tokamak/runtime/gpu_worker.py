@@ -23,6 +23,8 @@ import struct
 import sys
 import threading
 import types
+from collections.abc import Callable
+from functools import partial
 
 _LOCK = threading.Lock()            # Triton's settings are global
 
@@ -38,9 +40,6 @@ def compile_job(job: dict, folder: str) -> dict:
     boxes = [tuple(box) for box in job.get("boxes", ())]
     types = [*job["signature"], *(f"tensordesc<{_ROUNDED.get(element, element)}{list(block)}>" for element, block in boxes)]
     source = compiler.ASTSource(fn, dict(zip(fn.arg_names, types, strict=True)), constexprs={}, attrs=attrs)
-    options = {"num_warps": job["warps"], "num_stages": job["stages"], "enable_fp_fusion": job["contract"]}
-    if job.get("registers") and job["arch"][0] == "cuda":
-        options["maxnreg"] = job["registers"]
     files, usual = _Files(folder), importlib.import_module("triton.runtime.cache").FileCacheManager
     with _LOCK:
         before = knobs.cache.__dict__.get("manager_class")
@@ -48,11 +47,27 @@ def compile_job(job: dict, folder: str) -> dict:
         looked = getattr(knobs.runtime, "add_stages_inspection_hook", None)
         knobs.runtime.add_stages_inspection_hook = _stages
         try:
-            return _result(compiler.compile(source, target=target, options=options), [element for element, _ in boxes])
+            return _result(_first_that_compiles(partial(compiler.compile, source, target=target), job), [element for element, _ in boxes])
         finally:
             files.remove()
             knobs.runtime.add_stages_inspection_hook = looked
             knobs.cache.__dict__.pop("manager_class") if before is None else knobs.cache.__dict__.update(manager_class=before)
+
+
+def _first_that_compiles(compile: Callable, job: dict):
+    """What `compile` makes of a kernel. Triton's passes fail on some tiles because of how threads lie on them, which another number of warps changes
+    (and nothing else: a program computes the same), but where programs of a cluster exchange what their threads have."""
+    most, usual = 1024 // job["arch"][2], job["warps"]
+    counts = [usual] if job.get("cluster", 1) > 1 else [usual, *(n for n in (2 * usual, 4 * usual, usual // 2) if 1 <= n <= most)]
+    for warps in counts:
+        options = {"num_warps": warps, "num_stages": job["stages"], "enable_fp_fusion": job["contract"]}
+        if job.get("registers") and job["arch"][0] == "cuda":
+            options["maxnreg"] = max(16, min(job["registers"], job["registers"] * usual // warps // 8 * 8))
+        try:
+            return compile(options=options)
+        except RuntimeError as failed:
+            if warps == counts[-1] or "PassManager" not in str(failed):
+                raise
 
 
 _UNWRAPPED = re.compile(r"= (shl|add|sub|mul)((?: nuw| nsw)+) (?=<)")
