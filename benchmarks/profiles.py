@@ -13,11 +13,12 @@ behind it and before it by turns. Step: on a GPU CUDA events around one, the dev
 is the median of what the steps of a pair differ by, since the host is faster in one second than in the next, with its standard error and between
 which differences half of the pairs lie. Busy: on a GPU the device's time by the averages of torch's profiler, which watches nothing but the device,
 before and behind each look that the profile takes; on a CPU that of eager's operators, by the same, at most the step. Peak: torch's allocator's,
-beyond what stands before a step; what recordings of CUDA graphs keep stands always, as `pools`. `cost`: seconds of the whole call of
-`tokamak.profile`, less those of its first compiled step and of what is measured beside it; the first of all pays for the machine's peaks. `--rounds`:
-so many profiles of a case, each in a process of its own; the one of the median difference is shown. `--ahead N`: so many processes compile at once,
-and are measured one by one when all of them stand ready; `--build`: they only compile, so that a later run finds kernels in the cache. Exit status 1
-where a step or busy time is off by over 3% or a cost is over 10 s.
+beyond what stands before a step; what recordings of CUDA graphs keep stands always, as `pools`: each function's own and the one that all share.
+`cost`: seconds of the whole call of `tokamak.profile`, less those of its first compiled step and of what is measured beside it; the first of all
+pays for the machine's peaks. `--rounds`: so many profiles of a case, each in a process of its own; the one of the median difference is shown.
+`--ahead N`: so many processes make their models at once; they are profiled one by one, alone, when all of them stand ready. `--build`: they compile
+at once and measure nothing, so that a later run finds kernels in the cache. Exit status 1 where a step or busy time is off by over 3% or a cost is
+over 10 s.
 """
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ import multiprocessing
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -39,9 +40,10 @@ from unittest import mock
 import torch
 
 import tokamak
+from tokamak.runtime.cuda_graphs import recorder
 from tokamak.tools import profile, watch
 from tokamak.tools.profile import Profile
-from tokamak.tools.traced import pool_bytes
+from tokamak.tools.traced import recording_pools
 
 from .gpu import write
 from .profile_cases import CASES, Case, Made
@@ -186,11 +188,11 @@ class Round:
 class Beside:
     """Within it, a profile's sides have company: `make()` gives the same steps without tools, once the profile's own have run, and `ready()` returns
     when they may be measured. Each step that the profile times has one of theirs beside it, behind it or, every second time, before it; each look by
-    torch's profiler stands between two at theirs. `pairs`: seconds of both; `busy`, `peaks`: of theirs; `pools`: bytes that their recordings keep;
-    `waited`: seconds that this took."""
+    torch's profiler stands between two at theirs. `pairs`: seconds of both; `busy`, `peaks`: of theirs; `pools`: bytes that their recordings keep,
+    `own` of it in pools of their own; `waited`: seconds that this took."""
 
     def __init__(self, make: Callable[[], dict[str, Callable[[], object]]], ready: Callable[[], object], gpu: bool):
-        self.make, self.ready, self.gpu, self.waited, self.pools = make, ready, gpu, 0.0, 0
+        self.make, self.ready, self.gpu, self.waited, self.pools, self.own = make, ready, gpu, 0.0, 0, 0
         self.names: dict[int, str] = {}
         self.plain: dict[str, Callable[[], object]] = {}
         self.behind = False                                 # did the last step stand behind the profile's?
@@ -208,12 +210,17 @@ class Beside:
         def run(steps, *args, **kwargs):
             self.names.update((id(steps[side]), side) for side in SIDES)
             with self.aside():
-                before = pool_bytes() if self.gpu else 0
+                before = recording_pools() if self.gpu else {}
                 self.plain = self.make()
-                self.pools = pool_bytes() - before if self.gpu else 0
+                if self.gpu:
+                    self.kept(before, recording_pools())
                 self.ready()
             return interleaved(steps, *args, **kwargs)
         return run
+
+    def kept(self, before: Mapping[tuple, int], after: Mapping[tuple, int]) -> None:
+        self.own = sum(size for pool, size in after.items() if pool not in before)
+        self.pools = self.own and self.own + before.get(recorder("cuda").shared, 0)
 
     def turned(self, turns: Callable) -> Callable:
         def run(step, device, seconds, looked):
@@ -285,7 +292,7 @@ def said(case: Case, made: Made, seconds: float, ready: Callable[[], object] = l
     with torch.set_grad_enabled(made.train), Beside(partial(plain, case, made), ready, gpu) as other:
         p = tokamak.profile(made.fn, *made.args, options=case.options, seconds=2 * seconds, **made.kwargs)
     took = time.perf_counter() - start - other.waited
-    sides = {name: {**{k: getattr(side, k) for k in ("step", "busy", "peak")}, "pools": side.memory.pools - other.pools}
+    sides = {name: {**{k: getattr(side, k) for k in ("step", "busy", "peak")}, "pools": side.memory.pools - other.own}
              for name, side in (("eager", p.eager), ("compiled", p.compiled))}
     named = (sum(r.seconds for r in p.rows) + sum(o.seconds for o in p.others)) / p.compiled.busy
     words = {**sides, "device": p.peaks.device, "first": p.first, "cost": took - p.first, "named": named, "bound": f"{p.bound}: {p.why}"}
@@ -311,7 +318,7 @@ def compared(name: str, rounds: list[Round]) -> Compared:
 # -- processes -------------------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Part:
-    """A process that makes one profile: it tells when it is ready to be measured, and waits until it is asked."""
+    """A process that makes one profile: it tells when it is ready, and waits until it is asked."""
     process: multiprocessing.Process
     pipe: Connection
 
@@ -321,7 +328,9 @@ class Part:
 
     def go(self) -> Round:
         self.pipe.send(None)
-        return self.hear()
+        found = self.hear()
+        self.process.join()
+        return found
 
 
 @contextlib.contextmanager
@@ -339,7 +348,7 @@ def part(case: str, args: argparse.Namespace) -> Iterator[Part]:
 
 
 def serve(pipe: Connection, name: str, args: argparse.Namespace) -> None:
-    """Ends where nobody asks."""
+    """Ends where nobody asks: a model stands, or, to build, what is compiled."""
     torch.set_float32_matmul_precision("high")
     case = next(cases[name] for cases in CASES.values() if name in cases)
 
@@ -347,7 +356,10 @@ def serve(pipe: Connection, name: str, args: argparse.Namespace) -> None:
         pipe.send("ready")
         pipe.recv()
     with contextlib.suppress(EOFError):
-        found, p = said(case, case.make(args.device, args.layers), args.seconds, ready)
+        made = case.make(args.device, args.layers)
+        if not args.build:
+            ready()
+        found, p = said(case, made, args.seconds, ready if args.build else lambda: None)
         if args.html:
             file = "".join(c if c.isalnum() else "_" for c in name)
             p.html(args.html / f"{file}.html")
@@ -419,7 +431,7 @@ def arguments(argv=None) -> argparse.Namespace:
     p.add_argument("--layers", type=int, help="instead of each model's own number")
     p.add_argument("--seconds", type=float, default=1.0, help="of steps of each side, for its figure")
     p.add_argument("--rounds", type=int, default=1, help="profiles of each case, each in a process of its own")
-    p.add_argument("--ahead", type=int, default=1, help="processes that compile at the same time, before the first of them is measured")
+    p.add_argument("--ahead", type=int, default=1, help="processes that stand ready before the first of them is profiled")
     p.add_argument("--build", action="store_true", help="measure nothing: what is built is in the cache for a later run")
     p.add_argument("--html", type=Path, help="folder for each case's report")
     p.add_argument("--json", default="", help="file that keeps what was measured; cases measured again are replaced")

@@ -162,7 +162,7 @@ def outermost(events: Sequence) -> list[tuple[int, int, str]]:
 @dataclass(frozen=True)
 class MemoryUse:
     """Bytes that a step holds beyond what stood before it: at its `peak`, and over time as (seconds, bytes); `phases` of that step; `pools`: bytes
-    that recordings of CUDA graphs keep for themselves."""
+    that the process's recordings of CUDA graphs keep for themselves."""
     peak: int
     curve: tuple[tuple[float, int], ...]
     phases: tuple[Slice, ...] = ()
@@ -183,7 +183,7 @@ def memory_use(step: Step, device: str, before: Callable[[], object] = lambda: N
         curve.append(((at - zero) * 1e-9, held))
     most = torch.cuda.max_memory_allocated(device) - base if gpu else max(b for _, b in curve)
     phases = tuple(Slice("phase", m.name.removeprefix(PHASE).partition("#")[0], (m.start - zero) * 1e-9, m.duration * 1e-9) for m in marks)
-    return MemoryUse(most, thinned(curve), phases, pool_bytes() if gpu else 0)
+    return MemoryUse(most, thinned(curve), phases, sum(recording_pools().values()) if gpu else 0)
 
 
 def settled(step: Step, device: str, before: Callable[[], object]) -> int:
@@ -198,9 +198,13 @@ def settled(step: Step, device: str, before: Callable[[], object]) -> int:
     return torch.cuda.memory_allocated(device)
 
 
-def pool_bytes() -> int:
-    """Bytes of memory on GPUs that belong to pools of their own: those of recordings."""
-    return sum(s["total_size"] for s in torch.cuda.memory_snapshot() if tuple(s.get("segment_pool_id", (0, 0))) != (0, 0))
+def recording_pools() -> dict[tuple, int]:
+    """Bytes of each pool of memory on GPUs that is not the allocator's own: those of recordings."""
+    held: dict[tuple, int] = {}
+    for segment in torch.cuda.memory_snapshot():
+        if (pool := tuple(segment.get("segment_pool_id", (0, 0)))) != (0, 0):
+            held[pool] = held.get(pool, 0) + segment["total_size"]
+    return held
 
 
 def thinned(curve: Sequence[tuple[float, int]], most: int = POINTS) -> tuple[tuple[float, int], ...]:
