@@ -85,7 +85,8 @@ def bars(p: Profile) -> Iterator[Bar]:
     yield bar("bytes read and written", lambda s: size_text(s.bytes), f"counted; fewest possible {size_text(p.fewest)}")
     yield bar("peak memory", lambda s: size_text(s.peak), f"beyond what stands before the step; predicted {size_text(p.predicted)} (estimate)")
     if p.compiled.memory.pools:
-        yield Bar("memory of recordings", "", size_text(p.compiled.memory.pools), "that the CUDA graphs of this process keep from step to step, besides")
+        yield Bar("memory of recordings", "", size_text(p.compiled.memory.pools),
+                  "that the CUDA graphs of this process keep from step to step, besides")
 
 
 def sides(p: Profile) -> Table:
