@@ -1,9 +1,11 @@
-"""Host time a call on a GPU: eager, AOTAutograd alone (`floor`), Inductor and tokamak, each as it is and with CUDA graphs (`+graphs`).
+"""Host time a call on a GPU: eager, Inductor and tokamak, each as it is and with CUDA graphs (`+graphs`); and what Dynamo and AOTAutograd take alone.
 
     python -m benchmarks.gpu_host [--programs NAME ...] [--sides eager,floor,inductor,tokamak,inductor+graphs,tokamak+graphs] [--calls N] [--kept]
                                   [--profile] [--write]
 
-Microseconds of the host a call, the least of several runs of calls in a row, in which the sides of a program take turns. `chain` is many small
+Microseconds of the host a call, the least and the median of many short runs of calls in a row, in which the sides of a program take turns, another
+one first each time. `floor`: graphs that give again what they gave first, so that a call is Dynamo's guards, AOTAutograd and, of a training step,
+torch's own sum and walk backward; `beyond` is what a side takes more, the compiler's own. `chain` is many small
 kernels one after the other that no compiler joins. A run has so few launches that they find room in the device's queue, and starts when the device is
 idle, so that the host never waits for it: what the device takes is the column `device`, of the same calls until it is done. `launches`: kernels,
 copies and sets of a call, counted behind all runs, since a process that torch's profiler has watched is slower. --kept: compilers find what they kept
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import cProfile
 import pstats
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,9 +25,11 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tokamak import Options
+from tokamak.capture.aot import autograd, eager
 
 from .gpu import write
 from .gpu_measure import machine, span
@@ -32,9 +37,10 @@ from .gpu_sides import cold, compiled, kept
 
 SIDES = ("eager", "floor", "inductor", "tokamak", "inductor+graphs", "tokamak+graphs")
 START, END = "<!-- gpu host: begin -->", "<!-- gpu host: end -->"
-RUNS = 8
+RUNS = 60
 WARM = 6                        # calls until what records has recorded
 QUEUE = 400                     # launches of a run: well under the 1024 that a device's queue holds
+RUN = 20                        # calls of a run at most
 LINKS = 100
 
 
@@ -52,8 +58,9 @@ class Program:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds a call: of the host, and until the device is done; and how many launches it makes (0: not known)."""
+    """Seconds a call: of the host (least and median), and until the device is done (least); and how many launches it makes (0: not known)."""
     host: float
+    median: float
     device: float
     launches: int
 
@@ -110,10 +117,23 @@ def under(side: str, fn: Callable, **options) -> Callable:
     """`fn` compiled; with CUDA graphs under `+graphs`. `options` are tokamak's."""
     name, _, graphs = side.partition("+")
     if name == "floor":
-        return torch.compile(fn, dynamic=False, backend="aot_eager")
+        return torch.compile(fn, dynamic=False, backend=lambda gm, inputs: autograd(gm, inputs, given_again))
     if graphs and name == "inductor":
         return torch.compile(fn, dynamic=False, mode="reduce-overhead")
     return compiled(name, fn, **({"cudagraphs": True} if graphs else {}), **options)
+
+
+def given_again(graph: fx.GraphModule, inputs: Sequence, kind: str) -> Callable[[list], list]:
+    """The boxed function of `graph` that computes at its first call, and gives those results from then on."""
+    first, results = eager(graph), []
+
+    def run(args: list) -> list:
+        if not results:
+            results.extend(first(args))
+        args.clear()
+        return [x.detach() if isinstance(x, torch.Tensor) else x for x in results]
+    run._boxed_call = True
+    return run
 
 
 def measure(program: Program, sides: Sequence[str], device: str, calls: int, keep: bool = False, look: Callable[[Callable], None] | None = None
@@ -124,7 +144,7 @@ def measure(program: Program, sides: Sequence[str], device: str, calls: int, kee
         inputs = program.inputs(device)
         ours = {"cache_dir": Options().cache_dir} if keep else {}
         made = {side: under(side, program.fn, **(ours if side.startswith("tokamak") else {})) for side in sides}
-        several = max(1, min(calls, QUEUE // operators(program, inputs)))
+        several = max(1, min(calls, RUN, QUEUE // operators(program, inputs)))
         made = {side: partial(step, fn, program, inputs) for side, fn in made.items()}
         for call in made.values():
             for _ in range(WARM):
@@ -137,11 +157,14 @@ def measure(program: Program, sides: Sequence[str], device: str, calls: int, kee
         return {side: Times(*timed[side], launches[side]) for side in sides}
 
 
-def times(made: dict[str, Callable], several: int, wait: Callable) -> dict[str, tuple[float, float]]:
-    """Seconds a call of each side: of the host, and until the device is done."""
+def times(made: dict[str, Callable], several: int, wait: Callable) -> dict[str, tuple[float, float, float]]:
+    """Seconds a call of each side: of the host, least and median, and until the device is done."""
     found: dict[str, list[tuple[float, float]]] = {side: [] for side in made}
+    order = list(made)
     for _ in range(RUNS):
-        for side, call in made.items():
+        order.append(order.pop(0))
+        for side in order:
+            call = made[side]
             call()                      # finds what another side has left in the caches
             wait()
             start = time.perf_counter()
@@ -150,7 +173,8 @@ def times(made: dict[str, Callable], several: int, wait: Callable) -> dict[str, 
             host = time.perf_counter() - start
             wait()
             found[side].append((host / several, (time.perf_counter() - start) / several))
-    return {side: (min(host for host, _ in runs), min(whole for _, whole in runs)) for side, runs in found.items()}
+    hosts = {side: [host for host, _ in runs] for side, runs in found.items()}
+    return {side: (min(hosts[side]), statistics.median(hosts[side]), min(whole for _, whole in runs)) for side, runs in found.items()}
 
 
 class Counted(TorchDispatchMode):
@@ -189,10 +213,14 @@ def profile(call: Callable, calls: int) -> None:
 
 
 def table(rows: dict[tuple[str, str], Times]) -> str:
-    out = ["| program | side | host us | launches | host us a launch | device us |", "|---|---|---:|---:|---:|---:|"]
+    names = ("host us", "median", "beyond floor", "launches", "host us a launch", "device us")
+    out = [f"| program | side | {' | '.join(names)} |", "|---|---" + "|---:" * len(names) + "|"]
     for (program, side), t in rows.items():
-        each = f"{t.host * 1e6 / t.launches:.2f}" if t.launches else ""
-        out.append(f"| {program} | {side} | {t.host * 1e6:.1f} | {t.launches or ''} | {each} | {t.device * 1e6:.1f} |")
+        floor = rows.get((program, "floor"))
+        beyond = f"{(t.host - floor.host) * 1e6:.1f}" if floor is not None and side not in ("eager", "floor") else ""
+        each = f"{t.host * 1e6 / t.launches:.2f}" if t.launches and side != "floor" else ""
+        values = (f"{t.host * 1e6:.1f}", f"{t.median * 1e6:.1f}", beyond, str(t.launches or ""), each, f"{t.device * 1e6:.1f}")
+        out.append(f"| {program} | {side} | {' | '.join(values)} |")
     return "\n".join(out)
 
 
@@ -201,7 +229,7 @@ def arguments(argv=None) -> argparse.Namespace:
     p = argparse.ArgumentParser(prog="python -m benchmarks.gpu_host", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
     p.add_argument("--sides", type=several, default=SIDES)
-    p.add_argument("--calls", type=int, default=100, help="at most so many in a run")
+    p.add_argument("--calls", type=int, default=100, help="at most so many in a run, and so many under --profile")
     p.add_argument("--device", default="cuda", help="cpu: to try the command")
     p.add_argument("--kept", action="store_true", help="with the compilers' caches")
     p.add_argument("--profile", action="store_true")
@@ -216,9 +244,9 @@ def main(argv=None) -> int:
     rows: dict[tuple[str, str], Times] = {}
     for name in args.programs:
         look = partial(profile, calls=args.calls) if args.profile else None
-        for side, found in measure(PROGRAMS[name], args.sides, args.device, args.calls, args.kept, look).items():
-            rows[name, side] = found
-            print(table({(name, side): found}).splitlines()[-1], flush=True)
+        found = {(name, side): times for side, times in measure(PROGRAMS[name], args.sides, args.device, args.calls, args.kept, look).items()}
+        rows |= found
+        print("\n".join(table(found).splitlines()[2 if len(rows) > len(found) else 0:]), flush=True)
     if args.write:
         run = machine()
         about = f"Machine: {run['device']}, torch {run['torch']}, Triton {run['triton']}. Command: `python -m benchmarks.gpu_host --write`."

@@ -3,10 +3,12 @@
 `how` is the way of compiling. With every operation an opaque call the results are eager's bit for bit.
 """
 import copy
+import sys
 
 import pytest
 import torch
 from torch import nn
+from torch._dynamo import eval_frame
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
@@ -397,3 +399,16 @@ def test_retained_graph_runs_backward_twice(how):
     first = x.grad.clone()
     y.backward()
     how.same(x.grad, first * 2)
+
+
+def test_a_call_is_hidden_from_dynamo_once():
+    compiled, x = tokamak.compile(lambda x: torch.exp(x) + 1), torch.randn(8)
+    compiled(x)
+    seen = []
+    sys.setprofile(lambda frame, event, _: seen.append(frame) if event == "call" else None)
+    try:
+        compiled(x)
+    finally:
+        sys.setprofile(None)
+    hidden = [f.f_locals["fn"].__module__ for f in seen if f.f_code.co_name == "_fn" and f.f_code.co_filename == eval_frame.__file__]
+    assert [module for module in hidden if not module.startswith("torch._dynamo.")] == ["tokamak.backend"]

@@ -444,17 +444,36 @@ def test_the_programs_of_the_host_benchmark_are_right_and_it_says_a_line_each(ca
         assert len(found) == len(expected) and all((a - b).norm() <= 1e-5 * b.norm() for a, b in zip(found, expected))
     assert gpu_host.main(["--device", "cpu", "--programs", "gelu_train", "chain", "--sides", "eager", "--calls", "2", "--kept"]) == 0
     lines = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
-    assert [line[:2] for line in lines] == [["gelu_train", "eager"], ["chain", "eager"]] and all(float(line[2]) > 0 for line in lines)
+    assert lines[0][:3] == ["program", "side", "host us"]
+    assert [line[:2] for line in lines[2:]] == [["gelu_train", "eager"], ["chain", "eager"]] and all(float(line[2]) > 0 for line in lines[2:])
+
+
+def test_the_floor_of_the_host_benchmark_computes_once_and_walks_backward_each_time():
+    program = gpu_host.PROGRAMS["gelu_train"]
+    x, = program.inputs("cpu")
+    floor = gpu_host.under("floor", program.fn)
+    first = floor(x)
+    first.sum().backward()
+    gradient, x.grad = x.grad, None
+    with torch.no_grad():
+        x += 1
+    again = floor(x)
+    again.sum().backward()
+    assert torch.equal(again, first) and torch.equal(x.grad, gradient) and again.grad_fn is not first.grad_fn
 
 
 def test_sides_of_a_program_take_turns_and_find_room_in_the_devices_queue():
     order = []
     found = gpu_host.times({side: lambda side=side: order.append(side) for side in "ab"}, 3, lambda: order.append("wait"))
-    assert order == [*["a", "wait", "a", "a", "a", "wait"], *["b", "wait", "b", "b", "b", "wait"]] * gpu_host.RUNS and list(found) == ["a", "b"]
+    one, two = ([side, "wait", side, side, side, "wait"] for side in "ab")
+    assert order == [*two, *one, *one, *two] * (gpu_host.RUNS // 2) and list(found) == ["a", "b"]
     chain = gpu_host.Program(gpu_host.chain(3), ((4, 4),))
     assert gpu_host.operators(chain, chain.inputs("cpu")) == 6
 
 
 def test_the_table_of_host_times_says_what_a_launch_takes():
-    rows = {("chain", "eager"): gpu_host.Times(2e-4, 3e-4, 100), ("gelu", "tokamak"): gpu_host.Times(1e-5, 2e-5, 0)}
-    assert gpu_host.table(rows).splitlines()[2:] == ["| chain | eager | 200.0 | 100 | 2.00 | 300.0 |", "| gelu | tokamak | 10.0 |  |  | 20.0 |"]
+    rows = {("chain", "eager"): gpu_host.Times(2e-4, 2.5e-4, 3e-4, 100), ("gelu", "floor"): gpu_host.Times(7e-6, 7e-6, 8e-6, 1),
+            ("gelu", "tokamak"): gpu_host.Times(1e-5, 1.1e-5, 2e-5, 0)}
+    assert gpu_host.table(rows).splitlines()[2:] == ["| chain | eager | 200.0 | 250.0 |  | 100 | 2.00 | 300.0 |",
+                                                     "| gelu | floor | 7.0 | 7.0 |  | 1 |  | 8.0 |",
+                                                     "| gelu | tokamak | 10.0 | 11.0 | 3.0 |  |  | 20.0 |"]

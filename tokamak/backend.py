@@ -83,7 +83,7 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mappi
                                 layouts=chosen.policy == "fast" and not chosen.opaque_only, coming=ahead.expect if ahead is not None else None)
     except TokamakError as error:
         raise _shortened(error, sys._getframe()) from None
-    made = _with_tangents(made, gm)
+    made = aot.hidden(_with_tangents(made, gm))
     return made if chosen.recorder is None else chosen.recorder.function(gm, made)
 
 

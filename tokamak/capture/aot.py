@@ -26,16 +26,16 @@ CompileOne = Callable[[fx.GraphModule, Sequence[Any], str], Callable[[list], Any
 
 def autograd(gm: fx.GraphModule, example_inputs: Sequence[Any], compile_one: CompileOne, arithmetic_dropout: bool = False,
              parts: bool = False, layouts: bool = False, coming: Callable[[fx.GraphModule], None] | None = None) -> Callable:
-    """The function that runs Dynamo's graph `gm`, whose forward, backward and inference graphs `compile_one` has compiled. `arithmetic_dropout`:
-    as for `partition`. `parts`: a training step holds the parts of what `decompose` has in TRAINING; which of them backward then computes again is
-    the partitioner's choice by their sizes. `layouts`: convolutions run channels-last where that pays. `coming` is
-    told of a backward graph as soon as there is one, before the forward graph is compiled."""
+    """The function that runs Dynamo's graph `gm`, whose forward, backward and inference graphs `compile_one` has compiled; it is not `hidden`.
+    `arithmetic_dropout`: as for `partition`. `parts`: a training step holds the parts of what `decompose` has in TRAINING; which of them backward
+    then computes again is the partitioner's choice by their sizes. `layouts`: convolutions run channels-last where that pays. `coming` is told of a
+    backward graph as soon as there is one, before the forward graph is compiled."""
     def compiler(kind: str):
         def compile_kind(graph, inputs):
             _keep_saved()
             if layouts and kind == "inference":
                 choose_layouts(graph)
-            return _hidden(compile_one)(graph, inputs, kind)
+            return hidden(compile_one)(graph, inputs, kind)
         return compile_kind
 
     def cut(joint, joint_inputs, **others):
@@ -51,7 +51,7 @@ def autograd(gm: fx.GraphModule, example_inputs: Sequence[Any], compile_one: Com
             gm, example_inputs, fw_compiler=compiler("forward"), bw_compiler=_backward(compiler("backward")),
             inference_compiler=compiler("inference"), partition_fn=cut, keep_inference_input_mutations=True,
             decompositions=TRAINING if parts and trains else ALWAYS)
-    return _hidden(compiled)
+    return compiled
 
 
 def _overlapping_results(gm: fx.GraphModule) -> bool:
@@ -75,16 +75,17 @@ def _trains(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
-def _hidden(fn: Callable) -> Callable:
-    """`fn`, whose own Python is not to be captured."""
+def hidden(fn: Callable) -> Callable:
+    """`fn`, whose own Python is not to be captured. Dynamo puts the same around what a backend gives it, in place of one that is outermost; one
+    further in would be a second at every call."""
     return torch._dynamo.disable(fn, reason="code of the compiler")
 
 
 def _backward(compiler: Callable) -> Callable:
     """The backward graph may be compiled, and is run, while Dynamo is active (in a compiled optimizer step, say): hide both."""
-    def hidden(graph, inputs):
-        return _hidden(compiler(graph, inputs))
-    return hidden
+    def compile_backward(graph, inputs):
+        return hidden(compiler(graph, inputs))
+    return compile_backward
 
 
 def eager(gm: fx.GraphModule) -> Callable[[list], Any]:
