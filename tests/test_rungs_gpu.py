@@ -43,6 +43,23 @@ BACKWARD = """graph backward {{
   return %rows, %columns
 }}"""
 
+GRADIENT = """graph gradient {{
+  input %dy: {type}[{rows}, {columns}]({columns}, 1)
+  input %y: {type}[{rows}, {columns}]({columns}, 1)
+  %sum: f32[{rows}](1) for i1<{columns} = sum[i1](f32(%dy[i0, i1]))
+  %out: {type}[{rows}, {columns}]({columns}, 1) = {type}(sub(f32(%dy[i0, i1]), mul(exp(f32(%y[i0, i1])), %sum[i0])))
+  return %out
+}}"""
+GROUPS = """graph groups {{
+  input %a: {type}[128, {rows}, {columns}]({rows} * {columns}, {columns}, 1)
+  input %b: {type}[128, {rows}, {columns}]({rows} * {columns}, {columns}, 1)
+  input %c: {type}[128, {rows}, {columns}]({rows} * {columns}, {columns}, 1)
+  %rows: f32[{rows}](1) for i1<128, i2<{columns} = sum[i1, i2](f32(%a[i1, i0, i2]))
+  %out: {type}[128, {rows}, {columns}]({rows} * {columns}, {columns}, 1) = {type}(mul(f32(%a[i0, i1, i2]), %rows[i1]))
+  %sum: f32[128](1) for i1<{rows}, i2<{columns} = sum[i1, i2](mul(mul(f32(%out[i0, i1, i2]), f32(%b[i0, i1, i2])), f32(%c[i0, i1, i2])))
+  return %out, %sum
+}}"""
+
 
 def first(text: str, type: str, rows: int, columns: int) -> str:
     """The schedule of the first kernel of a graph, at these sizes."""
@@ -116,3 +133,11 @@ def test_columns_of_few_rows(rows, columns, type, found):
 def test_sums_of_columns_and_of_rows_that_programs_share(columns, found):
     """Rows that begin anywhere are read by as many registers as elements."""
     assert first(BACKWARD, "f32", 64, columns).startswith(f"tile({found}")
+
+
+@pytest.mark.parametrize("text, rows, columns, type, stages", [
+    (SOFTMAX, 264, 131072, "f32", 3), (GRADIENT, 264, 131072, "f32", 1), (GRADIENT, 264, 262144, "f16", 1),
+    (GROUPS, 31, 64, "f64", 1), (GROUPS, 31, 64, "f16", 3)])
+def test_what_is_read_ahead_fits_shared_memory(text, rows, columns, type, stages):
+    """All that a turn of the loop reads counts: what is folded, what is read behind the folds, every axis of a tile."""
+    assert f" stages({stages})" in first(text, type, rows, columns)

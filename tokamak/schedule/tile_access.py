@@ -19,6 +19,7 @@ ONCE = 4                # of so many parts of the second-level cache more than o
                         # of words 12.4 to 12.6, 13.7 to 14.3; columns of 8192 rows of 2047 bf16 12.4, 14.0. 4 MB the same either way. Half as many
                         # parts where rows are held: 33 MB in rows of 256 and 1024 bf16 11.1 and 11.2, 13.4 and 12.7; 17 MB of 1023 9.6, 9.4
 LINE = 128              # bytes of a line of the caches
+SHARED = 200 << 10      # bytes of shared memory that hold what turns of a loop read ahead, at most: the rest is for what folds exchange
 
 
 def wide(b: Body, hints: Hints, counted: bool = False) -> bool:
@@ -37,6 +38,14 @@ def _reach(address: Index, hints: Hints) -> int:
 def _traced(i: Index, hints: Hints) -> int:
     """`i` as it was traced, whatever the estimates say."""
     return hints.traced(i) if all(s.name in hints.hints for s in sizes_of(i)) else FAR
+
+
+def fits(stages: int, b: Body, pieces: dict[Axis, tuple[int, ...]], turned) -> bool:
+    """Does shared memory hold what `stages` turns of a loop over the axes `turned` read, whose tiles are of `pieces`? The turn that is worked on has
+    its elements in registers."""
+    loads = {(e.node, e.index[0], e.dtype.bytes) for e in walk(*exprs_of(b)) if isinstance(e, Load) and e.index[0].axes() & set(turned)}
+    turn = sum(size * math.prod(sum(pieces[a]) for a in index.axes() if a in pieces) for _, index, size in loads)
+    return (stages - 1) * turn <= SHARED
 
 
 def narrowest(b: Body, line: Axis | None) -> int:

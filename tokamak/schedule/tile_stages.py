@@ -17,6 +17,7 @@ from ..ir.expr import Load, Op, Reduce, Scan, walk
 from ..ir.index import Axis
 from ..ir.ops import CARRIERS, OPS
 from .body import Body, exprs_of
+from .tile_access import fits
 
 FROM = 20 << 10         # bytes of a row from which on it is held in stages: 4096 rows of 32 KB 90 / 95 / 87, against 86 / 94 / 88; 8192 of 24 KB
                         # 86 / - / 97, against 80 / - / 93
@@ -171,7 +172,8 @@ def turns(b: Body, rows: list[Axis], line: Axis, hints: Hints, target) -> Stages
     share = -(-hints.count(rows) // sharers)
     if hints.count(b.parallel) < TURNS * gpu.clusters(sharers, target) or share * sum(e.dtype.bytes for e in loads) > BESIDE * gpu.SHARE:
         return None
-    return Stages(line, sharers, {line: pieces(share, 32 * WARPS * LANES)}, WARPS, 2 * REGISTERS, True, UNDER_WAY)
+    found = pieces(share, 32 * WARPS * LANES)
+    return Stages(line, sharers, {line: found}, WARPS, 2 * REGISTERS, True, UNDER_WAY) if fits(UNDER_WAY, b, {line: found}, b.parallel) else None
 
 
 def keeping(b: Body, row: Axis, group: int, hints: Hints, target) -> Stages | None:
@@ -182,8 +184,9 @@ def keeping(b: Body, row: Axis, group: int, hints: Hints, target) -> Stages | No
     alone, sharers = gpu.sharers(words * 2, target), 1 << (-(-size // KEPT) - 1).bit_length()
     if not all(d.is_half for d in read.values()) or words * 2 <= FROM or not alone or sharers > target.cluster:
         return None
-    if alone == 1 and KEPT < size <= 2 * KEPT:
-        return Stages(row, 1, {row: pieces(words, 32 * WARPS * LANES)}, WARPS, 2 * REGISTERS, True, UNDER_WAY)
+    by_itself = {row: pieces(words, 32 * WARPS * LANES)}
+    if alone == 1 and KEPT < size <= 2 * KEPT and fits(UNDER_WAY, b, by_itself, b.parallel):
+        return Stages(row, 1, by_itself, WARPS, 2 * REGISTERS, True, UNDER_WAY)
     sharers = max(alone, sharers)
     return Stages(row, sharers, {row: pieces(-(-words // sharers), 16 * WARPS * LANES)}, max(1, WARPS // 2), 2 * REGISTERS, True)
 

@@ -11,6 +11,7 @@ from ..ir.index import Axis
 from . import tile_statistics
 from .body import Body, exprs_of
 from .schedule import strides_of
+from .tile_access import fits
 from .tile_facts import TileFacts
 from .tile_schedule import Shift
 from .tile_stages import power
@@ -118,8 +119,10 @@ class TileThreads(TileFacts):
         reread = one and self.shift is None and resident == 0         # 59 to 68%, from 37 to 62; shifted rows lose, 55 to 49
         resident = max(1, resident)
         full = shares and self.carried() > 2 and not staged        # left open, a third of the programs would not run at once
+        stages = 1 if reread else CARRY_STAGES if staged or keeps else self.stages()
+        stages = stages if fits(stages, self.b, self.pieces, {*split, *self.looped}) else 1
         capped = full or split and not keeps and resident < RESIDENT // warps
-        return Threads(warps, resident, 1 if reread else CARRY_STAGES if staged or keeps else self.stages(),
+        return Threads(warps, resident, stages,
                        min(REGISTERS // (32 * warps * resident) // 8 * 8, 255) if capped else 0, by_thread, reread)
 
     def _keeps_weights(self, warps: int) -> bool:
