@@ -145,29 +145,33 @@ def run(names: list[str], seconds: float) -> dict:
 def in_process(kept: bool, args) -> dict:
     """`run` in a process of its own."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        command = [sys.executable, "-m", "benchmarks.cpu", "--inner", file.name, "--seconds", str(args.seconds), *(f"--cases={n}" for n in args.cases)]
+        command = [sys.executable, "-m", "benchmarks.cpu", "--inner", file.name, "--seconds", str(args.seconds),
+                   *(f"--cases={n}" for n in args.cases)]
         subprocess.run(command, check=True, env={**os.environ, **(KEPT if kept else {})})
         return json.loads(Path(file.name).read_text())
 
 
 def table(users: dict, kept: dict) -> str:
     """The results as Markdown."""
-    out = [f"Machine: {users['machine']}. Command: `python -m benchmarks.cpu --write`. Milliseconds are medians of calls in turn; `kept`: freed memory kept by "
-           f"the allocator. Copy of 64 MiB into an existing buffer: {users['copy']*1e3:.2f} ms (kept run: {kept['copy']*1e3:.2f} ms).", "",
+    out = [f"Machine: {users['machine']}. Command: `python -m benchmarks.cpu --write`. Milliseconds are medians of calls in turn; `kept`: freed "
+           f"memory kept by the allocator. Copy of 64 MiB into an existing buffer: {users['copy']*1e3:.2f} ms "
+           f"(kept run: {kept['copy']*1e3:.2f} ms).", "",
            "| case | eager ms | Inductor ms | tokamak ms | Inductor / tokamak | eager / tokamak | kept: Inductor ms | kept: tokamak ms | kept ratio "
            "| first call Inductor s | first call tokamak s | error eager | error tokamak |", "|" + "---|" * 13]
     for u, k in zip(users["rows"], kept["rows"]):
         ms = lambda row, who: row[who][0] * 1e3
-        out.append(f"| {u['name']} | {ms(u, 'eager'):.2f} | {ms(u, 'inductor'):.2f} | {ms(u, 'tokamak'):.2f} | {ms(u, 'inductor') / ms(u, 'tokamak'):.2f} "
-                   f"| {ms(u, 'eager') / ms(u, 'tokamak'):.2f} | {ms(k, 'inductor'):.2f} | {ms(k, 'tokamak'):.2f} | {ms(k, 'inductor') / ms(k, 'tokamak'):.2f} "
+        of = lambda row, one, other: ms(row, one) / ms(row, other)
+        out.append(f"| {u['name']} | {ms(u, 'eager'):.2f} | {ms(u, 'inductor'):.2f} | {ms(u, 'tokamak'):.2f} | {of(u, 'inductor', 'tokamak'):.2f} "
+                   f"| {of(u, 'eager', 'tokamak'):.2f} | {ms(k, 'inductor'):.2f} | {ms(k, 'tokamak'):.2f} | {of(k, 'inductor', 'tokamak'):.2f} "
                    f"| {u['first_inductor']:.2f} | {u['first_tokamak']:.2f} | {u['error_eager']:.1e} | {u['error_tokamak']:.1e} |")
     memory = [(u, k) for u, k in zip(users["rows"], kept["rows"]) if u["bound"] == "memory"]
     ratios = [u["inductor"][0] / u["tokamak"][0] for u, _ in memory]
     kept_ratios = [k["inductor"][0] / k["tokamak"][0] for _, k in memory]
     first = [u["first_inductor"] / u["first_tokamak"] for u, _ in memory]
     chain = next((u for u in users["rows"] if u["name"] == "gelu_chain_f32_16Mi"), None)
-    out += ["", f"Over the {len(memory)} memory-bound cases, Inductor / tokamak: as users call them geomean {geomean(ratios):.2f} (least {min(ratios):.2f}); "
-            f"kept geomean {geomean(kept_ratios):.2f} (least {min(kept_ratios):.2f}); first call geomean {geomean(first):.2f}."]
+    out += ["", f"Over the {len(memory)} memory-bound cases, Inductor / tokamak: as users call them geomean {geomean(ratios):.2f} "
+            f"(least {min(ratios):.2f}); kept geomean {geomean(kept_ratios):.2f} (least {min(kept_ratios):.2f}); "
+            f"first call geomean {geomean(first):.2f}."]
     if chain:
         out.append(f"gelu_chain_f32_16Mi takes {chain['tokamak'][0] / users['copy']:.2f} times a copy into an existing buffer.")
     out.append(f"One kernel, one output of 16 elements: {users['call']['nothing']:.1f} us a call under a back end that does nothing, "

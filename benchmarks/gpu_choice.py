@@ -98,7 +98,8 @@ def summary(lines: list[Line]) -> str:
     gain = math.exp(sum(math.log(x.measured["vendor"] / x.measured[x.chosen]) for x in lines) / len(lines))
     best = math.exp(sum(math.log(x.measured["vendor"] / min(x.measured.values())) for x in lines) / len(lines))
     loss = sum(x.loss for x in lines) / len(lines)
-    return (f"{len(lines)} sizes: choices lose {loss:.2%}, at most {max(x.loss for x in lines):.1%}; predictions are off by {sum(off) / len(off):.1%}; "
+    return (f"{len(lines)} sizes: choices lose {loss:.2%}, at most {max(x.loss for x in lines):.1%}; "
+            f"predictions are off by {sum(off) / len(off):.1%}; "
             f"{gain:.3f} of the vendor's speed, {best:.3f} by the best choices")
 
 

@@ -112,7 +112,8 @@ def paired(said: list[dict], seen: list[dict[str, str]]) -> Iterator[Counted]:
 def table(found: tuple[Counted, ...]) -> str:
     """For BENCHMARKS.md."""
     mib = lambda n: f"{n / (1 << 20):.0f}"
-    lines = [f"| {c.case} | {c.operations.split()[-1]} | {mib(c.said)} | {mib(c.read)} | {mib(c.written)} | {c.off:+.1%} |" for c in found if c.judged]
+    lines = [f"| {c.case} | {c.operations.split()[-1]} | {mib(c.said)} | {mib(c.read)} | {mib(c.written)} | {c.off:+.1%} |"
+             for c in found if c.judged]
     return "\n".join(("| case | the kernel's last operation | counted, MiB | read | written | off |", "|---|---|---|---|---|---|", *lines))
 
 

@@ -61,7 +61,8 @@ class Layer(nn.Module):
     def __init__(self, width: int, heads: int, kv: int, hidden: int, length: int):
         super().__init__()
         self.attention = Attention(width, heads, kv, length)
-        self.gate, self.up, self.down = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False), nn.Linear(hidden, width, bias=False)
+        self.gate, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
         self.before, self.after = nn.RMSNorm(width), nn.RMSNorm(width)
 
     def forward(self, x, *where):

@@ -45,7 +45,8 @@ def names(grid: str, dtypes=("bf16",), near=(0,), rows: tuple[int, int] | None =
     g = GRIDS[grid]
     low, high = elements or g.elements
     if grid == "gemm":
-        return [f"{f}_{d}_{r}x{k}x{n}" for d in dtypes for k in WIDTHS for n in WIDTHS for r in _powers(rows or _exponents(g.rows)) for f in g.families]
+        return [f"{f}_{d}_{r}x{k}x{n}" for d in dtypes for k in WIDTHS for n in WIDTHS for r in _powers(rows or _exponents(g.rows))
+                for f in g.families]
     if grid == "hidden":
         sizes = [(r, c) for c in sorted({c for cs in HIDDEN.values() for c in cs}) for r in _powers(rows or (1 << 11, 1 << 15))]
     else:

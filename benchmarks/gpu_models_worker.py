@@ -201,7 +201,8 @@ class Process:
     """A side of a model in a mode: its parts, one after another. Steps are those of the session whose first call was timed, if that is a part."""
 
     def __init__(self, spec: Model, mode: str, side: str, parts: tuple[str, ...], device: str, calls: int, kept: str, lock: str):
-        self.spec, self.mode, self.side, self.parts, self.device, self.calls, self.kept, self.lock = spec, mode, side, parts, device, calls, kept, lock
+        self.spec, self.mode, self.side, self.parts = spec, mode, side, parts
+        self.device, self.calls, self.kept, self.lock = device, calls, kept, lock
         self.session: Session | None = None
         self.caches = contextlib.ExitStack()
 

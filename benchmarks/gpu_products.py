@@ -33,7 +33,8 @@ def rows_class(name: str) -> str:
     return "1 to 64" if rows <= 64 else "65 to 512" if rows <= 512 else "513 and more"
 
 
-CUTS: tuple[tuple[str, Callable[[str], str]], ...] = (("type", dtype), ("behind", lambda n: case(n).family.removeprefix("linear_")), ("rows", rows_class))
+CUTS: tuple[tuple[str, Callable[[str], str]], ...] = (("type", dtype), ("behind", lambda n: case(n).family.removeprefix("linear_")),
+                                                      ("rows", rows_class))
 
 
 def lines(rows: Rows) -> list[tuple[str, ...]]:
@@ -97,7 +98,8 @@ def summary(rows: Rows) -> str:
         low = [f"{n} {r:.2f}" for r, n in worst(rows, side) if r < least]
         out += [f"under {least} of {title}: {', '.join(low)}"] if low else []
     out += [line] if (line := compiling(rows)) else []
-    return "\n".join([*out, *(f"left to the vendor: {x}" for x in left(rows)), *([f"wrong or failed: {', '.join(bad)}"] if (bad := failed(rows)) else [])])
+    return "\n".join([*out, *(f"left to the vendor: {x}" for x in left(rows)),
+                      *([f"wrong or failed: {', '.join(bad)}"] if (bad := failed(rows)) else [])])
 
 
 def table(runs: list[dict], rows: Rows) -> str:
@@ -105,12 +107,13 @@ def table(runs: list[dict], rows: Rows) -> str:
     if not rows:
         raise ValueError("no case of the grid was measured")
     run = runs[-1]
-    out = [f"Machine: {run['device']}, torch {run['torch']}, Triton {run['triton']}. Device time of the others over tokamak's: geometric mean (worst). "
-           "Command: `python -m benchmarks.gpu --grid gemm --dtypes bf16 f16 tf32 --json FILE --write`.", "",
+    out = [f"Machine: {run['device']}, torch {run['torch']}, Triton {run['triton']}. Device time of the others over tokamak's: geometric mean "
+           "(worst). Command: `python -m benchmarks.gpu --grid gemm --dtypes bf16 f16 tf32 --json FILE --write`.", "",
            "| | cases | " + " | ".join(f"over {t}" for t, _ in OTHERS.values()) + " |", "|" + "---|" * (2 + len(OTHERS))]
     out += ["| " + " | ".join(x) + " |" for x in lines(rows)]
     out += ["", f"F{line[1:]}."] if (line := compiling(rows)) else []
-    out += ["", "| slowest against Inductor | Inductor us | tokamak us | Inductor / tokamak | eager / tokamak | left to the vendor |", "|" + "---|" * 6]
+    out += ["", "| slowest against Inductor | Inductor us | tokamak us | Inductor / tokamak | eager / tokamak | left to the vendor |",
+            "|" + "---|" * 6]
     out += [_row(n, rows[n]) for _, n in worst(rows, "inductor")]
     out += ["", "Left to the vendor's library:", "", *(f"- {x}" for x in left(rows))]
     return "\n".join([*out, *(["", f"Wrong or failed: {', '.join(bad)}."] if (bad := failed(rows)) else [])])
@@ -119,4 +122,5 @@ def table(runs: list[dict], rows: Rows) -> str:
 def _row(name: str, row: dict[str, dict]) -> str:
     over = lambda s: f"{r:.2f}" if (r := ratio(row, s)) is not None else ""
     micro = lambda s: f"{1e6 * row[s]['device']:.1f}"
-    return f"| {name} | {micro('inductor')} | {micro('tokamak')} | {over('inductor')} | {over('eager')} | {'; '.join(row['tokamak'].get('left', ()))} |"
+    vendor = "; ".join(row["tokamak"].get("left", ()))
+    return f"| {name} | {micro('inductor')} | {micro('tokamak')} | {over('inductor')} | {over('eager')} | {vendor} |"

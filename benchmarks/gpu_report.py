@@ -60,7 +60,8 @@ def symbolic(rows: Rows) -> str:
         out.append(f"static over symbolic: geomean {geomean(list(found.values())):.3f}, worst {min(found.values()):.2f}")
     lost = [n for n in rows if n not in found]
     low = [n for n, r in found.items() if r < SLOWER]
-    return "\n".join([*out, *([f"slower than {SLOWER}: {', '.join(low)}"] if low else []), *([f"wrong or failed: {', '.join(lost)}"] if lost else [])])
+    return "\n".join([*out, *([f"slower than {SLOWER}: {', '.join(low)}"] if low else []),
+                      *([f"wrong or failed: {', '.join(lost)}"] if lost else [])])
 
 
 def summary(rows: Rows, sides: Sequence[str] = SIDES) -> str:

@@ -32,7 +32,8 @@ def compiled(side: str, fn: Callable, cached: bool = False, **options) -> Callab
     if side in ("inductor", AUTOTUNED):
         return torch.compile(fn, dynamic=False, mode="max-autotune-no-cudagraphs" if side == AUTOTUNED else None)
     from tokamak.backend import backend
-    return torch.compile(fn, dynamic=side == SYMBOLIC, backend=functools.partial(backend, options={**({} if cached else {"cache_dir": ""}), **options}))
+    return torch.compile(fn, dynamic=side == SYMBOLIC,
+                         backend=functools.partial(backend, options={**({} if cached else {"cache_dir": ""}), **options}))
 
 
 @contextlib.contextmanager
@@ -67,7 +68,8 @@ def cold():
     from torch._inductor.utils import fresh_cache
     torch._dynamo.reset()
     off = inductor.patch(force_disable_caches=True, fx_graph_cache=False), functorch.patch(donated_buffer=False, enable_autograd_cache=False)
-    with off[0], off[1], dynamo.patch(automatic_dynamic_local_pgo=False, automatic_dynamic_remote_pgo=False), fresh_cache(), warnings.catch_warnings():
+    with off[0], off[1], dynamo.patch(automatic_dynamic_local_pgo=False,
+                                      automatic_dynamic_remote_pgo=False), fresh_cache(), warnings.catch_warnings():
         warnings.filterwarnings("error", message="tokamak: ")
         yield
     torch._dynamo.reset()

@@ -56,7 +56,8 @@ def geomean(values) -> float:
 
 def machine() -> str:
     """One line on what this was measured on."""
-    model = next((x.split(":")[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")), platform.processor())
+    model = next((x.split(":")[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")),
+                 platform.processor())
     gcc = subprocess.run(["gcc", "-dumpfullversion"], capture_output=True, text=True).stdout.strip()
     return (f"{model}, {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}, gcc {gcc}, "
             f"Python {platform.python_version()}, {torch.get_num_threads()} threads")

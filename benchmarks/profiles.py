@@ -389,7 +389,8 @@ def lines(c: Compared) -> str:
         unit, factor = ("MB", 1e-6) if what in ("peak", "pools") else ("ms", 1e3)
         around = ""
         if what == "step" and (p := c.of(side)):
-            around = f" ± {p.chance:.1%} ({p.low:+.1%} to {p.high:+.1%} in half of {p.count} pairs; found {p.least * factor:.3f} to {p.most * factor:.3f})"
+            around = (f" ± {p.chance:.1%} ({p.low:+.1%} to {p.high:+.1%} in half of {p.count} pairs; "
+                      f"found {p.least * factor:.3f} to {p.most * factor:.3f})")
         out.append(f"    {side:9} {what:5} {said * factor:10.3f} {unit} said, {found * factor:10.3f} found {c.off(side, what):+7.1%}{around}")
     return "\n".join(out + [f"    FAR: {', '.join(c.far())}"] * bool(c.far()))
 

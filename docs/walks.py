@@ -28,8 +28,8 @@ NUMBER = re.compile(r"[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?( ?(ms|us|ns|s|B|KiB|MiB|
 
 @dataclass(frozen=True)
 class Block:
-    """Python of a page from line `line` on. `shown`: the output that stands behind it, compared as `kind` says with the labels in `words`; `span`: where
-    that stands in the page, None where there is none."""
+    """Python of a page from line `line` on. `shown`: the output that stands behind it, compared as `kind` says with the labels in `words`; `span`:
+    where that stands in the page, None where there is none."""
     line: int
     text: str
     kind: str = ""

@@ -157,7 +157,8 @@ def table(rows: list[Row], where: str) -> Table:
         kernels = f"{r.fused.operations - r.opaque}" + (f" + {r.opaque}" if r.opaque else "")
         out.add_row(r.name, str(r.eager.operations), kernels, f"{r.eager.accesses} → {r.fused.accesses}",
                     f"{mebibytes(r.eager.bytes)} → {mebibytes(r.fused.bytes)}", mebibytes(r.least),
-                    f"{milliseconds(r.eager_ms)} → {milliseconds(r.fused_ms)}", f"{r.eager_ms / r.fused_ms:.1f}", f"{r.eager_error:.0e} → {r.fused_error:.0e}")
+                    f"{milliseconds(r.eager_ms)} → {milliseconds(r.fused_ms)}", f"{r.eager_ms / r.fused_ms:.1f}",
+                    f"{r.eager_error:.0e} → {r.fused_error:.0e}")
     return out
 
 

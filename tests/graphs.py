@@ -247,12 +247,15 @@ def _join(w: _Writer) -> None:
         w.line(f"torch.{w.choose(('tril', 'triu'))}({a.name}, {w.integer(-1, 1)})", a)
 
 
-_EXACT_UNARY = ("-{0}", "{0}.abs()", "{0}.relu()", "{0}.clone()", "{0}.clamp(-1, 2)", "{0} * {0}", "{0} + 1", "{0} * 2", "{0}.clamp_min(0)", "3 - {0}")
-_ROUGH_UNARY = ("{0}.sigmoid()", "{0}.tanh()", "{0}.sin()", "{0}.cos()", "{0}.clamp(-5, 3).exp()", "({0}.abs() + 1).log()", "F.gelu({0})", "F.silu({0})",
-                "({0}.abs() + 0.5).rsqrt()", "1 / ({0}.abs() + 1)", "{0} / 3", "{0}.abs().sqrt()", "F.softplus({0})", "{0}.erf()", "({0} * 0.1).pow(3)")
-_STEPPED = ("{0}.floor()", "{0}.round()", "{0}.sign()", "{0}.trunc()", "{0}.isnan()", "{0} > 0", "{0} == 1", "{0}.signbit()", "{0}.ceil()", "{0}.frac()")
-_INTEGER = ("{0} // 3", "{0} % 4", "{0} & 6", "{0} | 1", "~{0}", "{0} ^ 5", "{0} << 1", "{0} >> 1", "torch.fmod({0}, 3)", "{0}.to(torch.float32) * 0.5",
-            "-{0} // 2", "torch.div({0}, 2, rounding_mode='trunc')")
+_EXACT_UNARY = ("-{0}", "{0}.abs()", "{0}.relu()", "{0}.clone()", "{0}.clamp(-1, 2)", "{0} * {0}", "{0} + 1", "{0} * 2", "{0}.clamp_min(0)",
+                "3 - {0}")
+_ROUGH_UNARY = ("{0}.sigmoid()", "{0}.tanh()", "{0}.sin()", "{0}.cos()", "{0}.clamp(-5, 3).exp()", "({0}.abs() + 1).log()", "F.gelu({0})",
+                "F.silu({0})", "({0}.abs() + 0.5).rsqrt()", "1 / ({0}.abs() + 1)", "{0} / 3", "{0}.abs().sqrt()", "F.softplus({0})", "{0}.erf()",
+                "({0} * 0.1).pow(3)")
+_STEPPED = ("{0}.floor()", "{0}.round()", "{0}.sign()", "{0}.trunc()", "{0}.isnan()", "{0} > 0", "{0} == 1", "{0}.signbit()", "{0}.ceil()",
+            "{0}.frac()")
+_INTEGER = ("{0} // 3", "{0} % 4", "{0} & 6", "{0} | 1", "~{0}", "{0} ^ 5", "{0} << 1", "{0} >> 1", "torch.fmod({0}, 3)",
+            "{0}.to(torch.float32) * 0.5", "-{0} // 2", "torch.div({0}, 2, rounding_mode='trunc')")
 _BOOL = ("~{0}", "{0}.logical_not()", "{0}.to(torch.float32)", "{0}.to(torch.int64) + 1", "{0} & True")
 
 
@@ -308,7 +311,8 @@ def _fold(w: _Writer) -> None:
     v = w.value()
     dims = w.draw(st.lists(st.integers(0, max(v.tensor.dim() - 1, 0)), unique=True, min_size=1, max_size=3))
     keep = w.flag()
-    kind = w.choose(("sum", "mean", "prod", "amax", "amin", "argmax", "argmin", "any", "all", "var", "logsumexp", "softmax", "std_mean", "norm", "max"))
+    kind = w.choose(("sum", "mean", "prod", "amax", "amin", "argmax", "argmin", "any", "all", "var", "logsumexp", "softmax", "std_mean", "norm",
+                     "max"))
     if w.special and kind == "std_mean":        # eager's running mean makes NaN of inf where its sum does not
         kind = "mean"
     if v.rough and kind in ("argmax", "argmin", "any", "all", "max"):
@@ -344,10 +348,10 @@ def _gather(w: _Writer) -> None:
         shape = [w.integer(0, 3) if i == d % v.tensor.dim() else s for i, s in enumerate(v.tensor.shape)]
         i = w.input(shape, torch.int64, bound)
         return w.line(f"{n}.gather({d}, {i.name})" if kind == "gather" else f"{n}.take_along_dim({i.name}, {d})", v)
-    i = w.input([w.integer(0, 4)] if kind == "index_select" else [w.integer(0, 3)] * w.integer(1, 2), torch.int64, v.tensor.shape[0] if kind == "embedding" else
-                v.tensor.numel() if kind == "flat" else bound)
-    return w.line({"index_select": f"{n}.index_select({d}, {i.name})", "index": f"{n}.movedim({d}, 0)[{i.name}]", "embedding": f"F.embedding({i.name}, {n})",
-                   "flat": f"{n}.reshape(-1)[{i.name}]"}[kind], v)
+    shape = [w.integer(0, 4)] if kind == "index_select" else [w.integer(0, 3)] * w.integer(1, 2)
+    i = w.input(shape, torch.int64, v.tensor.shape[0] if kind == "embedding" else v.tensor.numel() if kind == "flat" else bound)
+    return w.line({"index_select": f"{n}.index_select({d}, {i.name})", "index": f"{n}.movedim({d}, 0)[{i.name}]",
+                   "embedding": f"F.embedding({i.name}, {n})", "flat": f"{n}.reshape(-1)[{i.name}]"}[kind], v)
 
 
 def _scatter(w: _Writer) -> None:

@@ -76,8 +76,8 @@ def test_a_batch_that_the_profiler_lost_is_measured_case_by_case(gpu):
     assert all(r["right"] for r in found.values()) and len(found) == 3
 
 
-EVERY_KIND = ("layernorm_bwd_f32_16x33", "groupnorm_bwd_f32_nhwc_2x64x5x5", "batchnorm_f32_nhwc_4x8x6x6", "cross_entropy_f32_16x33", "cross_entropy_bwd_f32_16x33",
-              "bias_dropout_add_ln_f32_64x128", "bias_dropout_add_ln_bwd_f32_64x128")
+EVERY_KIND = ("layernorm_bwd_f32_16x33", "groupnorm_bwd_f32_nhwc_2x64x5x5", "batchnorm_f32_nhwc_4x8x6x6", "cross_entropy_f32_16x33",
+              "cross_entropy_bwd_f32_16x33", "bias_dropout_add_ln_f32_64x128", "bias_dropout_add_ln_bwd_f32_64x128")
 
 
 def test_layouts_indices_buffers_gradients_and_random_numbers(gpu, monkeypatch):
@@ -103,7 +103,8 @@ def test_a_wrong_gradient_is_found(gpu, monkeypatch):
     class Doubled(torch.autograd.Function):
         forward = staticmethod(lambda ctx, x: x.clone())
         backward = staticmethod(lambda ctx, dy: 2 * dy)
-    monkeypatch.setattr(gpu_batch, "compiled", lambda side, fn, **more: real(side, (lambda *x: Doubled.apply(fn(*x))) if side == "tokamak" else fn, **more))
+    monkeypatch.setattr(gpu_batch, "compiled", lambda side, fn, **more: real(side, (lambda *x: Doubled.apply(fn(*x))) if side == "tokamak" else fn,
+                                                                             **more))
     monkeypatch.setattr(gpu_batch, "own_code", lambda fn: fn)
     found = worked([("layernorm_bwd_f32_16x33", ("eager", "tokamak"))], gpu)
     assert found["layernorm_bwd_f32_16x33", "eager"]["right"] and found["layernorm_bwd_f32_16x33", "tokamak"]["right"] is False

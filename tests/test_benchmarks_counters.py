@@ -18,7 +18,8 @@ up 1.0
 "2","kb","{400 * MIB:,}","0"
 "3","ka","7","{1 * MIB:,}"
 """
-SAID = [{"case": "c", "kernel": k, "operations": "mul sum", "said": n * MIB, "fewest": n * MIB} for k, n in (("ka", 830), ("kb", 500), ("ka", 1), ("lost", 9))]
+SAID = [{"case": "c", "kernel": k, "operations": "mul sum", "said": n * MIB, "fewest": n * MIB} for k, n
+        in (("ka", 830), ("kb", 500), ("ka", 1), ("lost", 9))]
 
 
 def test_kernels_are_paired_by_name_in_order():

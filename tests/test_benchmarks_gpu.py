@@ -295,9 +295,11 @@ def test_a_cold_compile_says_where_its_seconds_went(monkeypatch):
 
 def test_what_is_missing_of_the_models():
     args = gpu_models.arguments(["--models", "llama_1b_1x1", "vit_b16_64", "--modes", "infer"])
-    results = gpu_run.Results("", [], {"llama_1b_1x1 infer": {"eager": {"wall": 1.0}, "floor": {"failures": {"first": {}}}, "tokamak": {"first": 1.0}}})
+    results = gpu_run.Results("", [], {"llama_1b_1x1 infer": {"eager": {"wall": 1.0}, "floor": {"failures": {"first": {}}},
+                                                              "tokamak": {"first": 1.0}}})
     left = gpu_models.missing(args, results)
-    assert [j[2:] for j in left if j[0] == "llama_1b_1x1"] == [("floor", ["first"]), ("inductor", ["first", "step"]), ("tokamak", ["step", "right", "plan"])]
+    assert [j[2:] for j in left if j[0] == "llama_1b_1x1"] == [("floor", ["first"]), ("inductor", ["first", "step"]),
+                                                               ("tokamak", ["step", "right", "plan"])]
     assert len(left) == 7
 
 
@@ -397,7 +399,8 @@ def test_the_tables_are_written_between_their_marks(tmp_path, monkeypatch):
 def test_the_table_of_models():
     side = {"first": 3.0, "wall": 0.01, "device": 0.009, "peak": 2e9, "kernels": 70, "error": 0.5, "right": True}
     mine = {**side, "opaque": {"mm": 2, "bmm": 1}}
-    rows = {"net infer": {"floor": {"first": 1.0}, "eager": side, "inductor": {"failures": {"step": {"failed": "RuntimeError: no"}}}, "tokamak": mine},
+    rows = {"net infer": {"floor": {"first": 1.0}, "eager": side, "inductor": {"failures": {"step": {"failed": "RuntimeError: no"}}},
+                          "tokamak": mine},
             "net train": {"tokamak": {**side, "right": False}}}
     lines = gpu_models.table([RUN], rows).splitlines()
     assert len({x.count("|") for x in lines[2:]}) == 1 and lines[4].endswith(" 3 |") and "WRONG: tokamak" in lines[5]

@@ -75,8 +75,8 @@ def test_a_module_defines_a_name_once(path):
 
 
 def test_lines_are_at_most_150_columns_wide():
-    long = [f"{path.relative_to(PACKAGE)}:{n}" for path in FILES for n, line in enumerate(path.read_text().splitlines(), 1) if len(line) > 150]
-    assert not long
+    files = [f for folder in ("tokamak", "tests", "benchmarks", "examples", "docs") for f in sorted((PACKAGE.parent / folder).rglob("*.py"))]
+    assert not [f"{f.relative_to(PACKAGE.parent)}:{n}" for f in files for n, line in enumerate(f.read_text().splitlines(), 1) if len(line) > 150]
 
 
 def test_only_the_hook_between_stages_knows_the_tools():

@@ -93,7 +93,8 @@ def test_what_folds_the_same_columns_along_more_axes_is_read_by_the_same_kernel(
 
 
 def test_threads_lie_along_the_groups_of_a_line():
-    """Of a tile of groups, pixels and channels of a group the groups stand first: Triton lays threads along channels, then along what stands first."""
+    """Of a tile of groups, pixels and channels of a group the groups stand first: Triton lays threads along channels, then along what stands
+    first."""
     graph = parse_graph("""graph columns {
   input %x: f32[32, 3136, 32, 8](802816, 256, 8, 1)
   input %w: f32[32, 32](32, 1)
@@ -180,7 +181,8 @@ def assert_close_to_float64(fn, given):
         out = f(*leaves)
         return out, *torch.autograd.grad(out, leaves, weights.to(dtype))
     dtype = given[0].dtype
-    for got, eager, exact in zip(results(tokamak.compile(fn, target="interpret", strict=True), dtype), results(fn, dtype), results(fn, torch.float64)):
+    for got, eager, exact in zip(results(tokamak.compile(fn, target="interpret", strict=True), dtype), results(fn, dtype),
+                                 results(fn, torch.float64)):
         far = lambda t: float((t.double() - exact).norm() / exact.norm())
         assert far(got) <= 1.5 * far(eager) + 8 * torch.finfo(dtype).eps
 

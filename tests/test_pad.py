@@ -110,7 +110,8 @@ def test_it_has_to_pay():
         from tokamak.ir.graph import Input, Opaque, View
         from tokamak.ir.index import as_index, row_major
         from tokamak.ir.dtype import BF16 as half
-        nodes = [Input(c, tuple(map(as_index, s)), row_major(tuple(map(as_index, s))), half) for c, s in (("x", (*batch, m, k)), ("w", (*batch, k, n)))]
+        nodes = [Input(c, tuple(map(as_index, s)), row_major(tuple(map(as_index, s))), half) for c, s
+                 in (("x", (*batch, m, k)), ("w", (*batch, k, n)))]
         op = torch.ops.aten.bmm.default if batch else torch.ops.aten.mm.default
         call = Opaque(op, tuple(View(i, i.shape, i.strides, as_index(0)) for i in nodes), {}, (None,), True, "", tuple(nodes))
         return pad._larger(call, (None, (0, 1)), rates, there)

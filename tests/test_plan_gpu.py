@@ -95,7 +95,8 @@ def test_no_tile_is_larger_than_triton_compiles_in_seconds(rows, inner):
 
 @pytest.mark.parametrize("columns, tile, warps", [(768, 8192, 16), (1024, 8192, 16), (4096, 8192, 16)])
 def test_partial_results_of_few_columns_are_folded_by_larger_tiles(columns, tile, warps):
-    """The time is that of a few accesses one after the other: long tiles, of so few columns that every multiprocessor has a program where there are enough."""
+    """The time is that of a few accesses one after the other: long tiles, of so few columns that every multiprocessor has a program where there are
+    enough."""
     scheduled = schedule_plan(plan(parse_graph(f"""graph columns {{
   input %x: f32[87381, {columns}]({columns}, 1)
   %total: f32[{columns}](1) for i1<87381 = sum[i1](%x[i1, i0])

@@ -86,7 +86,8 @@ def test_rows_that_are_held(rows, columns, type, found):
     (2048, 513, "f16", "i0:2, i1:512+1) warps(1)"), (32768, 513, "f16", "i0:8, i1:512+1) warps(4)"),
     (1024, 32768, "f32", "i1:4096) looped(i1) warps(32) stages(1)"), (1024, 16384, "f16", "i1:8192) looped(i1) warps(16) stages(1)"),
     (4096, 8193, "f32", "i1:4096+8?) shifted(i1 % 4) looped(i1) warps(32)"), (32768, 4097, "f16", "i1:8192+16?) shifted(i1 % 8) looped(i1) warps(4)"),
-    (64, 262143, "f32", "i1:4096+8?) shifted(i1 % 4) split(i1 / 16) warps(8)"), (64, 262144, "f32", "i1:4096) split(i1 / 16) warps(4) stages(1) once"),
+    (64, 262143, "f32", "i1:4096+8?) shifted(i1 % 4) split(i1 / 16) warps(8)"),
+    (64, 262144, "f32", "i1:4096) split(i1 / 16) warps(4) stages(1) once"),
     (256, 65536, "f32", "i1:4096) looped(i1) warps(32) stages(1) once"), (192, 65536, "f32", "i1:4096) split(i1 / 5)"),
     (256, 131071, "f16", "i1:8192+16?) shifted(i1 % 8) split(i1 / 4)"),
     (262144, 31, "f32", "i0:16, i1:32?) warps(1)"), (131072, 127, "f32", "i0:8, i1:128?) warps(1)"),
@@ -108,7 +109,8 @@ def test_what_is_only_folded_leaves_the_cache_first(rows, columns, type, once):
     (16384, 1025, "f16", "i1:1024+16?) shifted(i1 % 8) split(i0 / 2112) warps(1) stages(3)"),
     (4096, 257, "f16", "i1:256+16?) shifted(i1 % 8) split(i0 / 2112) warps(1) stages(3)"),
     (2048, 511, "f16", "i1:512+16?) shifted(i1 % 8) split(i0 / 2048) warps(1) stages(1)"),
-    (65536, 511, "f32", "i1:512+8?) shifted(i1 % 4) warps(1)"), (65536, 1023, "f32", "i1:1024+8?) shifted(i1 % 4) split(i0 / 4224) warps(1) stages(1)")])
+    (65536, 511, "f32", "i1:512+8?) shifted(i1 % 4) warps(1)"),
+    (65536, 1023, "f32", "i1:1024+8?) shifted(i1 % 4) split(i0 / 4224) warps(1) stages(1)")])
 def test_rows_with_weights_that_begin_anywhere(rows, columns, type, found):
     """Programs keep the weights of rows of 16 bits, two of which they have at least, the next ones under way; of 32 bits only where rows are long."""
     assert first(WEIGHTED, type, rows, columns).startswith(f"tile({found}")

@@ -48,7 +48,8 @@ HEAVY = f"mul({Y}, sigmoid(mul({W}, {X})))"
 def test_sums_that_need_nothing_of_each_other_are_made_at_once():
     unit, = kernels(sums(X, f"mul({X}, {Y})", Y))
     lines = unit.text.splitlines()
-    assert [len(re.findall(r"\w+", line.split(" = ")[0])) for line in lines if "tk.sums3(" in line] == [3, 3]          # 2048 and 1024, of each thread first; 64
+    summed = [line.split(" = ")[0] for line in lines if "tk.sums3(" in line]
+    assert [len(re.findall(r"\w+", names)) for names in summed] == [3, 3]          # 2048 and 1024, of each thread first; 64
     assert max(n for n, line in enumerate(lines) if "tl.load" in line) < min(n for n, line in enumerate(lines) if "tk.sums3(" in line)
     assert "tl.sum(" not in unit.text
 

@@ -37,7 +37,8 @@ def test_the_same_values(name):
         np.testing.assert_array_equal(*(np.asarray(evaluate(g, [x]).outputs[0]) for g in (made, graph)))
 
 
-@pytest.mark.parametrize("fold", ["sum[i2](%x[i0, i2])", "sum[i2](%x[i0, i1 + i2]) for i2<28", "sum[i2](%y[i0, i1, i2])", "sum[i2](%x[i0, i1*3 + i2])"])
+@pytest.mark.parametrize("fold", ["sum[i2](%x[i0, i2])", "sum[i2](%x[i0, i1 + i2]) for i2<28", "sum[i2](%y[i0, i1, i2])",
+                                  "sum[i2](%x[i0, i1*3 + i2])"])
 def test_what_is_no_small_window_stays(fold):
     count = 28 if "28" in fold else 3
     graph = parse_graph(f"""graph others {{

@@ -33,7 +33,10 @@ def process(target: str, folder) -> tuple[dict, str]:
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
-@pytest.mark.parametrize("target", ["", pytest.param("interpret", marks=pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton"))])
+NEEDS_TRITON = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+
+
+@pytest.mark.parametrize("target", ["", pytest.param("interpret", marks=NEEDS_TRITON)])
 def test_a_second_process_builds_no_kernel(target, tmp_path):
     (first, said), (second, said_again) = (process(target, tmp_path) for _ in range(2))
     assert set(first["how"]) == {"interpreted" if target else "compiled"} and len(first["how"]) == len(second["how"]) > 1

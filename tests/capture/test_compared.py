@@ -136,7 +136,8 @@ def test_what_is_computed_twice_in_one_graph_has_the_same_bits(largest, shape):
     assert bool((count >= 1).all())
 
 
-@pytest.mark.parametrize("fn, exact", [(lambda x: (x * 3 + 1 == (x * 3 + 1).amax()).sum(), True), (lambda x: (x.sin() >= x.sin().topk(2)[0][1]).sum(), True),
+@pytest.mark.parametrize("fn, exact", [(lambda x: (x * 3 + 1 == (x * 3 + 1).amax()).sum(), True),
+                                       (lambda x: (x.sin() >= x.sin().topk(2)[0][1]).sum(), True),
                                        (lambda x: (x * 3 + 1 > x.sin()).sum(), False), (lambda x: (x == x.amax()).sum(), False),
                                        (lambda x: torch.softmax(x, 0), False), (lambda x: ((y := (x * 9).long()) == y.amax()).sum(), False)])
 def test_only_what_is_compared_with_its_own_folds_needs_that(fn, exact):

@@ -195,7 +195,8 @@ def test_pooling_keeps_channels_last():
 def test_a_window_past_the_input_folds_what_the_input_has():
     """EfficientNet pools 4 by 4 positions with a window of 1792 by 1792."""
     x = torch.randn(2, 3, 4, 5, requires_grad=True)
-    for kwargs in ({"kernel_size": 50}, {"kernel_size": (50, 3)}, {"kernel_size": 7, "padding": 2}, {"kernel_size": 7, "padding": (3, 1), "stride": 60}):
+    for kwargs in ({"kernel_size": 50}, {"kernel_size": (50, 3)}, {"kernel_size": 7, "padding": 2},
+                   {"kernel_size": 7, "padding": (3, 1), "stride": 60}):
         graphs = check(lambda x: F.avg_pool2d(x, ceil_mode=True, **kwargs), x)
         graphs += check(lambda x: F.avg_pool2d(x, ceil_mode=True, count_include_pad=False, **kwargs), x)
         graphs += check(lambda x: F.max_pool2d(x, ceil_mode=True, return_indices=True, **kwargs), x)
@@ -208,7 +209,8 @@ def test_a_window_past_the_input_folds_what_the_input_has():
 def test_columns_of_a_window_that_stands_once_along_a_dimension(shape):
     """Unlike a fold's, its positions in the padding are elements of the result."""
     x = torch.randn(shape, requires_grad=True)
-    for kwargs in ({"kernel_size": 3, "padding": 1}, {"kernel_size": (3, 2), "padding": (1, 1), "stride": 5}, {"kernel_size": 2, "padding": 2, "dilation": 2}):
+    for kwargs in ({"kernel_size": 3, "padding": 1}, {"kernel_size": (3, 2), "padding": (1, 1), "stride": 5},
+                   {"kernel_size": 2, "padding": 2, "dilation": 2}):
         assert not kinds(check(lambda x: F.unfold(x, **kwargs), x), Opaque)
 
 

@@ -293,7 +293,8 @@ def test_threads_of_torch(library):
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the machine code is x86's")
 def test_64_bit_lanes_stay_in_registers(tmp_path):
     """Gathered and compared indices with AVX-512: one gather for eight lanes, and no lane goes through memory by itself."""
-    text = "void f(const float *a, const int64_t *i, float *o, int64_t n, int64_t *e) {\n  v_i64 at = tk_indices(loadb_i64(i + 1) + load_i64(i), n, ~(v_bool){0}, e, 1);\n" \
+    text = "void f(const float *a, const int64_t *i, float *o, int64_t n, int64_t *e) {\n" \
+           "  v_i64 at = tk_indices(loadb_i64(i + 1) + load_i64(i), n, ~(v_bool){0}, e, 1);\n" \
            "  store_f32(o, loadi_f32(a, at + splat_i64(n))); }\n"
     source = tmp_path / "f.c"
     source.write_text(prelude(fragments_in(text, 16), 16) + text)

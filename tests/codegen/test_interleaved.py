@@ -18,7 +18,8 @@ def agree(fn, *inputs, atol=1e-5, rtol=1e-5, dynamic=None) -> str:
     return "\n".join(STAGE_TEXTS["schedule"](g) for g in recorder.graphs)
 
 
-CASES = {"normalised": lambda x, w: x / x.norm(dim=-1, keepdim=True), "scaled": lambda x, w: (x - w) * w.exp(), "softmax": lambda x, w: torch.softmax(x, -1),
+CASES = {"normalised": lambda x, w: x / x.norm(dim=-1, keepdim=True), "scaled": lambda x, w: (x - w) * w.exp(),
+         "softmax": lambda x, w: torch.softmax(x, -1),
          "largest": lambda x, w: x.argmax(-1), "stacked": lambda x, w: torch.stack([x[..., 0] - x[..., 1], x[..., 1] * x[..., 0]], -1),
          "summed": lambda x, w: (x * w).sum(-2), "all": lambda x, w: (x * w).sum(), "over rows": lambda x, w: torch.softmax(x, -2),
          "prefixes": lambda x, w: x.cumsum(-2) + x.cumsum(-1), "picked": lambda x, w: x[..., x.argmax(-1).clamp(max=1).flatten()[:3]],

@@ -111,7 +111,8 @@ def kernel_sums(x, y):
     return torch.exp(-0.1 * ((x.unsqueeze(-2) - y.unsqueeze(-3)) ** 2).sum(-1)).sum(-1)
 
 
-@pytest.mark.parametrize("batch, rows, columns, depth", [((), 64, 64, 8), ((), 13, 70, 3), ((3,), 37, 300, 33), ((), 9, 130, 100), ((2, 2), 16, 17, 1)])
+@pytest.mark.parametrize("batch, rows, columns, depth", [((), 64, 64, 8), ((), 13, 70, 3), ((3,), 37, 300, 33), ((), 9, 130, 100),
+                                                         ((2, 2), 16, 17, 1)])
 def test_folds_of_pairs_that_are_folded_again(batch, rows, columns, depth):
     """The columns run along lanes, though they are folded as well: their coordinates are packed once for all rows."""
     g = torch.Generator().manual_seed(rows)

@@ -1,5 +1,6 @@
-"""The rings of slots in shared memory that Triton's pipeline makes of the loops of products, without a GPU: no step is read into a slot that a product
-in flight still reads. (Products on an H200 run on while the next step is read; Triton keeps the slot that takes only where a read has no other use.)"""
+"""The rings of slots in shared memory that Triton's pipeline makes of the loops of products, without a GPU: no step is read into a slot that a
+product in flight still reads. (Products on an H200 run on while the next step is read; Triton keeps the slot that takes only where a read has no
+other use.)"""
 from __future__ import annotations
 
 import re
@@ -100,7 +101,8 @@ PROGRAMS = {
     "two rows by one weight": (lambda x, y, a: (F.linear(x, a) - F.linear(y, a)).abs(), lambda: [wide() for _ in range(3)]),
     "a sum of rows beside": (lambda x, g: (g.t() @ x, g.sum(0), x.sum(0)), lambda: [values(4096, 256), values(4096, 192)]),
     "few rows": (lambda x, a, b: F.silu(F.linear(x, a)) * F.linear(x, b), lambda: [few(), values(8704, 256), values(8704, 256)]),
-    "weights, and what is computed from them": (lambda x, a, d: F.linear(x, a) * F.linear(x, a + d), lambda: [few(), values(8704, 256), values(8704, 256)]),
+    "weights, and what is computed from them": (lambda x, a, d: F.linear(x, a) * F.linear(x, a + d),
+                                                lambda: [few(), values(8704, 256), values(8704, 256)]),
     "weights, and scaled ones": (lambda x, a, s: F.linear(x, a) + F.linear(x, a * s),
                                  lambda: [few(), values(8704, 256), values(8704, 1)]),
     "narrow layers": (lambda x, w, b, v, c: F.linear(F.silu(F.linear(x, w, b)), v, c), narrow),

@@ -72,7 +72,8 @@ def test_neutral_elements_change_nothing(tmp_path):
         k = range(len(CARRIERS[m]))
         loads = [f"x{i} = tl.load(p{i} + tl.arange(0, 8))" for i in k] + [f"n{i} = {triton_ops.full('[8]', v, d)}" for i, v in enumerate(CARRIERS[m])]
         pair = (tuple(f"x{i}" for i in k), tuple(f"n{i}" for i in k))
-        lines = loads + [f"{', '.join(f'{s}{i}' for i in k)} = {triton_ops.combine(m, d, *order)[0]}" for s, order in (("l", pair), ("r", pair[::-1]))]
+        lines = loads + [f"{', '.join(f'{s}{i}' for i in k)} = {triton_ops.combine(m, d, *order)[0]}"
+                         for s, order in (("l", pair), ("r", pair[::-1]))]
         lines += [f"tl.store({s}{i}p + tl.arange(0, 8), {s}{i})" for s in "lr" for i in k]
         args = [*(f"p{i}" for i in k), *(f"{s}{i}p" for s in "lr" for i in k)]
         return f"@triton.jit\ndef {m}_{d}({', '.join(args)}, err, n):\n    " + "\n    ".join(lines) + "\n\n\n"
@@ -89,6 +90,7 @@ def test_neutral_elements_change_nothing(tmp_path):
 def test_carriers_compile(name, tmp_path):
     module, (target, assembly) = load(TEXT, tmp_path), TARGETS[name]
     for m, d in KINDS:
-        signature = {"p": triton_ops.pointer_type(d)} | {f"o{k}": triton_ops.pointer_type(d) for k in range(len(CARRIERS[m]))} | {"err": "*i32", "n": "i32"}
+        signature = ({"p": triton_ops.pointer_type(d)} | {f"o{k}": triton_ops.pointer_type(d) for k in range(len(CARRIERS[m]))}
+                     | {"err": "*i32", "n": "i32"})
         made = compiler.compile(compiler.ASTSource(getattr(module, f"{m}_{d}"), signature, {}), target=targets.GPUTarget(*target))
         assert f"{m}_{d}" in made.asm[assembly]

@@ -15,8 +15,8 @@ from tokamak.ir.index import axis
 pytest.importorskip("triton")
 from tokamak.codegen import triton_dot  # noqa: E402
 
-SHAPES = [(0, 255, 128, 0), (0, 255, 0, 0), (0, 255, 0, 128), (0, 15, 0, 8), (4, 15, 0, 8), (4, 15, 8, 0), (0, 3, 0, 2), (6, 3, 0, 1), (0, 127, 0, 64),
-          (0, 255, 0, 100), (0, 255, 128, -128)]
+SHAPES = [(0, 255, 128, 0), (0, 255, 0, 0), (0, 255, 0, 128), (0, 15, 0, 8), (4, 15, 0, 8), (4, 15, 8, 0), (0, 3, 0, 2), (6, 3, 0, 1),
+          (0, 127, 0, 64), (0, 255, 0, 100), (0, 255, 128, -128)]
 
 
 def number(half: int, bf16: bool) -> float:
@@ -41,7 +41,8 @@ class Machine:
             if line and not line.startswith(".reg"):
                 name, rest = line.split(" ", 1)
                 target, *others = (x.strip() for x in rest.split(","))
-                self.registers[target] = getattr(self, name.split(".")[0])(*(self.registers.get(x) if x in self.registers else int(x, 0) for x in others))
+                given = (self.registers.get(x) if x in self.registers else int(x, 0) for x in others)
+                self.registers[target] = getattr(self, name.split(".")[0])(*given)
         return [number(self.registers[r] >> at & 0xFFFF, self.bf16) for r in ("$0", "$1") for at in (0, 16)]
 
     mov = staticmethod(lambda a: a)

@@ -53,7 +53,8 @@ class Seen:
 
 def compiler(seen: Seen, policy: str = "fast", cache_dir: str | None = None, target: str = ""):
     """A compiler for AOTAutograd that notes in `seen` what it met."""
-    options = Options(policy=policy, strict=True, cache_dir=cache() if cache_dir is None else cache_dir, target="interpret" if target == "interpret" else "")
+    options = Options(policy=policy, strict=True, cache_dir=cache() if cache_dir is None else cache_dir,
+                      target="interpret" if target == "interpret" else "")
 
     def trace(stage, value):
         if stage == "capture":

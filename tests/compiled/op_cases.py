@@ -19,7 +19,8 @@ from tests.compiled.harness import CompilerFailed, agree, leaves
 DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool)}
 RANDOM = ("bernoulli", "multinomial", "normal", "rand", "randint", "randn", "uniform", "cauchy", "exponential", "geometric", "log_normal", "dropout",
           "rrelu", "fractional_max_pool", "empty", "pca_lowrank", "svd_lowrank", "multi_head_attention", "scaled_dot_product_attention")
-SKIPPED = {"empty": "values are whatever memory holds", "empty_like": "values are whatever memory holds", "new_empty": "values are whatever memory holds",
+SKIPPED = {"empty": "values are whatever memory holds", "empty_like": "values are whatever memory holds",
+           "new_empty": "values are whatever memory holds",
            "new_empty_strided": "values are whatever memory holds", "empty_strided": "values are whatever memory holds",
            "empty_permuted": "values are whatever memory holds"}
 
@@ -62,7 +63,8 @@ def cases(names=None, dtypes=None, most: int = 4, part: float = 1.0, seed: int =
     """The cases of these operators and types, or of all; with `part` under 1 a sample of that share, stratified by type and fixed by `seed`."""
     out = []
     for dtype in dtypes or DTYPES:
-        found = [Case(n, dtype, most, target) for n, o in OPS.items() if (names is None or n in names or o.name in names) and DTYPES[dtype] in o.dtypes]
+        found = [Case(n, dtype, most, target) for n, o in OPS.items()
+                 if (names is None or n in names or o.name in names) and DTYPES[dtype] in o.dtypes]
         if part < 1:
             found = random.Random(f"{seed} {dtype}").sample(found, max(1, round(part * len(found))))
         out += found

@@ -42,7 +42,8 @@ def main() -> int:
         Path(args.table).write_text(text)
     else:
         print(text)
-    print(f"{len(found)} cases, {sum(r['runs'] for r in found)} samples compared ({sum(r['backward'] for r in found)} with gradients), {len(failed)} cases failed")
+    print(f"{len(found)} cases, {sum(r['runs'] for r in found)} samples compared ({sum(r['backward'] for r in found)} with gradients), "
+          f"{len(failed)} cases failed")
     for r in failed:
         print(f"  {r['name']} {r['dtype']}: " + "; ".join(f"{a}: {b}" for a, b in r["failed"][:2]))
     return bool(failed)
@@ -117,8 +118,8 @@ def shard(chosen, file: str | None = None) -> list[dict]:
             worker.wait()
             if worker.returncode and len(rows) < len(chosen):
                 c = chosen[len(rows)]
-                report({"name": c.name, "dtype": c.dtype, "runs": 0, "graphs": 0, "kernels": 0, "backward": 0, "opaque": {}, "untraced": {}, "skipped": "",
-                        "failed": [["?", f"crash: the process died with {worker.returncode}"]]})
+                report({"name": c.name, "dtype": c.dtype, "runs": 0, "graphs": 0, "kernels": 0, "backward": 0, "opaque": {}, "untraced": {},
+                        "skipped": "", "failed": [["?", f"crash: the process died with {worker.returncode}"]]})
     return rows
 
 
@@ -135,7 +136,8 @@ def table(rows: list[dict], arguments: str) -> str:
     kinds: dict[str, list] = {"failed": [], "compiled": [], "partly opaque": [], "opaque": [], "not run": []}
     for name, found in sorted(by_op.items()):
         kinds[kind(found)].append((name, found))
-    out = ["# Operators", "", f"Made by `python -m tests.compiled.sweep {arguments}`: torch's operator database through the compiler, against eager.", ""]
+    out = ["# Operators", "",
+           f"Made by `python -m tests.compiled.sweep {arguments}`: torch's operator database through the compiler, against eager.", ""]
     out += [f"Torch {torch_version()}: {len(rows)} cases (an operator in a type), {sum(r['runs'] for r in rows)} samples compared, "
             f"{sum(r['backward'] for r in rows)} of them with gradients.", ""]
     out += ["| | operators |", "|---|---|", *(f"| {k} | {len(v)} |" for k, v in kinds.items())]

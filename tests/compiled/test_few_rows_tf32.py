@@ -47,7 +47,8 @@ def check(fn, *inputs, least=1e-6, **options):
     return record
 
 
-@pytest.mark.parametrize("rows, inner, columns", [(2, 256, 128), (3, 250, 100), (16, 64, 33), (17, 520, 70), (33, 72, 200), (64, 130, 96), (200, 72, 10),
+@pytest.mark.parametrize("rows, inner, columns", [(2, 256, 128), (3, 250, 100), (16, 64, 33), (17, 520, 70), (33, 72, 200), (64, 130, 96),
+                                                  (200, 72, 10),
                                                    (40, 200, 300)])
 def test_extents(rows, inner, columns):
     record = check(lambda x, w, b: F.gelu(F.linear(x, w, b)), floats(rows, inner), floats(columns, inner), floats(columns))

@@ -39,14 +39,16 @@ def updates(x, v, at):
 
 
 PROGRAMS = {
-    "held": (lambda x, w: F.layer_norm(torch.softmax(x, -1), (1025,), w), [values(4, 1025, dtype=torch.bfloat16), values(1025, dtype=torch.bfloat16)]),
+    "held": (lambda x, w: F.layer_norm(torch.softmax(x, -1), (1025,), w),
+             [values(4, 1025, dtype=torch.bfloat16), values(1025, dtype=torch.bfloat16)]),
     "staged": (lambda x, w: F.layer_norm(x, (25600,), w), [values(16, 25600, dtype=torch.bfloat16), values(25600, dtype=torch.bfloat16)]),
     "swapped": (lambda x, w: F.layer_norm(x, (65536,), w), [values(64, 65536, dtype=torch.bfloat16), values(65536, dtype=torch.bfloat16)]),
     "shared": (lambda x: torch.softmax(x, -1), [values(9, 99991)]),
     "looped": (lambda x: torch.log_softmax(x, -1), [values(2, 40000)]),
     "split": (lambda x: (x.sum(0), x.argmax(0), x.double().var(0)), [values(4000, 33)]),
     "scanned": (lambda x: (x.cumsum(0), x.cumprod(1), x.logcumsumexp(1), x.cummax(1)), [values(33, 70)]),
-    "scanned along fewer axes": (lambda x, y: ((x.new_ones(12, 3, 2, 2) * 0.3).cumsum(1) - 0.7, (x.new_ones(300, 300) * 0.3).cumsum(0), x.cumsum(1)[None] * y),
+    "scanned along fewer axes": (lambda x, y: ((x.new_ones(12, 3, 2, 2) * 0.3).cumsum(1) - 0.7, (x.new_ones(300, 300) * 0.3).cumsum(0),
+                                               x.cumsum(1)[None] * y),
                                  [values(40, 5), values(3, 40, 5)]),
     "turned": (lambda x: x.t().contiguous() * 2 + x.flip(0, 1).t(), [values(100, 70)]),
     "gathered": (lambda x, at: F.embedding(at, x).cos() + x[at.flip(0)], [values(5, 40), AT]),

@@ -311,7 +311,8 @@ REFUSED = {
     "mask": (lambda x: x.masked_fill(x > 2, -300), torch.int8), "half": (lambda x: x.masked_fill(x > 2, -1e9), torch.float16),
     "clamp": (lambda x: x.clamp(0, 70000), torch.int16), "fill": (lambda x: x.new_full((3,), 300) + x[:3], torch.uint8),
     "pad": (lambda x: F.pad(x, (1, 1), value=-1), torch.uint8), "factor": (lambda x: torch.add(x, x, alpha=300), torch.int8),
-    "large": (lambda x: x.clamp(max=1e39), torch.float32), "power": (lambda x: x ** -1, torch.int32), "index": (lambda x: x.index_fill(0, x[:1].long(), 300), torch.int8),
+    "large": (lambda x: x.clamp(max=1e39), torch.float32), "power": (lambda x: x ** -1, torch.int32),
+    "index": (lambda x: x.index_fill(0, x[:1].long(), 300), torch.int8),
 }
 
 
@@ -329,7 +330,8 @@ def test_a_number_that_does_not_fit_its_type_raises(name, target):
 def test_numbers_that_fit_stay_in_the_kernel(target):
     """Infinities fit every floating type; numbers beside tensors are wrapped."""
     x = torch.arange(5)
-    seen = agree(lambda x: (x.half().masked_fill(x > 2, -INF), (x + 1).half().clamp(-65504, 65504), x.to(torch.int8) + 300, x.bool().masked_fill(x > 1, 5)),
+    seen = agree(lambda x: (x.half().masked_fill(x > 2, -INF), (x + 1).half().clamp(-65504, 65504), x.to(torch.int8) + 300,
+                            x.bool().masked_fill(x > 1, 5)),
                  [x], target=target)
     assert not seen.opaque
 

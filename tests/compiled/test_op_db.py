@@ -12,7 +12,8 @@ from tests.compiled.op_cases import Case, cases, examine, samples
 
 PART = 0.06           # of the cases of each type
 TILES = 0.02          # in the interpreter, which is slow
-THROUGH_DYNAMO = ("softmax", "nn.functional.layer_norm", "scatter_add", "cumsum", "argmax", "nn.functional.cross_entropy", "where", "cat", "var", "roll")
+THROUGH_DYNAMO = ("softmax", "nn.functional.layer_norm", "scatter_add", "cumsum", "argmax", "nn.functional.cross_entropy", "where", "cat", "var",
+                  "roll")
 
 
 @pytest.mark.parametrize("case", cases(most=2, part=PART), ids=lambda c: f"{c.name}-{c.dtype}")

@@ -18,8 +18,8 @@ from tokamak.capture.fx import Capture
 from tokamak.ir.reference import evaluate
 
 EXAMPLES = int(os.environ.get("TOKAMAK_TEST_EXAMPLES", "0"))       # for long hunts
-FEW = settings(max_examples=EXAMPLES or 30, derandomize=not EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), report_multiple_bugs=False,
-               phases=[Phase.generate, Phase.shrink] if EXAMPLES else [Phase.generate])
+FEW = settings(max_examples=EXAMPLES or 30, derandomize=not EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck),
+               report_multiple_bugs=False, phases=[Phase.generate, Phase.shrink] if EXAMPLES else [Phase.generate])
 EXACT = (torch.float32, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
 

@@ -82,7 +82,8 @@ def nibbles(p):
 GROUPED = {
     "int8": lambda x, q, p, s, z: F.linear(x, grouped(q.to(x.dtype), s, 32)),
     "int4": lambda x, q, p, s, z: F.linear(x, grouped(nibbles(p).to(x.dtype) - 8, s, 32)),
-    "int4 with zero points": lambda x, q, p, s, z: F.linear(x, (grouped_minus(nibbles(p).to(x.dtype), z, 32) * s[:, :, None]).reshape(p.shape[0], -1)),
+    "int4 with zero points": lambda x, q, p, s, z: F.linear(
+        x, (grouped_minus(nibbles(p).to(x.dtype), z, 32) * s[:, :, None]).reshape(p.shape[0], -1)),
     "int8 with a zero point a column": lambda x, q, p, s, z: F.linear(x, (q.to(x.dtype) - z[:, :1]) * s[:, :1]),
     "repeated scales": lambda x, q, p, s, z: F.linear(x, q.to(x.dtype) * s.repeat_interleave(32, 1)),
 }
@@ -107,7 +108,8 @@ def test_scales_of_groups(name, policy, rows, groups):
 
 @pytest.mark.parametrize("rows, groups", [(1, 5), (3, 3), (20, 5)])
 def test_scales_that_are_no_numbers_where_the_slices_are_over(rows, groups):
-    x, q, s = values(rows, 32 * groups), torch.randint(-128, 128, (40, 32 * groups), dtype=torch.int8), torch.rand(40, groups).to(torch.bfloat16) + 0.5
+    x, q = values(rows, 32 * groups), torch.randint(-128, 128, (40, 32 * groups), dtype=torch.int8)
+    s = torch.rand(40, groups).to(torch.bfloat16) + 0.5
     fn = lambda x, q, s: F.linear(x, grouped(q.to(x.dtype), 1 / s, 32))
     got, (record,) = run(fn, x, q, s)
     assert error(got, exact(fn, (x, q, s))) <= 1e-2 and not calls(record)

@@ -149,7 +149,8 @@ def test_long_prefixes_lose_no_digits(scan, shape, dim):
 
 # -- schedules -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("rows, columns, type, tile", [
-    (97, 688168, "f16", "tile(i0:8?, i1:256?) looped(i0) by_thread warps(1)"), (194, 344084, "f32", "tile(i0:8?, i1:128?) looped(i0) by_thread warps(1)"),
+    (97, 688168, "f16", "tile(i0:8?, i1:256?) looped(i0) by_thread warps(1)"),
+    (194, 344084, "f32", "tile(i0:8?, i1:128?) looped(i0) by_thread warps(1)"),
     (16, 4194304, "f16", "tile(i0:16, i1:256) warps(1)"), (4, 4194304, "f16", "tile(i0:4, i1:512)"),
     (65536, 1024, "f16", "tile(i0:16, i1:64) split"), (1024, 65536, "f16", "tile(i0:64, i1:64) looped(i0) warps(4)"),
     (1024, 65536, "f32", "tile(i0:64, i1:64) looped"), (97, 688169, "f16", "tile(i0:64?, i1:64?) looped")])
@@ -201,8 +202,10 @@ def test_chunks_of_rows_that_are_only_folded_count_bytes():
     assert [s.pieces[0][1][0] for s in chunks.values()] == [8192, 4096] and [s.warps for s in chunks.values()] == [16, 32]
 
 
-@pytest.mark.parametrize("columns, dtype, monoid, warps", [(65536, "f16", "sum", tile_threads.SUMMED_WARPS), (65537, "f16", "sum", tile_threads.PASSING_WARPS),
-                                                           (65536, "f16", "max", tile_threads.PASSING_WARPS), (65536, "f32", "sum", tile_threads.LONG_WARPS)])
+@pytest.mark.parametrize("columns, dtype, monoid, warps", [(65536, "f16", "sum", tile_threads.SUMMED_WARPS),
+                                                           (65537, "f16", "sum", tile_threads.PASSING_WARPS),
+                                                           (65536, "f16", "max", tile_threads.PASSING_WARPS),
+                                                           (65536, "f32", "sum", tile_threads.LONG_WARPS)])
 def test_chunks_of_long_rows_that_are_summed(columns, dtype, monoid, warps):
     """Larger where they are whole words of 16-bit elements."""
     schedule = scheduled(total(8192, columns, dtype).replace("sum[", f"{monoid}["))[1]
@@ -273,7 +276,8 @@ def test_short_rows_that_begin_anywhere():
 @pytest.mark.parametrize("dtype, monoid, stages", [("f16", "expsum", 1), ("f32", "expsum", tile_threads.PASSING_STAGES), ("f32", "sum", 1)])
 def test_tiles_under_way_where_rows_are_only_folded(dtype, monoid, stages):
     text = total(8192, 1 << 16, dtype)
-    text = text.replace("sum[i1](", "expsum[i1](").replace("i1])\n", "i1], 1:f32)\n").replace("i1]))\n", "i1]), 1:f32)\n") if monoid == "expsum" else text
+    if monoid == "expsum":
+        text = text.replace("sum[i1](", "expsum[i1](").replace("i1])\n", "i1], 1:f32)\n").replace("i1]))\n", "i1]), 1:f32)\n")
     assert scheduled(text)[1].stages == stages > 0
 
 

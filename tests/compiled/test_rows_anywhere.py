@@ -107,8 +107,8 @@ def test_gradients_of_rows_that_begin_anywhere():
     check(lambda x, w, b: F.layer_norm(x, (259,), w, b), values(70, 259, grad=True), values(259, grad=True), values(259, grad=True))
 
 
-@pytest.mark.parametrize("rows, columns, dtype", [(128, 65, torch.float16), (64, 131, torch.float32), (96, 130, torch.bfloat16), (70, 65, torch.float16),
-                                                  (71, 130, torch.float32), (9, 1025, torch.float16)])
+@pytest.mark.parametrize("rows, columns, dtype", [(128, 65, torch.float16), (64, 131, torch.float32), (96, 130, torch.bfloat16),
+                                                  (70, 65, torch.float16), (71, 130, torch.float32), (9, 1025, torch.float16)])
 def test_sums_of_columns_whose_rows_begin_anywhere(monkeypatch, rows, columns, dtype):
     monkeypatch.setattr(widen, "LEAST", 0)
     monkeypatch.setattr(widen, "PARTS", 4.0)
@@ -118,9 +118,10 @@ def test_sums_of_columns_whose_rows_begin_anywhere(monkeypatch, rows, columns, d
     check(lambda x: x.float().log().logsumexp(0), x.abs() + 1, tolerance=1e-4)
 
 
-@pytest.mark.parametrize("rows, columns, type, others, parts", [(65536, 1025, "f16", "", 64), (65536, 1028, "f16", "", 64), (65536, 1024, "f16", "", 0),
-                                                              (2048, 1025, "f16", "", 32), (2049, 1025, "f16", "", 32), (777, 86021, "f16", "", 8),
-                                                              (777, 86021, "f32", "", 4), (64, 65537, "f16", "", 0), (65536, 1025, "f32", ", %rows", 0)])
+@pytest.mark.parametrize("rows, columns, type, others, parts", [
+    (65536, 1025, "f16", "", 64), (65536, 1028, "f16", "", 64), (65536, 1024, "f16", "", 0), (2048, 1025, "f16", "", 32),
+    (2049, 1025, "f16", "", 32), (777, 86021, "f16", "", 8), (777, 86021, "f32", "", 4), (64, 65537, "f16", "", 0),
+    (65536, 1025, "f32", ", %rows", 0)])
 def test_rows_count_as_one_where_they_begin_anywhere(rows, columns, type, others, parts):
     """Where so many begin alike, their sums are few beside them, and nothing else reads them."""
     graph = parse_graph(f"""graph columns {{

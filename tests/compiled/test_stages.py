@@ -197,7 +197,8 @@ def test_weights_beside_rows_that_begin_anywhere(chosen, monkeypatch, rows, colu
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels last", "turned"])
-@pytest.mark.parametrize("shape, groups, dtype", [((2, 16, 9, 25), 2, torch.float32), ((2, 32, 8, 8), 4, torch.bfloat16), ((3, 12, 5, 7), 1, torch.float32)])
+@pytest.mark.parametrize("shape, groups, dtype", [((2, 16, 9, 25), 2, torch.float32), ((2, 32, 8, 8), 4, torch.bfloat16),
+                                                  ((3, 12, 5, 7), 1, torch.float32)])
 def test_gradients_of_groups_of_channels(chosen, monkeypatch, shape, groups, dtype, layout):
     """Sums of each channel and of those sums, of rows that one program holds; read along channels and written along pixels too."""
     monkeypatch.setattr(tiles, "HELD", 4096)
@@ -225,7 +226,8 @@ def test_column_sums_beside_shared_rows(chosen, monkeypatch, norm, rows, columns
     assert any(s.staged is not None and s.sharers > 1 and s.split for s in chosen)
 
 
-@pytest.mark.parametrize("fn, columns, dtype", [(lambda x: torch.softmax(x, -1), 500, torch.float32), (lambda x: torch.softmax(x, -1), 600, torch.float32),
+@pytest.mark.parametrize("fn, columns, dtype", [(lambda x: torch.softmax(x, -1), 500, torch.float32),
+                                                (lambda x: torch.softmax(x, -1), 600, torch.float32),
                                                 (lambda x: F.layer_norm(x, x.shape[-1:]), 800, torch.bfloat16)])
 def test_long_rows_one_after_the_other(chosen, fn, columns, dtype):
     """Clusters take many rows in a loop, the next under way; few rows have a cluster each."""

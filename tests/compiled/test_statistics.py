@@ -33,13 +33,15 @@ def statistics(x):
     return x.sum((0, 2)), ((x - x.mean((0, 2), keepdim=True)) ** 2).sum((0, 2))
 
 
-@pytest.mark.parametrize("plane,pieces", [(56 * 56, "2048+1024+64"), (57 * 57, "2048+1024+256?"), (112 * 112, "4096+2048+128"), (500, "512?"), (784, "512+256+16")])
+@pytest.mark.parametrize("plane,pieces", [(56 * 56, "2048+1024+64"), (57 * 57, "2048+1024+256?"), (112 * 112, "4096+2048+128"), (500, "512?"),
+                                          (784, "512+256+16")])
 def test_planes_that_programs_fold_across_are_covered_by_pieces(plane, pieces):
     x = values(40000 // plane + 5, 2, plane) + 100
     made = [s for s in schedules(statistics, x) if "split" in s]
     assert made and all(f":{pieces}" in s for s in made), made
     check(lambda x: statistics(x)[0], x)
-    torch.testing.assert_close(tokamak.compile(statistics, target="interpret", strict=True, dynamic=False, cache_dir="")(x)[1], statistics(x.double())[1].float())
+    torch.testing.assert_close(tokamak.compile(statistics, target="interpret", strict=True, dynamic=False, cache_dir="")(x)[1],
+                               statistics(x.double())[1].float())
 
 
 def test_what_is_read_again_is_read_from_its_end(monkeypatch):
@@ -74,7 +76,8 @@ def test_statistics_a_lane_a_thread(shape):
     check(norm, values(*shape, grad=True), values(shape[1], grad=True), tolerance=1e-3)
 
 
-@pytest.mark.parametrize("shape, at_once", [((8, 64, 16, 16), 4), ((32, 256, 8, 8), 4), ((8, 96, 16, 16), 4), ((9, 64, 15, 31), 4), ((7, 40, 17, 17), 4)])
+@pytest.mark.parametrize("shape, at_once", [((8, 64, 16, 16), 4), ((32, 256, 8, 8), 4), ((8, 96, 16, 16), 4), ((9, 64, 15, 31), 4),
+                                            ((7, 40, 17, 17), 4)])
 def test_statistics_of_several_rows_at_once(shape, at_once):
     """Rows of channels enter the statistics as many at a time as divide them; those whose number nothing divides one at a time."""
     x = uneven(*shape).contiguous(memory_format=torch.channels_last)

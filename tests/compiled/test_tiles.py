@@ -114,7 +114,8 @@ def test_scatters(dtype, policy):
     at = torch.tensor([3, 1, 3, 3, 0, 1])
     for how in REDUCTIONS[:4 if dtype is torch.bool else 5]:
         for old in (True, False):
-            agree(lambda x, v, i: x.scatter_reduce(0, i[:, None].expand(6, 7), v, how, include_self=old), [into, given, at], target="interpret", policy=policy)
+            agree(lambda x, v, i: x.scatter_reduce(0, i[:, None].expand(6, 7), v, how, include_self=old), [into, given, at], target="interpret",
+                  policy=policy)
     agree(lambda x, v, i: (x.index_put((i,), v, accumulate=True), x.index_put((i,), v)), [into, given, at], target="interpret", policy=policy)
 
 
@@ -127,7 +128,8 @@ def test_scattered_extremes_keep_nan(dtype):
     given[1, 3], given[2, 4], given[0, 5], given[3, 6] = nan, -nan, float("-inf"), float("inf")
     for how in ("amax", "amin"):
         for x in (into, -into):
-            agree(lambda x, v, i: x.scatter_reduce(0, i[:, None].expand(6, 7), v, how), [x, given, torch.tensor([3, 1, 3, 4, 0, 1])], target="interpret")
+            agree(lambda x, v, i: x.scatter_reduce(0, i[:, None].expand(6, 7), v, how), [x, given, torch.tensor([3, 1, 3, 4, 0, 1])],
+                  target="interpret")
 
 
 def test_into_nothing():
@@ -137,8 +139,8 @@ def test_into_nothing():
         fn(torch.randn(0, 4), torch.tensor([0, 0]))
 
 
-@pytest.mark.parametrize("fn", [lambda x: (x.softmax(-1), x.sum(0), x.var(1)), lambda x: x.cumsum(0).argmax(1), lambda x: x.amax((0, 1)) + x.cumsum(1),
-                                lambda x: F.layer_norm(x, (70,)).sum()])
+@pytest.mark.parametrize("fn", [lambda x: (x.softmax(-1), x.sum(0), x.var(1)), lambda x: x.cumsum(0).argmax(1),
+                                lambda x: x.amax((0, 1)) + x.cumsum(1), lambda x: F.layer_norm(x, (70,)).sum()])
 def test_plainest_schedule(fn, monkeypatch):
     """What no chosen schedule holds is taken apart, and runs through its rows one coordinate at a time."""
     lower, refused = stages.lower_tiles, []
@@ -246,7 +248,8 @@ def test_checked_against_the_reference():
 
 
 UNKNOWN = {
-    "norm": (lambda x, w: F.layer_norm(x, (x.shape[-1],), w), [(4, 33), (70, 130), (300, 5)], lambda n, m: (values(n, m, grad=True), values(m, grad=True))),
+    "norm": (lambda x, w: F.layer_norm(x, (x.shape[-1],), w), [(4, 33), (70, 130), (300, 5)],
+             lambda n, m: (values(n, m, grad=True), values(m, grad=True))),
     "folds": (lambda x: (x.sum(0), x.sum(), x.argmax(0), x.var(1)), [(4, 33), (700, 10)], lambda n, m: (values(n, m),)),
     "scans": (lambda x: (x.cumsum(0), x.flip(1).cumsum(1)), [(4, 33), (70, 10)], lambda n, m: (values(n, m),)),
     "scatter": (lambda x, i, v: x.index_add(0, i, v), [(4, 33), (70, 10)],

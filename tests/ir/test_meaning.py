@@ -26,14 +26,16 @@ def tf32(x: torch.Tensor) -> torch.Tensor:
 
 TORCH_OPS = {
     "add": torch.add, "sub": torch.sub, "mul": torch.mul, "neg": torch.neg, "abs": torch.abs, "div": torch.div, "floordiv": torch.floor_divide,
-    "truncdiv": lambda a, b: torch.div(a, b, rounding_mode="trunc"), "mod": torch.remainder, "rem": torch.fmod, "min": torch.minimum, "max": torch.maximum,
-    "fmin": torch.fmin, "fmax": torch.fmax, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "recip": torch.reciprocal, "pow": torch.pow, "atan2": torch.atan2,
+    "truncdiv": lambda a, b: torch.div(a, b, rounding_mode="trunc"), "mod": torch.remainder, "rem": torch.fmod, "min": torch.minimum,
+    "max": torch.maximum,
+    "fmin": torch.fmin, "fmax": torch.fmax, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "recip": torch.reciprocal, "pow": torch.pow,
+    "atan2": torch.atan2,
     "hypot": torch.hypot, "copysign": torch.copysign, "nextafter": torch.nextafter, "floor": torch.floor, "ceil": torch.ceil, "trunc": torch.trunc,
     "round": torch.round, "tf32": tf32, "sign": torch.sign, "isnan": torch.isnan, "isinf": torch.isinf, "signbit": torch.signbit,
-    "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge, "and": torch.bitwise_and, "or": torch.bitwise_or, "xor": torch.bitwise_xor,
-    "not": torch.bitwise_not, "shl": torch.bitwise_left_shift, "shr": torch.bitwise_right_shift, "where": torch.where,
-    **{n: getattr(torch, n) for n in "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc erfinv "
-       "lgamma digamma sigmoid".split()},
+    "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge, "and": torch.bitwise_and, "or": torch.bitwise_or,
+    "xor": torch.bitwise_xor, "not": torch.bitwise_not, "shl": torch.bitwise_left_shift, "shr": torch.bitwise_right_shift, "where": torch.where,
+    **{n: getattr(torch, n) for n in "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
+                                     "erf erfc erfinv lgamma digamma sigmoid".split()},
 }
 
 

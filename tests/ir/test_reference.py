@@ -189,7 +189,8 @@ def test_carriers():
     args = tuple(Load(p, (half, as_index(n))) for n in range(3))
     again = [value(Compute((), None, Reduce("moments", (half,), args, n)), (p,), [parts]) for n in range(3)]
     np.testing.assert_allclose(again, moments, rtol=1e-6)
-    for row, wanted in (([1, 2, 3], (3, 1 + math.exp(-1) + math.exp(-2))), ([-math.inf] * 3, (-math.inf, 0)), ([math.inf, 0, math.inf], (math.inf, 2))):
+    for row, wanted in (([1, 2, 3], (3, 1 + math.exp(-1) + math.exp(-2))), ([-math.inf] * 3, (-math.inf, 0)),
+                        ([math.inf, 0, math.inf], (math.inf, 2))):
         r, y = Axis(0, 3), tensor("y", 3)
         found = [value(Compute((), None, Reduce("expsum", (r,), (Load(y, (r,)), one), n)), (y,), [np.array(row, np.float32)]) for n in range(2)]
         np.testing.assert_allclose(found, wanted, rtol=1e-6)

@@ -20,7 +20,8 @@ from tokamak.ir.rules import FAST, RULES, Rule, fits, widens
 
 N = Size("n", 1)
 I = Axis(0, N)
-VARIABLES = {(name, d): Input(f"{name}_{d}", (as_index(N),), (as_index(1),), d) for name in "xyc" for d in (BOOL, U8, I8, I32, I64, F16, BF16, F32, F64)}
+VARIABLES = {(name, d): Input(f"{name}_{d}", (as_index(N),), (as_index(1),), d)
+             for name in "xyc" for d in (BOOL, U8, I8, I32, I64, F16, BF16, F32, F64)}
 
 
 def var(name, d):
@@ -44,12 +45,13 @@ PICK = Op("and", Op("eq", Coord(as_index(J)), XL), C)
 EXAMPLES = {
     "load of nothing": [Load(EMPTY, (T,), Op("and", C, Op("not", C)), k(2.5))],
     "sum of one picked element": [Reduce("sum", (J,), (Op("where", PICK, X, k(0.0)),)), Reduce("sum", (J,), (Op("where", PICK, XI, k(0, I32)),)),
-                                  Reduce("sum", (J, K5), (Op("where", Op("eq", XL, Coord(as_index(J))), Op("mul", X, Cast(F32, Coord(as_index(K5)))), k(0.0)),))],
+                                  Reduce("sum", (J, K5), (Op("where", Op("eq", XL, Coord(as_index(J))), Op("mul", X, Cast(F32, Coord(as_index(K5)))),
+                                                             k(0.0)),))],
     "fold an operation on constants": [Op("add", k(0.1), k(0.2)), Op("mod", k(-7, I32), k(3, I32)), Op("lt", k(math.nan), k(1.0)), Op("neg", k(0.0)),
                                        Op("shl", k(3, I8), k(7, I8)), Op("div", k(1.0), k(0.0)), Op("add", k(2**31 - 1, I32), k(1, I32)),
                                        Op("where", k(True, BOOL), k(1.0), k(2.0)), Op("max", k(math.nan), k(2.0))],
-    "fold a cast of a constant": [Cast(BF16, k(0.1)), Cast(I32, k(-2.7)), Cast(BOOL, k(math.nan)), Cast(U8, k(300, I32)), Cast(F32, k(2**24 + 1, I64)),
-                                  Cast(F16, k(1e6))],
+    "fold a cast of a constant": [Cast(BF16, k(0.1)), Cast(I32, k(-2.7)), Cast(BOOL, k(math.nan)), Cast(U8, k(300, I32)),
+                                  Cast(F32, k(2**24 + 1, I64)), Cast(F16, k(1e6))],
     "constants to the right": [Op("add", k(2.0), X), Op("eq", k(2, I32), XI)],
     "compared constants to the right": [Op("lt", k(2.0), X), Op("ge", k(2, I32), XI)],
     "(x + c1) + c2": [Op("add", Op("add", XI, k(2**31 - 1, I32)), k(5, I32)), Op("and", Op("and", XI, k(7, I32)), k(3, I32))],
@@ -72,7 +74,8 @@ EXAMPLES = {
               Op("where", C, k(False, BOOL), k(True, BOOL))],
     "not not": [Op("not", Op("not", B)), Op("not", Op("not", XI))],
     "not compared": [Op("not", Op("lt", XI, YI)), Op("not", Op("eq", X, Y)), Op("not", Op("ge", XI, YI))],
-    "logic": [Op(o, b, k(v, d)) for o in ("and", "or", "xor") for b, d in ((B, BOOL), (XI, I32)) for v in (0, -1)] + [Op("xor", B, B), Op("and", B, B)],
+    "logic": [*(Op(o, b, k(v, d)) for o in ("and", "or", "xor") for b, d in ((B, BOOL), (XI, I32)) for v in (0, -1)),
+              Op("xor", B, B), Op("and", B, B)],
     "bool == constant": [Op(o, B, k(v, BOOL)) for o in ("eq", "ne") for v in (True, False)],
     "x == x": [Op(o, XI, XI) for o in ("eq", "ne", "lt", "le", "gt", "ge")],
     "compare coordinates": [Op("lt", Coord(T), Coord(as_index(N))), Op("ge", Coord(T), k(0, I64)), Op("eq", Coord(T + 1), k(0, I64)),
@@ -85,10 +88,11 @@ EXAMPLES = {
     "rounding of a rounded value": [Cast(F32, Cast(BF16, Op("neg", Cast(F32, XH)))), Cast(F32, Cast(BF16, Op("max", Cast(F32, XH), k(0.0)))),
                                     Cast(F32, Cast(F16, Op("where", C, Cast(F32, var("x", F16)), k(-math.inf))))],
 }
-KEPT = [Op("add", X, k(0.0)), Op("sub", X, k(-0.0)), Op("mul", X, k(0.0)), Op("div", X, k(3.0)), Op("div", X, k(2.0**127)), Op("not", LT), Op("eq", X, X),
+KEPT = [Op("add", X, k(0.0)), Op("sub", X, k(-0.0)), Op("mul", X, k(0.0)), Op("div", X, k(3.0)), Op("div", X, k(2.0**127)), Op("not", LT),
+        Op("eq", X, X),
         Op("exp", k(0.1)), Op("floordiv", k(1, I32), k(0, I32)), Cast(F32, Cast(F16, X)), Cast(I32, Cast(F32, XI)), Cast(BF16, Cast(F32, XL)),
-        Op("lt", Coord(T), k(5, I64)), Cast(I8, Cast(BOOL, XI)), Cast(F32, Cast(BF16, Op("add", Cast(F32, XH), Cast(F32, XH)))), Cast(I8, k(math.inf)),
-        Op("lt", Coord(as_index(Fetch(XL, N))), Coord(as_index(N))), Op("sub", k(0.0), X)]
+        Op("lt", Coord(T), k(5, I64)), Cast(I8, Cast(BOOL, XI)), Cast(F32, Cast(BF16, Op("add", Cast(F32, XH), Cast(F32, XH)))),
+        Cast(I8, k(math.inf)), Op("lt", Coord(as_index(Fetch(XL, N))), Coord(as_index(N))), Op("sub", k(0.0), X)]
 
 
 def values(*exprs):

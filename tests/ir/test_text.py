@@ -32,7 +32,8 @@ ROW = Load(IDS, (I,))
 EXP = Op("exp", Load(X, (I, J)))
 SOFT = Compute((3,), None, Cast(BF16, Reduce("sum", (J,), (EXP,)), True))
 TWICE = Compute((3, 4), (as_index(1), as_index(3)), Op("mul", Op("add", EXP, Const(-0.0, F32)), Op("add", EXP, Const(-0.0, F32))), tag=2)
-GATHER = Compute((3, 4), None, Load(X, (as_index(Fetch(ROW, 3)), J), Op("lt", Coord(as_index(J) + as_index(I) * -2), Const(2, I64)), Const(math.inf, F32)))
+GATHER = Compute((3, 4), None, Load(X, (as_index(Fetch(ROW, 3)), J), Op("lt", Coord(as_index(J) + as_index(I) * -2), Const(2, I64)),
+                                    Const(math.inf, F32)))
 ARG = Compute((), None, Reduce("argmax", (I, J), (Load(X, (I, J)), Coord(as_index(I) * 4 + J)), 1))
 SCAN = Compute((3, 4), None, Scan("sum", J, (Load(X, (I, J)),), reverse=True))
 NOISE = Compute((3,), None, Random("uniform", Const(7, I64), Cast(I64, Scalar("seed", F64)), as_index(I) + 5))
@@ -48,7 +49,8 @@ CALL = Opaque("aten.mm.default", (whole(X), (View(X, (as_index(4),), (as_index(1
 MM = Result(CALL, 0, X.shape, X.strides, F32)
 MASK = Compute((3, 4), None, Op("isnan", Load(MM, (I, J))))
 NODES = (X, IDS, SYM, C, SOFT, TWICE, GATHER, ARG, SCAN, NOISE, WRAP, ODD, PUT, LAST, CALL, MM, MASK)
-GRAPH = Graph((X, IDS, "seed", SYM), NODES, (*map(whole, (SOFT, TWICE, GATHER, ARG, SCAN, NOISE, WRAP, ODD, PUT, LAST, MASK)), None, as_index(S), 3, 2.5),
+GRAPH = Graph((X, IDS, "seed", SYM), NODES,
+              (*map(whole, (SOFT, TWICE, GATHER, ARG, SCAN, NOISE, WRAP, ODD, PUT, LAST, MASK)), None, as_index(S), 3, 2.5),
               (Write(X, whole(TWICE)),), {SOFT: (Origin("sum", "model.py", 7, "x.exp().sum(1)", name="total"),), TWICE: (Origin(name="total"),)},
               {"h0": "seed * 2"}, {"s0": 5})
 

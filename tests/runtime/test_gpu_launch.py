@@ -71,7 +71,8 @@ def test_descriptors_are_made_of_what_a_call_gives(fake, launch):
 def test_memory_that_boxes_cannot_describe_gets_the_kernel_without(fake, launch):
     unit = GpuUnit("k", "text", ("*fp32", "i32", "fp64"), frozenset({0}), boxes=(("fp32", (128, 64)),), otherwise="other")
     rebuilt = []
-    made = Kernel(binary(unit, maps=((2, 7, 4, 3, (128, 32)),)), lambda u: (rebuilt.append(u), binary(u))[1], launch, lambda: fake.driver).on("cuda:0")
+    made = Kernel(binary(unit, maps=((2, 7, 4, 3, (128, 32)),)), lambda u: (rebuilt.append(u), binary(u))[1], launch,
+                  lambda: fake.driver).on("cuda:0")
     packed = struct.pack("=6qd6q", made.address, 5, 2, 3, 36, -3, 2.5, 36, 0, 100, 60, 64, 1)
     for _ in range(2):
         if launch(packed, 77):

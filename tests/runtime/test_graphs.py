@@ -302,7 +302,8 @@ def test_one_call_of_many_launches_is():
 
 def test_memory_that_another_piece_fills_is_written_back():
     """What a piece gets uninitialised it may fill: its copy must reach the others."""
-    p = program(Alloc("y", spec(4), "16"), call(ADD, "a", Ref("x"), 1), call(MUL, "b", Ref("a"), 2), Call(torch.sin, (Ref("b"),), {}, ((None, None),), True),
+    p = program(Alloc("y", spec(4), "16"), call(ADD, "a", Ref("x"), 1), call(MUL, "b", Ref("a"), 2),
+                Call(torch.sin, (Ref("b"),), {}, ((None, None),), True),
                 Call(torch.ops.aten.add.out, (Ref("b"), 1), {"out": Ref("y")}, ((None, None),), True), Copy(Ref("x"), Ref("y")), Return((Ref("y"),)))
     cut = split(p, frozenset({"cpu"}), {3: "no"})
     assert cut.pieces[1].written == ("y", "x") or set(cut.pieces[1].written) == {"x", "y"}

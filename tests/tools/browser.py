@@ -36,8 +36,8 @@ class Browser:
             high = [os.dup2(fd, n) for fd, n in ((reads, 100), (writes, 101))]
             os.dup2(high[0], 3)
             os.dup2(high[1], 4)
-        self.process = subprocess.Popen([found(), *flags], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, close_fds=False,
-                                        preexec_fn=as_3_and_4)
+        self.process = subprocess.Popen([found(), *flags], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                        close_fds=False, preexec_fn=as_3_and_4)
         for fd in (theirs[0], ours[1], reads, writes):
             os.close(fd)
         self.to, self.back, self.rest = theirs[1], ours[0], b""
@@ -130,7 +130,8 @@ class Browser:
 
     def click_on(self, selector: str, n: int = 0) -> None:
         """A click on the middle of the element number `n` that `selector` finds, scrolled into sight."""
-        x, y = self.run(f"""(() => {{ const e = document.querySelectorAll({selector!r})[{n}]; e.scrollIntoView({{block: 'center', behavior: 'instant'}});
+        x, y = self.run(f"""(() => {{ const e = document.querySelectorAll({selector!r})[{n}];
+            e.scrollIntoView({{block: 'center', behavior: 'instant'}});
             const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; }})()""")
         self.click(x, y)
 

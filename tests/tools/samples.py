@@ -60,8 +60,8 @@ def profile(kernels: int = 60, nasty: str = "") -> dict:
     rows = sorted((row(d, n) for d in drawings for n in d["nodes"]), key=lambda r: -r["wasted"])
     return {
         "format": "tokamak profile 1", "title": nasty or "model.py", "device": "cpu", "peaks": peaks(), "eager": side(2 * step, drawings, False),
-        "compiled": side(step, drawings, True), "bound": "memory", "why": "80% of the time in kernels is of that class", "fewest": 10 ** 8, "first": 2.5,
-        "stages": {"capture": 0.1, "build": 0.5}, "cached": 3, "built": 50, "rows": rows, "edges": edges,
+        "compiled": side(step, drawings, True), "bound": "memory", "why": "80% of the time in kernels is of that class", "fewest": 10 ** 8,
+        "first": 2.5, "stages": {"capture": 0.1, "build": 0.5}, "cached": 3, "built": 50, "rows": rows, "edges": edges,
         "advice": [{"what": "graph break", "place": nasty or "model.py:7", "reason": nasty or "print", "mend": "do not"}], "opaque": kernels // 5,
         "graphs": 2, "notes": [], "predicted": 2 ** 20, "held": [{"graph": "forward_0", "position": n, "bytes": 2 ** 19 + n} for n in range(20)],
         "drawings": drawings, "sources": sources, "files": {s["file"]: {str(x["line"]): x["code"] for x in sources} for s in sources[:1]},

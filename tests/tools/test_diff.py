@@ -114,7 +114,8 @@ def test_conditions(data):
     after["metrics"].update(step_ms=before["metrics"]["step_ms"] * 1.2, kernels=5)
     found = diff(before, after)
     assert found.failures("step_ms>10%, kernels>0, bytes>0%, graphs!=0") == [
-        f"step_ms>10%: step_ms went from {before['metrics']['step_ms']:.6g} to {after['metrics']['step_ms']:.6g}", "kernels>0: kernels went from 4 to 5"]
+        f"step_ms>10%: step_ms went from {before['metrics']['step_ms']:.6g} to {after['metrics']['step_ms']:.6g}",
+        "kernels>0: kernels went from 4 to 5"]
     assert found.failures("step_ms>25%, kernels>1") == [] and json.loads(found.to_json())["totals"]["kernels"] == [4, 5]
     with pytest.raises(OptionError, match="is no condition"):
         condition("speed>3%")

@@ -114,7 +114,8 @@ def shown(tmp_path):
 
 def painted(b: Browser, selector: str) -> int:
     """How many colours a canvas shows."""
-    return b.run(f"""(() => {{ const c = document.querySelector({selector!r}), d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data, s = new Set();
+    return b.run(f"""(() => {{ const c = document.querySelector({selector!r}), s = new Set();
+        const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
         for (let i = 0; i < d.length; i += 4) s.add(d[i] << 24 | d[i + 1] << 16 | d[i + 2] << 8 | d[i + 3]); return s.size; }})()""")
 
 

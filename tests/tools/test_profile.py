@@ -92,7 +92,8 @@ def test_advice_on_recompiles(reason, words):
 
 
 def test_advice_on_breaks():
-    assert "capture_scalar_outputs" in for_break("Unsupported Tensor.item() call") and "print behind" in for_break("Failed to trace builtin operator `print`")
+    assert "capture_scalar_outputs" in for_break("Unsupported Tensor.item() call")
+    assert "print behind" in for_break("Failed to trace builtin operator `print`")
     assert "fullgraph=True" in for_break("unheard of")
 
 
@@ -105,7 +106,8 @@ def test_memory_at_the_peak():
     step = Step([(lambda: torch.ones(n).add(1).sum(), (), {})])
     assert peak_bytes(step, "cpu") == pytest.approx(8 * n, rel=0.01)
     curve = memory_use(step, "cpu").curve
-    assert curve[0] == (0.0, 0) and max(b for _, b in curve) == pytest.approx(8 * n, rel=0.01) and [t for t, _ in curve] == sorted(t for t, _ in curve)
+    assert curve[0] == (0.0, 0) and max(b for _, b in curve) == pytest.approx(8 * n, rel=0.01)
+    assert [t for t, _ in curve] == sorted(t for t, _ in curve)
 
 
 def test_memory_that_a_training_step_holds():
@@ -174,8 +176,8 @@ def test_tiles_in_the_interpreter():
 def test_it_prints_and_is_json():
     p = profiled(Block(), torch.randn(64, 16))
     text = str(p)
-    for words in (f"bound by {p.bound}", "some CPU", "half of them", "bytes read and written", "fewest possible", "by wasted time", "addmm.default (torch)",
-                  "programs.py:42"):
+    for words in (f"bound by {p.bound}", "some CPU", "half of them", "bytes read and written", "fewest possible", "by wasted time",
+                  "addmm.default (torch)", "programs.py:42"):
         assert words in text, words
     data = json.loads(p.to_json())
     assert data["format"] == profiling.FORMAT and data["metrics"].keys() == set(METRICS)
@@ -247,7 +249,8 @@ def test_a_timeline_of_what_the_profiler_saw():
     assert seen.phases() == {"forward": pytest.approx(12e-9)} and marks_of(events, ("phase:",))[1] == Mark("phase:forward#1", 1000, 400)
     assert seen.timeline(1) == (
         Slice("phase", "forward", 0.0, pytest.approx(400e-9)), Slice("host", "starts f:1", pytest.approx(100e-9), pytest.approx(50e-9), "f", 1),
-        Slice("kernel", "k1", pytest.approx(500e-9), pytest.approx(9e-9), "f", 1), Slice("kernel", "fill", pytest.approx(520e-9), pytest.approx(3e-9)))
+        Slice("kernel", "k1", pytest.approx(500e-9), pytest.approx(9e-9), "f", 1),
+        Slice("kernel", "fill", pytest.approx(520e-9), pytest.approx(3e-9)))
     assert seen.timeline(7) == ()
 
 
