@@ -36,7 +36,7 @@ logspace masked_fill maximum meshgrid movedim mul nan_to_num narrow_copy ne neg 
 nn.functional.channel_shuffle nn.functional.elu nn.functional.gelu nn.functional.glu nn.functional.hardshrink nn.functional.hardsigmoid
 nn.functional.hardswish nn.functional.hardtanh nn.functional.leaky_relu nn.functional.logsigmoid nn.functional.mish nn.functional.pad
 nn.functional.pixel_shuffle nn.functional.pixel_unshuffle nn.functional.prelu nn.functional.relu6 nn.functional.selu nn.functional.silu
-nn.functional.softplus nn.functional.softshrink nn.functional.softsign nn.functional.tanhshrink nn.functional.threshold ones_like permute
+linalg.cross nn.functional.softplus nn.functional.softshrink nn.functional.softsign nn.functional.tanhshrink nn.functional.threshold ones_like permute
 permute_copy pow ravel reciprocal remainder repeat reshape roll rot90 round rsqrt rsub scalar_tensor select select_scatter sgn sigmoid sign slice
 slice_scatter split split_with_sizes sqrt square squeeze stack sub t tan tanh tile to transpose tril triu true_divide trunc unbind unbind_copy
 unflatten unfold unsqueeze vander view where xlogy zeros_like float long bool half byte""".split()

@@ -37,3 +37,55 @@ def test_a_computed_row_is_taken_apart_beside_an_axis_that_it_does_not_know():
     tokamak.compile(every_second, strict=True)(mine, rows).sum().backward()
     every_second(theirs, rows).sum().backward()
     torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+UPDATES = [(r, d) for r in ("sum", "prod", "amax", "amin") for d in (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8)]
+UPDATES += [("sum", torch.bfloat16), ("amax", torch.bfloat16), ("sum", torch.float16)]
+
+
+@pytest.mark.parametrize("how, dtype", UPDATES, ids=lambda x: str(x).removeprefix("torch."))
+@pytest.mark.parametrize("columns", [5, 51, 64])
+def test_lanes_that_meet_in_one_element_update_it_in_turn(how, dtype, columns):
+    def moved(x, at, into):
+        return into.scatter_reduce(1, at.float().floor().long(), x * 2, how)
+    g = torch.Generator().manual_seed(0)
+    x, into = (torch.randint(0, 4, (20, columns), generator=g).to(dtype) for _ in range(2))
+    at = torch.randint(0, 7, (20, columns), generator=g)
+    into = torch.cat([into, into, into], 1)[:, :9].contiguous()
+    torch._dynamo.reset()
+    with recording(strict=True) as recorder:
+        got = torch.compile(moved, backend="tokamak")(x, at, into)
+    torch.testing.assert_close(got, moved(x, at, into))
+    assert "tk_indices(" in "\n".join(STAGE_TEXTS["render"](g) for g in recorder.graphs)
+    for bad in (9, -10):
+        with pytest.raises((IndexError, RuntimeError)):
+            torch.compile(moved, backend="tokamak")(x, torch.full_like(at, bad), into)
+
+
+def test_updates_in_lanes_leave_out_those_that_are_guarded():
+    """A table of one column, one of whose rows is padding and gets no gradient."""
+    def looked_up(table, at):
+        return torch.nn.functional.embedding(at, table, padding_idx=3)
+    g = torch.Generator().manual_seed(0)
+    table, at = torch.randn(10, 1, generator=g), torch.randint(0, 10, (101,), generator=g)
+    mine, theirs = table.clone().requires_grad_(), table.clone().requires_grad_()
+    torch._dynamo.reset()
+    with recording(strict=True) as recorder:
+        torch.compile(looked_up, backend="tokamak")(mine, at).square().sum().backward()
+    looked_up(theirs, at).square().sum().backward()
+    torch.testing.assert_close(mine.grad, theirs.grad)
+    assert "[k]) store1_f32" in "\n".join(STAGE_TEXTS["render"](g) for g in recorder.graphs)
+
+
+def test_lanes_do_not_run_across_images_that_lie_pages_apart():
+    """Gradients of resampled images: 64 by 64 elements of float32 are four pages."""
+    def doubled(x):
+        return torch.nn.functional.interpolate(x, scale_factor=2, mode="bilinear") * 2
+    x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    torch._dynamo.reset()
+    with recording(strict=True) as recorder:
+        torch.compile(doubled, backend="tokamak")(mine).square().sum().backward()
+    doubled(theirs).square().sum().backward()
+    torch.testing.assert_close(mine.grad, theirs.grad)
+    assert "for (int64_t k = 0; k < W; k++) store1_f32" in "\n".join(STAGE_TEXTS["render"](g) for g in recorder.graphs)

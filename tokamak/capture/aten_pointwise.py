@@ -11,6 +11,7 @@ import torch
 
 from ..ir.dtype import BOOL
 from ..ir.expr import Const
+from .aten_views import rolled
 from .dtypes import TORCH_DTYPES
 from .promote import Term, call, clip, every, formulas, like, op, operand, pointwise, result_type, where
 from .registry import NotCompiled, register
@@ -286,6 +287,12 @@ def masked_fill(b, x: Tensor, mask: Tensor, value) -> Tensor:
 @register(torch.ops.prims.fma.default)
 def fma(b, x, y, z) -> Tensor:
     return pointwise(b, lambda p, q, r: p * q + r, x, y, z)
+
+
+@register(aten.linalg_cross.default)
+def cross(b, x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
+    turned = lambda t, by: rolled(t.expand(b.spec.shape), dim, by)
+    return pointwise(b, lambda p, q, r, s: p * q - r * s, turned(x, -1), turned(y, 1), turned(x, 1), turned(y, -1), wide=False)
 
 
 # -- copies and casts --------------------------------------------------------------------------------------------------

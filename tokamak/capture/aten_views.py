@@ -134,13 +134,14 @@ def roll(b, x: Tensor, shifts, dims=()) -> Tensor:
         return x
     shifts = shifts if isinstance(shifts, (tuple, list)) else (shifts,)
     if not dims:
-        return _roll(x.reshape([count(x.shape)]), 0, shifts[0]).reshape(x.shape)
+        return rolled(x.reshape([count(x.shape)]), 0, shifts[0]).reshape(x.shape)
     for s, d in zip(shifts, dims):
-        x = _roll(x, d, s)
+        x = rolled(x, d, s)
     return x
 
 
-def _roll(x: Tensor, dim: int, shift) -> Tensor:
+def rolled(x: Tensor, dim: int, shift) -> Tensor:
+    """`x` with element c - shift at c along `dim`."""
     n = x.shape[dim % x.rank]
     return along(x, dim, n, lambda c: mod(c - shift, n)) if n != 0 else x
 

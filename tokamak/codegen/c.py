@@ -332,6 +332,8 @@ class Printer(Loops, Partials):
             return [f"{{ u_h *h = (u_h *)({p}); h[0] += lower_half({s.value}); h[1] += upper_half({s.value}); }}"]
         value = f"cast_f32_f64({s.value})" if s.widened else s.value
         before: list[str] = []
+        if s.monoid not in (None, "last") and s.mode == "gather":
+            return self._in_turn(s)
         if s.monoid not in (None, "last"):
             guarded = s.guard is not None and s.mode != "splat"
             old = self._guarded(Read("", s.memory, d, s.address, s.mode, s.step, s.at, s.guard, s.value), p, d) if guarded else \
@@ -354,6 +356,15 @@ class Printer(Loops, Partials):
         if s.total is not None and not self.tail and self.streaming is not None and (self.lines is None or s in self.lines):
             return [f"if ({self.streaming.replace('@', (self.lines or {}).get(s, s.memory)).replace('&p', p)}) stream_{d}({p}, {value}); else {text}"]
         return [text]
+
+    def _in_turn(self, s: Write) -> list[str]:
+        """Updates at gathered places, where lanes may meet: one lane after the other."""
+        d, p, k = s.dtype, f"{self._pointer(s.memory, s.address)} + {s.at}k[k]", "n" if self.tail else "W"
+        one = f"v{s.value}[k]"
+        out = [f"int64_t {s.at}k[W] __attribute__((aligned(64))); store_i64({s.at}k, {s.at}); const {register(d)} v{s.value} = {s.value};",
+               f"for (int64_t k = 0; k < {k}; k++)" + (f" if ({s.guard}[k])" if s.guard is not None else "")
+               + f" store1_{d}({p}, {self.combine(s.monoid, d, f'loadb_{d}({p})', f'splat_{d}({one})')});"]
+        return ["{", *("  " + x for x in out), "}"]
 
     # -- folds ------------------------------------------------------------------------------------------------------------
     def combine(self, monoid: str, d: DType, a: str, b: str) -> str:

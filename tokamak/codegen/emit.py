@@ -4,7 +4,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..ir.dtype import BOOL, F32, I64, compute_type
-from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Random, Reduce, Scalar, Scan
+from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Random, Reduce, Scalar, Scan, walk
 from ..ir.index import Axis, Fetch as FetchAtom, FloorDiv, Index, Max, Min, Mod, Size, as_index
 from ..ir.ranges import positive
 from ..ir.substitution import substitute
@@ -17,6 +17,12 @@ from .scope import Block, Entry, Named, Unschedulable, all_atoms, literal, varie
 STEPS = 1 << 20         # coordinates that grow by fewer from lane to lane are compared in 32 bits
 _ROUNDS = ("round", "floor", "ceil", "trunc")
 _FLIPPED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}        # a op b is b FLIPPED[op] a
+
+
+def rounded(*roots: Expr) -> frozenset[Expr]:
+    """What is rounded to integers somewhere in `roots`."""
+    rounds = (e for e in walk(*roots) if isinstance(e, Op) and e.name in _ROUNDS or isinstance(e, Cast) and e.dtype.is_int)
+    return frozenset(e.children()[0] for e in rounds)
 
 
 def _behind(block: Block, home: Block, slot: int) -> bool:
@@ -43,7 +49,7 @@ class Emitter:
         self.buffered: dict[Expr, Buffer] = {}
         self.kept: dict[Expr, tuple[Block, int]] = {}   # buffered value -> where it is written: a block, and how many of its loops stand before
         self.uses: dict[str, list[tuple[Expr, Block, Read | Write]]] = {}       # buffer -> its value, written and read in these blocks
-        self.exact: set[Expr] = set()                   # what is rounded to integers next: a last bit of a quotient would be a whole step
+        self.exact: frozenset[Expr] = frozenset()       # what something rounds to integers: a last bit of a quotient would be a whole step
         self.once = Block([], frozenset())
         self.root = Block([], frozenset(parallel), self.once, 0)
 
@@ -322,8 +328,6 @@ class Emitter:
                 step = self._lane_step(lane.index) if isinstance(lane, Coord) and self.vector not in e.args[1 - position].free else 0
                 if step:
                     return self._emit_lane_compare(e, _FLIPPED[e.name] if position else e.name, lane.index, e.args[1 - position], step, block)
-        if e.name in _ROUNDS:
-            self.exact.add(e.args[0])
         entries = [self.emit(a, block) for a in e.args]
         whole = isinstance(e.args[0], Reduce)           # once for all that it folds: the mean of equal values is that value
         reciprocal = e.name == "div" and e.dtype is F32 and self.low.s.divide == "reciprocal" and not whole and e not in self.exact
@@ -359,8 +363,6 @@ class Emitter:
         return self._put(e, self._home(block, (), (x, by)), block, Quotient(var, x.var, by.var), var)
 
     def _emit_cast(self, e: Cast, block: Block) -> Entry:
-        if e.dtype.is_int:
-            self.exact.add(e.arg)
         arg = self.emit(e.arg, block)
         var = self.low.fresh()
         return self._put(e, arg.home, block, Convert(var, e.dtype, e.arg.dtype, arg.var), var)

@@ -15,9 +15,15 @@ from ..ir.index import Axis, Fetch as FetchAtom, Index, Size, as_index
 from ..ir.substitution import substitute
 from ..schedule.body import Store
 from ..schedule.schedule import LANE_SCANS, invariant, packable
-from .emit import Emitter
+from .emit import Emitter, rounded
 from .kernel import Accumulator, Buffer, Convert, Finish, Fold, Let, Loop, Partial, PartialUpdate, Phase, Prefix, Read, Refill, Splat, Tile, Write
 from .scope import Block, Entry, FoldRecord, Unschedulable, all_atoms, inner_walk, level, literal
+
+
+def _roots(s: Store) -> list[Expr]:
+    """What a store computes: its value, its guard, and the numbers in its address."""
+    guard = [s.guard] if s.guard is not None else []
+    return [s.expr, *guard, *(x.expr for x in all_atoms(s.address) if isinstance(x, FetchAtom))]
 
 
 def _scan_key(s: Scan):
@@ -69,6 +75,7 @@ class Tree(Emitter):
         self.accumulators: dict = {}                    # (monoid, over, args) -> fold already placed
         self.final: list[Store] = []
         self.stores = []
+        self.exact = rounded(*(r for s in stores for r in _roots(s)))
         for s in stores:
             (self.final if not self.partial_of and any(self._crosses(e) for e in walk(s.expr)) else self.stores).append(s)
         self.crossing = list(dict.fromkeys(e for s in self.final for e in walk(s.expr) if self._crosses(e)))

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from ..fuse.cost import GRAIN, Hints
 from ..ir.dtype import F64
 from ..ir.expr import Expr, Load, Op, Reduce, Scan, walk
-from ..ir.index import Axis, Index, Size
+from ..ir.index import Axis, Fetch, Index, Size
 from ..ir.ops import OPS
 from .body import Body, Store, exprs_of
 
@@ -311,9 +311,12 @@ def vector_axis(b: Body, hints: Hints, target) -> Axis | None:
     every = {a for e in walk(*exprs_of(b)) if isinstance(e, Reduce) for a in e.over}
     folded = every if target.ordered else set()
     score = {a: n for a, n in score.items() if n or a not in folded}
+    lanes = target.vector_bytes // 4
+    crowded = all(not n and _by_pages(b, a, hints) for a, n in score.items())
+    if updates and crowded and not target.ordered and (turns := _in_turn(b, updates, serial, hints)) is not None:
+        return turns
     if not score:
         return None
-    lanes = target.vector_bytes // 4
 
     def rank(a: Axis):
         n = hints(a.extent)
@@ -340,6 +343,34 @@ def vector_axis(b: Body, hints: Hints, target) -> Axis | None:
         if packed:
             return max(packed, key=rank)
     return beside or best
+
+
+PAGE = 4096             # bytes; lines so far apart, or a multiple of it, crowd the same places of the first-level cache
+TURNS = 4               # elements along an axis from which on what is added to them is computed in lanes, which then add in turn
+
+
+def _in_turn(b: Body, updates: list[Store], serial, hints: Hints) -> Axis | None:
+    """The axis of which updates are made lane by lane where no axis is free of meetings, or steps of whole pages along it: the innermost one that is
+    long enough, if each update's place differs along it; where the last update counts, the innermost of all. Probabilities of 51 values moved to
+    their neighbours (C51), 1024 rows: 1.30 ms on one core with each element by itself, 0.30 so; gradients of 256 images of 64 x 64 resampled from 32
+    x 32, where lanes had run across images, 23.8 and 11.3."""
+    for n, a in enumerate(reversed(loop_order(b, hints))):
+        if n and any(s.monoid == "last" for s in updates):
+            break
+        if a not in serial and hints(a.extent) >= TURNS and all(a in s.axes and a in _every_axis(s.address) for s in updates):
+            return a
+    return None
+
+
+def _by_pages(b: Body, a: Axis, hints: Hints) -> bool:
+    """Does something step by whole pages along `a`?"""
+    steps = ((address.coefficient(a), size) for _, address, size in strides_of(b))
+    return any(c.terms and _magnitude(c, hints) * size % PAGE == 0 for c, size in steps)
+
+
+def _every_axis(i: Index) -> set[Axis]:
+    """The axes of `i`, those of fetched indices too."""
+    return {a for x in i.atoms() for a in (x.expr.free if isinstance(x, Fetch) else Index({(x,): 1}).axes())}
 
 
 def _packs(b: Body, vector: Axis, hints: Hints, target) -> bool:
