@@ -220,7 +220,7 @@ def _begun(gm: fx.GraphModule, options: Options) -> Callable[[Sequence[Any]], Ca
     graph = classified(graph, machine)
     if machine.kind != "gpu" or graph.classes:
         raise Unsupported("a program for each class of sizes")
-    _, built, _, program = _planned(captured, constants, machine, options, graph, trace)
+    _, built, _, program = _planned(constants, machine, options, graph, trace)
     kernels = _begin_kernels(built, machine, replace(options, progress=False), trace)
 
     def finished(example_inputs: Sequence[Any]) -> Callable[[list], Any]:
@@ -285,7 +285,7 @@ def _kernels_and_program(captured: Graph, constants: Mapping, machine: Target, o
                          name: str, again: Callable | None = None, meanwhile: Callable[[], None] | None = None) -> Callable[[list], Any]:
     """The stages behind `simplify`, for sizes of the graph's classes: the boxed function. On a GPU, while nobody looks, one that waits for its
     kernels when it is called: torch has a graph's guards to build until then. `again`, `meanwhile`: see `compile_graph`."""
-    lowered, built, rows, program = _planned(captured, constants, machine, options, graph, trace)
+    lowered, built, rows, program = _planned(constants, machine, options, graph, trace)
     if machine.kind == "gpu" and other is None and again is not None and _unwatched(options):
         wait = _begin_kernels(built, machine, options, trace, meanwhile)
         return _when_called(lambda: again(lambda trace, name: _assembled(program, wait(), options, trace, name, None)))
@@ -297,7 +297,7 @@ def _kernels_and_program(captured: Graph, constants: Mapping, machine: Target, o
     return trace("build", check.checked(call, captured, lowered.plan, constants, report) if check else call)
 
 
-def _planned(captured: Graph, constants: Mapping, machine: Target, options: Options, graph: Graph,
+def _planned(constants: Mapping, machine: Target, options: Options, graph: Graph,
              trace: Trace) -> tuple[Lowered, Mapping, tuple[Unit, ...], Program]:
     """The stages from `stream` to `program`; before the last what else is built beside the kernels."""
     graph = trace("stream", stream(graph, machine) if options.streaming else graph)

@@ -21,7 +21,7 @@ STEPS, ROWS, LANES = 37, 8, 16
 def kernel(monoid: str, d) -> str:
     """Rows of 16 lanes take in 37 tiles of elements, of which the last lanes are idle in every third; pairs of lanes, then all, are folded to one."""
     names = [f"c{k}" for k in range(len(CARRIERS[monoid]))]
-    both = triton_ops.combine(monoid, d, tuple(f"a{k}" for k in range(len(names))), tuple(f"b{k}" for k in range(len(names))))
+    both = triton_ops.combine(monoid, tuple(f"a{k}" for k in range(len(names))), tuple(f"b{k}" for k in range(len(names))))
     idle = triton_ops.neutral(monoid, d)
     lines = ["at = tl.arange(0, 8)[:, None] * 16 + tl.arange(0, 16)[None, :]", "row = tl.arange(0, 8)"]
     lines += [f"{c} = {triton_ops.full('[8, 16]', v, d)}" for c, v in zip(names, CARRIERS[monoid])]
@@ -72,7 +72,7 @@ def test_neutral_elements_change_nothing(tmp_path):
         k = range(len(CARRIERS[m]))
         loads = [f"x{i} = tl.load(p{i} + tl.arange(0, 8))" for i in k] + [f"n{i} = {triton_ops.full('[8]', v, d)}" for i, v in enumerate(CARRIERS[m])]
         pair = (tuple(f"x{i}" for i in k), tuple(f"n{i}" for i in k))
-        lines = loads + [f"{', '.join(f'{s}{i}' for i in k)} = {triton_ops.combine(m, d, *order)[0]}"
+        lines = loads + [f"{', '.join(f'{s}{i}' for i in k)} = {triton_ops.combine(m, *order)[0]}"
                          for s, order in (("l", pair), ("r", pair[::-1]))]
         lines += [f"tl.store({s}{i}p + tl.arange(0, 8), {s}{i})" for s in "lr" for i in k]
         args = [*(f"p{i}" for i in k), *(f"{s}{i}p" for s in "lr" for i in k)]

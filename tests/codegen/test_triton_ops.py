@@ -155,13 +155,13 @@ def fold_values(d, seed: int = 0) -> np.ndarray:
 def fold_kernel(monoid: str, d) -> str:
     """The fold and the prefixes along axis 1 of a block, the suffixes too, and the two halves of axis 0 combined element by element."""
     args = ("x", "i")[:MONOIDS[monoid]]
-    mixed = triton_ops.combine(monoid, d, ("x", "i")[:len(args)], ("y", "j")[:len(args)])
+    mixed = triton_ops.combine(monoid, ("x", "i")[:len(args)], ("y", "j")[:len(args)])
     lines = ["at = tl.arange(0, 4)[:, None, None] * 16 + tl.arange(0, 8)[None, :, None] * 2 + tl.arange(0, 2)[None, None, :]",
              "flat = tl.arange(0, 4)[:, None] * 2 + tl.arange(0, 2)[None, :]",
              f"x = tl.load(p + at){'.to(tl.int1)' if d is BOOL else ''}", "i = (tl.arange(0, 8)[None, :, None] + at * 0).to(tl.int64)",
              f"y = tl.load(p + 63 - at){'.to(tl.int1)' if d is BOOL else ''}", "j = 7 - i"]
-    for name, text, index in (("r", triton_ops.reduce(monoid, d, args, 1), "flat"), ("s", triton_ops.scan(monoid, d, args, 1), "at"),
-                              ("t", triton_ops.scan(monoid, d, args, 1, True), "at")):
+    for name, text, index in (("r", triton_ops.reduce(monoid, d, args, 1), "flat"), ("s", triton_ops.scan(monoid, args, 1), "at"),
+                              ("t", triton_ops.scan(monoid, args, 1, True), "at")):
         names = [name + str(k) for k in range(len(args))]
         lines.append(f"{', '.join(names)} = {text}")
         lines += [f"tl.store({n}p + {index}, {n})" for n in names]
@@ -247,7 +247,7 @@ LATER = [(m, d) for m, count in MONOIDS.items() if count == 2 for d in (F32, F64
 
 def test_combination_with_later_indices(tmp_path):
     """As the general one, where the second's indices come after the first's; NaN included, in all pairs of special values."""
-    text = "".join(elementwise(f"{m}_{d}", [d, d], triton_ops.combine(m, d, ("x0", "(at * 0)"), ("x1", "(at * 0 + 1)"), later=True)[1])
+    text = "".join(elementwise(f"{m}_{d}", [d, d], triton_ops.combine(m, ("x0", "(at * 0)"), ("x1", "(at * 0 + 1)"), later=True)[1])
                    for m, d in LATER)
     found = interpret(text, [elements(f"{m}_{d}", [torch.from_numpy(a) for a in pairs(d, 2)], torch.int32) for m, d in LATER], tmp_path)
     for (m, d), (out, _) in zip(LATER, found):

@@ -149,7 +149,7 @@ class Adaptive:
     def first(self, o: Index) -> Index:
         return self.start(o)
 
-    def covered(self, o: Index, include_pad: bool = False) -> Index:
+    def covered(self, o: Index, include_pad: bool) -> Index:
         return self.end(o) - self.start(o)
 
 
@@ -215,18 +215,18 @@ def max_pool_backward(b, grad, numbers, shape, strides, kernel, stride, padding)
     return _won(b, grad, numbers, dims, here)
 
 
-def _max_dims(b, n, self: Tensor, outputs, kernel_size, stride, padding, dilation) -> list[Stride]:
+def _max_dims(n, self: Tensor, outputs, kernel_size, stride, padding, dilation) -> list[Stride]:
     return _strides(n, self.shape[-n:], outputs[-n:], kernel_size, stride, padding, dilation)
 
 
 def _register_max(n: int, forward, backward) -> None:
     @register(forward)
     def max_pool(b, self, kernel_size, stride=(), padding=0, dilation=1, ceil_mode=False):
-        return _maximum(b, self, _max_dims(b, n, self, b.spec.shape, kernel_size, stride, padding, dilation))
+        return _maximum(b, self, _max_dims(n, self, b.spec.shape, kernel_size, stride, padding, dilation))
 
     @register(backward)
     def max_pool_backward(b, grad_output, self, kernel_size, stride, padding, dilation, ceil_mode, indices):
-        return _maximum_backward(b, grad_output, indices, _max_dims(b, n, self, grad_output.shape, kernel_size, stride, padding, dilation))
+        return _maximum_backward(b, grad_output, indices, _max_dims(n, self, grad_output.shape, kernel_size, stride, padding, dilation))
 
 
 def _register_adaptive_max(n: int, forward, backward) -> None:

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from ..ir.dtype import ALL, DType
-from .c_memory import GATHERS, MASKED, STORED, gathered, gathers, lane_list, masks, register
+from .c_memory import GATHERS, MASKED, STORED, gathered, gathers, masks, register
 
 _INTEGERS = {
     "tk_div": "TK int64_t tk_div(int64_t a, int64_t b) { int64_t q = a / b; return q - (a - q * b < 0); }",

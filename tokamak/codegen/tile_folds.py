@@ -169,7 +169,7 @@ class TileFolds(TileValues):
                 taken = (self.assign(scope, words.reduce(e.monoid, e.args[0].dtype, (f"tk.rows_of_threads({taken[0]}, {carried[0]})",), 0)),)
             elif self._few(e) and not self._by_thread(e):
                 taken = (self.assign(scope, words.reduce(e.monoid, e.args[0].dtype, (f"tk.lanes({taken[0]}, {carried[0]})",), 0)),)
-            scope.lines += words.combine_lines(e.monoid, e.args[0].dtype, carried, carried, taken, self._later(e))
+            scope.lines += words.combine_lines(e.monoid, carried, carried, taken, self._later(e))
         if folds_elements(e) and self._at_once(e):
             self._several_moments(scope, e, accumulators)
         self._first_pieces()
@@ -268,7 +268,7 @@ class TileFolds(TileValues):
 
     def _combined(self, scope: Scope, e: Reduce, x: tuple, y: tuple) -> tuple:
         made = tuple(self.fresh() for _ in x)
-        scope.lines += words.combine_lines(e.monoid, e.args[0].dtype, made, x, y)
+        scope.lines += words.combine_lines(e.monoid, made, x, y)
         return made
 
     def _across(self, scope: Scope, e: Reduce, carried: tuple, dims: frozenset, lanes: bool = False):
@@ -388,10 +388,10 @@ class TileFolds(TileValues):
 
     def _behind_words(self, scope: Scope, e: Scan, fold: Reduce, position: int, carry: tuple) -> Value:
         """The prefixes of the elements before the whole words, and of those behind them, which go on from `carry`."""
-        d, dims = e.args[0].dtype, frozenset((e.along,))
+        dims = frozenset((e.along,))
         made = [self._prefixes(scope, e, (self._beside_words(scope, e, fold, before),), dims, position)[0] for before in (True, False)]
         behind = self.fresh()
-        scope.lines += words.combine_lines(e.monoid, d, (behind,), carry, (made[1],))
+        scope.lines += words.combine_lines(e.monoid, (behind,), carry, (made[1],))
         found = self.assign(scope, f"tl.where({self.ends} < {self.s.shift.group}, {made[0]}, {behind})")
         value = scope.memo[e, self._key(e.free)] = Value(found, frozenset((e.along,)), scope, True)
         return value
@@ -402,10 +402,10 @@ class TileFolds(TileValues):
         dims = frozenset().union(*(v.dims for v in values))
         made = self._prefixes(scope, e, tuple(v.var for v in values), dims, position)
         if carry is not None:
-            scope.lines += words.combine_lines(e.monoid, e.args[0].dtype, made, carry, made)
+            scope.lines += words.combine_lines(e.monoid, made, carry, made)
         if after is not None:
             total, _, _ = self._across(scope, fold, tuple(v.var for v in values), dims)
-            scope.lines += words.combine_lines(e.monoid, e.args[0].dtype, after, carry, total) if carry is not None else \
+            scope.lines += words.combine_lines(e.monoid, after, carry, total) if carry is not None else \
                 [f"{a} = {t}" for a, t in zip(after, total)]
         for n, m in enumerate(made):
             same = Scan(e.monoid, e.along, e.args, n, e.reverse)
@@ -419,7 +419,7 @@ class TileFolds(TileValues):
         if short:
             args = tuple(self.assign(scope, f"tl.broadcast_to({x}, {self.shape(self.s.dims)})") for x in args)
         made = tuple(self.fresh() for _ in args)
-        scope.lines.append(f"{', '.join(made)} = {words.scan(e.monoid, e.args[0].dtype, args, position)}")
+        scope.lines.append(f"{', '.join(made)} = {words.scan(e.monoid, args, position)}")
         for p in short:
             made = tuple(self.assign(scope, f"tk.any_of({x}, {p})") for x in made)
         return made
@@ -428,7 +428,7 @@ class TileFolds(TileValues):
         """Along a looped axis that is no dimension: the carry itself."""
         carry = self.carries[e.monoid, e.args]
         values = [self.emit(x) for x in e.args]
-        scope.lines += words.combine_lines(e.monoid, e.args[0].dtype, carry, carry, tuple(v.var for v in values))
+        scope.lines += words.combine_lines(e.monoid, carry, carry, tuple(v.var for v in values))
         dims = frozenset().union(*(v.dims for v in values))
         for n, c in enumerate(carry):
             var = self.assign(scope, c)

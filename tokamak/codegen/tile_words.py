@@ -31,9 +31,9 @@ def number(name: str, d: DType) -> str:
     return f"{name} != 0" if d is BOOL else f"{name}.to({triton_type(d)})"
 
 
-def combine_lines(monoid: str, d: DType, made: tuple, a: tuple, b: tuple, later: bool = False) -> list[str]:
+def combine_lines(monoid: str, made: tuple, a: tuple, b: tuple, later: bool = False) -> list[str]:
     """made = a (+) b, component by component. `later`: the indices of b are greater than those of a."""
-    texts = combine(monoid, d, a, b, later)
+    texts = combine(monoid, a, b, later)
     return [f"{', '.join(made)} = {', '.join(texts)}"]
 
 
@@ -72,6 +72,6 @@ def update_in_order(monoid: str, d: DType, target: str, value: str, mask: str, n
     if monoid != "last":
         carried, (old, new) = compute_type(d), names
         both = cast(carried, d, old), cast(carried, d, value)
-        lines += [f"{old} = tl.load({target}{where})", f"{new} = {cast(d, carried, combine(monoid, carried, both[:1], both[1:])[0])}"]
+        lines += [f"{old} = tl.load({target}{where})", f"{new} = {cast(d, carried, combine(monoid, both[:1], both[1:])[0])}"]
         value = new
     return [*lines, f"tl.store({target}, {value}{where})"]

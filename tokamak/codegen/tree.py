@@ -16,7 +16,7 @@ from ..ir.substitution import substitute
 from ..schedule.body import Store
 from ..schedule.schedule import LANE_SCANS, invariant, packable
 from .emit import Emitter, rounded
-from .kernel import Accumulator, Buffer, Convert, Finish, Fold, Let, Loop, Partial, PartialUpdate, Phase, Prefix, Read, Refill, Splat, Tile, Write
+from .kernel import Accumulator, Buffer, Finish, Fold, Let, Loop, Partial, PartialUpdate, Phase, Prefix, Read, Refill, Splat, Tile, Write
 from .scope import Block, Entry, FoldRecord, Unschedulable, all_atoms, inner_walk, level, literal
 
 

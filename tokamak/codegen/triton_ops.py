@@ -169,7 +169,7 @@ def neutral(monoid: str, dtype: DType, component: int = 0, index: DType = I64) -
     return literal(2 ** (8 * index.bytes - 1) - 1, index) if component else literal(identity(monoid, dtype), dtype)
 
 
-def combine(monoid: str, dtype: DType, a: tuple[str, ...], b: tuple[str, ...], later: bool = False) -> tuple[str, ...]:
+def combine(monoid: str, a: tuple[str, ...], b: tuple[str, ...], later: bool = False) -> tuple[str, ...]:
     """Texts of the carried components of a and b combined element by element. `later` (argmax, argmin): every index of b is greater than those of a,
     which saves comparing them. One text for all components of the `ir.ops.CARRIERS`."""
     if monoid in CARRIERS:
@@ -199,7 +199,7 @@ def sums(args: list[str], axis: int) -> str:
     return f"tk.sums{len(args)}({', '.join(args)}, {axis})"
 
 
-def scan(monoid: str, dtype: DType, args: tuple[str, ...], axis: int, reverse: bool = False) -> str:
+def scan(monoid: str, args: tuple[str, ...], axis: int, reverse: bool = False) -> str:
     """Text of the inclusive prefixes of `args` along a block's `axis` (suffixes with `reverse`), in the type of `args`; a tuple for argmax
     and argmin."""
     return f"tk.scan_{monoid}({', '.join(args)}, {axis}, {reverse})"

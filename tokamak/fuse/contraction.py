@@ -108,7 +108,7 @@ def few_in_tf32(c: Contraction, hints: Hints) -> bool:
     return along and not (c.batch or c.digits or c.outer or c.scales) and min(c.sizes(hints)[1:3]) <= TURNED
 
 
-def chained(c: Contraction, inner: Contraction | None, hints: Hints) -> bool:
+def chained(c: Contraction, inner: Contraction | None) -> bool:
     """Can `inner`, in the left factor of `c`, be made within a step of it: its columns are the depth of `c`, and a program can hold its depth and the
     columns of `c`?"""
     if inner is None or not multiplied(inner) or inner.digits or c.digits or inner.batch or c.batch or inner.fold.free - c.fold.free != {c.depth}:
@@ -142,7 +142,7 @@ def shared_roles(group: Group, found: list[Contraction], hints: Hints) -> Roles 
     what is computed pointwise from these."""
     outer = [c for c in found if not any(c.fold.free - x.fold.free == {x.depth} for x in found)]
     inner = [c for c in found if c not in outer]
-    if not outer or len(inner) > 1 or inner and (len(outer) > 1 or not chained(outer[0], inner[0], hints)):
+    if not outer or len(inner) > 1 or inner and (len(outer) > 1 or not chained(outer[0], inner[0])):
         return None
     first, places = outer[0], {outer[0].fold.free, *(c.fold.free for c in inner)}
     together = all((c.fold.free, c.fold.over, c.rows, c.columns) == (first.fold.free, first.fold.over, first.rows, first.columns) for c in outer)

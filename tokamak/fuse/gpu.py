@@ -303,7 +303,7 @@ def best_roles(group: Group, found: list[Roles], hints: Hints, target) -> Roles:
         carried = sum(hints.count(m.free - r.parallel) for m in r.accumulating)
         rows = v is not None and bool(r.accumulating) and len(r.local) > 0 and v not in r.parallel \
             and CARRIED_ROW[0] <= hints.count(frozenset((v,))) <= CARRIED_ROW[1]
-        return (possible, _shares_columns(group, r, v, hints), busy(group, r, v, hints, target), not _walked(group, r, v), not r.accumulating,
+        return (possible, _shares_columns(group, r, v, hints), busy(group, r, v, hints, target), not _walked(r, v), not r.accumulating,
                 rows, -carried, -len(r.parallel) if r.accumulating else 0, hints.count(r.parallel))
     return max(found, key=rank)
 
@@ -336,13 +336,13 @@ def _folds_elsewhere(a: Group, b: Group, hints: Hints) -> bool:
     return bool(over) and any(m.bound and m.bound != over for m in b.members)
 
 
-def _walked(group: Group, r: Roles, v) -> bool:
+def _walked(r: Roles, v) -> bool:
     """Does a program walk down columns that it folds, and write them on the way?"""
     down = frozenset(a for m in r.local for a in m.bound) - r.parallel
     return v in r.parallel and any(m.bound & down for m in r.local) and any(down & m.free and not m.bound for m in r.local)
 
 
-def _cuts_lines(group: Group, r: Roles, v, hints: Hints) -> bool:
+def _cuts_lines(r: Roles, v, hints: Hints) -> bool:
     """Would a fold, within the same program, over rows of `v` that lie one behind the other make accesses short, which are 16-byte words along
     both? Not where long columns are summed beside what is written: those are read in whole words, wherever they begin."""
     crossed = {a for m in r.accumulating for a in m.bound}
@@ -408,7 +408,7 @@ def unprofitable(a: Group, b: Group, joined: Group, r: Roles, before: tuple[Role
     v = contiguous_axis(joined, hints)
     if any(_folds_elsewhere(x, y, hints) for x, y in ((a, b), (b, a))) and not _share_a_matrix(a, b, hints):
         return Reason("no_saving", "unprofitable", "what columns give is folded on faster by another kernel")
-    if v in r.parallel and _cuts_lines(joined, r, v, hints):
+    if v in r.parallel and _cuts_lines(r, v, hints):
         return Reason("no_saving", "unprofitable", "rows that begin anywhere would be read one by one, not several as one")
     if not busy(joined, r, v, hints, target) and all(busy(g, x, v, hints, target) for g, x in zip((a, b), before)):
         return Reason("no_parallelism", "unprofitable", f"{hints.count(r.parallel)} rows")

@@ -88,7 +88,7 @@ def _by_kernels(graph: Graph, found: Mapping[Opaque, _Larger], target) -> set[Op
     return {n for n in found if spared(n)}
 
 
-def _larger(call: Opaque, positions: tuple | None, rates: Rates, there: Callable[[Node], bool] = lambda n: True) -> _Larger | None:
+def _larger(call: Opaque, positions: tuple | None, rates: Rates, there: Callable[[Node], bool]) -> _Larger | None:
     """How `call` is made larger; None where it is not. `there`: is a node in memory, so that a larger one is a copy?"""
     if positions is None:
         return None

@@ -88,7 +88,7 @@ def choose(b: Body, hints: Hints, target, alone: bool = True) -> tuple[Body, Mat
             b = with_a_row(b, found)
             found = folds_of(b)
         else:
-            s = _vector(b, found[0], hints, target)
+            s = _vector(b, found[0], hints)
             return (b, s) if s is not None else None
     made = _choose(b, found, hints, target, alone)
     if made is not None and (size := _slices(found, made, target.threads if alone else 0, hints)):
@@ -99,7 +99,7 @@ def choose(b: Body, hints: Hints, target, alone: bool = True) -> tuple[Body, Mat
 
 def _choose(b: Body, found: list[Contraction], hints: Hints, target, alone: bool) -> MatmulSchedule | None:
     c, within = found[0], inner_of(found)
-    if len(within) > 1 or within and not chained(c, within[0], hints):
+    if len(within) > 1 or within and not chained(c, within[0]):
         return None
     rows, columns = (max(axes, key=lambda a: hints(a.extent)) for axes in (c.rows, c.columns))
     if within:
@@ -111,7 +111,7 @@ def _choose(b: Body, found: list[Contraction], hints: Hints, target, alone: bool
     turned = hints(few.extent) <= TURNED
     if _wide(many, few, c, len(found), b, hints, target):
         sizes = {many: 64, few: max(SIDE, power(hints(few.extent))), c.depth: AHEAD}
-        return _schedule(b, c, sizes, hints, target, stages=1, early=True, ahead=True)
+        return _schedule(b, c, sizes, hints, stages=1, early=True, ahead=True)
     cut = _tiles_of_slices if c.outer else _tiles
     sizes = _few_rows(many, few, c, hints, target.threads, alone, len(found)) if turned else cut(rows, columns, c, hints)
     first, second = list(sizes)[:2]
@@ -122,7 +122,7 @@ def _choose(b: Body, found: list[Contraction], hints: Hints, target, alone: bool
     steps = -(-hints(walked.extent) // sizes[walked])
     shares = max(1, min(target.threads // tiles, steps // STEPS)) if alone else 1
     shared = SHARED if not turned or alone and tiles * shares <= target.threads else FEW_SHARED
-    return _schedule(b, c, sizes, hints, target, programs=shares, group=1 if turned else GROUP, warps=_warps(sizes, c), early=turned,
+    return _schedule(b, c, sizes, hints, programs=shares, group=1 if turned else GROUP, warps=_warps(sizes, c), early=turned,
                      stages=_stages(sizes, found, shared, turned))
 
 
@@ -267,11 +267,11 @@ def _back_to_back(b: Body, c: Contraction, inner: Contraction, rows: Axis, colum
     each = sizes[rows] * (2 * width + beside * blocks * sizes[c.depth])
     held = 2 * blocks * sizes[c.depth] * (width + sizes[columns]) + (HELD_STAGES - 1) * each
     if 1 < blocks <= HELD_BLOCKS and c.depth.extent.constant is not None and held <= SHARED:
-        return _schedule(b, c, sizes, hints, target, inner=inner.depth, stages=HELD_STAGES, resident=target.threads, blocks=blocks)
-    return _schedule(b, c, sizes, hints, target, inner=inner.depth, stages=3 if blocks == 1 else 2, resident=RESIDENT * target.threads)
+        return _schedule(b, c, sizes, hints, inner=inner.depth, stages=HELD_STAGES, resident=target.threads, blocks=blocks)
+    return _schedule(b, c, sizes, hints, inner=inner.depth, stages=3 if blocks == 1 else 2, resident=RESIDENT * target.threads)
 
 
-def _vector(b: Body, c: Contraction, hints: Hints, target) -> VectorSchedule | None:
+def _vector(b: Body, c: Contraction, hints: Hints) -> VectorSchedule | None:
     """A product of a matrix and a vector; its matrix is read once, and leaves the cache first."""
     found = vector.sizes(c, hints)
     if found is None:
@@ -284,7 +284,7 @@ def _vector(b: Body, c: Contraction, hints: Hints, target) -> VectorSchedule | N
                           wide=wide(b, hints), once=True, unrolled=frozenset(c.digits), depth=c.depth, group=1, early=True)
 
 
-def _schedule(b: Body, c: Contraction, sizes: dict[Axis, int], hints: Hints, target, stages: int, inner: Axis | None = None, programs: int = 1,
+def _schedule(b: Body, c: Contraction, sizes: dict[Axis, int], hints: Hints, stages: int, inner: Axis | None = None, programs: int = 1,
               group: int = 1, resident: int = 0, warps: int = 4, early: bool = False, blocks: int = 1,
               ahead: bool = False) -> MatmulSchedule:
     first, second, depth, *outer = sizes

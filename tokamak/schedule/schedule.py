@@ -74,7 +74,7 @@ def choose(b: Body, hints: Hints, target) -> Schedule:
                          and a.extent.constant is not None and a.extent.constant <= UNROLL)
     block = None
     if vector is not None and vector in b.parallel:
-        block = block_size(b, vector, folded - b.parallel - unrolled, hints, target)
+        block = block_size(vector, folded - b.parallel - unrolled, hints, target)
     parallel = tuple(a for a in order if a in b.parallel and a is not vector)
     across = across_axis(b, vector, parallel, hints) if block else None
     if across is not None:
@@ -119,7 +119,7 @@ BLOCK = 4096            # elements of a pointwise block: long enough to hide loo
 BLOCKS = (1024, 256, 64)        # elements of a block of columns: few sizes, since each is a kernel of its own
 
 
-def block_size(b: Body, vector: Axis, long_folds, hints: Hints, target) -> int:
+def block_size(vector: Axis, long_folds, hints: Hints, target) -> int:
     """Elements of the vector axis per iteration. With a long fold inside, a block's partial results stay in the first-level cache
     and the block spans whole cache lines; otherwise one block is a plain stretch of a loop."""
     if long_folds:

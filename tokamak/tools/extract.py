@@ -71,7 +71,7 @@ def write(record: GraphRecord, g: Group, path: str) -> str:
     cut, inputs, made = part(plan.graph, g.nodes(), plan.stores[g])
     pairs = [(x, i) for x, i in zip(launched(record), kernels(record)) if x.group is g]
     program = alone(record.values["program"], g, record, inputs, cut)
-    sizes = sizes_of(plan.graph, values)
+    sizes = sizes_of(values)
     text = TEMPLATE.format(
         title=f"{' + '.join(i.name for _, i in pairs)}, of {record.name}", name=os.path.basename(path), graph=quoted(print_graph(cut)),
         listing=safe("\n".join(annotate.kernel_text(record, x, i) for x, i in pairs)),

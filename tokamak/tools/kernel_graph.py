@@ -80,7 +80,7 @@ def arguments(graph, cut, inputs: dict, values: dict, args: list) -> list:
     return [*(values[n] for n in inputs), *(numbers[i] for i in cut.inputs[len(inputs):])]
 
 
-def sizes_of(graph, values: dict) -> dict[str, int]:
+def sizes_of(values: dict) -> dict[str, int]:
     """Sizes that stand alone as an extent of a value, as they were in a call."""
     found: dict[str, int] = {}
     for node, value in values.items():

@@ -39,6 +39,7 @@ CPU_SIZES = tuple(1 << n for n in range(12, 29, 2))             # bytes of the s
 GPU_SIZES = tuple(1 << n for n in range(12, 31, 2))             # 4 KiB ... 1 GiB
 SECONDS = 0.1          # of calls a figure on a CPU
 CALLS = 15              # a figure on a GPU
+SIDE = 8192              # of the squares whose product is the rate of products of a GPU
 BUSY = 0.1              # of the cores: where other work took more, figures of a CPU are too low
 
 
@@ -239,12 +240,13 @@ def _gpu_copy(size: int, room: int) -> float:
     return _median(once)
 
 
-def _gpu_product(dtype: torch.dtype, tf32: bool, n: int = 8192) -> float:
+def _gpu_product(dtype: torch.dtype, tf32: bool) -> float:
+    """FLOP/s of a product of squares of `SIDE`."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = tf32
     try:
-        a, b = (torch.randn(n, n, device="cuda", dtype=dtype) for _ in range(2))
-        return 2 * n ** 3 / _median(lambda: a @ b)
+        a, b = (torch.randn(SIDE, SIDE, device="cuda", dtype=dtype) for _ in range(2))
+        return 2 * SIDE ** 3 / _median(lambda: a @ b)
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
 

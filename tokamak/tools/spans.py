@@ -48,21 +48,20 @@ def marks_of(events, ranges: tuple[str, ...]) -> tuple[Mark, ...]:
     return tuple(sorted(found, key=lambda m: m.start))
 
 
-def device_spans(fn: Callable[[], object], calls: int = 1, ranges: str = "") -> list[Span]:
-    """What `calls` calls of `fn` ran on the GPU, in order. `ranges`: the beginning of the names of `record_function` ranges to attribute it to; with
-    '' only the device is watched, which costs the host least."""
-    activities = [ProfilerActivity.CUDA, *([ProfilerActivity.CPU] if ranges else [])]
+def device_spans(fn: Callable[[], object], calls: int) -> list[Span]:
+    """What `calls` calls of `fn` ran on the GPU, in order. Only the device is watched, which costs the host least."""
     torch.cuda.synchronize()
     WATCHED.set()
-    with torch.profiler.profile(activities=activities) as profiler:
+    with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(calls):
             fn()
         torch.cuda.synchronize()
-    return spans_of(profiler.profiler.kineto_results.events(), ranges)
+    return spans_of(profiler.profiler.kineto_results.events(), "")
 
 
-def spans_of(events, ranges: str = "") -> list[Span]:
-    """The spans among the events of the profiler."""
+def spans_of(events, ranges: str) -> list[Span]:
+    """The spans among the events of the profiler. `ranges`: the beginning of the names of the `record_function` ranges that they are attributed to,
+    '' for none."""
     found, = spans_under(events, ranges)
     return found
 

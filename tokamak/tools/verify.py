@@ -272,5 +272,5 @@ def in_float64(record: GraphRecord, g: Group, values: dict, seen: Seen) -> dict:
     plan = record.values["lower"].plan
     cut, inputs, made = part(plan.graph, g.nodes(), plan.stores[g])
     wide, new = exact(cut)
-    found = evaluate(wide, arguments(plan.graph, cut, inputs, values, seen.args), sizes=sizes_of(plan.graph, values)).values
+    found = evaluate(wide, arguments(plan.graph, cut, inputs, values, seen.args), sizes=sizes_of(values)).values
     return {n: found[new[made[n]]] for n in plan.stores[g]}
