@@ -212,6 +212,14 @@ def test_peaks_that_are_too_low_are_said_to_be(shown, others):
 
 
 @needs_browser
+def test_what_to_do_first_and_what_is_to_be_said_of_the_steps_are_shown(shown):
+    data = samples.profile(10)
+    data.update(next="mend it", step="a step: all of it", notes=["other work took 80% of the cores"])
+    text = shown(data).run("document.body.innerText")
+    assert "next: mend it" in text and "a step: all of it" in text and "\nother work took 80%" in text
+
+
+@needs_browser
 def test_opening_a_report_is_measured_by_a_command(capsys, tmp_path):
     assert page.main(["--kernels", "20", "--times", "1", "--screenshot", str(tmp_path / "seen.png")]) == 0
     assert capsys.readouterr().out.startswith("20 kernels: made in ") and (tmp_path / "seen.png").read_bytes().startswith(b"\x89PNG")

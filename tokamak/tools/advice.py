@@ -1,12 +1,22 @@
-"""What to do about a graph break or a new capture: a line each, by Dynamo's words."""
+"""What to do about a graph break or a new capture: a line each, by Dynamo's words. And what to do first, by what a step is bound by."""
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from .dynamo import Break
+
+if TYPE_CHECKING:
+    from .limits import Row
+    from .machine import Peaks
+    from .profile import Side
+
+TENSOR = 1.5            # times as fast: where products in another type are, it is worth to try that
+LOST = 0.1              # of a step that a single kernel wastes: worth to look at
 
 BREAKS = (
     (r"graph_break\(\)|Call to `torch\._dynamo\.graph_break", "remove the call of torch._dynamo.graph_break()"),
@@ -45,6 +55,34 @@ def for_break(reason: str) -> str:
 
 def for_recompile(reason: str) -> str:
     return _first(RECOMPILES, reason, "make what the guard names equal in every call")
+
+
+def following(bound: str, side: Side, peaks: Peaks, rows: Sequence[Row], breaks: int, recompiles: int, recorded: bool, device: str) -> str:
+    """What to do first about a compiled step that is bound so: what keeps it from being one graph, then by the word."""
+    if breaks or recompiles:
+        found = [f"{n} {word}{'s' if n > 1 else ''}" for n, word in ((breaks, "graph break"), (recompiles, "new capture")) if n]
+        return f"mend the {' and '.join(found)} below: kernels cannot join what runs apart, and each capture is compiled anew"
+    if bound == "overhead":
+        if device == "cpu":
+            host = f"{side.idle / side.step:.0%}"
+            return f"more work a call, such as a larger batch: the host takes {host} of a step of {side.kernels} kernels and calls"
+        return ("what CUDA graphs leave out, below; then more work a call, such as a larger batch" if recorded else
+                'mode="reduce-overhead": what the host launches is recorded once and replayed')
+    products = sum(r.seconds for r in rows if r.dtype == "float32" and r.kind == "arithmetic")
+    faster = {k: v / peaks.matmul["float32"] for k, v in peaks.matmul.items() if k in ("tf32", "bfloat16")} if "float32" in peaks.matmul else {}
+    if bound == "arithmetic" and 2 * products > sum(r.seconds for r in rows if r.kind == "arithmetic"):
+        if faster.get("tf32", 0) > TENSOR:
+            return f'torch.set_float32_matmul_precision("high"): products in TF32 were measured {faster["tf32"]:.1f} times as fast here'
+        if faster.get("bfloat16", 0) > TENSOR:
+            return f'tokamak.optimize(..., allow="bf16"): products in bfloat16 were measured {faster["bfloat16"]:.1f} times as fast here'
+    if bound in ("memory", "arithmetic"):
+        return 'fewer bits, which change numbers: tokamak.optimize(..., allow=("bf16", "int8")) measures each'
+    worst = max(rows, key=lambda r: r.wasted, default=None)
+    if worst is None or worst.wasted < LOST * side.step:
+        return "more work a call, such as a larger batch: many kernels wait a little each"
+    return f"{worst.name} wastes {worst.wasted / side.step:.0%} of the step: " + (
+        "it is torch's own call" if worst.opaque else "tokamak tune tries other schedules" if device != "cpu" else
+        f"tokamak verify --extract {worst.name} makes a file that times it alone")
 
 
 def _first(table, reason: str, otherwise: str) -> str:

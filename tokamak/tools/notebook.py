@@ -44,7 +44,8 @@ def section(title: str, body: str, more: int = 0) -> str:
 def profile_html(p: Profile) -> str:
     gain = p.eager.step / p.compiled.step
     head = (f'<div style="font-size:1.25em"><b>{gain:.2f} times as fast as eager</b>: {took(p.eager.step)} &rarr; {took(p.compiled.step)}</div>'
-            f"<div>bound by <b>{html.escape(p.bound)}</b>: {html.escape(p.why)}</div>")
+            f"<div>bound by <b>{html.escape(p.bound)}</b>: {html.escape(p.why)}</div>"
+            + "".join(f"<div>{html.escape(text)}</div>" for text in (p.next and f"next: {p.next}", p.step) if text))
     sides = table(("", "eager", "compiled", ""), [(b.name, b.eager, b.compiled, b.note) for b in bars(p)], (1, 2))
     heads = ("kernel", "wasted", "time", "calls", "% of limit", "class", "bytes", "phase", "where")
     rows = section(f"kernels and calls of torch by wasted time: {took(sum(r.wasted for r in p.rows))} of {took(sum(r.seconds for r in p.rows))}",

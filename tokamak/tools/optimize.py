@@ -300,7 +300,7 @@ class _Climb:
             looked = Looked("fused", watcher)
             step = interleaved({"fused": made}, self.device, self.seconds / 2, looked=looked)["fused"].step
             each = looked.seconds()
-            self.busy = sum(each.values())
+            self.busy = looked.busy(step)
         else:
             seen = traced(made, self.device, watcher)
             each, self.busy = by_position(seen, watcher.graphs), seen.busy

@@ -26,12 +26,12 @@ from .. import __version__, backend as compiler
 from ..errors import OptionError
 from ..runtime.program import Launch
 from . import footprint, limits
-from .advice import for_recompile, mend
+from .advice import following, for_recompile, mend
 from .dynamo import uncompiled
 from .explain import Edge, Explanation, explanation
 from .kernels import least_bytes, memory_operations, plan_of
 from .limits import Row
-from .machine import Peaks, peaks
+from .machine import BUSY, Peaks, peaks, Ran, others as other_work
 from .record import GraphRecord, recording
 from .sources import Source
 from .spans import WATCHED, Span
@@ -43,6 +43,7 @@ SECONDS = 1.0           # of steps, for each side
 FEW, ENOUGH = 2, 0.15   # steps, and seconds of them, that torch's profiler sees at least where they take less than a second
 LATE = ("torch's profiler was used in this process before: steps that wait for the host may take longer from then on, here too; "
         "a process of its own says what they take without")
+MOST = 0.5              # of the cores: where other work takes more, the host of a GPU waits for one
 UNSTEADY = 0.25         # of a step, between which half of the steps lie
 FORMAT = "tokamak profile 1"        # of the JSON
 
@@ -120,7 +121,8 @@ class Profile:
     compiler behind it worked); `stages`: seconds of each stage over all graphs; `cached`: kernels that were there already; `took`: seconds of
     profiling itself. `fewest`: bytes that any way of running the graphs moves; `predicted`: bytes of memory at the peak, and `held` over a step, read
     off the programs. `drawings`: the graphs, which refer to `sources` (lines, shown by `files`) and `texts`. `coverage`: by CUDA graphs, where these
-    are on."""
+    are on. `step`: what a step is, where that is no call of a function; `next`: what to do first; `beside`: the share of the cores that other work
+    took while steps were timed."""
     title: str
     device: str
     peaks: Peaks
@@ -149,6 +151,9 @@ class Profile:
     others: tuple[Other, ...] = ()
     took: float = 0.0
     about: dict[str, str] = field(default_factory=dict)
+    step: str = ""
+    next: str = ""
+    beside: float = 0.0
 
     @property
     def lines(self) -> tuple[Line, ...]:
@@ -283,7 +288,10 @@ def profile_called(watcher: Watcher, seconds: float = SECONDS, title: str = "") 
     watcher.keep_arguments = False
     for step in (eager, made, made):
         step()
-    return replace(examined(watcher, eager, made, found, watcher.compiling, seconds, title), took=time.perf_counter() - began)
+    step = f"the {len(calls)} captured functions that {title or 'the program'} called" if len(calls) > 1 else "the captured function that was called"
+    words = f"a step: {step}, with the arguments of the last call" + (" of each" if len(calls) > 1 else "") + (
+        f", and the {len(behind)} behind gradients (the optimizer's)" if behind else "")
+    return replace(examined(watcher, eager, made, found, watcher.compiling, seconds, title, words), took=time.perf_counter() - began)
 
 
 def each(calls: Sequence[tuple[Callable, tuple]]) -> None:
@@ -323,12 +331,13 @@ def restored(optimizer: torch.optim.Optimizer | None, parameters: Sequence[torch
 
 
 # -- measuring -------------------------------------------------------------------------------------------------------------
-def examined(watcher: Watcher, eager: Step, made: Step, device: str, first: float, seconds: float, title: str = "") -> Profile:
+def examined(watcher: Watcher, eager: Step, made: Step, device: str, first: float, seconds: float, title: str = "", step: str = "") -> Profile:
     """Measures both steps, which have run before, and puts together what is known of them. Steps are timed before anything else: behind a use of
     torch's profiler, by which peaks are measured too, a step of 519 launches was seen to take 9.0 ms that had taken 7.4 in the same process."""
-    gpu = device != "cpu"
+    gpu, before = device != "cpu", Ran.now()
     looked, steps, late = Looked("looked at", watcher), {"eager": eager, "compiled": made}, behind_another(device)
     times = interleaved(steps if gpu else {**steps, looked.name: made}, device, seconds, looked=looked)      # to look at kernels takes time, too
+    beside = other_work(before, Ran.now())
     here = peaks(device)
     e, records = explanation(watcher), watcher.graphs
     each, others, sides = (on_gpu if gpu else on_cpu)(eager, made, device, times, looked, records)
@@ -342,13 +351,15 @@ def examined(watcher: Watcher, eager: Step, made: Step, device: str, first: floa
     how = [u.how for r in records for u in r.units.values()]
     library = Library()
     drawings = tuple(drawing(r, library, each, here) for r in records)
-    held = footprint.predicted(records)
+    held, covers = footprint.predicted(records), tuple(covered(records))
     return Profile(
         title, device, here, *sides, word, why, fewest_bytes(records), first, stages(records), sum(h in ("cache", "process") for h in how), len(how),
         tuple(found), costly(e, here), tuple(advice(e)), len(e.opaque), len(records),
-        (*(f"{r.name} {r.eager}" for r in records if r.eager), *late, *unsteady({side: times[side] for side in ("eager", "compiled")})),
-        footprint.peak(held), held, drawings, tuple(library.sources), library.files(), library.texts, tuple(covered(records)),
-        others, about=about())
+        (*(f"{r.name} {r.eager}" for r in records if r.eager), *late, *crowded(beside, device),
+         *unsteady({side: times[side] for side in ("eager", "compiled")})),
+        footprint.peak(held), held, drawings, tuple(library.sources), library.files(), library.texts, covers,
+        others, about=about(), step=step, next=following(word, sides[1], here, found, breaks=len(e.breaks), recompiles=len(e.recompiles),
+                                                         recorded=bool(covers), device=device), beside=beside)
 
 
 def behind_another(device: str) -> tuple[str, ...]:
@@ -358,13 +369,19 @@ def behind_another(device: str) -> tuple[str, ...]:
 
 
 def on_cpu(eager: Step, made: Step, device: str, times: Mapping[str, Times], looked: Looked, records) -> tuple:
-    """((graph, position) -> seconds a step; Others; both sides, without what is counted): kernels by the host's clock, eager's operators by the
-    profiler; phases are those of the step nearest to the median, so that they add up."""
+    """((graph, position) -> seconds a step; Others; both sides, without what is counted): kernels by the host's clock, eager's operators by the part
+    that they take of a step under the profiler; phases are those of the step nearest to the median, so that they add up."""
     each, calls = looked.seconds(), fitting(times["eager"])
-    busy, plain = operators(eager, calls)
-    ran = min(busy, times["eager"].step), sum(each.values())
+    plain = operators(eager, calls)[1]
+    ran = part_of(plain, "operator") * times["eager"].step, looked.busy(times["compiled"].step)
     return each, (), [Side(t.step, t.host, b, t.took.phases, 0, 0, 0, t.middle, line) for t, b, line in zip(
         (times["eager"], times["compiled"]), ran, (plain, watched_timeline(looked, times[looked.name])))]
+
+
+def part_of(timeline: Sequence[Slice], lane: str) -> float:
+    """The part of a step that what stands in a lane of its timeline takes."""
+    whole = sum(s.seconds for s in timeline if s.lane == "phase")
+    return min(1.0, sum(s.seconds for s in timeline if s.lane == lane) / whole) if whole else 0.0
 
 
 def on_gpu(eager: Step, made: Step, device: str, times: Mapping[str, Times], looked: Looked, records: Sequence[GraphRecord]) -> tuple:
@@ -387,6 +404,15 @@ def unsteady(sides: Mapping[str, Times]) -> Iterator[str]:
         if spread(t.step, t.middle) > UNSTEADY:
             yield (f"half of the {name} steps lie {spread(t.step, t.middle):.0%} of a step apart, the shortest took {t.least * 1e3:.3g} ms: "
                    "the machine did other work meanwhile, so ratios, and what the step is bound by, mean little (more seconds: more steps)")
+
+
+def crowded(beside: float, device: str) -> Iterator[str]:
+    """What is to be said where other work took so much of the cores while steps were timed."""
+    if device == "cpu" and beside > BUSY:
+        yield (f"other work took {beside:.0%} of the cores while steps were timed: a kernel on several threads waits for the one that waits for "
+               "a core (fewer threads, torch.set_num_threads, or a machine with less to do)")
+    elif beside > MOST:
+        yield f"other work took {beside:.0%} of the cores while steps were timed: what the host takes is too long"
 
 
 def fitting(t: Times) -> int:

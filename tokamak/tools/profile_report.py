@@ -45,8 +45,12 @@ def took(seconds: float) -> str:
 def head(p: Profile) -> Iterator[Text]:
     faster = p.eager.step / p.compiled.step
     yield Text(f"bound by {p.bound}: {p.why}", "bold")
+    if p.next:
+        yield Text(f"next: {p.next}", "bold")
     yield Text(f"{took(p.eager.step)} in eager, {took(p.compiled.step)} compiled: {faster:.2f} times as fast, on {p.device} ({p.peaks.device})",
                "bold")
+    if p.step:
+        yield Text(p.step, "dim")
     rates = ", ".join(f"{name} {rate_text(rate)}" for name, rate in p.peaks.matmul.items())
     yield Text(f"peaks, measured {p.peaks.when}: copy {size_text(p.peaks.bandwidth)}/s, {rates}, shortest kernel {took(p.peaks.launch)}", "dim")
 
@@ -75,7 +79,7 @@ def bars(p: Profile) -> Iterator[Bar]:
     if p.eager.middle[1] and p.compiled.middle[1]:
         yield bar("  half of them", lambda s: " to ".join(map(took, s.middle)), "the others took less or more; the step above is the median")
     yield bar("device busy" if gpu else "in kernels and operators", lambda s: took(s.busy),
-              "" if gpu else "eager's: by torch's profiler, with its cost")
+              "" if gpu else "eager's: its part of steps under torch's profiler (estimate)")
     yield bar("idle, gaps" if gpu else "the rest: host", lambda s: f"{took(s.idle)}  {share(s)}")
     if gpu:
         yield bar("host", lambda s: took(s.host), "until it is done with a step, device idle before")

@@ -190,16 +190,19 @@ def interleaved(steps: dict[str, Step], device: str, seconds: float, least: int 
     while (now := time.perf_counter()) < end or min(map(len, taken.values())) < (least if now < end + LONG else FEWEST):
         for name, step in steps.items():
             taken[name] += _turn(step, device, min(TURN, seconds / 5), looked if looked is not None and looked.name == name else None)
+    if looked is not None and looked.name in taken:
+        looked.took = tuple(t.step for t in taken[looked.name])
     return {name: _medians(found) for name, found in taken.items()}
 
 
 class Looked:
     """Looks at the kernels of the steps called `name`, whose programs tell `watcher`, by the host's clock: what runs on the CPU runs while the host
-    waits for it. `steps`: the events of each step."""
+    waits for it. `steps`: the events of each step; `took`: its seconds."""
 
     def __init__(self, name: str, watcher: Watcher):
         self.name, self.watcher = name, watcher
         self.steps: list[list[tuple[str, int, int, int]]] = []
+        self.took: tuple[float, ...] = ()
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
@@ -220,6 +223,12 @@ class Looked:
             for key, took in sums.items():
                 taken.setdefault(key, []).append(took * 1e-9)
         return {key: statistics.median(found) for key, found in taken.items()}
+
+    def busy(self, step: float) -> float:
+        """Seconds in which kernels run, of a step of `step`: what they take each, together; where other work stretched steps, here one kernel and
+        there another, the part of the steps that they took."""
+        shares = [sum(took for *_, took in events) * 1e-9 / whole for events, whole in zip(self.steps, self.took, strict=True) if whole]
+        return min(step, max(sum(self.seconds().values()), step * statistics.median(shares or [0.0])))
 
 
 def _turn(step: Step, device: str, seconds: float, looked: Looked | None) -> list[Took]:

@@ -304,7 +304,7 @@ function opaqueCard() {
         h("div", {}, h("b", {}, "mend: "), a.mend),
       ),
     ),
-    DATA.notes.map(n => h("div", {class: "advice"}, h("b", {class: "warntext"}, "eager "), n)),
+    DATA.notes.map(n => h("div", {class: "advice"}, h("span", {class: "warntext"}, n))),
     !DATA.advice.length && h("p", {class: "muted"}, "No graph breaks, nothing captured again."),
     by.size
       ? table({

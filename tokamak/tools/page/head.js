@@ -82,6 +82,8 @@ function headCard() {
           " ",
           h("span", {class: "muted"}, DATA.why),
         ),
+        DATA.next && h("div", {}, h("b", {}, "next: "), DATA.next),
+        DATA.step && h("div", {class: "muted small"}, DATA.step),
       ),
     ),
     h(
@@ -112,7 +114,10 @@ function tiles() {
       eager: e.busy,
       compiled: c.busy,
       text: time,
-      note: `idle: ${percent(Math.max(0, 1 - e.busy / e.step))} in eager, ${percent(Math.max(0, 1 - c.busy / c.step))} compiled`,
+      note:
+        `${device ? "idle" : "the rest, the host"}: ${percent(Math.max(0, 1 - e.busy / e.step))} in eager, ` +
+        `${percent(Math.max(0, 1 - c.busy / c.step))} compiled` +
+        (device ? "" : "; eager's: its part of steps under torch's profiler (estimate)"),
     }),
     tile({
       title: device ? "Kernels" : "Kernels and calls",
