@@ -10,6 +10,7 @@ from tests.compiled.linear import TOLERANCE, calls, error, run, schedules, value
 from tokamak.codegen.stages import schedule_plan
 from tokamak.fuse.plan import plan
 from tokamak.ir.parse import parse_graph
+from tokamak.schedule.beside import BesideSchedule
 from tokamak.schedule.matmul import MatmulSchedule, sums_beside
 from tokamak.schedule.persistent import PersistentSchedule
 from tokamak.schedule.rows import RowsSchedule
@@ -116,6 +117,15 @@ def test_a_step_of_narrow_layers(between, rows, inner, hidden, out):
     (backward,) = [r for r in step(fn, layers(rows, inner, hidden, out)) if r.kind == "backward"]
     assert not calls(backward) and len(narrow(backward)) == 1
     assert len(schedules(backward)) == 1 or inner == 128        # a wide layer's rows and weights may not find room beside each other
+
+
+def test_what_programs_carry_is_added_up_by_one_kernel():
+    """Two layers' weights and biases, four sums of what the programs leave, are a launch."""
+    fn = lambda x, w, b, v, c: F.linear(F.relu(F.linear(x, w, b)), v, c)
+    (backward,) = [r for r in step(fn, layers(1000, 64, 48, 64)) if r.kind == "backward"]
+    (made,) = backward.values["render"].values()
+    rows, sums = (p.kernel.schedule for p in made.parts)
+    assert isinstance(rows, RowsSchedule) and isinstance(sums, BesideSchedule) and len(sums.parts) == 4
 
 
 @pytest.mark.parametrize("residual", [True, False])

@@ -158,9 +158,6 @@ class MatmulLowering(TileLowering):
         stages = f", num_stages={self.schedule.stages}" if self._single(self.schedule.depth) else ""
         return f"for {step} in tl.range({first}, {count}, {programs}{stages})"
 
-    def _program(self) -> str:
-        return "tl.program_id(0)"
-
     def _decode_tile(self, tile: Scope, moving: list[Axis], number: str) -> None:
         """Coordinates of the axes that differ from tile to tile: the accumulator's vary fastest."""
         count = lambda a: self.param("int", ("blocks", a), self.blocks(a))

@@ -53,8 +53,11 @@ class TileLowering(TileAhead):
 
     def _place(self) -> tuple[str, Index]:
         """This program's number, and how many programs have the same."""
-        first = "tl.program_id(0)" + (".to(tl.int64)" if self.s.wide else "")
+        first = self._program() + (".to(tl.int64)" if self.s.wide else "")
         return self.assign(self.program, f"tl.num_programs(0) - 1 - {first}" if self.s.backward else first, "b"), as_index(1)
+
+    def _program(self) -> str:
+        return "tl.program_id(0)"
 
     def _begin(self, a: Axis, start: int) -> str:
         """Where the piece of held axis `a` lies that begins `start` elements behind the program's first; '' is 0."""
