@@ -19,7 +19,7 @@ from tokamak.tools.cli import main
 from tokamak.tools.limits import Row, bound, kind_of
 from tokamak.tools.names import rate_text
 from tokamak.tools.profile import METRICS, Other, beyond, by_position, condition, profile, unsteady
-from tokamak.tools.profile_report import flops, shortened
+from tokamak.tools.profile_report import alike, flops, shortened
 from tokamak.tools.record import recording
 from tokamak.tools.spans import Mark, Span, marks_of, spans_of
 from tokamak.tools.traced import Slice, Traced, memory_use, peak_bytes, thinned
@@ -390,6 +390,12 @@ def test_other_work_on_the_machine_is_said():
     assert not [*profiling.crowded(0.05, "cpu"), *profiling.crowded(0.4, "cuda:0")]
     (one,), (other,) = profiling.crowded(0.8, "cpu"), profiling.crowded(0.8, "cuda:0")
     assert one.startswith("other work took 80% of the cores") and "set_num_threads" in one and "host" in other
+
+
+def test_edges_between_the_same_lines_are_one_row():
+    edge = lambda made, used, nbytes: profiling.Costly(SimpleNamespace(made=made, used=used, kind="k", reason="r", bytes=nbytes), nbytes * 1.0)
+    edges = [edge("a", "b", 4), edge("a", "c", 9), edge("a", "b", 8), edge(None, "b", 1), edge(None, "b", 2)]
+    assert [[c.edge.bytes for c in same] for same in alike(edges)] == [[4, 8], [9], [2], [1]]
 
 
 PRODUCT, NORM = (Row(name, "forward", "", "", 1, 1.0, 8, 8, 8, limit, kind, opaque=opaque) for name, limit, kind, opaque in (

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from .limits import Row
 from .names import count_text, rate_text, size_text
-from .profile import Profile, Side
+from .profile import Costly, Profile, Side
 from .report import place, plural
 
 WIDTH = 160
@@ -199,13 +199,25 @@ def edge_table(p: Profile) -> Iterator:
     if not p.edges:
         return
     yield Text(f"\nvalues that pass through memory between kernels: {took(sum(c.seconds for c in p.edges))} at copy speed (estimate)", "bold")
-    table = Table("cost", "bytes", "made by", "read by", "why not one kernel", box=None, pad_edge=False)
-    for c in p.edges[:EDGES]:
-        e = c.edge
-        table.add_row(took(c.seconds), size_text(e.bytes), f"{e.producer} {place(e.made)}", f"{e.consumer} {place(e.used)}", f"{e.kind}: {e.reason}")
+    table = Table("cost", "bytes", "values", "made by", "read by", "why not one kernel", box=None, pad_edge=False)
+    found = alike(p.edges)
+    for same in found[:EDGES]:
+        e = same[0].edge
+        table.add_row(took(sum(c.seconds for c in same)), size_text(sum(c.edge.bytes for c in same)), str(len(same)), f"{e.producer} {place(e.made)}",
+                      f"{e.consumer} {place(e.used)}", f"{e.kind}: {e.reason}")
     yield table
-    if len(p.edges) > EDGES:
-        yield Text(f"... and {len(p.edges) - EDGES} more")
+    if len(found) > EDGES:
+        yield Text(f"... and {sum(map(len, found[EDGES:]))} more")
+
+
+def alike(edges: Iterable[Costly]) -> list[list[Costly]]:
+    """Edges between the same lines with the same reason together, those that cost most first."""
+    found: dict[tuple, list[Costly]] = {}
+    for c in edges:
+        e = c.edge
+        key = (e.made, e.used, e.kind, e.reason) if e.made and e.used else (id(e),)
+        found.setdefault(key, []).append(c)
+    return sorted(found.values(), key=lambda same: -sum(c.seconds for c in same))
 
 
 def opaque_table(p: Profile) -> Iterator[Text]:

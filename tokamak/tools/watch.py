@@ -227,7 +227,7 @@ class Looked:
     def busy(self, step: float) -> float:
         """Seconds in which kernels run, of a step of `step`: what they take each, together; where other work stretched steps, here one kernel and
         there another, the part of the steps that they took."""
-        shares = [sum(took for *_, took in events) * 1e-9 / whole for events, whole in zip(self.steps, self.took, strict=True) if whole]
+        shares = [sum(took for *_, took in events) * 1e-9 / whole for events, whole in zip(self.steps, self.took) if whole]
         return min(step, max(sum(self.seconds().values()), step * statistics.median(shares or [0.0])))
 
 
