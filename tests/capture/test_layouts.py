@@ -279,3 +279,14 @@ def test_what_is_kept_for_backward_is_kept_once():
         tokamak.compile(net, strict=True)(x)
     images = [t for t in kept if t.dim() == 4 and t.shape[2] == 28]
     assert len(images) <= 7 and sum(t.is_contiguous(memory_format=LAST) for t in images) >= len(images) - 1
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_lies_so_already_is_only_marked(grad, always, monkeypatch):
+    """Nothing is traced again, and every convolution says how it runs."""
+    def again(node):
+        raise AssertionError("a call was traced again")
+    monkeypatch.setattr(layouts, "_channels_last", again)
+    net = nn.Sequential(nn.Conv2d(8, 12, 3, padding=1), nn.ReLU(), nn.Conv2d(12, 8, 3, stride=2)).to(memory_format=LAST)
+    recorder = like_eager(net, torch.randn(2, 8, 9, 9).to(memory_format=LAST), grad=grad)
+    assert last(recorder) == [True] * (4 if grad else 2)

@@ -163,3 +163,16 @@ def test_softmax_in_its_parts(value):
         grads.append([out.detach(), *torch.autograd.grad((out * torch.arange(9.0)).sum(), given)])
     for a, b in zip(*grads):
         torch.testing.assert_close(b, a, equal_nan=True, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_graphs_are_written_as_text_for_readers_alone(read, monkeypatch):
+    from torch._functorch._aot_autograd import graph_compile
+    texts, write = [], torch.fx.GraphModule.print_readable
+    monkeypatch.setattr(torch.fx.GraphModule, "print_readable", lambda *args, **kwargs: texts.append(write(*args, **kwargs)) or texts[-1])
+    monkeypatch.setattr(graph_compile.aot_joint_log, "isEnabledFor", lambda level: read)
+    monkeypatch.setattr(torch._logging._internal.trace_log, "handlers", [])
+    theirs = graph_compile._log_joint_graph
+    x = torch.randn(8, 8, requires_grad=True)
+    tokamak.compile(lambda x: x.sin().cos(), strict=True)(x)
+    assert bool(texts) is read and graph_compile._log_joint_graph is theirs

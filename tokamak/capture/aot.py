@@ -5,13 +5,17 @@ calls.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Callable
 
 import torch
 import torch._dynamo
 import torch._functorch.config
 from torch import fx
+from torch._functorch._aot_autograd import graph_compile
 from torch._functorch.aot_autograd import aot_module_simplified
 
 from ..ir.index import as_index
@@ -46,12 +50,34 @@ def autograd(gm: fx.GraphModule, example_inputs: Sequence[Any], compile_one: Com
 
     trains = _trains(gm, example_inputs)
     as_results = torch._functorch.config.guess_tangent_strides_as_outputs and not (trains and _overlapping_results(gm))
-    with torch._functorch.config.patch(guess_tangent_strides_as_outputs=as_results):
+    with torch._functorch.config.patch(guess_tangent_strides_as_outputs=as_results), _texts_for_readers():
         compiled = aot_module_simplified(
             gm, example_inputs, fw_compiler=compiler("forward"), bw_compiler=_backward(compiler("backward")),
             inference_compiler=compiler("inference"), partition_fn=cut, keep_inference_input_mutations=True,
             decompositions=TRAINING if parts and trains else ALWAYS)
     return compiled
+
+
+_TEXTS = {"_log_joint_graph": None, "_log_fw_bw_graphs": (None, None)}        # torch's functions that write graphs as text -> no text
+
+
+@contextlib.contextmanager
+def _texts_for_readers() -> Iterator[None]:
+    """torch writes the graphs of a training step as text, a tenth of the time that it takes to trace them: within, only for logs or a cache."""
+    theirs = {name: fn for name in _TEXTS if (fn := getattr(graph_compile, name, None)) is not None}
+    try:
+        for name, fn in theirs.items():
+            setattr(graph_compile, name, partial(_if_read, fn, _TEXTS[name]))
+        yield
+    finally:
+        for name, fn in theirs.items():
+            setattr(graph_compile, name, fn)
+
+
+def _if_read(write: Callable, nothing: Any, *args) -> Any:
+    """`write(*args)`, the last of which is AOTAutograd's configuration, if what it writes is read; `nothing` otherwise."""
+    logged = any(log.isEnabledFor(logging.INFO) for log in (graph_compile.aot_joint_log, graph_compile.aot_graphs_log))
+    return write(*args) if logged or torch._logging._internal.trace_log.handlers or args[-1].cache_info is not None else nothing
 
 
 def _overlapping_results(gm: fx.GraphModule) -> bool:

@@ -59,11 +59,17 @@ def choose_layouts(gm: fx.GraphModule) -> None:
     chosen = _chosen(gm.graph)
     if chosen:
         with _faked(chosen[0]):
-            relaid = _Relaid(gm.graph, {n: _channels_last(n) for n in chosen})
-            relaid.run()
-            for n in filter(is_product, relaid.chosen):
+            there = {n for n in chosen if all(_last(n.args[i].meta["val"]) for i in _relaid(n))}
+            relaid = _Relaid(gm.graph, {n: n.meta["val"] if n in there else _channels_last(n) for n in chosen})
+            if len(there) < len(chosen):
+                relaid.run()
+            else:
+                relaid.mark()
+            products = [*filter(is_product, relaid.chosen)]
+            for n in products:
                 as_products(gm.graph, n)
-        gm.recompile()
+        if products or len(there) < len(chosen):
+            gm.recompile()
 
 
 # -- what pays -----------------------------------------------------------------------------------------------------------
@@ -161,6 +167,12 @@ def _channels_last(node: fx.Node) -> Any:
     return node.target(*fx.map_arg(args, _value))
 
 
+def _relaid(node: fx.Node) -> tuple[int, ...]:
+    """Which arguments of a convolution are to lie channels-last: its images, and weights that are computed (others would be copied for it alone)."""
+    weight = WEIGHT[node.target]
+    return (*IMAGES[node.target], weight) if node.args[weight].op == "call_function" else IMAGES[node.target]
+
+
 def _like(value: torch.Tensor) -> torch.Tensor:
     """`value` as it would be channels-last."""
     return torch.empty_like(value, memory_format=FORMATS[value.dim()])
@@ -188,6 +200,11 @@ class _Relaid:
             elif node.op == "call_function":
                 self.visit(node)
 
+    def mark(self) -> None:
+        """All of `chosen` read channels-last as it is: nothing changes but what is said of them."""
+        for node in self.chosen:
+            node.meta["layout"] = "channels-last"
+
     def visit(self, node: fx.Node) -> None:
         """Gives one call its arguments, and the strides that follow."""
         if node.target is getitem:
@@ -195,10 +212,8 @@ class _Relaid:
                 self.settle(node, node.args[0].meta["val"][node.args[1]])
             return
         if node in self.chosen:
-            images = [*IMAGES[node.target]]
-            weight = node.args[WEIGHT[node.target]]
-            images += [WEIGHT[node.target]] if weight.op == "call_function" else []         # else it would be copied for this call alone
-            args = [self.channels_last(a, node) if i in images else self.as_traced(a, node) if isinstance(a, fx.Node) else a
+            relaid = _relaid(node)
+            args = [self.channels_last(a, node) if i in relaid else self.as_traced(a, node) if isinstance(a, fx.Node) else a
                     for i, a in enumerate(node.args)]
             node.args, node.meta["layout"] = tuple(args), "channels-last"
             self.settle(node, self.chosen[node])

@@ -12,12 +12,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from operator import getitem
 
+import networkx
 import torch
 from torch import fx
 from torch._functorch import partitioners
 
 from .compared import keep_compared
 from .decompose import TRACED
+from .flow import minimum_cut
 from .layouts import choose_layouts
 from .registry import TABLE
 from .replaced import replace as replace_operators
@@ -49,16 +51,16 @@ def partition(joint: fx.GraphModule, joint_inputs, *, num_fwd_outputs: int, arit
 
 @contextlib.contextmanager
 def _fusible(operators: set) -> Iterator[None]:
-    """torch's partitioner takes `operators`, too, to be fusible. Its list is a function of its module: there is no parameter."""
+    """torch's partitioner takes `operators`, too, to be fusible, and cuts our way. Both are functions of modules: there is no parameter."""
     with _LISTING:
-        theirs = partitioners.get_default_op_list
+        theirs, usual_cut = partitioners.get_default_op_list, networkx.minimum_cut
         known = theirs()
         ours = replace(known, fusible_ops=known.fusible_ops | (operators - set(known.compute_intensive_ops)))
-        partitioners.get_default_op_list = lambda: ours
+        partitioners.get_default_op_list, networkx.minimum_cut = lambda: ours, minimum_cut
         try:
             yield
         finally:
-            partitioners.get_default_op_list = theirs
+            partitioners.get_default_op_list, networkx.minimum_cut = theirs, usual_cut
 
 
 def without_identities(joint: fx.GraphModule) -> None:
