@@ -33,7 +33,7 @@ CARRIED_BYTES = 256 << 10       # bytes of both that one program holds, the regi
                                 # kernels, 17; f32 LayerNorm backward over 16384 80, over 16383 50 in two kernels, 34
 SHARED_COLUMNS = 16384  # columns of that share at most: RMSNorm backward over 25600 by two programs 73%, 65 by one; fewer than WORDS beside them, of
                         # rows that begin anywhere, do not count
-WORDS = 8
+WORDS = 8               # elements of 16 bits in the longest access
 FEW_SHARERS = 2         # programs at most that share rows which begin anywhere, or which one could hold: bf16 LayerNorm backward over 16385 columns
                         # 59%, 58 by four, 43 in two kernels; over 65537 by eight 28, 43 in two; RMSNorm over 16385 68, 54 by one; over 25600 by four
                         # 56, 64 by one. Where more share, twice as many: one of a multiprocessor works while the other waits. LayerNorm over 25600

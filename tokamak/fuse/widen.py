@@ -22,7 +22,7 @@ from .cost import Hints, estimates
 LINE = 128              # bytes of memory that are fetched together
 WIDE = 512              # elements that rows counted as one have at most
 WHOLE = 2048            # the same where they are then whole tiles of COLUMNS
-COLUMNS = 64
+COLUMNS = 64            # of a tile that folds down them
 LONG = 1 << 16          # rows from which on it is worth a kernel more
 WORD = 16               # bytes of the longest access
 PARTS = 0.07            # of what is folded: bytes of partial results, written and read again, that whole words are worth: f16 sums of 65536 rows of

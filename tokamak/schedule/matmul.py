@@ -32,7 +32,7 @@ from .tile_access import wide
 
 UNSHARED = 128          # elements of as long a step; a depth of fewer than twice STEPS of these is not worth sharing in TF32
 SHARED = 200 << 10      # bytes of shared memory that a program may fill with steps under way
-MOST_STAGES = 5
+MOST_STAGES = 5         # steps under way at most
 GROUP = 8               # tiles along the first axis that share what they read along the second
 RESIDENT = 4            # programs to a multiprocessor that make narrow layers tile after tile
 HELD_BLOCKS = 4         # of the hidden axis that are written out at most

@@ -25,8 +25,8 @@ from .tile_schedule import TileSchedule, cover, shifted
 from .tile_stages import power
 from .tile_threads import STAGED
 
-MOST_WARPS = 32
-MOST_STAGES = 4
+MOST_WARPS = 32         # of a program that is tried: the hardware has no more
+MOST_STAGES = 4         # steps under way that are tried
 LANES = 256             # elements of a tile to one thread at most: with one live value they are all its registers
 LARGEST = 1 << 17       # elements of a tile
 WORDS = re.compile(r"(warps|stages|programs|registers|tile|looped|held|shared)\((?:i(\d+))?(?: ?[:/] ?)?(\d+)?\)$")

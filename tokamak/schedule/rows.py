@@ -18,7 +18,7 @@ from .body import Body, Store, exprs_of
 from .matmul import MatmulSchedule
 from .tile_access import wide
 
-PER = 2
+PER = 2                 # programs of four warps to a multiprocessor; one of eight
 TURNED_SHARED = 226 << 10       # bytes of shared memory of turned tiles without sums across the rows
 FEW = 10240             # elements that are carried by four warps; more by eight
 

@@ -25,7 +25,7 @@ FROM_WIDE = 32 << 10    # the same of rows of 32 bits and more: f32 softmax over
                         # LayerNorm 95 either way. Over 8192 columns 90 and 95, LayerNorm 97 and 95
 WIDE = 64 << 10         # of a row, or a share, from which on it takes a multiprocessor's threads
 NARROW = 16 << 10       # of a share up to which it takes half as many threads, so that all clusters of few rows run at once
-WARPS = 16
+WARPS = 16              # of a program that holds a row, or a share of one, up to WIDE; a longer one has twice as many
 LANES = 8               # elements of a piece to a thread: 16 bytes of a 16-bit type
 KEPT = 64 << 10         # bytes of a row that begins anywhere, and of what is kept beside it for all rows of a program, where two programs share a
                         # multiprocessor: RMS of 4095 rows of 16385 bf16 87, against 65 kept as loaded. With a layer norm's two weights one program

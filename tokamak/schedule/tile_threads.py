@@ -41,8 +41,8 @@ LONE_THREAD = 16        # of a tile of LONE elements: partial results of 1584 an
                         # ROW_THREAD; of 1056 over 1024 2.9, 4.8
 THREAD = 52             # elements of a tile to a thread that folds them into one lane: statistics of contiguous planes of 3136 bf16 by programs of
                         # two warps 91% of the limit of reading, by four 81, by eight 71
-MOST_WARPS = 16
-CARRY_WARPS = 32
+MOST_WARPS = 16         # of a program
+CARRY_WARPS = 32        # of one that carries the sums of columns
 PASSING_WARPS = 4       # of a program whose rows pass through chunks of 16384 bytes: eight 16-byte words a thread under way
 SUMMED_WARPS = 16       # and of one that sums chunks of SUMMED_BYTES: f16 sums of rows of 65536 and 4194304 89 and 84%, 83 and 82 as other rows; with
                         # 8 warps 84 and 82. Cross entropy loses, 89 to 84 with 8 warps

@@ -15,7 +15,7 @@ from ..ir.index import Axis
 from .tile_stages import power
 
 ALONG = 1024            # elements of a step along the depth, for four rows of 16 bits: 4096 to 4096 11.9 us, 12.9 one row of 4096, 13.9 in stages
-ROWS = 4
+ROWS = 4                # of the matrix that a program takes at a time at most, of elements of 16 bits and more
 PACKED_ROWS = 8         # of elements of 8 bits or fewer: int8 8.2 us, 9.0 four rows of 2048; int4 8.2, 9.3
 FILL = 512              # programs that there should be before one takes several rows: 4096 to 1024 5.0 us a row, 5.4 two, 5.9 four
 
