@@ -143,3 +143,9 @@ def test_sums_of_columns_and_of_rows_that_programs_share(columns, found):
 def test_what_is_read_ahead_fits_shared_memory(text, rows, columns, type, stages):
     """All that a turn of the loop reads counts: what is folded, what is read behind the folds, every axis of a tile."""
     assert f" stages({stages})" in first(text, type, rows, columns)
+
+
+@pytest.mark.parametrize("columns, wide", [(2**31 - 8, True), (2**31 - 2**18, False)])
+def test_what_a_tile_has_behind_the_last_element_counts(columns, wide):
+    """A number that a loop adds its step to, or words beside a row's end, would be negative, and no mask would tell."""
+    assert (" wide" in first(ALONG, "f16", 1, columns)) == wide

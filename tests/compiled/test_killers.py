@@ -141,6 +141,14 @@ def test_prefixes_along_fewer_axes(name, target):
     agree(PREFIXES[name], [torch.randn(40, 5), torch.randn(3, 40, 5)], target=target)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_places_of_running_extremes_of_16_bits(dtype, target):
+    """The running value that elements are compared with is rounded as they are."""
+    x = torch.randn(21, 40).to(dtype)
+    along, down = (r.cpu() for r in compiled(lambda x: ((x * 1.37).cummin(1)[1], (x * 1.37).cummax(0)[1]), Seen(), target=target)(*on(target, x)))
+    assert torch.equal(along, (x * 1.37).cummin(1)[1]) and torch.equal(down, (x * 1.37).cummax(0)[1])
+
+
 # -- argmax, NaN -------------------------------------------------------------------------------------------------------------
 def test_argmax_of_ties_and_strides(target):
     x = torch.randint(0, 3, (33, 70)).float()

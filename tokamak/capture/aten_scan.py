@@ -29,11 +29,11 @@ def logcumsumexp(b, x, dim):
 
 def _running_extreme(b, which: str, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """(values, indices) of the running extreme. A tie moves the index on, as torch has it, and so does every NaN: the index is that of the last
-    element that equals the running value, which is a running maximum over the positions of such elements."""
-    x = x.cast(U8) if x.dtype is BOOL else compute(x)
+    element that equals the running value, which is a running maximum over the positions of such elements. Both are rounded to the type of `x`."""
+    dtype, x = x.dtype, x.cast(U8) if x.dtype is BOOL else compute(x)
     values = b.scan(which, x, dim)
     place = coordinate(x, x.axes[dim % x.rank] if x.rank else as_index(0))
-    record = eq(x, values)
+    record = eq(x, compute(values.cast(dtype)) if dtype.is_half else values)
     if x.dtype.is_float:
         record = either(record, isnan(x))
     return values, b.scan("max", where(record, place, 0), dim)

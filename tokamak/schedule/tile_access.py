@@ -11,7 +11,7 @@ from ..ir.ranges import bounds
 from .body import Body, exprs_of
 from .schedule import strides_of
 
-FAR = 2**31             # offsets from here on need 64 bits
+FAR = 2**31 - 2**17     # offsets from here on need 64 bits: a tile, and a loop's last step, go beyond the last element
 LITTLE = 16             # times as much is read as written where that leaves the cache first: sums of 134 MB of f16 71 to 80%, 76 to 79%; but
                         # LayerNorm forward 93 to 88, bias + GELU 80 to 77
 ONCE = 4                # of so many parts of the second-level cache more than one is read of one value in a loop, for folds: that leaves it first. 33
