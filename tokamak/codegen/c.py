@@ -14,7 +14,7 @@ from ..ir.index import Axis, FloorDiv, Index, Max, Min, Mod
 from .c_loop import WATCHED, Loops, loops_of, statements_of, watched, wide_prefixes
 from .c_memory import number, register
 from .c_ops import COMPARE, c_op, can_fail
-from .c_partial import Partials, kept_type, stored_type
+from .c_partial import Partials, folds_columns, kept_type, stored_type
 from .c_prelude import fragments_in, pieces
 from .c_streams import STREAMS, in_step, reads_rows, rows_in_step
 from .kernel import (AHEAD, FAR, FAR_FROM, Accumulator, Convert, Divisor, Fetch, Finish, Fold, IndexValue, Kernel, LaneCompare, LaneDivide,
@@ -113,7 +113,7 @@ class Printer(Loops, Partials):
             frees = " ".join(f"free({b.name});" for b in p.buffers)
             lines.append(f"if ({' || '.join(f'!{b.name}' for b in p.buffers)}) {{ {frees} *error |= {NO_MEMORY}; return; }}")
         for q in p.partials:
-            lines += self._partial_start(q)
+            lines += self._partial_start(q, not folds_columns(p))
         streamed = {s.memory: s for s in statements_of(p.body) if isinstance(s, Write) and s.total is not None}
         for s in streamed.values():
             lines.append(f"const int s{s.memory} = {self.index(s.total)} >= {self.k.stream // s.dtype.bytes};")
@@ -124,6 +124,8 @@ class Printer(Loops, Partials):
             lines.append(f"const int far{s.memory} = {self.index(s.total)} >= {FAR_FROM // s.dtype.bytes};")
         for s in p.once:
             lines += self._statement(s)
+        if folds_columns(p):
+            return self._function(number, [*lines, *self._columns(p)])
         body: list[str] = []
         if p.block:
             body.append(f"int64_t b0 = blk * {p.block}, b1 = tk_min(b0 + {p.block}, {self.index(p.extent)});")
@@ -138,6 +140,10 @@ class Printer(Loops, Partials):
         lines += [f"free({b.name});" for b in p.buffers]
         if streamed:
             lines.append("settle();")
+        return self._function(number, lines)
+
+    def _function(self, number: int, lines: list[str]) -> str:
+        """What every thread runs of a phase: its share, as `lines`."""
         inner = "\n".join("    " + x for x in lines)
         params = "\n".join("  " + x for x in self._params(inner))
         return (f"static void {self.name}_{number}(void *data) {{\n"

@@ -72,6 +72,8 @@ class _Listing(Printer):
 
     def _loop(self, loop: Loop) -> list[str]:
         v, step = self.k.axes[loop.axis], self.k.lanes if loop.vector else 1
+        if loop.piece:
+            return [self._piece(v, self.index(loop.low), self.index(loop.high), loop.piece), *self._block(loop.items), "}"]
         head = f"for (int64_t {v} = {self.index(loop.low)}; {v} < {self.index(loop.high)}; {v} {f'+= {step}' if step > 1 else '++'}) {{"
         said = [f"{step} elements at a time"] if loop.vector else []
         said += [f"{a.var} moves into f64 every {BLOCK} steps" for a in loop.flush]

@@ -23,6 +23,8 @@ class Loops:
     def _loop(self, loop: Loop) -> list[str]:
         v, low, high = self.k.axes[loop.axis], self.index(loop.low), self.index(loop.high)
         step = self.k.lanes if loop.vector else 1
+        if loop.piece:
+            return [self._piece(v, low, high, loop.piece), *self._block(loop.items), "}"]
         if loop.tiles:
             return self._tiled_loop(loop, v, low, high)
         if loop.flush:
@@ -32,6 +34,10 @@ class Loops:
             head = f"for (int64_t c{v} = {low}; c{v} < {high}; c{v} += {BLOCK * step}) {{ const int64_t d{v} = {part};"
             return [head, *("  " + x for x in inner), *flush, "}"]
         return self._plain_loop(loop, v, low, high, step)
+
+    @staticmethod
+    def _piece(v: str, low: str, high: str, steps: int) -> str:
+        return f"for (int64_t c{v} = {low}; c{v} < {high}; c{v} += {steps}) {{ const int64_t d{v} = tk_min(c{v} + {steps}, {high});"
 
     def _tiled_loop(self, loop: Loop, v: str, low: str, high: str) -> list[str]:
         """A loop around one vector loop, turned inside out: pieces of ROWS steps inside the vector loop, each with its tiles filled first. Each piece
@@ -68,7 +74,11 @@ class Loops:
 
     def _plain_loop(self, loop: Loop, v: str, low: str, high: str, step: int) -> list[str]:
         if not loop.vector:
-            return [f"for (int64_t {v} = {low}; {v} < {high}; {v}++) {{", *self._block(loop.items), "}"]
+            chains = self._chains(loop, v, high, step)
+            if not chains:
+                return [f"for (int64_t {v} = {low}; {v} < {high}; {v}++) {{", *self._block(loop.items), "}"]
+            rest = (f"for (; {v} < {high}; {v}++) {{", *self._block(loop.items), "}")
+            return ["{", *("  " + x for x in (f"int64_t {v} = {low};", *chains, *rest)), "}"]
         streamed = [s for s in loop.items if isinstance(s, Write) and s.total is not None]
         if streamed:
             return self._streaming_loop(loop, v, low, high, step, streamed)
@@ -108,7 +118,10 @@ class Loops:
         """The part of a folding loop that runs CHAINS registers at a time."""
         folds = [s for s in loop.items if isinstance(s, Fold)]
         plain = not any(isinstance(s, Loop) or isinstance(s, Let) and OPS[s.op].heavy for s in loop.items)
-        if not folds or not plain or len(loop.items) > SHORT or any(s.accumulator.monoid.startswith("arg") or not s.masked for s in folds):
+        few = not loop.vector and loop.high.constant is not None
+        if not folds or not plain or few or len(loop.items) > SHORT:
+            return []
+        if any(s.accumulator.monoid.startswith("arg") or s.masked is not loop.vector for s in folds):
             return []
         accumulators = [s.accumulator for s in folds]
         out = [" ".join(self._chain(a, k) for a in accumulators) for k in range(1, CHAINS)]

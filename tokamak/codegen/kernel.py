@@ -30,7 +30,8 @@ class Param:
 class Loop:
     """`axis` over `low` .. `high` - 1 (texts are Index). `vector`: a register at a time, ragged end included. `flush`: accumulators whose f32 part
     moves into their f64 part after every `BLOCK` steps (error stays that of short sums). `tiles`: then the loop runs in
-    pieces of ROWS steps inside its vector loop, with the tiles filled before each piece."""
+    pieces of ROWS steps inside its vector loop, with the tiles filled before each piece. `piece`: it only counts pieces of so many steps, from c to d
+    (before the name of `axis`), through which a loop inside runs."""
     axis: Axis
     low: Index
     high: Index
@@ -38,6 +39,7 @@ class Loop:
     items: list = field(default_factory=list)
     flush: list = field(default_factory=list)
     tiles: list = field(default_factory=list)
+    piece: int = 0
 
 
 @dataclass(frozen=True)

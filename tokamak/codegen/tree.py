@@ -16,7 +16,7 @@ from ..ir.substitution import substitute
 from ..schedule.body import Store
 from ..schedule.schedule import LANE_SCANS, invariant, packable
 from .emit import Emitter, rounded
-from .kernel import Accumulator, Buffer, Finish, Fold, Let, Loop, Partial, PartialUpdate, Phase, Prefix, Read, Refill, Splat, Tile, Write
+from .kernel import BLOCK, Accumulator, Buffer, Finish, Fold, Let, Loop, Partial, PartialUpdate, Phase, Prefix, Read, Refill, Splat, Tile, Write
 from .scope import Block, Entry, FoldRecord, Unschedulable, all_atoms, inner_walk, level, literal
 
 
@@ -51,6 +51,9 @@ def _around_scans(items) -> dict:
 FAR_WORK = 4            # operations an element from which what is read later is asked for: x + 1, x + y and sums of rows took as long with as without
 
 
+PIECE = 32 << 10        # bytes of rows whose columns are folded in registers before the buffer of their results is touched
+
+
 def _item_lists(loop: Loop):
     """The lists of items of `loop` and of the loops in it."""
     yield loop.items
@@ -73,6 +76,7 @@ class Tree(Emitter):
         self.partials: list[Partial] = []
         self.records: dict[Expr, FoldRecord] = {}
         self.accumulators: dict = {}                    # (monoid, over, args) -> fold already placed
+        self.nests: dict = {}                           # (home, folded axes) -> the outermost loop of buffered folds, and their blocks
         self.final: list[Store] = []
         self.stores = []
         self.exact = rounded(*(r for s in stores for r in _roots(s)))
@@ -150,7 +154,7 @@ class Tree(Emitter):
     def _descend(self, block: Block, axes: list[Axis], needs) -> Block:
         for a in axes:
             last = block.loops[-1] if block.loops else None
-            if last is not None and last[0].axis is a and not any(r.home is block and r.nest is last[0] for r in needs):
+            if last is not None and last[0].axis is a and not last[0].piece and not any(r.home is block and r.nest is last[0] for r in needs):
                 block = last[1]
             else:
                 block = self._open(block, a)
@@ -283,16 +287,55 @@ class Tree(Emitter):
         spot, size, _ = self._buffer_spot(f)
         buffer = Buffer(low.fresh("u"), wide, size)
         self.buffers.append(buffer)
-        start = self._open(home, self.vector)
         first = low.fresh()
+        steps = [(e.index[0].coefficient(self.vector), e.index[0].coefficient(bound[-1])) for e in walk(*f.args) if isinstance(e, Load)]
+        across = any(column != 1 and row == 1 for column, row in steps)
+        start, columns, inner = self._column_nest(home, bound, needs) if not across else self._row_nest(home, bound, needs)
         start.items.append(Splat(first, wide, literal(ops.identity(f.monoid, wide), wide)))
         self._use(buffer, f, start, Write(buffer.name, wide, spot, "unit", first))
-        nest = self._open(home, bound[0]) if bound else home
-        inner = self._descend(nest, [*bound[1:], self.vector], needs)
-        value = self.emit(f.args[0], inner).var
-        self._use(buffer, f, inner, Write(buffer.name, wide, spot, "unit", value, monoid=f.monoid, widened=wide is not f.dtype))
+        if across:
+            part = self.emit(f.args[0], inner).var
+        else:
+            part, acc = low.fresh(), Accumulator(low.fresh("a"), f.monoid, f.args[0].dtype)
+            low.sources[acc.var] = f
+            columns.items.insert(columns.items.index(columns.loops[-1][0]), acc)
+            inner.items.append(Fold(acc, (self.emit(f.args[0], inner).var,), False))
+            columns.items.append(Finish((part,), acc, False))
+        self._use(buffer, f, columns, Write(buffer.name, wide, spot, "unit", part, monoid=f.monoid, widened=wide is not f.dtype))
         self.records[f] = FoldRecord(home, home.loops[-1][0])
         self.buffered[f] = buffer
+
+    def _row_nest(self, home: Block, bound: list[Axis], needs) -> tuple[Block, Block, Block]:
+        """As `_column_nest`, row by row: what is read across the columns goes through tiles."""
+        start = self._open(home, self.vector)
+        inner = self._descend(self._open(home, bound[0]), [*bound[1:], self.vector], needs)
+        return start, inner, inner
+
+    def _column_nest(self, home: Block, bound: list[Axis], needs) -> tuple[Block, Block, Block]:
+        """(where a buffer is filled first, a register of columns, a row of these): loops over `bound`, the last of them in pieces within which each
+        register of the columns is folded by itself. Folds that do not need each other share them."""
+        made = self.nests.get((id(home), *bound))
+        if made is not None and home.loops[-1][0] is made[0] and not any(r.home is home and r.nest is made[0] for r in needs):
+            return made[1:]
+        low, last = self.low, bound[-1]
+        start, block = self._open(home, self.vector), home
+        for a in bound[:-1]:
+            block = self._open(block, a)
+        pieces = self._open(block, last)
+        pieces.open = block.open
+        loop = self._loop_of(pieces)
+        loop.piece = self._piece()
+        columns = self._open(pieces, self.vector)
+        inner = self._open(columns, last)
+        rows, name = self._loop_of(inner), low.names[last]
+        rows.low, rows.high = as_index(Size(f"c{name}")), as_index(Size(f"d{name}"))
+        self.nests[(id(home), *bound)] = home.loops[-1][0], start, columns, inner
+        return start, columns, inner
+
+    def _piece(self) -> int:
+        """Rows of a piece: those whose columns stay in the first-level cache, and few enough for a sum in f32."""
+        width = self.block or self.low.hints(self.vector.extent)
+        return min(max(PIECE // (4 * width), 8), BLOCK)
 
     def _place_scan(self, s: Scan) -> None:
         key = _scan_key(s)

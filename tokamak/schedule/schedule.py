@@ -94,7 +94,10 @@ def choose(b: Body, hints: Hints, target) -> Schedule:
     columns, divide = "registers" if target.ordered or kept else "buffer", "exact" if target.ordered or target.exact else "reciprocal"
     also = () if block or vector is None or target.ordered else also_vectors(b, vector, lanes, hints)
     order = (*(a for a in order if a not in (vector, *also)), *also, vector) if also else order
-    order = (vector, *(a for a in order if a is not vector)) if (around and kept or short) and not also else order
+    # what depends on columns' folds stands in the loop over their registers, except where rows lie pages apart: BatchNorm of 8 x 256 x 14 x 14 in
+    # channels-last, forward and backward, 2.07 / 1.11 ms on one core
+    within = block is not None and kept and any(long & s.axes for s in b.stores) and not any(_by_pages(b, a, hints) for a in long)
+    order = (vector, *(a for a in order if a is not vector)) if (around and kept or within or short) and not also else order
     return Schedule(parallel, vector, block, order, unrolled - set(also), lanes, columns=columns, divide=divide, stream=STREAM, also=also,
                     reused=reused)
 
