@@ -19,7 +19,7 @@ from tokamak.tools.cli import main
 from tokamak.tools.limits import Row, bound, kind_of
 from tokamak.tools.names import rate_text
 from tokamak.tools.profile import METRICS, Other, beyond, by_position, condition, profile, unsteady
-from tokamak.tools.profile_report import alike, flops, shortened
+from tokamak.tools.profile_report import alike, flops, shortened, what
 from tokamak.tools.record import recording
 from tokamak.tools.spans import Mark, Span, marks_of, spans_of
 from tokamak.tools.traced import Slice, Traced, memory_use, peak_bytes, thinned
@@ -392,6 +392,15 @@ def test_other_work_on_the_machine_is_said():
     assert one.startswith("other work took 80% of the cores") and "set_num_threads" in one and "host" in other
 
 
+def test_the_line_of_a_kernel_is_shown_whole():
+    row = replace(NORM, source="/somewhere/modeling_bert.py:495  x = y", module="a.b")
+    assert list(what(row)) == ["red_fused_norm_0  modeling_bert.py:495  a.b  x = y"]
+    assert list(what(replace(row, schedule="rows"))) == ["red_fused_norm_0  modeling_bert.py:495  a.b  x = y", "    rows"]
+    long = "red_fused_" + "norm_" * 11 + "0"
+    assert list(what(replace(row, name=long, schedule="rows"))) == [long, "    modeling_bert.py:495  rows"]
+    assert list(what(replace(row, name=long, opaque="why"))) == [long + " (torch)", "    modeling_bert.py:495  a.b  x = y"]
+
+
 def test_edges_between_the_same_lines_are_one_row():
     edge = lambda made, used, nbytes: profiling.Costly(SimpleNamespace(made=made, used=used, kind="k", reason="r", bytes=nbytes), nbytes * 1.0)
     edges = [edge("a", "b", 4), edge("a", "c", 9), edge("a", "b", 8), edge(None, "b", 1), edge(None, "b", 2)]
@@ -413,6 +422,7 @@ PRODUCT, NORM = (Row(name, "forward", "", "", 1, 1.0, 8, 8, 8, limit, kind, opaq
     ("memory", "cpu", [NORM], {}, "fewer bits"),
     ("latency", "cpu", [NORM], {}, "red_fused_norm_0 wastes 20% of the step: tokamak verify --extract red_fused_norm_0"),
     ("latency", "cuda:0", [NORM], {}, "tokamak tune"),
+    ("latency", "cuda:0", [PRODUCT, replace(PRODUCT, limit=0.1)], {}, "mm.default wastes 22% of the step: it is torch's own call; torch.set_float"),
     ("latency", "cpu", [], {}, "larger batch"),
 ])
 def test_what_to_do_first(bound, device, rows, facts, words):

@@ -68,21 +68,28 @@ def following(bound: str, side: Side, peaks: Peaks, rows: Sequence[Row], breaks:
             return f"more work a call, such as a larger batch: the host takes {host} of a step of {side.kernels} kernels and calls"
         return ("what CUDA graphs leave out, below; then more work a call, such as a larger batch" if recorded else
                 'mode="reduce-overhead": what the host launches is recorded once and replayed')
-    products = sum(r.seconds for r in rows if r.dtype == "float32" and r.kind == "arithmetic")
-    faster = {k: v / peaks.matmul["float32"] for k, v in peaks.matmul.items() if k in ("tf32", "bfloat16")} if "float32" in peaks.matmul else {}
-    if bound == "arithmetic" and 2 * products > sum(r.seconds for r in rows if r.kind == "arithmetic"):
-        if faster.get("tf32", 0) > TENSOR:
-            return f'torch.set_float32_matmul_precision("high"): products in TF32 were measured {faster["tf32"]:.1f} times as fast here'
-        if faster.get("bfloat16", 0) > TENSOR:
-            return f'tokamak.optimize(..., allow="bf16"): products in bfloat16 were measured {faster["bfloat16"]:.1f} times as fast here'
+    products, faster = sum(r.seconds for r in rows if r.dtype == "float32" and r.kind == "arithmetic"), faster_products(peaks)
+    if bound == "arithmetic" and faster and 2 * products > sum(r.seconds for r in rows if r.kind == "arithmetic"):
+        return faster
     if bound in ("memory", "arithmetic"):
         return 'fewer bits, which change numbers: tokamak.optimize(..., allow=("bf16", "int8")) measures each'
     worst = max(rows, key=lambda r: r.wasted, default=None)
     if worst is None or worst.wasted < LOST * side.step:
         return "more work a call, such as a larger batch: many kernels wait a little each"
     return f"{worst.name} wastes {worst.wasted / side.step:.0%} of the step: " + (
+        f"it is torch's own call; {faster}" if worst.opaque and worst.flops and worst.dtype == "float32" and faster else
         "it is torch's own call" if worst.opaque else "tokamak tune tries other schedules" if device != "cpu" else
         f"tokamak verify --extract {worst.name} makes a file that times it alone")
+
+
+def faster_products(peaks: Peaks) -> str:
+    """What makes products of float32 faster on this machine, as measured; '' where nothing does."""
+    faster = {k: v / peaks.matmul["float32"] for k, v in peaks.matmul.items()} if peaks.matmul.get("float32") else {}
+    if faster.get("tf32", 0) > TENSOR:
+        return f'torch.set_float32_matmul_precision("high"): products in TF32 were measured {faster["tf32"]:.1f} times as fast here'
+    if faster.get("bfloat16", 0) > TENSOR:
+        return f'tokamak.optimize(..., allow="bf16"): products in bfloat16 were measured {faster["bfloat16"]:.1f} times as fast here'
+    return ""
 
 
 def _first(table, reason: str, otherwise: str) -> str:

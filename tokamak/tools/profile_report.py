@@ -154,11 +154,9 @@ def kernel_table(p: Profile) -> Iterator:
     for title in ("wasted", "time", "calls", "% of limit", "class", "bytes", "FLOPs", "phase", "what"):
         table.add_column(title, no_wrap=True)
     for r in p.rows[:KERNELS]:
-        about = "  ".join(filter(None, (r.name + (" (torch)" if r.opaque else ""), r.module, short(r.source))))
-        made = f"\n    {resources(r)}{r.schedule}" if r.schedule else ""
         over = f" ({r.bytes / r.fewest:.2f}x)" if r.fewest and r.bytes > 1.005 * r.fewest else ""
         table.add_row(took(r.wasted), took(r.seconds), str(r.calls), f"{r.fraction:.0%}", r.kind, size_text(r.bytes) + over, flops(r), r.phase,
-                      Text("\n".join(line[:WHAT] for line in (about + made).split("\n"))))
+                      Text("\n".join(line[:WHAT] for line in what(r))))
     yield table
     if any(r.seconds < NEAR * r.limit for r in p.rows[:KERNELS]):
         yield Text("100% and nothing wasted: faster than the limit, since what it read was still in a cache; or since the machine was busy when its "
@@ -168,6 +166,19 @@ def kernel_table(p: Profile) -> Iterator:
     if p.others:
         names = "; ".join(f"{took(o.seconds)} {o.name[:WHAT]} x{o.calls:.3g}" for o in p.others[:3])
         yield Text(f"beyond these, {took(sum(o.seconds for o in p.others))} on the device: {names}" + ("; ..." if len(p.others) > 3 else ""), "dim")
+
+
+def what(r: Row) -> Iterator[str]:
+    """A kernel's name, its line and module, and its schedule: the line's number is shown whole."""
+    where, _, code = short(r.source).partition(" ")
+    name = r.name + (" (torch)" if r.opaque else "")
+    about = "  ".join(filter(None, (where, r.module, code)))
+    if len(name) + 2 + len(where) <= WHAT:
+        name, about = f"{name}  {about}".rstrip(), ""
+    yield name
+    made = f"{resources(r)}{r.schedule}"
+    if about or made:
+        yield "    " + "  ".join(filter(None, (about if not made else where if about else "", made)))
 
 
 def flops(r: Row) -> str:
