@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 import traceback
 import warnings
@@ -19,6 +18,7 @@ import pytest
 import torch
 
 import tokamak
+from tests.threads import in_threads
 from tokamak import backend as compiling
 from tokamak.errors import BuildError, CompilerMissing, OptionError
 from tokamak.runtime import build as building
@@ -338,24 +338,15 @@ def test_threads_call_one_function_at_once():
     """Its first calls, at several sizes, and its backward."""
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.LayerNorm(64))
     infer, train = compiled(), compiled(model)
-    failures = []
 
     def work(rows: int):
-        try:
-            x, y = torch.randn(rows, 640), torch.randn(rows, 64)
-            want, = torch.autograd.grad(model(a := y.clone().requires_grad_()).pow(2).sum(), a)
-            for _ in range(10):
-                torch.testing.assert_close(infer(x), program(x))
-                got, = torch.autograd.grad(train(b := y.clone().requires_grad_()).pow(2).sum(), b)
-                torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
-        except BaseException as error:
-            failures.append(error)
-    threads = [threading.Thread(target=work, args=(rows,)) for rows in (64, 64, 65, 1)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert not failures
+        x, y = torch.randn(rows, 640), torch.randn(rows, 64)
+        want, = torch.autograd.grad(model(a := y.clone().requires_grad_()).pow(2).sum(), a)
+        for _ in range(10):
+            torch.testing.assert_close(infer(x), program(x))
+            got, = torch.autograd.grad(train(b := y.clone().requires_grad_()).pow(2).sum(), b)
+            torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
+    in_threads(work, [(rows,) for rows in (64, 64, 65, 1)])
 
 
 # -- what a program works on -------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ import tokamak
 from tests.compiled.harness import Seen, agree, cache, compiled
 from tests.compiled.op_cases import cases, examine
 from tests.models.steps import compare, eager, exact, train
+from tests.threads import in_threads
 from tests.models.test_models import UNIT
 from tests.models.zoo import CONVOLUTIONS, SMALL, STEPS
 from tokamak.runtime import gpu_build
@@ -104,11 +104,7 @@ def test_threads_with_streams_of_their_own():
                 for g, e in zip(run(x, w), fold(x, w)):
                     if not torch.allclose(g, e, rtol=1e-4, atol=1e-4):
                         wrong.append(seed)
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    in_threads(work, [(i,) for i in range(6)])
     assert not wrong
 
 

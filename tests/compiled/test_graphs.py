@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import random
-import threading
 import warnings
 
 import pytest
@@ -15,6 +14,7 @@ from torch import nn
 import tokamak
 from tests.compiled.world import ACTIONS, Net, World
 from tests.runtime.replaying import StandIn
+from tests.threads import in_threads
 from tokamak.runtime import graphed, graphs
 from tokamak.runtime.cuda_graphs import CudaRecorder as RECORDER
 from tokamak.tools.record import Recorder
@@ -240,19 +240,12 @@ def test_threads(device):
             made(x, w), plain(x, w)
 
     def run(seed):
-        try:
-            with torch.no_grad():
-                for i in range(30):
-                    x = torch.randn(8, 8, generator=torch.Generator().manual_seed(100 * seed + i)).to(device)
-                    if not torch.equal(made(x, w), plain(x, w)):
-                        wrong.append((seed, i))
-        except Exception as error:
-            wrong.append(error)
-    workers = [threading.Thread(target=run, args=(n,)) for n in range(3)]
-    for t in workers:
-        t.start()
-    for t in workers:
-        t.join()
+        with torch.no_grad():
+            for i in range(30):
+                x = torch.randn(8, 8, generator=torch.Generator().manual_seed(100 * seed + i)).to(device)
+                if not torch.equal(made(x, w), plain(x, w)):
+                    wrong.append((seed, i))
+    in_threads(run, [(n,) for n in range(3)])
     assert not wrong and replays(recorder)
 
 

@@ -2,7 +2,7 @@
 import gc
 import math
 import os
-import threading
+import time
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 import tokamak
 from tests.compiled.harness import Seen, agree, cache, compiled, twins
+from tests.threads import in_threads
 
 NAN, INF = float("nan"), float("inf")
 
@@ -410,11 +411,7 @@ def test_several_threads_call_one_function(target):
             for got, want in zip(run(*twins([x, i])), fn(x, i)):
                 if not torch.allclose(got, want, rtol=1e-4, atol=1e-4):
                     wrong.append((got, want))
-    threads = [threading.Thread(target=work, args=g) for g in given]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    in_threads(work, given)
     assert not wrong
 
 
@@ -433,7 +430,7 @@ def test_a_forked_child_goes_on(target):
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             break
-        threading.Event().wait(0.1)
+        time.sleep(0.1)
     else:
         os.kill(child, 9)
         os.waitpid(child, 0)

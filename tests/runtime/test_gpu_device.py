@@ -6,6 +6,7 @@ import threading
 import pytest
 import torch
 
+from tests.threads import in_threads
 from tokamak.runtime import gpu
 from tokamak.runtime.gpu_build import GpuUnit
 from tokamak.runtime.program import RESIDENT, Alloc, Launch, Let, Program, Ref, Return, TensorSpec, assemble
@@ -114,11 +115,7 @@ def test_many_threads_at_once():
                 x = torch.full((1000 + seed,), float(seed + i), device="cuda:0")
                 if not torch.equal(fn([x])[0], x / 16):
                     wrong.append(seed)
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    in_threads(work, [(i,) for i in range(8)])
     assert not wrong
 
 

@@ -11,6 +11,7 @@ import torch
 
 from tokamak.errors import BuildError, CompilerMissing
 from tests.runtime.driving import binary, device, fake, launch, library         # fixtures, too
+from tests.threads import in_threads
 from tokamak.runtime import gpu, gpu_errors
 from tokamak.runtime.gpu import ASK, Kernel
 from tokamak.runtime.gpu_build import Binary, GpuUnit
@@ -196,11 +197,7 @@ def test_threads_load_and_build_once(fake, launch):
     def work(pointer: int):
         start.wait()
         call(placed, pointer, 1, 0.0)
-    threads = [threading.Thread(target=work, args=(16 + 8 * (i % 2),)) for i in range(8)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    in_threads(work, [(16 + 8 * (i % 2),) for i in range(8)])
     assert fake.number("loaded").value == 2 and len(fake.rebuilt) == 1
     assert sorted(s.function for s in fake.launches) == [b"k"] * 4 + [b"k0"] * 4
 

@@ -2,11 +2,11 @@
 import ctypes
 import gc
 import struct
-import threading
 
 import pytest
 import torch
 
+from tests.threads import in_threads
 from tokamak.errors import InternalError
 from tokamak.runtime.memory import Pool
 from tokamak.runtime.program import Alloc, Call, Copy, Drop, Host, Launch, Let, Program, Ref, Return, TensorSpec, assemble, source
@@ -169,9 +169,5 @@ def test_many_threads_may_call_one_program():
             y, = fn([x])
             if not torch.equal(x, y):
                 wrong.append(value)
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    in_threads(work, [(i,) for i in range(4)])
     assert not wrong

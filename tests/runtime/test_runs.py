@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import gc
 import struct
-import threading
 from dataclasses import replace
 
 import pytest
@@ -12,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.runtime.driving import device, fake, launch, library                # fixtures
+from tests.threads import in_threads
 from tokamak.runtime import gpu, gpu_launcher
 from tokamak.runtime.program import assemble, source
 from tokamak.runtime.pieces import names_in
@@ -308,11 +308,7 @@ def test_threads_do_not_mix_their_values(fake, launch, several):
     def work(n: int):
         for _ in range(3):
             run.call(n, 16 * n, n)
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(1, 8)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    in_threads(work, [(n,) for n in range(1, 8)])
     assert sorted((s.stream, s.arguments[0], s.small) for s in fake.launches[several:]) == sorted((n, 16 * n, n) for n in range(1, 8)
                                                                                               for _ in range(3 * several))
 
