@@ -1,12 +1,12 @@
 """What a fusion is worth: bytes, operations, parallelism, by size hints. Numbers only; nothing here decides legality."""
 from __future__ import annotations
 
-from typing import Iterable
+from typing import Iterable, Iterator
 
 from ..ir import ops
 from ..ir.dtype import F32
 from ..ir.expr import Expr, Load, Op, Reduce, Scan, loads, walk
-from ..ir.graph import Compute, Graph, Opaque, Scatter, View, fold, readers_of
+from ..ir.graph import Compute, Graph, Node, Opaque, Scatter, View, fold, readers_of
 from ..ir.index import Axis, Fetch, Index
 from .axes import Group, Member
 from .legal import Roles
@@ -135,26 +135,20 @@ def contiguous_axis(group: Group, hints: Hints) -> Axis | None:
 
 def _contiguous_axis(group: Group, hints: Hints) -> Axis | None:
     score: dict[Axis, int] = {}
-    narrow = {}
-    for m in group.members:
-        accesses = [(e.node, e.index) for e in reads_of(m)]
-        if isinstance(m.node, Compute):
-            accesses.append((m.node, m.dims))
-        else:
-            accesses.append((m.node, m.index))
-        for node, index in accesses:
-            if not index or node.shape == ():
-                continue
-            for i, s in zip(index, node.strides):
-                if s.constant == 1:
-                    for a in i.atoms():
-                        if isinstance(a, Axis) and i.steps_by_one(a):
-                            score[a] = score.get(a, 0) + node_bytes(node, hints)
-    for a in score:
-        narrow[a] = hints(a.extent)
+    for node, a in _neighbours(group):
+        score[a] = score.get(a, 0) + node_bytes(node, hints)
     if not score:
         return max(group.axes, key=lambda a: hints(a.extent), default=None)
-    return max(score, key=lambda a: (score[a] if narrow[a] >= 4 else 0, narrow[a]))
+    return max(score, key=lambda a: (score[a] if hints(a.extent) >= 4 else 0, hints(a.extent)))
+
+
+def _neighbours(group: Group) -> Iterator[tuple[Node, Axis]]:
+    """What is read or written, with each axis along which neighbours lie side by side in its memory."""
+    for m in group.members:
+        written = m.dims if isinstance(m.node, Compute) else m.index
+        for node, index in (*((e.node, e.index) for e in reads_of(m)), (m.node, written)):
+            side_by_side = (i for i, s in zip(index or (), node.strides) if s.constant == 1)
+            yield from ((node, a) for i in side_by_side for a in i.atoms() if isinstance(a, Axis) and i.steps_by_one(a))
 
 
 def cpu_roles(group: Group, found: list[Roles], hints: Hints, target) -> Roles:

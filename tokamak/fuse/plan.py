@@ -25,6 +25,7 @@ from .recompute import recomputed
 LATE = 256          # elements made of a complete sum, by one thread and one by one, that are cheaper than a kernel of their own: about a microsecond.
                     # An optimiser's step of 3 million elements behind the norm of all gradients: 26.5 ms with them, 4.8 without
 LARGEST = 24        # members of one group: beyond, kernels stop compiling quickly
+FOLLOWED = 4        # reads of one value by each of two groups, of which a pair is looked for that runs along the same axes
 
 
 @dataclass(frozen=True, eq=False)
@@ -291,24 +292,17 @@ class _Planner:
         u = Unifier(a, b, self.fresh)
         for first, second, flip in ((a, b, False), (b, a, True)):
             made = {m.node: m for m in first.members}
-            for m in second.members:
-                for e in m.loads:
-                    if e.node in made:
-                        for x, y in zip(made[e.node].dims, e.index):
-                            if not (u.equate(y, x) if flip else u.equate(x, y)):
-                                return Reason("misaligned", "illegal")
+            for e in (e for m in second.members for e in m.loads if e.node in made):
+                if not all(u.equate(y, x) if flip else u.equate(x, y) for x, y in zip(made[e.node].dims, e.index)):
+                    return Reason("misaligned", "illegal")
         shared: dict = {}
         for side, g in ((0, a), (1, b)):
             for m in g.members:
                 for e in m.loads:
                     shared.setdefault(e.node, ([], []))[side].append(e)
         both = [(node, la, lb) for node, (la, lb) in shared.items() if la and lb]
-        for node, la, lb in sorted(both, key=lambda x: -node_bytes(x[0], self.hints)):
-            done = False
-            for ea in la[:4]:
-                for eb in lb[:4]:
-                    if not done and all(u.follow(x, y) for x, y in zip(ea.index, eb.index)):
-                        done = True
+        for _, la, lb in sorted(both, key=lambda x: -node_bytes(x[0], self.hints)):
+            any(all(u.follow(x, y) for x, y in zip(ea.index, eb.index)) for ea in la[:FOLLOWED] for eb in lb[:FOLLOWED])
         joined = u.result(a, b)
         members = tuple(sorted(joined.members, key=lambda m: self.position[m.node]))
         return Group(joined.axes, members)
