@@ -41,6 +41,12 @@ def test_many_steps_are_stores_of_their_own():
     assert "select" not in compiled(fn, torch.randn(70, 24, 48), torch.randn(70, 48))
 
 
+def test_many_steps_that_one_thread_runs_are_stores_of_their_own():
+    def fn(x, w):
+        return torch.stack([torch.sin(w + t) for t in range(32)], 1) * x
+    assert "select" not in compiled(fn, torch.randn(4, 32, 48), torch.randn(4, 48))
+
+
 def rotated(x, cos, sin):
     a, b = x[..., ::2], x[..., 1::2]
     return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)

@@ -191,6 +191,15 @@ def scattered(made: Iterable, nodes: Iterable, joined: Group, r: Roles, saved: i
     return hints.count(around) if again or _stretch(largest, r, hints) < PAGE else None
 
 
+def idle_lanes(made: Iterable, joined: Group, hints: Hints, lanes: int) -> int:
+    """Operations that the lanes of a register would do besides for pointwise values of `made` that are the same all along lanes in `joined`."""
+    v, made = contiguous_axis(joined, hints), set(made)
+    members = [m for m in joined.members if m.node in made]
+    if any(isinstance(m.node, Scatter) or any(isinstance(e, (Reduce, Scan)) for e in walk(m.expr)) for m in members):
+        return 0
+    return sum(hints.count(m.free) * weight(m.expr) * (lanes - 1) for m in members if v not in m.free and hints.count(m.free) >= lanes)
+
+
 def _gathers(m: Member, v: Axis) -> bool:
     """Does it read lane by lane, where an index from memory says?"""
     return any(isinstance(a, Fetch) and v in a.expr.free for x in reads_of(m) for i in x.index for a in i.atoms())

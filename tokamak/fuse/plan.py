@@ -14,7 +14,7 @@ from ..ir.index import Axis, as_index
 from . import beside, gpu
 from .alike import Part, Planned, parts
 from .axes import Group, Unifier, fold_of, remap, singleton
-from .cost import GRAIN, contiguous_axis, estimates, node_bytes, parallelism, pinned_nodes, row_bytes, scattered, weight
+from .cost import GRAIN, contiguous_axis, estimates, idle_lanes, node_bytes, parallelism, pinned_nodes, row_bytes, scattered, weight
 from .legal import Roles
 from .inline import inline
 from .inplace import written_in_place
@@ -24,6 +24,9 @@ from .recompute import recomputed
 
 LATE = 256          # elements made of a complete sum, by one thread and one by one, that are cheaper than a kernel of their own: about a microsecond.
                     # An optimiser's step of 3 million elements behind the norm of all gradients: 26.5 ms with them, 4.8 without
+IDLE = 1 << 19      # operations of lanes that are all alike that take no longer than a kernel of their own,
+IDLE_A_BYTE = 8     # and those that take no longer than moving a byte: softplus of 4 x 32 x 128 steps of a state space model, beside their products
+                    # with 16 states, took 243 us of its forward's 1.17 ms
 LARGEST = 24        # members of one group: beyond, kernels stop compiling quickly
 FOLLOWED = 4        # reads of one value by each of two groups, of which a pair is looked for that runs along the same axes
 
@@ -346,6 +349,9 @@ class _Planner:
             apart = [n for n in used.nodes() if any(s in made.nodes() for s in self.sources[n])]
             if apart and (times := scattered(made.nodes(), apart, joined, roles, saved, hints)) is not None:
                 return Reason("no_saving", "unprofitable", f"{saved} bytes for {times} loops in steps")
+        idle = max(idle_lanes(g.nodes(), joined, hints, t.vector_bytes // 4) for g in (a, b))
+        if idle > max(IDLE, IDLE_A_BYTE * saved):
+            return Reason("no_saving", "unprofitable", f"{saved} bytes for {idle} operations in lanes that are all alike")
         after = self._after(roles)
         if after > LATE:
             return Reason("no_parallelism", "unprofitable", f"{after} elements by one thread, when the others are done")

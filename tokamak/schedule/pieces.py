@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from ..fuse.cost import Hints
+from ..fuse.cost import GRAIN, Hints
 from ..ir.dtype import BOOL
 from ..ir.expr import Const, Coord, Expr, Load, Op, Reduce, Rewriter, Scan, walk
 from ..ir.index import Axis, Index, as_index
@@ -38,7 +38,8 @@ def in_pieces(b: Body, vector: Axis | None, hints: Hints, threads: int) -> Body:
     read = {e.node for e in exprs if isinstance(e, Load)}
     alone = len(b.stores) == 1 and not folds
     bound = {a for f in folds for a in ((f.along,) if isinstance(f, Scan) else f.over)}.union(*(f.free for f in folds))
-    spared = lambda a: a.extent.constant <= SPREAD or hints.count(b.parallel - {a, vector}) >= SHARES * threads
+    small = hints.count(b.parallel) < GRAIN             # one thread runs all
+    spared = lambda a: small or a.extent.constant <= SPREAD or hints.count(b.parallel - {a, vector}) >= SHARES * threads
     short = lambda a: a.extent.constant is not None and (a not in b.parallel or alone and spared(a))
     open_axes = [a for a in b.axes if a is not vector and a not in bound and short(a)]
     fresh = count(max((a.id for a in b.axes), default=0) + 1)
