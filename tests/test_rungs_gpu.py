@@ -149,3 +149,15 @@ def test_what_is_read_ahead_fits_shared_memory(text, rows, columns, type, stages
 def test_what_a_tile_has_behind_the_last_element_counts(columns, wide):
     """A number that a loop adds its step to, or words beside a row's end, would be negative, and no mask would tell."""
     assert (" wide" in first(ALONG, "f16", 1, columns)) == wide
+
+
+def test_no_tile_that_is_scanned_along_another_axis_has_fewer_elements_than_threads():
+    """Triton cannot scan 16 x 1 elements by two warps: rows of 257 are one piece of 512 there, not 256 and 1."""
+    text = """graph prefixes {{
+  input %x: {type}[{rows}, 16, {columns}](16 * {columns}, {columns}, 1)
+  %least: f32[{rows}, 16, {columns}](16 * {columns}, {columns}, 1) = scan_min[i1](%x[i0, i1, i2])
+  %sum: f32[{rows}, 16](16, 1) for i2<{columns} = sum[i2](%least[i0, i1, i2])
+  %out: f32[{rows}, 16, {columns}](16 * {columns}, {columns}, 1) = sub(%least[i0, i1, i2], %sum[i0, i1])
+  return %out
+}}"""
+    assert first(text, "f32", 16, 257).startswith("tile(i1:16, i2:512?)")

@@ -200,7 +200,8 @@ class _Chooser(TileThreads):
         known = all(self.hints.most(a.extent) is not None for a in self.rows) and (self.whole or self.needed_again() or self.line not in self.rows)
         inner = self.line if self.line in self.rows else max(self.rows, key=lambda a: self.hints(a.extent))
         extent = lambda a: self.hints.most(a.extent) if known else self.hints(a.extent)         # an ordered target's hints are not the extents
-        whole = {a: cover(extent(a)) if a is inner else (power(extent(a)),) for a in self.rows}
+        scanned = {e.along for e in walk(*exprs_of(self.b)) if isinstance(e, Scan)}         # Triton scans no tile of fewer elements than threads
+        whole = {a: cover(extent(a)) if a is inner and scanned <= {inner} else (power(extent(a)),) for a in self.rows}
         elements = math.prod(sum(s) for s in whole.values())
         most = HELD if self.line in self.rows else HELD // (2 * SECTOR) if self.needed_again() else 32
         if known and elements <= (SCANNED if self.scans_down() else LARGEST if self.whole else most) and len(self.rows) <= 3:
