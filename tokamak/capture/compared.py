@@ -12,11 +12,11 @@ from operator import getitem
 
 import torch
 from torch import fx
-from torch._functorch.compile_utils import fx_graph_cse
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ..ir.expr import Op, Reduce, Scan, loads, walk
 from ..ir.graph import Compute, Graph, Input, reads
+from .equal import equal_calls_once
 from .regions import aliases
 
 _aten = torch.ops.aten
@@ -29,7 +29,7 @@ def keep_compared(joint: fx.GraphModule) -> None:
     """Marks the values of `joint` that its partitioner must not compute again. Equal calls are first made one: it keeps one, marked or not."""
     if _found(joint):
         joint.graph.eliminate_dead_code()
-        joint.graph = fx_graph_cse(joint.graph)
+        joint.graph = equal_calls_once(joint.graph)
         for node in _found(joint):
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
         joint.recompile()

@@ -19,6 +19,7 @@ from torch._functorch import partitioners
 
 from .compared import keep_compared
 from .decompose import TRACED
+from .equal import equal_calls_once
 from .flow import minimum_cut
 from .layouts import choose_layouts
 from .registry import TABLE
@@ -51,16 +52,17 @@ def partition(joint: fx.GraphModule, joint_inputs, *, num_fwd_outputs: int, arit
 
 @contextlib.contextmanager
 def _fusible(operators: set) -> Iterator[None]:
-    """torch's partitioner takes `operators`, too, to be fusible, and cuts our way. Both are functions of modules: there is no parameter."""
+    """torch's partitioner takes `operators`, too, to be fusible, and cuts and finds equal calls our way. These are functions of modules: there is no
+    parameter."""
     with _LISTING:
-        theirs, usual_cut = partitioners.get_default_op_list, networkx.minimum_cut
+        theirs, usual_cut, usual_calls = partitioners.get_default_op_list, networkx.minimum_cut, partitioners.fx_graph_cse
         known = theirs()
         ours = replace(known, fusible_ops=known.fusible_ops | (operators - set(known.compute_intensive_ops)))
-        partitioners.get_default_op_list, networkx.minimum_cut = lambda: ours, minimum_cut
+        partitioners.get_default_op_list, networkx.minimum_cut, partitioners.fx_graph_cse = lambda: ours, minimum_cut, equal_calls_once
         try:
             yield
         finally:
-            partitioners.get_default_op_list, networkx.minimum_cut = theirs, usual_cut
+            partitioners.get_default_op_list, networkx.minimum_cut, partitioners.fx_graph_cse = theirs, usual_cut, usual_calls
 
 
 def without_identities(joint: fx.GraphModule) -> None:

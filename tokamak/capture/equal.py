@@ -1,0 +1,63 @@
+"""Equal calls of a training step's graph become one, by torch's rules, whose own function imports all of Inductor: a second in a process that has no
+other use for it. Graphs that these few lines do not know are left to torch."""
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch import compile_utils
+
+from .ahead import frozen, Own
+
+_aten = torch.ops.aten
+_KEPT = frozenset({_aten.empty, *compile_utils.rand_ops})         # each call of these has a result of its own
+
+
+def equal_calls_once(graph: fx.Graph) -> fx.Graph:
+    """A copy of `graph` in which a call that says the same as an earlier one, with nothing written in between, is that one."""
+    try:
+        return _copied(graph)
+    except Own:
+        return compile_utils.fx_graph_cse(graph)
+
+
+def _copied(graph: fx.Graph) -> fx.Graph:
+    """As `equal_calls_once`. Raises Own where an argument is an object of the graph's own, or where a call may write we do not know what."""
+    new, known, written = fx.Graph(), {}, 0
+    copies: dict[fx.Node, fx.Node] = {}
+    returned = {s for n in graph.output_node().all_input_nodes if (s := _storage(n)) is not None}
+    for node in graph.nodes:
+        says = None
+        if node.op == "call_function":
+            written += _writes(node.target)
+            if getattr(node.target, "overloadpacket", None) not in _KEPT and _storage(node) not in returned:
+                says = written, node.target, frozen(copies, node.args), frozen(copies, node.kwargs)
+        elif node.op not in ("placeholder", "get_attr", "output"):
+            raise Own
+        found = known.get(says)
+        if found is None:
+            found = new.node_copy(node, copies.__getitem__)
+            if says is not None:
+                known[says] = found
+        copies[node] = found
+    return new
+
+
+def _writes(target: Any) -> bool:
+    """Does a call change what it is given? Raises Own."""
+    if isinstance(target, torch._ops.OpOverload) and target.namespace != "inductor":
+        return target._schema.is_mutable
+    if target is operator.getitem:
+        return False
+    raise Own
+
+
+def _storage(node: fx.Node) -> int | None:
+    """The memory of a node's value; None where it has none."""
+    value = node.meta.get("val")
+    try:
+        return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+    except NotImplementedError:
+        return None
