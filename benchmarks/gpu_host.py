@@ -1,7 +1,7 @@
 """Host time a call on a GPU: eager, Inductor and tokamak, each as it is and with CUDA graphs (`+graphs`); and what Dynamo and AOTAutograd take alone.
 
-    python -m benchmarks.gpu_host [--programs NAME ...] [--sides eager,floor,inductor,tokamak,inductor+graphs,tokamak+graphs] [--calls N] [--kept]
-                                  [--profile] [--write]
+    python -m benchmarks.gpu_host [--programs NAME ...] [--sides eager,floor,inductor,tokamak,inductor+graphs,tokamak+graphs] [--calls N] [--runs N]
+                                  [--kept] [--profile] [--write]
 
 Microseconds of the host a call, the least and the median of many short runs of calls in a row, in which the sides of a program take turns, another
 one first each time. `floor`: graphs that give again what they gave first, so that a call is Dynamo's guards, AOTAutograd and, of a training step,
@@ -136,8 +136,8 @@ def given_again(graph: fx.GraphModule, inputs: Sequence, kind: str) -> Callable[
     return run
 
 
-def measure(program: Program, sides: Sequence[str], device: str, calls: int, keep: bool = False, look: Callable[[Callable], None] | None = None
-            ) -> dict[str, Times]:
+def measure(program: Program, sides: Sequence[str], device: str, calls: int, keep: bool = False, look: Callable[[Callable], None] | None = None,
+            runs: int = RUNS) -> dict[str, Times]:
     """The times of each side. `look` is handed what makes a call of each of tokamak's, last."""
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     with kept() if keep else cold():
@@ -149,7 +149,7 @@ def measure(program: Program, sides: Sequence[str], device: str, calls: int, kee
         for call in made.values():
             for _ in range(WARM):
                 call()
-        timed = times(made, several, wait)
+        timed = times(made, several, wait, runs)
         launches = {side: launched(call) if device == "cuda" else 0 for side, call in made.items()}
         for side, call in made.items() if look is not None else ():
             if side.startswith("tokamak"):
@@ -157,11 +157,11 @@ def measure(program: Program, sides: Sequence[str], device: str, calls: int, kee
         return {side: Times(*timed[side], launches[side]) for side in sides}
 
 
-def times(made: dict[str, Callable], several: int, wait: Callable) -> dict[str, tuple[float, float, float]]:
+def times(made: dict[str, Callable], several: int, wait: Callable, runs: int = RUNS) -> dict[str, tuple[float, float, float]]:
     """Seconds a call of each side: of the host, least and median, and until the device is done."""
     found: dict[str, list[tuple[float, float]]] = {side: [] for side in made}
     order = list(made)
-    for _ in range(RUNS):
+    for _ in range(runs):
         order.append(order.pop(0))
         for side in order:
             call = made[side]
@@ -230,6 +230,7 @@ def arguments(argv=None) -> argparse.Namespace:
     p.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
     p.add_argument("--sides", type=several, default=SIDES)
     p.add_argument("--calls", type=int, default=100, help="at most so many in a run, and so many under --profile")
+    p.add_argument("--runs", type=int, default=RUNS)
     p.add_argument("--device", default="cuda", help="cpu: to try the command")
     p.add_argument("--kept", action="store_true", help="with the compilers' caches")
     p.add_argument("--profile", action="store_true")
@@ -244,7 +245,8 @@ def main(argv=None) -> int:
     rows: dict[tuple[str, str], Times] = {}
     for name in args.programs:
         look = partial(profile, calls=args.calls) if args.profile else None
-        found = {(name, side): times for side, times in measure(PROGRAMS[name], args.sides, args.device, args.calls, args.kept, look).items()}
+        timed = measure(PROGRAMS[name], args.sides, args.device, args.calls, args.kept, look, args.runs)
+        found = {(name, side): times for side, times in timed.items()}
         rows |= found
         print("\n".join(table(found).splitlines()[2 if len(rows) > len(found) else 0:]), flush=True)
     if args.write:

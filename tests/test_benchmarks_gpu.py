@@ -445,7 +445,7 @@ def test_the_programs_of_the_host_benchmark_are_right_and_it_says_a_line_each(ca
         with torch.no_grad():
             found, expected = (tree_leaves(f(*inputs)) for f in (gpu_sides.compiled("tokamak", program.fn), program.fn))
         assert len(found) == len(expected) and all((a - b).norm() <= 1e-5 * b.norm() for a, b in zip(found, expected))
-    assert gpu_host.main(["--device", "cpu", "--programs", "gelu_train", "chain", "--sides", "eager", "--calls", "2", "--kept"]) == 0
+    assert gpu_host.main(["--device", "cpu", "--programs", "gelu_train", "chain", "--sides", "eager", "--calls", "2", "--runs", "2", "--kept"]) == 0
     lines = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
     assert lines[0][:3] == ["program", "side", "host us"]
     assert [line[:2] for line in lines[2:]] == [["gelu_train", "eager"], ["chain", "eager"]] and all(float(line[2]) > 0 for line in lines[2:])
