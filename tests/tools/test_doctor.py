@@ -144,6 +144,17 @@ def test_peaks_beside_other_work_say_so_and_are_taken_again(tmp_path, monkeypatc
         assert peaks("cpu") == again and again.when == "2026-01-02"
 
 
+def test_peaks_measured_again_beside_other_work_replace_no_better_ones(tmp_path, monkeypatch):
+    calm, busy, new = (Peaks("some CPU", ((8192, s),), {"float32": 1 / s}, s, "2026-01-01", beside)
+                       for s, beside in ((1e-6, 0.0), (9e-6, 0.8), (2e-6, 0.0)))
+    found = iter([calm, busy, new])
+    monkeypatch.setattr(machine, "_cpu", lambda device: next(found))
+    monkeypatch.setattr(machine, "_MEASURED", {})
+    with tokamak.scope(cache_dir=str(tmp_path / "cache")):
+        assert peaks("cpu") == peaks("cpu", again=True) == known("cpu") == calm
+        assert peaks("cpu", again=True) == known("cpu") == new            # nothing was in the way: as it is now
+
+
 def test_what_other_work_took():
     start = machine.Ran(10.0, 100.0, 5.0)
     cores = os.cpu_count() or 1

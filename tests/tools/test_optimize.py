@@ -3,6 +3,7 @@ import importlib.util
 import json
 import math
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -260,6 +261,11 @@ def test_what_compiles_stands_once_behind_what_changes_weights():
         return climbing.Rung(name, 1.0, 0, 0.0, True, "", code)
     found = Staircase("cuda", tuple(rung(n, n) for n in ("eager", "fuse", "tf32", "launches", "bf16", "int8", "int4")), "")
     assert found.code.split() == ["int4", "launches", "eager", "tf32", "bf16"]
+
+
+def test_a_staircase_says_what_other_work_took():
+    found = Staircase("cpu", (climbing.Rung("eager", 1.0, 0, 0.0, True, "where it starts", "", 1.0),), "it stops", 0.7)
+    assert "other work took 70% of the cores" in str(found) and "other work" not in str(replace(found, beside=0.05))
 
 
 def test_it_says_when_nothing_is_left_to_gain():

@@ -97,12 +97,12 @@ def known(device: str) -> Peaks | None:
 
 def peaks(device: str = "cpu", again: bool = False) -> Peaks:
     """What `device` does at most: from the cache folder, else measured now (about two seconds); once more in a process where other work was in the
-    way then. `again` measures in any case."""
-    kept, mine = (None, None) if again else (known(device), _MEASURED.get(_key(device)))
+    way then. `again` measures in any case, and beside other work keeps what was better before."""
+    kept, mine = known(device), _MEASURED.get(_key(device))
     found = mine or kept
-    if found is None or (mine is None and found.others > BUSY):
+    if again or found is None or (mine is None and found.others > BUSY):
         new = (_gpu if torch.device(device).type == "cuda" else _cpu)(device)
-        found = better(found, new) if found is not None else new
+        found = better(found, new) if found is not None and (not again or new.others > BUSY) else new
         if current().cache_dir:
             open_cache(current().cache_dir).put(_key(device), json.dumps(asdict(found)).encode())
         _MEASURED[_key(device)] = found

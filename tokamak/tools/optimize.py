@@ -28,7 +28,7 @@ from ..backend import backend
 from ..errors import OptionError
 from . import limits
 from .dynamo import uncompiled
-from .machine import peaks
+from .machine import BUSY as CROWDED, peaks, Ran, others as other_work
 from .profile import SECONDS, by_position, device_of, give_back
 from .record import Recorder, recording
 from .traced import peak_bytes, traced
@@ -67,10 +67,18 @@ class Rung:
 
 @dataclass(frozen=True)
 class Staircase:
-    """The rungs in the order in which they were tried. Prints as a table; `code` reproduces the best."""
+    """The rungs in the order in which they were tried. Prints as a table; `code` reproduces the best. `beside`: the share of the CPU's cores that
+    other work took meanwhile."""
     device: str
     rungs: tuple[Rung, ...]
     stopped: str
+    beside: float = 0.0
+
+    @property
+    def note(self) -> str:
+        """What is to be said where that was much."""
+        return (f"other work took {self.beside:.0%} of the cores meanwhile: rungs that differ little may change places on a quiet machine"
+                if self.beside > CROWDED else "")
 
     @property
     def best(self) -> Rung:
@@ -155,6 +163,7 @@ def optimize(fn: Callable, *inputs, allow: Sequence[str] | str = (), options: Ma
     for name in allow:
         allowed(name)
     original = uncompiled(fn)
+    before = Ran.now()
     climb = _Climb(original, inputs, kwargs, dict(options or {}), seconds)
     torch._dynamo.reset()
     try:
@@ -167,7 +176,7 @@ def optimize(fn: Callable, *inputs, allow: Sequence[str] | str = (), options: Ma
             if climb.changes.get("compiled") and climb.device != "cpu":
                 climb.found = [r for r in climb.found if r.name != "launches"]
                 climb.rung("launches", *again["launches"])
-        return Staircase(climb.device, tuple(climb.found), climb.stopped(allow))
+        return Staircase(climb.device, tuple(climb.found), climb.stopped(allow), other_work(before, Ran.now()))
     finally:
         torch._dynamo.reset()
 

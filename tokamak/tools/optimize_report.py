@@ -28,5 +28,4 @@ def report(s: Staircase) -> Group:
         table.add_row(r.name, *measured, number(r.error), "kept" if r.kept else "", r.why)
     code = s.code or "the function as it is"
     title = f"{took(s.best.step)} a step, {s.best.speedup:.2f} times as fast as eager, on {s.device}"
-    return Group(Text(title, "bold"), table, Text(f"\n{s.stopped}"),
-                 Text(f"\n{code}", "bold"))
+    return Group(Text(title, "bold"), table, Text(f"\n{s.stopped}"), *([Text(s.note, "yellow")] if s.note else []), Text(f"\n{code}", "bold"))

@@ -54,6 +54,8 @@ def kernel_table(v: Verification) -> Iterator:
             eager, at = "random" if value.random else number(value.eager), place(value.line) or places(k.sources)
             table.add_row(about, value.name, number(value.exact), eager, at, value.wrong or "within")
     yield from (Text(""), table)
+    if any(value.eager is None and not value.random for k in v.kernels for value in k.values):
+        yield Text("without a figure from eager: no operation of its gives that value by itself", "dim")
 
 
 def first(v: Verification) -> Iterator[Text]:
