@@ -240,17 +240,28 @@ def test_layers_back_to_back_in_turned_tiles(between, inner, hidden):
     assert any(s.turned for s in narrow(record)) is (hidden == 256)
 
 
-@pytest.mark.parametrize("rows, shared", [(131072, True), (256, False)])
-def test_a_lone_gradient_of_weights_is_shared_by_many_programs(rows, shared):
-    """Few tiles of a long depth are no work for programs that make tile after tile."""
+def lone_gradient(rows: int):
+    """The schedule of the gradient of a layer's weights, of 128 to 256, by itself, on an H200."""
     graph = parse_graph(f"""graph gradient {{
       input %g: bf16[{rows}, 256](256, 1)
       input %x: bf16[{rows}, 128](128, 1)
       %w: f32[256, 128](128, 1) for i2<{rows} = sum[i2](mul(f32(%g[i2, i0]), f32(%x[i2, i1])))
       return %w
     }}""")
-    machine = Target("cpu", 16, 132, l1=1 << 18, l2=50 << 20, kind="gpu", arch=("cuda", 90, 32), cluster=8)
+    return alone(graph)
+
+
+def alone(graph, **more):
+    """The schedule of a graph's only kernel on an H200."""
+    machine = Target("cpu", 16, 132, l1=1 << 18, l2=50 << 20, kind="gpu", arch=("cuda", 90, 32), cluster=8, **more)
     (_, s), = schedule_plan(plan(graph, machine), machine).bodies.values()
+    return s
+
+
+@pytest.mark.parametrize("rows, shared", [(131072, True), (256, False)])
+def test_a_lone_gradient_of_weights_is_shared_by_many_programs(rows, shared):
+    """Few tiles of a long depth are no work for programs that make tile after tile."""
+    s = lone_gradient(rows)
     assert isinstance(s, PersistentSchedule) is not shared and (s.programs > 8) is shared
 
 
@@ -261,20 +272,11 @@ def test_products_in_tf32_that_addresses_do_not_make_stay():
       %w: f32[256, 128](128, 1) for i2<131072 = sum[i2](mul(tf32(%g[i0, i2]), tf32(%x[i1, i2])))
       return %w
     }""")
-    machine = Target("cpu", 16, 132, l1=1 << 18, l2=50 << 20, kind="gpu", arch=("cuda", 90, 32), cluster=8, tf32=True)
-    (_, s), = schedule_plan(plan(graph, machine), machine).bodies.values()
-    assert isinstance(s, PersistentSchedule)
+    assert isinstance(alone(graph, tf32=True), PersistentSchedule)
 
 
 @pytest.mark.parametrize("rows, far", [(1 << 20, False), (1 << 24, True)])
 def test_offsets_of_products_are_wide_where_memory_is(rows, far):
     """However many coordinates rows, columns and depth have together, no address is made of them."""
-    graph = parse_graph(f"""graph gradient {{
-      input %g: bf16[{rows}, 256](256, 1)
-      input %x: bf16[{rows}, 128](128, 1)
-      %w: f32[256, 128](128, 1) for i2<{rows} = sum[i2](mul(f32(%g[i2, i0]), f32(%x[i2, i1])))
-      return %w
-    }}""")
-    machine = Target("cpu", 16, 132, l1=1 << 18, l2=50 << 20, kind="gpu", arch=("cuda", 90, 32), cluster=8)
-    (_, s), = schedule_plan(plan(graph, machine), machine).bodies.values()
+    s = lone_gradient(rows)
     assert s.wide is far
