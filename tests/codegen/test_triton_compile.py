@@ -64,3 +64,21 @@ def one(p, q):
     for kind in ("fp16", "fp32"):
         made = compiler.compile(compiler.ASTSource(module.one, {"p": f"*{kind}", "q": f"*{kind}"}, {}), target=targets.GPUTarget("cuda", 90, 32))
         assert "one" in made.asm["ptx"]
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("half", ["bfloat16", "float16"])
+def test_choices_are_rounded_in_pairs(name, half, tmp_path):
+    """LLVM would round each side of a choice by itself, one element after the other."""
+    text = f"""@triton.jit
+def masked(p, q):
+    at = tl.arange(0, 512)
+    x = tl.load(p + at)
+    tl.store(q + at, tk.in_pairs(tl.where(x <= 0.5, 0.0, x), tl.{half}))
+"""
+    target, assembly = TARGETS[name]
+    short = {"bfloat16": "bf16", "float16": "fp16"}[half]
+    made = compiler.compile(compiler.ASTSource(load(text, tmp_path).masked, {"p": "*fp32", "q": f"*{short}"}, {}), target=targets.GPUTarget(*target))
+    if assembly == "ptx":
+        kind = short.replace("fp", "f")
+        assert f"cvt.rn.{kind}x2.f32" in made.asm["ptx"] and f"cvt.rn.{kind}.f32" not in made.asm["ptx"]

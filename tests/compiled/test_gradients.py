@@ -180,6 +180,8 @@ def test_gradients_that_two_programs_carry(between, rows, dtype):
     assert not calls(backward) and sorted(s.half is not None for s in found) == [False, True] and all(s.turned for s in found)
     stored = {tuple(n.shape) for n, places in backward.values["lower"].plan.stores.items() for n in places}
     assert not any(s[-1].constant == 256 and s[0].constant == rows for s in stored if len(s) == 2)
+    texts = [p.unit.text for b in backward.values["render"].values() for p in b.parts if "narrow" in str(p.kernel.schedule)]
+    assert all("tk.in_pairs(" in t for t in texts)              # what is rounded between two products
 
 
 def test_a_gradient_of_other_values_reads_what_lies_between():

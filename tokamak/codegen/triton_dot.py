@@ -35,6 +35,23 @@ def in_registers(x):
 
 
 @triton.jit
+def in_pairs(x, to: tl.constexpr):
+    """f32 in the 16-bit type `to`, to nearest even, two at a time whatever x is: LLVM rounds both sides of a choice (a mask) one by one."""
+    if INTERPRETED:
+        if to == tl.bfloat16:
+            return to_bf16(x)
+        else:
+            return x.to(to)
+    elif for_nvidia():
+        if to == tl.bfloat16:
+            return tl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [x], dtype=tl.bfloat16, is_pure=True, pack=2)
+        else:
+            return tl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [x], dtype=tl.float16, is_pure=True, pack=2)
+    else:
+        return x.to(to)
+
+
+@triton.jit
 def to_tf32(x):
     """f32 to the nearest of ten bits behind the point, ties to even."""
     if INTERPRETED:
