@@ -12,7 +12,7 @@ from dataclasses import replace
 from ..fuse import narrow
 from ..fuse.contraction import ONES, halves
 from ..ir.dtype import F32
-from ..ir.expr import Cast, Expr, Load, Reduce
+from ..ir.expr import Expr, Load, Reduce
 from ..ir.index import Axis, as_index
 from ..ir.normal import floordiv
 from ..schedule.body import Body
@@ -197,14 +197,6 @@ class RowsLowering(MatmulLowering):
         """Idle lanes are 0: a value that is multiplied is read as any other."""
         _, dims = self.text(e.index[0], ("address", e.node))
         return self._loaded(e, frozenset()) if e.guard is None and dims else super()._emit_load(e)
-
-    def _emit_cast(self, e: Cast) -> Value:
-        """What is rounded for a product, so that nothing else stands between one product and the next. 131072 rows, 128 to 256 to 128, the weights'
-        gradients: 67 us, 80 where LLVM chooses."""
-        if e not in self.made or e.arg.dtype is not F32:
-            return super()._emit_cast(e)
-        arg = self.emit(e.arg)
-        return self._put(e, f"tk.in_pairs({arg.var}, {words.triton_type(e.dtype)})", (), (arg,))
 
     def _emit_reduce(self, e: Reduce) -> Value:
         """A row's product with weights."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import permutations
 
-from ..ir.expr import Expr, Load, Op, Random, Reduce, Scan, loads, walk
+from ..ir.expr import Cast, Expr, Load, Op, Random, Reduce, Scan, loads, walk
 from ..ir.graph import Scatter
 from ..ir.index import Axis, as_index
 from .axes import Group
@@ -27,6 +27,7 @@ ROWS = 64               # of a step
 CARRIED = 16384         # elements of f32 of weights' gradients that a program carries
 HALF_CARRIED = 32768    # the same of each of two programs that have half of an axis: 128 registers of 256 threads
 SHARED = 200 << 10      # bytes of shared memory for weights, and for the rows under way
+COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge"}
 WARPGROUPS = 128        # rows of a product of eight warps, which turned tiles have
 
 
@@ -207,6 +208,16 @@ def beside(exprs: Iterable[Expr], rows: frozenset[Axis]) -> list[Load]:
     exprs = list(exprs)
     multiplied = factors(exprs, rows)
     return [e for e in loads(*exprs) if rows & e.free and len(e.free) == 2 and e.guard is None and e not in multiplied]
+
+
+def compared(exprs: Iterable[Expr], read: Iterable[Load]) -> bool:
+    """Is what is `read` compared, and nothing else? A mask waits in less than an element's register."""
+    exprs, values = list(exprs), set(read)
+    for e in walk(*exprs):
+        mine = [x for x in e.children() if x in values or isinstance(x, Cast) and x.arg in values]
+        if mine and not (isinstance(e, Cast) and e.arg in values or isinstance(e, Op) and e.name in COMPARISONS):
+            return False
+    return not values & set(exprs)
 
 
 def folds(exprs: Iterable[Expr]) -> list[Reduce]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ..fuse import narrow
 from ..fuse.contraction import LITTLE, SIDE, SLICE, TURNED, Contraction, chained, contraction, multiplied, of_vector, product_type, summed
 from ..fuse.cost import Hints
 from ..ir.dtype import F32
@@ -38,6 +39,8 @@ RESIDENT = 4            # programs to a multiprocessor that make narrow layers t
 HELD_BLOCKS = 4         # of the hidden axis that are written out at most
 HELD_STAGES = 3         # tiles of rows under way then: 131072 rows, 128 to 256 to 128, 47.9 us, 57 where each tile reads the weights, 65 with 2;
                         # 49.7 with tiles of 128 rows by 8 warps; backward, in steps, 83 and 97
+TALL = 128              # rows by eight warps where a mask is read beside the products: what lies between them stays in registers. 131072 rows, 128
+                        # to 256 to 128, a ReLU's: 59 us; 66 in turned tiles, where it goes through shared memory. What is more than compared spills
 ABREAST = 2             # products with a vector that a program carries at once: each holds a tile of f32
 AHEAD = 256             # elements of a step along the depth of what is read a step ahead
 DEEP = 8192             # elements of the depth up to which it pays
@@ -264,6 +267,11 @@ def _back_to_back(b: Body, c: Contraction, inner: Contraction, rows: Axis, colum
     blocks = -(-hidden // sizes[c.depth])
     left = c.left if rows in c.left.free else c.right
     beside = sum(e.dtype.bytes for e in loads(left) if rows in e.free and c.depth in e.free)
+    masks = [e for e in loads(left) if rows in e.free and c.depth in e.free]
+    tall = c.depth.extent.constant == 2 * TALL == 2 * width == 2 * sizes[columns] and not hidden_stores(b)
+    if tall and masks and narrow.compared(exprs_of(b), masks):
+        sizes |= {rows: TALL, c.depth: TALL}
+        return _schedule(b, c, sizes, hints, inner=inner.depth, stages=1, resident=target.threads, blocks=2, warps=8)
     each = sizes[rows] * (2 * width + beside * blocks * sizes[c.depth])
     held = 2 * blocks * sizes[c.depth] * (width + sizes[columns]) + (HELD_STAGES - 1) * each
     if 1 < blocks <= HELD_BLOCKS and c.depth.extent.constant is not None and held <= SHARED:

@@ -69,9 +69,9 @@ def whole(b: Body, s: MatmulSchedule, hints: Hints, target) -> tuple[Body, RowsS
     """Two layers back to back, whose weights the schedule `s` holds in blocks or reads step by step, with all of them held in turned tiles: eight
     warps multiply 128 rows of weights at a time, and no row of hidden values is in the registers of one warp. 131072 rows, 128 to 256 to 128: 39.9
     us, 48 in blocks; with the hidden values kept 50, 58; where something is read beside the products (a gradient's mask) 67.6, but 133 with what lies
-    between them stored, 100 in steps. None for that, where they are fewer (then four warps have registers for a row's, not measured so), or something
-    has no room."""
-    if s.inner is None or len(s.order) != 4 or b.base is not None:
+    between them stored, 100 in steps. None for that, where they are fewer (then four warps have registers for a row's, not measured so), where
+    something has no room, and for tall blocks, which are faster."""
+    if s.inner is None or len(s.order) != 4 or b.base is not None or s.stages == 1:
         return None
     rows = s.dims[0]
     found, exprs, widths = frozenset((rows,)), exprs_of(b), tuple(a for a in b.axes if a is not s.dims[0])
