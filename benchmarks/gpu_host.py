@@ -193,7 +193,7 @@ def operators(program: Program, inputs: list[torch.Tensor]) -> int:
 
 
 def launched(call: Callable) -> int:
-    """How many kernels, copies and sets a call runs on the device; a graph's count as those that it holds."""
+    """How many kernels, copies and sets a call runs on the device; a graph's count as those that it holds. 0: the profiler has shown nothing."""
     for _ in range(3):              # a profiler's first session may show nothing
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
             call()
@@ -201,7 +201,7 @@ def launched(call: Callable) -> int:
         found = sum(span(e) is not None for e in profiler.events())
         if found:
             return found
-    raise RuntimeError("the profiler shows nothing of what runs on the device")
+    return 0
 
 
 def profile(call: Callable, calls: int) -> None:

@@ -127,3 +127,15 @@ def test_loops_that_share_no_axis_are_kernels_of_their_own_whatever_is_known_of_
         assert rows.startswith("per_fused_native_layer_norm") and flat.startswith("poi_fused_mul")
         whole, = kernels(Dropped(), **how)                # a mask that is drawn by rows is the norm's own
         assert whole.startswith("per_fused_") and "native_dropout" in whole and "native_layer_norm" in whole
+
+def two_products(x, y):
+    return x.sin() @ y + x.cos() @ x
+
+
+def test_products_that_the_vendor_adds_up_have_their_names_and_lines():
+    """The second is a call of a function of ours, which adds to what the first gives."""
+    x, line = torch.randn(64, 64), line_of(two_products, "@")
+    with recording(target="interpret") as recorder, torch.no_grad():
+        torch.compile(two_products, backend="tokamak")(x, x + 1)
+    e = explanation(recorder)
+    assert [(o.op, o.name, o.source.line) for o in e.opaque] == [("mm.default", name, line) for name in ("mm", "mm_1")]

@@ -232,11 +232,18 @@ class _Decided(GraphRewrite):
         super().__init__(graph, "eager")
         self.reasons, self.hints, self.fast, self.behind, self.apart = reasons, hints, fast, behind, apart
         self.calls: dict[Opaque, Opaque] = {}           # those behind which the vendor makes something
+        self.own: dict[Opaque | Result, Opaque] = {}    # what the vendor makes then, and of what call
         self.made_by = {x.node: x for x in behind.values()}          # of several the last
         self.fronts = taken
         self.taken_in = {m for found in self.fronts.values() for m in found}
         self.meanings: dict[Opaque, Expr] = {}          # of calls that become nodes, over new nodes
         self.factors = {e.node for n, r in reasons.items() if r is None for e in loads(*within(n.meaning).fold.args)}
+
+    def result(self) -> Graph:
+        """What the vendor makes behind a call comes from where the call does."""
+        out = super().result()
+        origins = {n: self.graph.origins[self.own[n]] for n in out.nodes if n in self.own and self.own[n] in self.graph.origins}
+        return replace(out, origins={**origins, **out.origins})
 
     def compute(self, node: Compute) -> Compute | Result:
         """A factor of a product is rounded to the type in which it is multiplied. What the vendor makes behind a product is what its call gives."""
@@ -275,7 +282,8 @@ class _Decided(GraphRewrite):
 
     def _vendors_own(self, node: Compute, x: Own) -> Result:
         """What the vendor's call gives that makes `node` too; it stands where `node` stood, behind all that it is handed."""
-        call = self.calls[next(n for n, own in self.behind.items() if own is x)]
+        product = next(n for n, own in self.behind.items() if own is x)
+        call = self.calls[product]
         args, results = call.args, call.results
         if x.reshaped:
             results = tuple(replace(spec, shape=node.shape, strides=node.strides) for spec in results)
@@ -287,7 +295,9 @@ class _Decided(GraphRewrite):
             args = (self.mapped(x.kept), *args)
         handed = tuple(dict.fromkeys(v.node for v in args if isinstance(v, View)))
         own = replace(call, target=x.target, args=(*args, *x.further), kwargs=x.kwargs, results=results, reads=handed, meaning=None)
-        return Result(own, 0, node.shape, node.strides, node.dtype, node.device)
+        made = Result(own, 0, node.shape, node.strides, node.dtype, node.device)
+        self.own |= {own: product, made: product}
+        return made
 
     def _with_fronts(self, node: Opaque, meaning: Expr) -> Expr:
         """The meaning with what is computed pointwise in front of it in the product, and factors that do not differ along the depth behind it."""
