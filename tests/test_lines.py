@@ -311,6 +311,25 @@ def test_small_folds_of_equal_extents_are_one_kernel():
     assert sorted(len(g.members) for g in found) == [1, 1, 2]
 
 
+def test_small_folds_whose_axes_are_runs_of_others_are_one_kernel():
+    """Channels, in groups for the sake of what one fold reads."""
+    graph = parse_graph("""graph left {
+  input %a: f32[32, 256](256, 1)
+  input %b: f32[32, 256](256, 1)
+  input %group: f32[32, 32](32, 1)
+  %one: f32[256](1) for i1<32 = sum[i1](%a[i1, i0])
+  %two: f32[256](1) for i1<32 = sum[i1](div(%b[i1, i0], %group[i1, (i0 // 8)]))
+  %three: f32[32](1) for i1<256 = sum[i1](%a[i0, i1])
+  return %one, %two, %three
+}""")
+    found = [s for s in plan(graph, LARGE).steps if isinstance(s, Group)]
+    assert sorted(len(g.members) for g in found) == [1, 2]
+    tensors = [torch.rand(32, n) + 0.5 for n in (256, 256, 32)]
+    run = lambda a, b, group: (a.sum(0), (b.reshape(32, 32, 8) / group[:, :, None]).sum(0).reshape(256), a.sum(1))
+    for got, want in zip(tokamak.compile(run, target="interpret", strict=True)(*tensors), run(*tensors), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
 def test_small_folds_in_one_kernel_are_right():
     x = torch.randn(3, 33, 40)
     fn = lambda x, y, z: (x.sum(0), y.amax(0) + 1, z.var(0).bfloat16())

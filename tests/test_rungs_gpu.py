@@ -161,3 +161,58 @@ def test_no_tile_that_is_scanned_along_another_axis_has_fewer_elements_than_thre
   return %out
 }}"""
     assert first(text, "f32", 16, 257).startswith("tile(i1:16, i2:512?)")
+
+
+PREFIXES = """graph prefixes {{
+  input %x: {type}[{rows}, 1024, {columns}]({all}, {columns}, 1)
+  %sums: f32[{rows}, 1024, {columns}]({all}, {columns}, 1) = scan_sum[i1](f32(%x[i0, i1, i2]))
+  return %sums
+}}"""
+
+
+@pytest.mark.parametrize("rows, columns, found", [(64, 1024, "i1:16, i2:64) looped(i1) warps(1) stages(3)"),
+                                                  (32, 1024, "i1:64, i2:64) looped(i1) warps(4) stages(3)")])
+def test_prefixes_down_columns(rows, columns, found):
+    """A warp makes those of few rows at a time where there are columns for many warps."""
+    text = PREFIXES.format(type="bf16", rows=rows, columns=columns, all=1024 * columns)
+    (_, schedule), = schedule_plan(plan(parse_graph(text), LARGE), LARGE).bodies.values()
+    assert str(schedule).startswith(f"tile({found}")
+
+
+SUMMED = """graph summed {{
+  input %x: bf16[{rows}, {columns}]({columns}, 1)
+  input %dy: bf16[{rows}, {columns}]({columns}, 1)
+  %dx: bf16[{rows}, {columns}]({columns}, 1) = bf16(mul(f32(%dy[i0, i1]), exp(f32(%x[i0, i1]))))
+  %db: f32[{columns}](1) for i1<{rows} = sum[i1](f32(%dx[i1, i0]))
+  return %dx, %db
+}}"""
+
+
+@pytest.mark.parametrize("rows, columns, kernels, found", [
+    (16383, 4095, 1, "i1:4096+16?) shifted(i1 % 8) split(i0 / 264) warps(8)"),
+    (65535, 1025, 1, "i1:1024+16?) shifted(i1 % 8) split(i0 / 1056) warps(2)"),
+    (32767, 1537, 1, "i1:1024+512+16?) shifted(i1 % 8) split(i0 / 528) warps(4)"), (65536, 1024, 1, "i1:1024) split(i0 / 1056) warps(2)"),
+    (43690, 1536, 1, "i0:32+32?, i1:64) split(i0 / 16)"), (65535, 513, 3, "i1:512?)"), (4095, 1025, 3, "i1:512?)")])
+def test_columns_that_are_summed_beside_what_is_written(rows, columns, kernels, found):
+    """Long blocks of columns, a row at a time, wherever rows begin; not where lanes would be idle, and not of few rows."""
+    graph = widened(parse_graph(SUMMED.format(rows=rows, columns=columns)), LARGE)
+    schedules = [str(s) for _, s in schedule_plan(plan(graph, LARGE), LARGE).bodies.values()]
+    assert len(schedules) == kernels and (kernels > 1 or schedules[0].startswith(f"tile({found}")), schedules
+
+
+NORMED = """graph normed {{
+  input %x: bf16[{rows}, 256](256, 1)
+  input %mean: f32[256](1)
+  input %inverse: f32[256](1)
+  input %w: f32[256](1)
+  %out: bf16[{rows}, 256](256, 1) = bf16(mul(mul(sub(f32(%x[i0, i1]), %mean[i1]), {inverse}), %w[i1]))
+  return %out
+}}"""
+
+
+@pytest.mark.parametrize("inverse, found", [("%inverse[i1]", "i0:8, i1:256) warps(4)"), ("%mean[i1]", "i0:4, i1:256) warps(2)")])
+def test_pointwise_tiles_beside_values_of_the_columns(inverse, found):
+    """A tile has twice as many elements where three such values are read for each of its columns."""
+    graph = parse_graph(NORMED.format(rows=100352, inverse=inverse))
+    (_, schedule), = schedule_plan(plan(graph, LARGE), LARGE).bodies.values()
+    assert str(schedule).startswith(f"tile({found}")

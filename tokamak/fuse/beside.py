@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from ..ir.expr import Reduce, loads
 from ..ir.graph import Scatter
-from ..ir.index import Axis
+from ..ir.index import Axis, Index, as_index
 from .axes import Group, fold_of
 from .contraction import LITTLE, Contraction, contraction, held, of_vector, shared_roles
 from .cost import Hints, node_bytes
@@ -22,14 +22,31 @@ FOLDED = 1 << 20    # bytes that a small fold reads at most: no longer than a la
 
 
 def small_folds(groups: Iterable, roles: dict, hints: Hints) -> list[list[tuple[Group, tuple[Axis, ...]]]]:
-    """Small groups that fold, none of it across programs, with their axes in order: lists of those whose axes have the same extents and do the
-    same."""
-    found: dict = {}
-    for g in groups:
-        if isinstance(g, Group) and _folds_little(g, roles[g], hints):
-            axes = _in_order(g, roles[g])
-            found.setdefault((g.members[0].node.device, *((a.extent, a in roles[g].parallel) for a in axes)), []).append((g, axes))
-    return [f for f in found.values() if len(f) > 1]
+    """Small groups that fold, none of it across programs, with their axes in order, the most first: lists of those whose axes do the same and have
+    the same extents, or are runs of the axes of the first."""
+    small = [(g, _in_order(g, roles[g])) for g in groups if isinstance(g, Group) and _folds_little(g, roles[g], hints)]
+    found: list[list] = []
+    for g, axes in sorted(small, key=lambda x: -len(x[1])):
+        device = g.members[0].node.device
+        family = next((f for f in found if f[0][0].members[0].node.device == device
+                       and runs(axes, f[0][1], roles[g].parallel, roles[f[0][0]].parallel)), None)
+        family.append((g, axes)) if family is not None else found.append([(g, axes)])
+    return [f for f in found if len(f) > 1]
+
+
+def runs(axes: tuple[Axis, ...], of: tuple[Axis, ...], parallel: frozenset, parallel_of: frozenset) -> dict[Axis, Index] | None:
+    """Each of `axes` as a run of the axes `of`, which are parallel where it is; None where they are no such runs."""
+    out, rest = {}, list(of)
+    for a in axes:
+        at = as_index(0)
+        n = as_index(1)
+        while rest and n is not a.extent and (rest[0] in parallel_of) == (a in parallel):
+            x = rest.pop(0)
+            at, n = at * x.extent + as_index(x), n * x.extent
+        if n is not a.extent:
+            return None
+        out[a] = at
+    return out if not rest else None
 
 
 def _folds_little(g: Group, r: Roles, hints: Hints) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 from ..ir.dtype import BOOL, DType
 from ..ir.expr import Load, Op, Reduce, Scan, walk
 from ..ir.graph import Compute, Scatter
-from ..ir.index import as_index
+from ..ir.index import Index, as_index
 from ..ir.ops import CARRIERS, OPS
 from . import narrow
 from .axes import Group, fold_of
@@ -55,8 +55,11 @@ NEARLY = 0.95           # of them will do where each sums a long row by many war
 LONG_SUM = 32 << 10     # bytes of such a row at least: f32 sums of 4096 rows of 8193 35.0 us, 36.7 with `tile_threads.PASSING_WARPS`; f16 of 32768 of
                         # 4097 74 with twice those, 67
 CARRIED_ROW = (256, 8192)       # columns of which one program carries the sums along whole rows, rather than those of a few columns down many rows
-DOWN = 4096             # columns from which on programs that sum them beside what they write take blocks of so many, a row at a time: 95% where tiles
-                        # of 64 columns reach 60
+DOWN = 4088             # columns from which on programs that sum them beside what they write take blocks of 4096, a row at a time: 95% where tiles
+                        # of 64 columns reach 60. Gradients of a bias and a GELU of 16383 rows of 4095 bf16 119 us, 183 in two kernels
+LEAST_DOWN = 1016       # the same where rows begin anywhere, and where the columns are nearly a power of two: bf16 65535 rows of 1025 128 us, 254 in
+                        # two kernels, f32 32767 of 1025 112, 165; bf16 65536 of 1024 104, 105; of 1536 a quarter more, with idle lanes in a block
+EACH_DOWN = 1 << 16     # elements of each multiprocessor at least then: about eight rows to a program
 SHORT = 16384           # elements that one program works through in the time of a launch: with less to do each, few programs will do
 SHARED_FROM = 16 << 20  # bytes of columns from which on programs share out their rows, however many columns there are
 LITTLE = 1 / 32         # of the bytes that two kernels move, which one of both saves: what a fold gives is folded on apart
@@ -342,11 +345,19 @@ def _walked(r: Roles, v) -> bool:
     return v in r.parallel and any(m.bound & down for m in r.local) and any(down & m.free and not m.bound for m in r.local)
 
 
-def _cuts_lines(r: Roles, v, hints: Hints) -> bool:
+def walks_down(columns: Index, rows: int, hints: Hints, target) -> bool:
+    """Do programs that sum so many columns beside what they write take long blocks of them, a row at a time?"""
+    n, words = hints(columns), hints(columns) // WORDS * WORDS
+    if n < LEAST_DOWN or n >= DOWN or n * rows < EACH_DOWN * target.threads:
+        return n >= DOWN
+    return not hints.divides(WORDS, columns) or 8 * ((1 << (words - 1).bit_length()) - words) <= words
+
+
+def _cuts_lines(r: Roles, v, hints: Hints, target) -> bool:
     """Would a fold, within the same program, over rows of `v` that lie one behind the other make accesses short, which are 16-byte words along
     both? Not where long columns are summed beside what is written: those are read in whole words, wherever they begin."""
     crossed = {a for m in r.accumulating for a in m.bound}
-    if crossed and hints.count(frozenset((v,))) >= DOWN and any(crossed | {v} <= m.free and not m.bound for m in r.local):
+    if crossed and walks_down(v.extent, hints.count(crossed), hints, target) and any(crossed | {v} <= m.free and not m.bound for m in r.local):
         return False
     for m in r.local:
         for e in m.loads:
@@ -382,6 +393,17 @@ def _in_two_steps(a: Group, b: Group) -> bool:
                for n, f in parts)
 
 
+def _apart(a: Group, b: Group) -> bool:
+    """Does neither of two groups make what the other reads?"""
+    return not any(n in x.reads for x, y in ((a, b), (b, a)) for n in y.nodes())
+
+
+def _little_beside(a: Group, b: Group, joined: Group, hints: Hints) -> bool:
+    """Do two groups, each as short as a launch, fold different axes, and make nothing that the other reads?"""
+    little = max(hints.count(m.free | m.bound) for m in joined.members) <= SHORT
+    return little and _apart(a, b) and len({m.bound for m in joined.members if m.bound}) > 1
+
+
 def _share_a_matrix(a: Group, b: Group, hints: Hints) -> bool:
     """Does anything of as many elements lie between two groups, or do both read it?"""
     touched = [{*g.nodes(), *g.reads} for g in (a, b)]
@@ -395,6 +417,11 @@ def unprofitable(a: Group, b: Group, joined: Group, r: Roles, before: tuple[Role
         return reason
     if saved < LITTLE and _in_two_steps(a, b):
         return Reason("no_saving", "unprofitable", "a fold of what another gives, which stand apart so that it can be read beside others")
+    if saved < LITTLE and r.accumulating and not any(x.accumulating for x in before) and _apart(a, b):
+        return Reason("no_saving", "unprofitable", "a fold would be left across programs for the little that both read")
+    fewest = min(target.threads, *(hints.count(x.parallel) for x in before))
+    if _little_beside(a, b, joined, hints) and hints.count(r.parallel) < fewest:
+        return Reason("no_parallelism", "unprofitable", f"{hints.count(r.parallel)} programs of two small kernels that need nothing of each other")
     if any(hints.count(m.free) >= MATRIX for m in r.final):
         return Reason("no_saving", "unprofitable", "much is made of folds across programs, by a second kernel in any case")
     products = [x for g, x in zip((a, b), before) if any(_times_vector(m, hints) for m in g.members)]
@@ -408,7 +435,7 @@ def unprofitable(a: Group, b: Group, joined: Group, r: Roles, before: tuple[Role
     v = contiguous_axis(joined, hints)
     if any(_folds_elsewhere(x, y, hints) for x, y in ((a, b), (b, a))) and not _share_a_matrix(a, b, hints):
         return Reason("no_saving", "unprofitable", "what columns give is folded on faster by another kernel")
-    if v in r.parallel and _cuts_lines(r, v, hints):
+    if v in r.parallel and _cuts_lines(r, v, hints, target):
         return Reason("no_saving", "unprofitable", "rows that begin anywhere would be read one by one, not several as one")
     if not busy(joined, r, v, hints, target) and all(busy(g, x, v, hints, target) for g, x in zip((a, b), before)):
         return Reason("no_parallelism", "unprofitable", f"{hints.count(r.parallel)} rows")

@@ -133,16 +133,18 @@ class _Planner:
         beside.together(groups, joins)
 
     def _fold_beside(self, family: list) -> None:
-        """Groups whose axes, in order, do the same, as few groups over the axes of one."""
+        """Groups whose axes are those of the first, or runs of them, in order, as few groups over the axes of one."""
         while family:
             (whole, axes), *rest = family
             family = []
             for g, own in rest:
                 apart = not self._direct(whole, g) and not self._between(whole, g) and not self._between(g, whole)
-                if not apart or len(whole.members) + len(g.members) > LARGEST:
+                roles = self.roles[whole]
+                as_runs = beside.runs(own, axes, self.roles[g].parallel, roles.parallel)
+                if not apart or as_runs is None or len(whole.members) + len(g.members) > LARGEST:
                     family.append((g, own))
                     continue
-                other, roles = remap(g, {a: as_index(x) for a, x in zip(own, axes)}), self.roles[whole]
+                other = remap(g, as_runs)
                 members = tuple(sorted(whole.members + other.members, key=lambda m: self.position[m.node]))
                 whole = Group(axes, members)
                 self._place(whole, Roles(roles.parallel, members, (), ()))

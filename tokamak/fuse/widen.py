@@ -12,12 +12,13 @@ from dataclasses import replace
 
 from ..ir.dtype import I64
 from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Reduce, Rewriter, walk
-from ..ir.graph import Compute, Graph, reads
+from ..ir.graph import Compute, Graph, is_pointwise, reads
 from ..ir.index import Axis, Fetch, Index, as_index, axis
 from ..ir.normal import floordiv
 from ..ir.ops import CARRIERS
 from ..ir.rewrite import replaced
 from .cost import Hints, estimates
+from .gpu import walks_down
 
 LINE = 128              # bytes of memory that are fetched together
 WIDE = 512              # elements that rows counted as one have at most
@@ -136,6 +137,9 @@ def _rows_of_words(fold: Reduce, hints: Hints, readers: dict, target) -> int | N
         return None
     (axis, size), = lines
     columns, count = hints.exactly(axis.extent), hints(a.extent)
+    made = any(isinstance(node, Compute) and is_pointwise(node) for node, _ in found)
+    if made and columns is not None and walks_down(axis.extent, count, hints, target):
+        return None         # one kernel makes them and sums them
     aligned = columns is not None and columns * size % WORD == 0
     if columns is None or count * columns * size < LEAST or aligned and (size > 2 or columns < FILL * COLUMNS * target.threads):
         return None

@@ -3,7 +3,7 @@ programs, whether a row is needed again. Nothing here is chosen."""
 from __future__ import annotations
 
 from ..fuse.cost import Hints
-from ..fuse.gpu import DOWN, LONG_SUM
+from ..fuse.gpu import LONG_SUM, walks_down
 from ..ir.expr import Const, Load, Reduce, Scan, walk
 from ..ir.index import Axis
 from .body import Body, exprs_of
@@ -14,6 +14,8 @@ CHUNK = 4096            # elements of a looped row that are in registers at once
 ALONE = 16384           # elements that a single program holds: 8192 partial results 3 us, 6 in a loop
 SECTOR = 16             # columns at least, of a tile that holds whole columns: 32 bytes of a 16-bit type
 SUMMED_FROM = 65536      # elements of rows of whole words of 16 bits, summed only, from which on larger chunks pass through more warps
+SCANNING = 448          # columns for each multiprocessor from which on one warp makes prefixes down 64 of them, 16 rows at a time, three such under
+                        # way: 64 x 1024 x 1024 along the middle, bf16 74.8 us, 119 by four warps and 64 rows, f32 138, 146
 MOST_CARRIED = 6        # numbers a lane from which on it is one row at a step: EvoNorm backward in f32 spilled 464 bytes with four, 593 us, 146 with
                         # one
 SHIFTED = 256           # elements of a row from which on it is read in whole words wherever it begins: f16 LayerNorm over 257 columns 73%, 56 not so
@@ -50,8 +52,8 @@ class TileFacts:
     def _writes_down(self) -> bool:
         """Are long columns folded by programs that write rows on the way?"""
         both = self.crossed | {self.line}
-        return not self.rows and bool(self.crossed) and self.line in self.b.parallel - self.crossed and self.hints(self.line.extent) >= DOWN \
-            and any(both <= s.axes for s in self.b.stores)
+        return not self.rows and bool(self.crossed) and self.line in self.b.parallel - self.crossed and any(both <= s.axes for s in self.b.stores) \
+            and walks_down(self.line.extent, self.hints.count(self.crossed), self.hints, self.target)
 
     def _contiguous(self) -> Axis | None:
         """The axis along which most bytes lie contiguously; the last in loop order where none does."""
@@ -86,6 +88,16 @@ class TileFacts:
     def scans_down(self) -> bool:
         """Are prefixes down columns all that is made of rows?"""
         return len(self.rows) == 1 and self.line not in self.rows and not self.folds and any(isinstance(e, Scan) for e in walk(*exprs_of(self.b)))
+
+    def scans_many(self) -> bool:
+        """Are prefixes made down so many columns that a warp for each few fills the machine?"""
+        many = self.hints.count(self.b.parallel) >= SCANNING * self.target.threads
+        return many and self.scans_down() and not self.begin_anywhere()
+
+    def columns_read(self) -> int:
+        """Values that are read along the contiguous axis, and no other, where more is read along all axes."""
+        read = {(e.node, e.index): e.index[0].axes() for e in walk(*exprs_of(self.b)) if isinstance(e, Load)}.values()
+        return sum(axes == {self.line} for axes in read) if any(axes >= self.b.parallel for axes in read) and len(self.b.parallel) > 1 else 0
 
     def needed_again(self) -> bool:
         """Is a row looked at more than once: by a fold of what another one gives, or by a store along it? Or is it short?"""

@@ -33,6 +33,8 @@ SPREAD = 8              # of tiles of short rows that are only folded and begin 
                         # two rows a tile at least: bf16 sums of 2048 rows of 513 2.65 us, 3.33 with ROWS
 ROWS = 8                # of such tiles at least: f32 sums along 257 columns 85%, 40 with one
 POINTWISE = 1024        # elements of a pointwise tile: 8 to a thread, one 16-byte access of a 16-bit type
+COLUMN_VALUES = 3       # values of the columns alone, read beside what is made of all, from which on a tile has twice as many elements: the last
+                        # kernel of BatchNorm in NHWC of 32 x 96 x 57 x 57 bf16 9.1 us, 10.2, of 64 x 256 x 56 x 56 47.0, 48.0
 PLACES_CHUNK = 2048     # the same where the place of the greatest or least element is carried, too: amax and argmax of bf16 rows of 32000 by hand
                         # 90%, 87 with twice as many
 CHUNK_BYTES = 16384     # bytes of it where rows are only folded, a few lanes carrying what comes of them: f16 sums of rows of 86021 80%, 71 with half
@@ -44,6 +46,7 @@ FOLDED = 16384          # bytes at least of held rows that one program folds: f1
 TOGETHER = 32           # columns of a tile whose columns, and whose rows across programs, are summed where they begin anywhere: see TOGETHER_THREAD
 SCANNED = 64            # rows of columns from which on their prefixes are made in a loop, several tiles under way: 4096 x 16384 of f32 91%, 70 with
                         # one; 64 x 1024 x 1024 of bf16 along the middle about 50, 27 held
+SCANNED_ROWS = 16       # rows of a tile of theirs where one warp makes them: see `tile_facts.SCANNING`
 TURNED = 64             # edge of a tile that is read along one axis and written along another; less where a program holds rows, too
 LARGEST = 4 * HELD      # elements of any tile: with so many Triton takes 2 s, with four times as many 100
 CARRIED_LANES = 32768   # lanes that folds across programs carry for themselves: half of a multiprocessor's registers
@@ -212,7 +215,7 @@ class _Chooser(TileThreads):
                 self.pieces[inner] = (*shifted(n, group), 2 * group)
             return
         self.looped.update(self.rows)
-        down = (LONE if self.lone() else TILE) // self.columns()
+        down = SCANNED_ROWS if self.scans_many() else (LONE if self.lone() else TILE) // self.columns()
         chunk = down if self.line not in self.rows else self._passing_bytes() // self.narrowest() if self.passing() else \
             PLACES_CHUNK if any(e.monoid.startswith("arg") for e in self.folds) else CHUNK
         self.pieces[inner] = (min(chunk, power(self.hints(inner.extent))),)
@@ -256,10 +259,10 @@ class _Chooser(TileThreads):
     def _cover_parallel(self) -> None:
         """Parallel axes that fill up the tile: the contiguous one first, then one that an access runs along, then the innermost."""
         if self.down:
-            self.pieces[self.line] = (TILE,)
+            self.pieces[self.line] = (min(TILE, power(self.hints(self.line.extent) // gpu.WORDS * gpu.WORDS)),)
             self.shift = self._shift(self.line)
             if self.shift is not None:
-                self.pieces[self.line] = (TILE, 2 * self.shift.group)
+                self.pieces[self.line] += (2 * self.shift.group,)
         if self._side_by_side():
             row, = self.shift.origin.axes()
             self._tile(row, BESIDE_ROWS[not self.stored_along()])
@@ -268,8 +271,8 @@ class _Chooser(TileThreads):
         hints = self.hints
         have = math.prod(sum(s) for s in self.pieces.values())
         pointwise = not self.rows and not self.crossed
-        least = 0
-        want = min(POINTWISE, max(SMALLEST, power(hints.count(self.b.parallel) // (FILL * self.target.threads)))) if pointwise else TILE
+        least, most = 0, 2 * POINTWISE if self.columns_read() >= COLUMN_VALUES else POINTWISE
+        want = min(most, max(SMALLEST, power(hints.count(self.b.parallel) // (FILL * self.target.threads)))) if pointwise else TILE
         if self.line in self.rows and not self.looped and not self.crossed:
             if not self.stored_along():
                 spread = power(hints.count(self.b.axes) // (SPREAD * self.target.threads))
@@ -300,11 +303,11 @@ class _Chooser(TileThreads):
             have *= self._tile(turned, min(TURNED, room))
         candidates = sorted((a for a in parallel if a not in self.pieces), key=lambda a: (a in self.crossed, self.order.index(a)), reverse=True)
         # a third axis of a large tile is spilled: backward sums of InstanceNorm3D in NDHWC 49 us, 55 with images in it
-        few, beside = self.statistics(), sum(a not in self.crossed for a in self.pieces)
+        few, beside, many = self.statistics(), sum(a not in self.crossed for a in self.pieces), self.scans_many()
         for a in candidates:
             most_axes = 1 + beside if few and have * 8 > want else 3
             room = max(want // 4, min(want, RAGGED), least) if self.rows and self.line in self.rows else want
-            if have * 2 <= room and len(self.pieces) < most_axes and hints(a.extent) > 1:
+            if have * 2 <= room and len(self.pieces) < most_axes and hints(a.extent) > 1 and not many:
                 have *= self._tile(a, want // have)
         if self._only_folds_line():
             self.shift = self._shift(self.line)
