@@ -169,7 +169,7 @@ def whole_lines(graph: Graph, target) -> Graph:
         return graph
     hints, factors = estimates(graph, target), Factors(pinned_nodes(graph)) if target.fast else None
     runs = runs_in_common(graph, hints, target)
-    graph = _changed(graph, lambda n, old, parts: _runs_first(n, runs[old], hints, parts), set(runs), factors) if runs else graph
+    graph = _changed(graph, lambda n, old, parts: _runs_first(n, *runs[old], hints, parts), set(runs), factors) if runs else graph
     readers = readers_of(graph)
     whole = {n for n in graph.nodes if isinstance(n, Compute) and isinstance(part := fold(n), Reduce) and part.monoid in MONOIDS
              and pays(n, part, readers, hints, target)}
@@ -181,8 +181,9 @@ def whole_lines(graph: Graph, target) -> Graph:
 
 
 def runs_in_common(graph: Graph, hints: Hints, target) -> dict:
-    """Node -> steps of the axes to fold first, of nodes that fold much of memory of one layout along different axes, where the contiguous ones are
-    common to all and no program holds what the others fold beside them. What the programs of a cluster hold is folded as it is."""
+    """Node -> (steps of the axes to fold first, is it so with all that fold the same memory?), of nodes that fold much of memory of one layout along
+    different axes, where the contiguous ones are common to all and no program holds what the others fold beside them. What the programs of a
+    cluster hold is folded as it is."""
     along: dict = {}            # layout -> {node: steps}
     readers = readers_of(graph)
     for n in graph.nodes:
@@ -196,7 +197,8 @@ def runs_in_common(graph: Graph, hints: Hints, target) -> dict:
             continue
         if all(_beyond(fold(n), common, hints) for n in folds):
             size = sum(x.dtype.bytes for x in _sources(folds, hints))
-            found.update((n, common) for n in folds if not _in_cluster(n, common, size, readers, hints, target))
+            parted = [n for n in folds if not _in_cluster(n, common, size, readers, hints, target)]
+            found.update((n, (common, len(parted) == len(folds))) for n in parted)
     return found
 
 
@@ -237,13 +239,13 @@ def _beyond(part: Reduce, common: frozenset, hints: Hints) -> bool:
     return hints.count(a for a in part.over if e.coefficient(a) in common) >= RUN and 2 * hints.count(part.over) > HELD
 
 
-def _runs_first(n: Compute, steps: frozenset, hints: Hints, parts: Parts) -> Compute:
+def _runs_first(n: Compute, steps: frozenset, alone: bool, hints: Hints, parts: Parts) -> Compute:
     """`n` as a fold of what it gives along the axes of these steps; what is left of it stands where it stands in memory."""
     part = fold(n)
     at = _large(part, hints)[0].offset()
     first = tuple(a for a in part.over if at.coefficient(a) in steps)
     outer = max(hints(at.coefficient(a)) for a in part.over if a not in first) > max((hints(at.coefficient(a)) for a in part.free), default=0)
-    return in_two(n, part, first, parts, leading=outer)
+    return in_two(n, part, first, parts if alone else replace(parts, factors=None), leading=outer)
 
 
 @dataclass(eq=False)
