@@ -6,14 +6,18 @@ import math
 import pytest
 import torch
 import torch._functorch.config as functorch_config
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.common_methods_invocations import op_db
 
 from tests.capture.through_reference import agree, cases
+from tokamak.capture.fx import Capture
 from tokamak.capture.promote import every, result_type
 from tokamak.capture.registry import TABLE
 from tokamak.capture.tensor import Tensor
 from tokamak.ir import dtype as dt
 from tokamak.ir.expr import Const
+from tokamak.ir.graph import Opaque
 from tokamak.ir.index import as_index
 
 aten = torch.ops.aten
@@ -204,3 +208,12 @@ def test_empty_and_scalar():
 
 def test_each_view_has_its_copy():
     assert aten.permute_copy.default in TABLE and aten.slice_copy.Tensor in TABLE
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,)])
+def test_a_gradient_of_logsigmoid_needs_no_buffer(shape):
+    """Which is empty on a GPU."""
+    with FakeTensorMode():
+        x = torch.empty(shape, device="cuda")
+        gm = make_fx(lambda x: aten.log_sigmoid_backward(x, x, aten.log_sigmoid_forward(x)[1]))(x)
+    assert not any(isinstance(n, Opaque) for n in Capture(gm).graph().nodes)

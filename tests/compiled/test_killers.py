@@ -282,6 +282,21 @@ def test_results_stay_as_they_were(target):
         assert torch.allclose(big.cpu(), torch.full((300, 400), n + 1.0).exp()) and torch.allclose(column.cpu(), torch.full((400,), 300.0 * n))
 
 
+@pytest.mark.parametrize("fn", [lambda x: x * 1.0, lambda x: (x * 1.0).view(4, 8), lambda x: (x + 1)[3:] * 1.0], ids=["input", "view", "piece"])
+def test_what_a_call_reads_begins_where_torch_would_have_put_it(fn, target):
+    """At a multiple of 16 bytes, where eager computes it: attention of an input that began elsewhere read a misaligned address on a GPU."""
+    seen = []
+
+    def reads(x: torch.Tensor) -> torch.Tensor:
+        seen.append(x.data_ptr() % 16)
+        return x.clone()
+    op = torch.library.custom_op("killers::reads", reads, mutates_args=())
+    op.register_fake(lambda x: torch.empty_like(x))
+    x, = on(target, torch.randn(33))
+    run = compiled(lambda x: op(fn(x)) + 1, Seen(), target=target)
+    assert torch.equal(run(x[1:]), fn(x[1:]) + 1) and seen == [0]
+
+
 def large(bytes_needed: int):
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return pytest.mark.skipif(free < bytes_needed, reason="not enough memory")

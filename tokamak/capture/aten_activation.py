@@ -71,7 +71,7 @@ def _logit_backward(g: Term, x: Term, eps=None) -> Term:
     return where((x >= eps) & (x <= 1 - eps), g / (x * (1 - x)), 0)
 
 
-def _log_sigmoid_backward(g: Term, x: Term, buffer) -> Term:
+def _log_sigmoid_backward(g: Term, x: Term) -> Term:
     z = call("exp", -abs(x))
     negative = x < 0
     return g * (where(negative, like(x, 1), 0) - where(negative, like(x, 1), -1) * (z / (1 + z)))
@@ -115,7 +115,6 @@ formulas({
     "softshrink": lambda x, limit=0.5: where(x > limit, x - limit, where(x < -limit, x + limit, x * 0)),
     "softshrink_backward": _shrink_backward,
     "logit_backward": _logit_backward,
-    "log_sigmoid_backward": _log_sigmoid_backward,
     "rrelu_with_noise_backward": _rrelu_backward,
     "_prelu_kernel": lambda x, slope: where(x > 0, x, slope * x),
 })
@@ -129,6 +128,11 @@ def log_sigmoid_forward(b, x: Tensor):
     if buffer.shape != b.spec.shape:
         return value, b.tensor(buffer.shape, Const(0, buffer.dtype))
     return value, pointwise(b, lambda v: call("exp", -abs(v)), x)
+
+
+@register(aten.log_sigmoid_backward.default)
+def log_sigmoid_backward(b, g: Tensor, x: Tensor, buffer: Tensor):
+    return pointwise(b, _log_sigmoid_backward, g, x)
 
 
 @register(aten._prelu_kernel_backward.default)

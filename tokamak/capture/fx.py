@@ -16,7 +16,7 @@ from ..errors import InternalError
 from ..ir.dtype import F64
 from ..ir.expr import Expr, Load, Scalar, walk
 from ..ir.graph import Graph, Input, Opaque, Result, View, Write, topological
-from ..ir.index import Index, axis
+from ..ir.index import Index, as_index, axis
 from .builder import Builder, Spec
 from .dtypes import to_dtype
 from .hosted import hosted
@@ -248,6 +248,8 @@ class Capture:
         if isinstance(val, (tuple, list)) and any(isinstance(v, (tuple, list)) for v in val):      # a call within a call (of random numbers, say)
             leaves, structure = pytree.tree_flatten(val)
             return pytree.tree_unflatten(self._opaque(node, Flat(target), args, kwargs, tuple(leaves), reason), structure)
+        if "layout" not in node.meta:           # such images and weights have copies of their own where they need them
+            args, kwargs = fx.map_arg((node.args, node.kwargs), self._own)
         specs = self._specs(val) if not (isinstance(val, (torch.SymInt, torch.SymFloat)) or val is None) else (None,)
         reads: dict = {}
 
@@ -274,6 +276,19 @@ class Capture:
         if isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             raise Unsupported(f"{target} returns a {type(val).__name__}")
         return tuple(outs) if isinstance(val, (tuple, list)) else (outs[0] if outs else None)
+
+    def _own(self, node: fx.Node):
+        """What `node` gave, for a call of torch. Memory that torch allocates begins at a multiple of 16 bytes, and libraries count on it (attention
+        does): where ours is a view of an input, which may begin anywhere, or begins within another value, it is copied as in eager."""
+        t, base = self.env[node], node
+        while base.op == "call_function" and (aliases(base.target) or base.target is operator.getitem) and isinstance(base.args[0], fx.Node):
+            base = base.args[0]
+        view = strided(t) if isinstance(t, Tensor) and base.op == "call_function" else None
+        if view is None or "val" not in node.meta or not isinstance(view.node, Input) and (base is not node or view.offset is as_index(0)):
+            return t
+        self.env[node] = t = self.b.realize(t, self.spec(node.meta["val"]).strides)
+        self._note_new(t, node)
+        return t
 
     def _in_memory(self, t: Tensor, node: fx.Node | None) -> Tensor:
         """`t` as a window on memory that torch can be handed."""
