@@ -72,7 +72,8 @@ class _Planner:
                 self.readers.setdefault(r, []).append(n)
         self.group: dict = {}             # node -> its Group (or the Opaque itself)
         self.roles: dict = {}
-        self.span: dict = {}              # Group -> (first, last) position of its nodes
+        self.first: dict = {}             # Group -> the first position of its nodes
+        self.latest = dict(self.position)       # node -> the last position in its group and in all that this needs
         self.refused: dict = {}           # (node, node) -> Reason
         self.part: dict = {}              # node -> its Part
 
@@ -164,9 +165,16 @@ class _Planner:
     def _place(self, g: Group, r: Roles | None) -> None:
         for m in g.members:
             self.group[m.node] = g
-        places = [self.position[n] for n in g.nodes()]
-        self.span[g] = min(places), max(places)
+        self.first[g] = min(self.position[n] for n in g.nodes())
         self.roles[g] = r if r is not None else Roles(frozenset(), g.members, (), ())
+        latest, stack = max(self.latest[n] for n in g.nodes()), list(g.nodes())
+        while stack:
+            n = stack.pop()
+            if self.latest[n] < latest:
+                found = self.group.get(n)
+                for o in found.nodes() if isinstance(found, Group) else (n,):
+                    self.latest[o] = latest
+                    stack += self.readers[o]
 
     # -- candidates ----------------------------------------------------------------------------------------------------
     def _partners(self, n) -> list:
@@ -272,7 +280,7 @@ class _Planner:
 
     def _between(self, a: Group, b: Group) -> bool:
         """True when some node outside both depends on `a` and `b` depends on it."""
-        first, _ = self.span[a]
+        first = self.first[a]
         targets, others_of_b = set(a.nodes()), set(b.nodes()) - set(a.nodes())
         inside = targets | others_of_b
         stack = [r for n in b.nodes() for r in self.sources[n] if r not in inside]
@@ -286,7 +294,7 @@ class _Planner:
             seen.add(n)
             g = self.group.get(n)
             others = g.nodes() if isinstance(g, Group) else (n,)
-            if (self.span[g][1] if isinstance(g, Group) else self.position.get(n, -1)) < first:
+            if self.latest.get(n, -1) < first:
                 continue
             for o in others:
                 seen.add(o)
