@@ -6,6 +6,7 @@ import pytest
 from tokamak.codegen.stages import schedule_plan
 from tokamak.fuse.plan import plan
 from tokamak.fuse.widen import widened
+from tokamak.ir.graph import Compute
 from tokamak.ir.parse import parse_graph
 from tokamak.target import Target
 
@@ -61,6 +62,23 @@ GROUPS = """graph groups {{
 }}"""
 
 
+SPREAD = """graph spread {{
+  input %x: {type}[{rows}, {columns}]({columns}, 1)
+  %total: f32[{rows}](1) for i1<{columns} = sum[i1](f32(%x[i0, i1]))
+  %squares: f32[{rows}](1) for i1<{columns} = sum[i1](mul(sub(f32(%x[i0, i1]), %total[i0]), sub(f32(%x[i0, i1]), %total[i0])))
+  %out: {type}[{rows}, {columns}]({columns}, 1) = {type}(mul(sub(f32(%x[i0, i1]), %total[i0]), rsqrt(%squares[i0])))
+  return %out
+}}"""
+WRITTEN = """graph written {{
+  input %x: {type}[{rows}, {columns}]({columns}, 1)
+  input %dy: {type}[{rows}, {columns}]({columns}, 1)
+  input %scale: f32[{rows}](1)
+  %columns: f32[{columns}](1) for i1<{rows} = sum[i1](mul(mul(f32(%dy[i1, i0]), f32(%x[i1, i0])), %scale[i1]))
+  %dx: {type}[{rows}, {columns}]({columns}, 1) = {type}(mul(f32(%dy[i0, i1]), add(f32(%x[i0, i1]), %scale[i0])))
+  return %columns, %dx
+}}"""
+
+
 def first(text: str, type: str, rows: int, columns: int) -> str:
     """The schedule of the first kernel of a graph, at these sizes."""
     text = text.format(type=type, rows=rows, columns=columns)
@@ -75,15 +93,19 @@ def first(text: str, type: str, rows: int, columns: int) -> str:
     (65536, 511, "f32", "i1:512+8?) shifted(i1 % 4) warps(1)"), (65536, 257, "f32", "i0:2, i1:256+1) warps(1)"),
     (65536, 383, "f32", "i0:2, i1:256+128?) warps(1)"), (65536, 385, "f32", "i1:256+128+8?) shifted(i1 % 4) warps(1)"),
     (131072, 127, "f32", "i0:4, i1:128?) warps(1)"), (16384, 129, "f32", "i0:4, i1:128+1) warps(1)"),
-    (8192, 128, "f16", "i0:8, i1:128) warps(2)"), (8192, 256, "f16", "i0:4, i1:256) warps(2)"), (8192, 512, "f16", "i0:2, i1:512) warps(1)"),
-    (8192, 64, "f16", "i0:64, i1:64) warps(4)")])
+    (8192, 128, "f16", "i0:8, i1:128) warps(4)"), (32768, 128, "f16", "i0:8, i1:128) warps(2)"), (8192, 256, "f16", "i0:4, i1:256) warps(2)"),
+    (8192, 512, "f16", "i0:2, i1:512) warps(1)"), (8192, 64, "f16", "i0:64, i1:64) warps(4)")])
 def test_rows_that_are_held(rows, columns, type, found):
     assert first(SOFTMAX, type, rows, columns).startswith(f"tile({found}")
 
 
 @pytest.mark.parametrize("rows, columns, type, found", [
     (65536, 1025, "f16", "i0:2, i1:1024+16?) shifted(i1 % 8) warps(1)"), (16384, 2049, "f16", "i1:2048+16?) shifted(i1 % 8) warps(2)"),
-    (2048, 513, "f16", "i0:2, i1:512+1) warps(1)"), (32768, 513, "f16", "i0:8, i1:512+1) warps(4)"),
+    (2048, 513, "f16", "i0:2, i1:512+1) warps(1)"), (32768, 513, "f16", "i0:2, i1:512+16?) shifted(i1 % 8) warps(1)"),
+    (32768, 385, "f16", "i0:8, i1:256+128+1) warps(4)"), (8192, 1023, "f16", "i1:1024+16?) shifted(i1 % 8) warps(1)"),
+    (4608, 700, "f16", "i0:4, i1:512+256?) "),
+    (16384, 4095, "f32", "i1:4096+8?) shifted(i1 % 4) warps(16)"), (4096, 3501, "f32", "i1:2048+1024+512+8?) shifted(i1 % 4) warps(4)"),
+    (512, 65535, "f16", "i1:16384+16?) shifted(i1 % 8) looped(i1) warps(16)"),
     (1024, 32768, "f32", "i1:4096) looped(i1) warps(32) stages(1)"), (1024, 16384, "f16", "i1:8192) looped(i1) warps(16) stages(1)"),
     (4096, 8193, "f32", "i1:4096+8?) shifted(i1 % 4) looped(i1) warps(32)"), (32768, 4097, "f16", "i1:8192+16?) shifted(i1 % 8) looped(i1) warps(4)"),
     (64, 262143, "f32", "i1:4096+8?) shifted(i1 % 4) split(i1 / 16) warps(8)"),
@@ -125,9 +147,38 @@ def test_columns_of_32_bits_are_summed_as_they_are_where_they_are_many(rows, col
 
 @pytest.mark.parametrize("rows, columns, type, found", [
     (4, 262144, "f16", "i0:4, i1:256) warps(1)"), (4, 131072, "f16", "i0:4, i1:64) warps(1)"), (4, 262145, "f32", "i0:4, i1:256?) warps(4)"),
-    (256, 4096, "f16", "i0:256, i1:32) warps(8)"), (64, 32768, "f16", "i0:64, i1:64)")])
+    (256, 4096, "f16", "i0:256, i1:32) warps(8)"), (64, 32768, "f16", "i0:64, i1:64)"),
+    (64, 65535, "f16", "i0:64, i1:32?) warps(4)"), (8, 524289, "f16", "i0:8, i1:256?) warps(4)"), (64, 32767, "f32", "i0:64, i1:32?) warps(4)"),
+    (64, 1048577, "f32", "i0:64, i1:64?) looped(i0) warps(16)"), (16, 4097, "f16", "i0:16, i1:32?) warps(1)"),
+    (256, 524289, "f16", "i0:16, i1:128?) looped(i0) warps(4)"),
+    (128, 65535, "f16", "i0:64, i1:64?) looped(i0) warps(16)"), (128, 262145, "f16", "i0:64, i1:64?) looped(i0) warps(16)"),
+    (128, 32768, "f16", "i0:128, i1:32) warps(2)"), (128, 131072, "f16", "i0:32, i1:64) looped(i0) warps(2)")])
 def test_columns_of_few_rows(rows, columns, type, found):
     assert first(DOWN, type, rows, columns).startswith(f"tile({found}")
+
+
+@pytest.mark.parametrize("rows, columns, part", [
+    (512, 8191, 32), (1024, 4097, 64), (128, 8191, 0), (1024, 65537, 8), (512, 65536, 0), (1024, 65536, 4), (8192, 513, 64)])
+def test_rows_that_count_as_one(rows, columns, part):
+    """So many that there are tiles for the machine, where that leaves few partial results; none of few rows that begin at whole words."""
+    graph = widened(parse_graph(DOWN.format(type="f16", rows=rows, columns=columns)), LARGE)
+    assert [n.shape[0].constant for n in graph.nodes if isinstance(n, Compute) and len(n.shape) == 2] == ([part] if part else [])
+
+
+@pytest.mark.parametrize("rows, columns, registers", [(512, 8192, 64), (1024, 4096, 64), (1024, 8192, 0), (264, 8192, 0), (512, 8191, 0)])
+def test_programs_that_hold_rows_of_32_bits_all_run_at_once(rows, columns, registers):
+    """Of nested sums: one sum is made while weights are held, too."""
+    assert f" registers({registers})" in first(SPREAD, "f32", rows, columns) + " registers(0)"
+    assert " registers(" not in first(WEIGHTED, "f32", rows, columns) or (rows, columns) == (512, 8191)
+
+
+@pytest.mark.parametrize("rows, columns, type, kernels", [
+    (16, 131072, "f16", 1), (16, 65537, "f32", 1), (64, 131072, "f16", 2), (16, 16384, "f16", 2)])
+def test_columns_of_few_rows_are_summed_where_they_are_written(rows, columns, type, kernels):
+    """Without partial results: by programs that hold all rows of some columns."""
+    graph = parse_graph(WRITTEN.format(type=type, rows=rows, columns=columns))
+    made = schedule_plan(plan(graph, LARGE), LARGE).bodies.values()
+    assert len(made) == 1 and [bool(s.split) for _, s in made] == [kernels == 2]
 
 
 @pytest.mark.parametrize("columns, found", [(65535, "i0:64, i1:32?) split(i1"),

@@ -12,9 +12,11 @@ import tokamak
 from tests.compiled.interpreted import schedules
 from tokamak.backend import compile_graph
 from tokamak.capture import aot
+from tokamak.codegen import stages
 from tokamak.codegen.stages import schedule_plan
 from tokamak.codegen.tile_parts import lower_tiles
 from tokamak.codegen.triton import render
+from tokamak.fuse import gpu, widen
 from tokamak.fuse.cost import Hints
 from tokamak.fuse.plan import plan
 from tokamak.ir.parse import parse_graph
@@ -129,6 +131,38 @@ def test_few_rows_and_few_columns(monkeypatch, shape, dtype):
     same(lambda x: (x.double().sum(0), x.amax(0)), x.clone())
     run = tokamak.compile(lambda x: x.float().sum(0), target="interpret", strict=True, dynamic=False, cache_dir="")
     torch.testing.assert_close(run(x).double(), x.double().sum(0), rtol=1e-5, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("shape, dtype, tile", [
+    ((48, 1003), torch.bfloat16, "tile(i0:64?, i1:32?) warps(4)"), ((8, 3001), torch.float16, "tile(i0:8, i1:256?) warps(4)"),
+    ((13, 2051), torch.float32, "tile(i0:16?, i1:128?) warps(4)"), ((77, 3001), torch.bfloat16, "tile(i0:16?, i1:128?) looped(i0) warps(4)"),
+    ((100, 4096), torch.float16, "tile(i0:128?, i1:32) warps(2)")])
+def test_columns_that_a_program_holds(monkeypatch, shape, dtype, tile):
+    """Of rows that begin anywhere, the last tile masked along both; of more that begin at words; and those that are run through."""
+    monkeypatch.setattr(column_words, "RESIDENT", 1000 if shape[0] == 100 else 0)
+    monkeypatch.setattr(column_words, "FILL", 0)
+    monkeypatch.setattr(column_words, "LATE", 0)
+    monkeypatch.setattr(column_words, "MANY_ANYWHERE", 65)
+    monkeypatch.setattr(widen, "LEAST", 1 << 40)
+    found, choose = [], stages.tuned.choose
+    monkeypatch.setattr(stages.tuned, "choose", lambda *args: found.append(choose(*args)) or found[-1])
+    x = torch.randn(*shape).to(dtype)
+    x[1, 2], x[0, 4], x[-1, -1] = NAN, INF, -INF
+    run = tokamak.compile(lambda x: x.float().sum(0), target="interpret", strict=True, dynamic=False, cache_dir="")
+    torch.testing.assert_close(run(x).double(), x.double().sum(0), rtol=1e-5, atol=1e-4, equal_nan=True)
+    assert str(found[0]).startswith(tile)
+
+
+@pytest.mark.parametrize("columns, dtype", [(515, torch.float32), (1030, torch.float16), (1024, torch.float32)])
+def test_columns_that_are_summed_where_they_are_written(monkeypatch, columns, dtype):
+    """Gradients of few rows and of their weights, by programs that hold all rows of some columns."""
+    monkeypatch.setattr(gpu, "WALKED_FROM", 256)
+    x, w, s = torch.randn(13, columns, dtype=dtype), torch.randn(columns, dtype=dtype), torch.rand(13) + 1
+    run = tokamak.compile(lambda x, w, s: ((x.float() * s[:, None]).sum(0), (x.float() * (w.float() + s[:, None])).to(dtype)),
+                          target="interpret", strict=True, dynamic=False, cache_dir="")
+    total, out = run(x, w, s)
+    torch.testing.assert_close(total.double(), (x.double() * s[:, None].double()).sum(0), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(out.float(), (x.float() * (w.float() + s[:, None])), rtol=4e-3 if dtype is torch.float16 else 1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("scan, shape", [("cumsum", (200, 70)), ("cumsum", (3, 129, 40)), ("cummax", (66, 2)), ("logcumsumexp", (66, 2))])
@@ -296,8 +330,8 @@ def test_tiles_under_way_where_rows_are_only_folded(dtype, monoid, stages):
 @pytest.mark.parametrize("columns, each", [(65529, 8), (65537, 8)])
 def test_columns_whose_rows_begin_anywhere_have_more_warps(columns, each):
     schedule = scheduled(f"""graph total {{
-  input %x: f16[64, {columns}]({columns}, 1)
-  %total: f32[{columns}](1) for i1<64 = sum[i1](f32(%x[i1, i0]))
+  input %x: f16[128, {columns}]({columns}, 1)
+  %total: f32[{columns}](1) for i1<128 = sum[i1](f32(%x[i1, i0]))
   return %total
 }}""")[1]
     assert math.prod(sum(p) for _, p in schedule.pieces) == each * 32 * schedule.warps

@@ -60,6 +60,9 @@ DOWN = 4088             # columns from which on programs that sum them beside wh
 LEAST_DOWN = 1016       # the same where rows begin anywhere, and where the columns are nearly a power of two: bf16 65535 rows of 1025 128 us, 254 in
                         # two kernels, f32 32767 of 1025 112, 165; bf16 65536 of 1024 104, 105; of 1536 a quarter more, with idle lanes in a block
 EACH_DOWN = 1 << 16     # elements of each multiprocessor at least then: about eight rows to a program
+WALKED = 32             # rows at most of columns that a program folds and writes on the way, WALKED_FROM columns at least: RMSNorm backward of 16
+WALKED_FROM = 32768     # rows of 65537 f32 10.8 us, of 131072 f16 9.9, of 32 of 131072 f32 25.5 and of 262143 f16 33.6; 13.0, 12.5, 28.4 and 38.6
+                        # by programs that share the rows and leave partial sums
 SHORT = 16384           # elements that one program works through in the time of a launch: with less to do each, few programs will do
 SHARED_FROM = 16 << 20  # bytes of columns from which on programs share out their rows, however many columns there are
 LITTLE = 1 / 32         # of the bytes that two kernels move, which one of both saves: what a fold gives is folded on apart
@@ -306,7 +309,7 @@ def best_roles(group: Group, found: list[Roles], hints: Hints, target) -> Roles:
         carried = sum(hints.count(m.free - r.parallel) for m in r.accumulating)
         rows = v is not None and bool(r.accumulating) and len(r.local) > 0 and v not in r.parallel \
             and CARRIED_ROW[0] <= hints.count(frozenset((v,))) <= CARRIED_ROW[1]
-        return (possible, _shares_columns(group, r, v, hints), busy(group, r, v, hints, target), not _walked(r, v), not r.accumulating,
+        return (possible, _shares_columns(group, r, v, hints), busy(group, r, v, hints, target), not _walked(r, v, hints), not r.accumulating,
                 rows, -carried, -len(r.parallel) if r.accumulating else 0, hints.count(r.parallel))
     return max(found, key=rank)
 
@@ -339,10 +342,16 @@ def _folds_elsewhere(a: Group, b: Group, hints: Hints) -> bool:
     return bool(over) and any(m.bound and m.bound != over for m in b.members)
 
 
-def _walked(r: Roles, v) -> bool:
-    """Does a program walk down columns that it folds, and write them on the way?"""
+def _walked(r: Roles, v, hints: Hints) -> bool:
+    """Does a program walk down columns that it folds, and write them on the way, more rows than it holds of many columns?"""
     down = frozenset(a for m in r.local for a in m.bound) - r.parallel
-    return v in r.parallel and any(m.bound & down for m in r.local) and any(down & m.free and not m.bound for m in r.local)
+    walks = v in r.parallel and any(m.bound & down for m in r.local) and any(down & m.free and not m.bound for m in r.local)
+    return walks and not _holds_columns(down, v, hints)
+
+
+def _holds_columns(down: frozenset, v, hints: Hints) -> bool:
+    """Are columns short and many, so that a program holds some?"""
+    return len(down) == 1 and hints.exactly(next(iter(down)).extent) is not None and hints.count(down) <= WALKED and hints(v.extent) >= WALKED_FROM
 
 
 def walks_down(columns: Index, rows: int, hints: Hints, target) -> bool:
@@ -358,6 +367,9 @@ def _cuts_lines(r: Roles, v, hints: Hints, target) -> bool:
     both? Not where long columns are summed beside what is written: those are read in whole words, wherever they begin."""
     crossed = {a for m in r.accumulating for a in m.bound}
     if crossed and walks_down(v.extent, hints.count(crossed), hints, target) and any(crossed | {v} <= m.free and not m.bound for m in r.local):
+        return False
+    down = frozenset(a for m in r.local for a in m.bound) - r.parallel
+    if _holds_columns(down, v, hints) and any(down & m.free and not m.bound for m in r.local):
         return False
     for m in r.local:
         for e in m.loads:

@@ -28,6 +28,10 @@ LONG = 1 << 16          # rows from which on it is worth a kernel more
 WORD = 16               # bytes of the longest access
 PARTS = 0.07            # of what is folded: bytes of partial results, written and read again, that whole words are worth: f16 sums of 65536 rows of
                         # 1025 columns 65%, 24 before
+GROWN = 0.28            # the same up to which more rows of 16 bits that begin anywhere count as one, as long as there are too few tiles: f16 sums of
+                        # 512 rows of 8191 and 1024 of 4097 6.1 and 6.2 us by 32 and 64 rows as one, 7.5 and 7.7 by 8 and 16
+ALIGNED = 1024          # rows at least that begin at whole words: f16 sums of 128 rows of 32768 6.5 us, 8.6 by two rows as one, of 512 of 65536
+                        # 20.5, 20.9 by four
 LEAST = 1 << 22         # bytes that are folded. Statistics of fewer, too: beside an outlier in the first of 200000 rows of 3 columns a variance is
                         # off by 2e-7 so, 7e-6 by programs that share whole rows
 TILES = 32              # of COLUMNS that each multiprocessor should have: as many rows count as one as make so many, and no fold is left across
@@ -141,7 +145,7 @@ def _rows_of_words(fold: Reduce, hints: Hints, readers: dict, target) -> int | N
     if made and columns is not None and walks_down(axis.extent, count, hints, target):
         return None         # one kernel makes them and sums them
     aligned = columns is not None and columns * size % WORD == 0
-    if columns is None or count * columns * size < LEAST or aligned and (size > 2 or columns < FILL * COLUMNS * target.threads):
+    if columns is None or count * columns * size < LEAST or aligned and (size > 2 or count < ALIGNED or columns < FILL * COLUMNS * target.threads):
         return None
     if size >= AS_THEY_ARE and columns >= FILL * COLUMNS * target.threads and count * columns * size <= target.l2:
         return None
@@ -149,6 +153,7 @@ def _rows_of_words(fold: Reduce, hints: Hints, readers: dict, target) -> int | N
     rows, most = word // math.gcd(columns, word), PARTS * size * count / (8 * len(fold.args))
     if rows > most or not (hints.divides(rows, a.extent) or hints.exactly(a.extent) is not None and _simple(fold)):
         return None
+    most = max(most, GROWN / PARTS * most if size < AS_THEY_ARE and not aligned else 0)
     wanted, even = TILES * COLUMNS * target.threads, hints.divides(rows, a.extent)
     while 2 * rows <= min(most, MOST) and 2 * rows * columns <= wanted and hints.divides(2 * rows, a.extent) == even:
         rows *= 2

@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass, replace
 
 from ..fuse.cost import Hints
+from ..fuse.gpu import FILL
 from ..ir.expr import Load, Reduce, Scan, walk
 from ..ir.index import Axis, Fetch
 from ..ir.ops import CARRIERS
@@ -25,6 +26,15 @@ ENOUGH = 0.75           # of RESIDENT that will do for those: f16 sums over 4 x 
 HELD = 2048             # elements at least of such a tile, where columns are many: f16 sums over 2 x 4194304 10.5 us, 14.2 with a quarter
 FEWEST = 4              # rows at most of such a tile where they begin anywhere: four of 1048575 of bf16 8.3 us by four warps for 256 columns, 13.8 by
                         # one for 64
+WIDE_ANYWHERE = 16 << 20        # bytes of 32-bit elements up to which rows that begin anywhere are held by four warps, as those of 16 bits are
+EACH_ANYWHERE = 16      # elements to a thread of such a tile, of ROWS_ANYWHERE rows at most,
+ROWS_ANYWHERE = 64      # where rows begin anywhere: bf16 sums of 64 rows of 65535 and 131073 5.3 and 8.1 us, of 8 of 524289 5.3, f16 of 16 of 1048575
+                        # 13.4, f32 of 64 of 32767 4.96; 6.6, 9.2, 7.1, 14.1 and 5.06 in tiles of 64 columns
+WARPS_ANYWHERE = 4      # MANY_ANYWHERE rows at least of 16 bits are run through so, where there are RESIDENT such programs a multiprocessor: 256 of
+MANY_ANYWHERE = 256     # 524289 90.7, 93.4; but 128 of 262145 27.1, 26.0
+WHOLE = 128             # rows at most, more than ROWS_ANYWHERE, of 16 bits that begin at whole words and are held, 32 columns of them and twice EACH
+                        # elements to a thread: f16 sums of 128 of 32768 and 65536 5.0 and 8.1 us, of 96 of 32768 4.8; 6.5 (128 of 32768) and 5.9 (96)
+                        # in a loop, 9.2 in two kernels
 WARPS = 32              # of a multiprocessor, of programs that walk down columns: 33 MB of bf16, 8192 rows of 2047 that count as eight, 13.9 us, 17.7
                         # with half as many, 23.8 with a quarter
 COLUMNS = 64            # columns of a tile of theirs; half as many where there are fewer such than multiprocessors and no more share them: f16
@@ -68,6 +78,8 @@ def choose(b: Body, line: Axis | None, rows: list[Axis], crossed: frozenset[Axis
         return found
     if not crossed and (found := _few_of_any(b, line, down, blocks, hints, target)) is not None:
         return found
+    if not crossed and (found := _held_anywhere(b, line, down, size, touched, blocks, hints, target)) is not None:
+        return found
     if size == 4 and not crossed and (touched <= LATE or blocks(COLUMNS) < target.threads):
         return _late(hints(line.extent) * others, hints(line.extent), hints(down.extent), target)
     if size == 4 and touched > target.l2 or begin_anywhere(b, line, hints) and touched > LATE:
@@ -75,6 +87,9 @@ def choose(b: Body, line: Axis | None, rows: list[Axis], crossed: frozenset[Axis
     ragged = bool(crossed) and begin_anywhere(b, line, hints)
     few = not crossed and blocks(COLUMNS) < target.threads
     columns, once = min(RAGGED_COLUMNS if ragged or few else COLUMNS, _power(hints(line.extent))), ONCE * touched > target.l2
+    if not crossed and size == 2 and ROWS_ANYWHERE < (hints.most(down.extent) or 0) <= WHOLE and not begin_anywhere(b, line, hints) \
+            and FILL * target.threads <= blocks(COLUMNS) < RESIDENT * target.threads:
+        return Columns(WHOLE, COLUMNS // 2, WHOLE * COLUMNS // 2 // (64 * EACH))
     many = (2 if ragged else 1) * WARPS * target.threads // blocks(columns)
     if not crossed:
         return replace(_tile(columns, max(1, min(WIDEST, _power(many + 1) // 2)), EACH, hints(down.extent)), once=once)
@@ -106,6 +121,20 @@ def _few_of_any(b: Body, line: Axis, down: Axis, blocks, hints: Hints, target) -
     if most is None or most > FEWEST or not begin_anywhere(b, line, hints) or blocks(columns) < ENOUGH * RESIDENT * target.threads:
         return None
     return Columns(_power(most), columns, max(1, min(WIDEST, _power(most))))
+
+
+def _held_anywhere(b: Body, line: Axis, down: Axis, size: int, touched: int, blocks, hints: Hints, target) -> Columns | None:
+    """Tiles of four warps where rows begin anywhere: whole columns, or many rows that are run through."""
+    if not begin_anywhere(b, line, hints) or size == 4 and not LATE < touched <= WIDE_ANYWHERE:
+        return None
+    most, elements = hints.most(down.extent), 32 * WARPS_ANYWHERE * EACH_ANYWHERE
+    rows = _power(most) if most is not None and most <= ROWS_ANYWHERE else FEW
+    columns = elements // rows
+    if rows < FEWEST or rows != FEW and most is None or blocks(columns) < FILL * target.threads:
+        return None
+    if (most is None or most > ROWS_ANYWHERE) and (size != 2 or hints(down.extent) < MANY_ANYWHERE or blocks(columns) < RESIDENT * target.threads):
+        return None
+    return Columns(rows, columns, WARPS_ANYWHERE, once=ONCE * touched > target.l2)
 
 
 def _by_words(b: Body, line: Axis, down: Axis, size: int, blocks, hints: Hints, target) -> Columns | None:

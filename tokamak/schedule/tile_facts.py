@@ -9,6 +9,7 @@ from ..ir.index import Axis
 from .body import Body, exprs_of
 from .schedule import loop_order, strides_of
 from .tile_access import begin_anywhere, narrowest, wide
+from .tile_stages import WASTE, power
 
 CHUNK = 4096            # elements of a looped row that are in registers at once
 ALONE = 16384           # elements that a single program holds: 8192 partial results 3 us, 6 in a loop
@@ -21,6 +22,9 @@ MOST_CARRIED = 6        # numbers a lane from which on it is one row at a step: 
 SHIFTED = 256           # elements of a row from which on it is read in whole words wherever it begins: f16 LayerNorm over 257 columns 73%, 56 not so
 SHIFTED_FOLDED = 1024   # the same of rows that are only folded: f16 sums along 257 and 513 columns 56 and 70%, 20 and 39 in words; along 2049 78 and
                         # 91
+SHIFTED_SUMMED = 448    # the same where FOLDED_ROWS rows at least are summed, or their greatest elements found: f16 sums of 16384 rows of 511 7.3 us,
+FOLDED_ROWS = 32        # bf16 of 8192 of 1023 7.4, of 65536 of 513 22.1; 9.1, 9.5 and 24.5 element by element. Rows to a multiprocessor;
+                        # of 4608 of 700, in two pieces of words, 4.8, 4.4
 SHIFTED_WIDE = 512      # the same where all are of 32 bits and more: f32 sums over 257 columns 40%, 85 element by element; softmax 79 and 94
 WIDE_STORED = 384       # where they are written, too: f32 softmax of 262144 and 65536 rows of 511 254 and 66.0 us, 328 and 88.2 element by element;
                         # of 65536 of 385 50.0, 51.1 to 52.8, of 257 41.7, 35.0
@@ -120,11 +124,14 @@ class TileFacts:
         return all(len(e.args) == 1 for e in self.folds if self.line in e.over)
 
     def one_long(self) -> bool:
-        """Is a row of much memory, all that is read along it, summed by a program, in whole words wherever it begins, or beginning at one?"""
+        """Is a row of much memory summed by a program, and nothing else read along it?"""
+        return self.only_summed() and self.hints(self.line.extent) * self.narrowest() >= LONG_SUM
+
+    def only_summed(self) -> bool:
+        """Is a row, all that is read along it, summed by a program?"""
         read = {(e.node, e.index) for e in walk(*exprs_of(self.b)) if isinstance(e, Load) and self.line in e.axes()}
         sums = all(e.monoid == "sum" for e in self.folds if self.line in e.over)
-        return self.line in self.rows and not self.crossed and sums and len(read) == 1 and (self.narrowest() >= 4 or not self.begin_anywhere()) \
-            and self.hints(self.line.extent) * self.narrowest() >= LONG_SUM
+        return self.line in self.rows and not self.crossed and sums and len(read) == 1 and not self.stored_along()
 
     def summed(self) -> bool:
         """Are `passing` rows long, whole words of 16-bit elements, and only summed?"""
@@ -140,7 +147,11 @@ class TileFacts:
         """Elements of a row from which on it is read in whole words wherever it begins."""
         if self.narrowest() >= 4:
             return WIDE_STORED if self.stored_along() and not self.crossed else SHIFTED_WIDE
-        return SHIFTED if self.crossed or self.stored_along() else SHIFTED_FOLDED
+        if self.crossed or self.stored_along():
+            return SHIFTED
+        n = self.hints(self.line.extent)
+        many = self.hints.count(self.b.parallel) >= FOLDED_ROWS * self.target.threads and (power(n - 1) - n) * WASTE <= n
+        return SHIFTED_SUMMED if many and self.passing() and self.singly() else SHIFTED_FOLDED
 
     def begin_anywhere(self) -> bool:
         """Do rows along the contiguous axis begin at any element, not at 16-byte words?"""

@@ -28,6 +28,8 @@ SHORT_EACH = 256        # elements up to which rows that begin anywhere and are 
 SHORT_FROM = 128        # elements from which on aligned rows that are written lie in tiles of 1024, with PER_THREAD of up to SHORT_EACH: RMSNorm of
                         # 8192 and 65536 rows of 128 bf16 2.7 and 10.1 us, of 32768 of 512 18.0, LayerNorm of 65536 of 256 19.0, softmax of 8192 of
                         # 256 3.9; 3.3, 10.6, 19.2, 21.0 and 4.8 with larger tiles and 32 a thread
+SHORT_FEW = 1 << 21     # elements of all rows of SHORT_FROM of 16 bits up to which half as many to a thread are quicker: LayerNorm of 8192 and 16384
+                        # rows of 128 bf16 3.0 and 4.4 us, 3.3 and 4.5; RMSNorm of 8192 2.7, 2.9
 KEPT_REGISTERS = 64     # of a thread, as counted, from which on half of RESIDENT warps keep weights beside rows of 16 bits that begin anywhere, each
                         # CARRY_STAGES rows under way: LayerNorm of 65536 rows of 257 and 513 22.3 and 38.5 us, 25.3 and 47.6 a row at a time by
                         # RESIDENT warps; of 8192 of 511 7.5, 8.9; of 4096 of 257 and 1025, two rows at least a warp, 3.9 and 7.5, 5.1 and 9.5
@@ -48,7 +50,13 @@ SUMMED_WARPS = 16       # and of one that sums chunks of SUMMED_BYTES: f16 sums 
                         # 8 warps 84 and 82. Cross entropy loses, 89 to 84 with 8 warps
 LONG_WARPS = 32         # of a program that folds a long row of 32-bit elements to one number, half as many of 16 bits: more programs than run at
                         # once share out the memory evenly. f32 sums of 1024 rows of 32768 35.5 us, 39.0 with PASSING_WARPS; of 512 of 65535 37.1,
-                        # 41.8; of 2048 of 16384 34.7, 38.3; bf16 of 1024 of 16384 12.5, 12.9, 12.7 with twice as many
+                        # 41.8; of 2048 of 16384 34.7, 38.3; bf16 of 1024 of 16384 12.5, 12.9, 12.7 with twice as many; f16 of 512 of 65535 and 1024
+                        # of 32767, in tiles of SUMMED_BYTES, 20.3 and 20.1, 22.6 and 21.4
+HELD_WARPS = 16         # of a program that sums a held row of 32-bit elements, HELD_SUM bytes at least, which begins anywhere: f32 sums of 16384 rows
+HELD_SUM = 12 << 10     # of 4095 and 8192 of 4097 63.7 and 33.2 us, 67.9 and 35.3 by four; of 4096 of 3501, whose words are two pieces, 22.6, 17.2
+HELD_REGISTERS = 64     # of a thread of programs that hold rows of 32 bits for nested sums, with HELD_EACH elements of each to a thread, where all
+HELD_EACH = 32          # run at once so: f32 LayerNorm of 512 rows of 8192 and 1024 of 4096 11.0 and 10.7 us, 13.2 and 13.0 with more registers.
+                        # RMSNorm, of one sum, spills so: 11.7 and 11.6, 11.1 and 10.7
 WORDS_WARPS = 8         # of programs that share rows that begin anywhere: f16 sums of 8 rows of 131073 4.1 us, 5.4 with half as many
 RESIDENT = 32           # warps a multiprocessor should have in flight
 CARRY_RESIDENT = 16     # the same where folds across programs are carried: the fewer programs, the fewer partial results to fold
@@ -118,12 +126,24 @@ class TileThreads(TileFacts):
             resident = resident // 2 if self._registers(held) >= KEPT_REGISTERS else min(resident, max(resident // 2, rows / 2))
         reread = one and self.shift is None and resident == 0         # 59 to 68%, from 37 to 62; shifted rows lose, 55 to 49
         resident = max(1, resident)
+        at_once = not split and self._at_once(dims, warps, elements)
+        resident = REGISTERS // (32 * warps * HELD_REGISTERS) if at_once else resident
         full = shares and self.carried() > 2 and not staged        # left open, a third of the programs would not run at once
         stages = 1 if reread else CARRY_STAGES if staged or keeps else self.stages()
         stages = stages if fits(stages, self.b, self.pieces, {*split, *self.looped}) else 1
-        capped = full or split and not keeps and resident < RESIDENT // warps
+        capped = at_once or full or split and not keeps and resident < RESIDENT // warps
         return Threads(warps, resident, stages,
                        min(REGISTERS // (32 * warps * resident) // 8 * 8, 255) if capped else 0, by_thread, reread)
+
+    def _at_once(self, dims: tuple[Axis, ...], warps: int, elements: int) -> bool:
+        """Do programs that hold a row of 32 bits each all run at once with HELD_REGISTERS a thread, and not with twice as many?"""
+        if not self._one_row(dims) or self.crossed or self.shift is not None or not self.stored_along() or self.narrowest() < 4:
+            return False
+        held = {(e.node, e.index) for e in walk(*exprs_of(self.b)) if isinstance(e, Load) and self.line in e.axes() and e.axes() & self.b.parallel}
+        summed = all(e.monoid in ("sum", "moments") for e in self.folds)
+        nested = any(isinstance(x, Reduce) for e in self.folds for a in e.args for x in walk(a))
+        most = REGISTERS // (32 * warps * HELD_REGISTERS) * self.target.threads
+        return summed and nested and len(held) == 1 and elements == 32 * warps * HELD_EACH and most // 2 < self.hints.count(self.b.parallel) <= most
 
     def _keeps_weights(self, warps: int) -> bool:
         """Do programs of one warp, which keep what they read beside rows of 16 bits that begin anywhere, have a few of them, or many short ones?"""
@@ -154,7 +174,8 @@ class TileThreads(TileFacts):
             if self.begin_anywhere() and not self.stored_along():
                 each = RAGGED_EACH
             elif not self.begin_anywhere() and self.stored_along() and short >= SHORT_FROM:
-                each = PER_THREAD
+                few = short == SHORT_FROM and self.narrowest() == 2 and self.hints.count(self.b.axes) <= SHORT_FEW
+                each = PER_THREAD // 2 if few else PER_THREAD
         if self.width > 1 and not (shares and any(e.monoid == "moments" for e in self.crossing)):
             each = max(each // self.width, 8)
         return THREAD if by_thread else min(each, SPLIT_REGISTERS // self.carried()) if shares else each
@@ -166,7 +187,9 @@ class TileThreads(TileFacts):
         if self.shift is not None and self.line in self.rows and len(dims) > 1:
             warps = max(1, sum(self.pieces[dims[0]]) // 2)
         if not self.streams() and not (self.line in self.looped and self.passing()):
-            return warps
+            long = self._one_row(dims) and self.shift is not None and self.narrowest() >= 4 and self.only_summed()
+            long = long and len(self.pieces[self.line]) == 2
+            return HELD_WARPS if long and self.hints(self.line.extent) * self.narrowest() >= HELD_SUM else warps
         if self.one_long():
             return min(LONG_WARPS, LONG_WARPS * self.narrowest() // 4)
         return WORDS_WARPS if words else min(warps, SUMMED_WARPS if self.summed() else PASSING_WARPS)

@@ -224,7 +224,7 @@ class _Chooser(TileThreads):
             self.pieces[inner] = (self.pieces[inner][0], 2 * self.shift.group)
 
     def _passing_bytes(self) -> int:
-        return SUMMED_BYTES if self.summed() else CHUNK_BYTES
+        return SUMMED_BYTES if self.summed() or self.one_long() and self.narrowest() == 2 and self.begin_anywhere() else CHUNK_BYTES
 
     def _shift(self, a: Axis) -> Shift | None:
         """For rows along `a` that begin at any element, where most of what is read and written begins alike."""
