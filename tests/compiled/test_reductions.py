@@ -249,11 +249,11 @@ def test_chunks_of_rows_that_are_only_folded_count_bytes():
 
 
 @pytest.mark.parametrize("columns, dtype, monoid, warps", [(65536, "f16", "sum", tile_threads.SUMMED_WARPS),
-                                                           (65537, "f16", "sum", tile_threads.PASSING_WARPS),
+                                                           (65537, "f16", "sum", tile_threads.SUMMED_WARPS),
                                                            (65536, "f16", "max", tile_threads.PASSING_WARPS),
                                                            (65536, "f32", "sum", tile_threads.LONG_WARPS)])
 def test_chunks_of_long_rows_that_are_summed(columns, dtype, monoid, warps):
-    """Larger where they are whole words of 16-bit elements."""
+    """Larger where they are of 16-bit elements."""
     schedule = scheduled(total(8192, columns, dtype).replace("sum[", f"{monoid}["))[1]
     assert schedule.warps == warps and schedule.pieces[0][1][0] == (16384 if warps == tile_threads.SUMMED_WARPS else 4096 if dtype == "f32" else 8192)
 
@@ -309,12 +309,12 @@ def centred(rows: int, columns: int, dtype: str = "f32") -> str:
 
 
 def test_short_rows_that_begin_anywhere():
-    """Rows are read in whole words from 256 elements of 16 bits on where they are written, too, from 512 of 32 bits, and from 1024 where they are
-    only folded; shorter ones that are needed again in small tiles."""
+    """Rows are read in whole words from 256 elements of 16 bits on where they are written, too, from 512 of 32 bits, and about 512 where many
+    are only summed; shorter ones that are needed again in small tiles."""
     in_words = lambda text: scheduled(text)[1].shift is not None
     assert [in_words(centred(262144, n, "f16")) for n in (129, 257)] == [False, True]
     assert [in_words(centred(262144, n)) for n in (257, 513)] == [False, True]
-    assert [in_words(total(262144, n)) for n in (257, 513, 2049)] == [False, False, True]
+    assert [in_words(total(262144, n)) for n in (257, 513, 2049)] == [False, True, True]
     lanes = [math.prod(sum(p) for _, p in scheduled(centred(1 << 20, n))[1].pieces) for n in (65, 64)]
     assert lanes[0] <= 2 * tiles.RAGGED < lanes[1]
 
