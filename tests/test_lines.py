@@ -17,9 +17,11 @@ from tokamak.fuse import gpu, lines
 from tokamak.fuse.axes import Group
 from tokamak.fuse.cost import Hints, estimates
 from tokamak.fuse.plan import plan
+from tokamak.ir.expr import Reduce, loads
 from tokamak.ir.graph import Compute, fold
 from tokamak.ir.parse import parse_graph
 from tokamak.ir.reference import evaluate
+from tokamak.ir.text import print_expr
 from tokamak.schedule.tiles import choose
 from tokamak.target import Target
 
@@ -45,6 +47,20 @@ def folds(graph) -> list[tuple[int, ...]]:
 def test_groups_of_channels_are_folded_by_columns_first():
     found = lines.whole_lines(parse_graph(grouped()), LARGE)
     assert folds(found) == [(9216,), (8,)]
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_what_keeps_a_sum_from_overflowing_stays_within_it(fast):
+    """Squares of values over their largest: the division is by the same for all of a group, and must be element by element all the same."""
+    text = grouped(values="f32(%x[i0, i2, i1*{each} + i3])").replace("return", """
+  %largest: f32[16, 32](32, 1) for i2<9216, i3<8 = max[i2, i3](abs(f32(%x[i0, i2, i1*8 + i3])))
+  %one: f32[16, 9216, 256](2359296, 256, 1) = div(f32(%x[i0, i1, i2]), %largest[i0, (i2 // 8)])
+  %squares: f32[16, 32](32, 1) for i2<9216, i3<8 = sum[i2, i3](mul(%one[i0, i2, i1*8 + i3], %one[i0, i2, i1*8 + i3]))
+  return %squares,""")
+    found = lines.whole_lines(parse_graph(text), replace(LARGE, fast=fast))
+    long = [part for n in found.nodes if isinstance(n, Compute) and isinstance(part := fold(n), Reduce) and part.over[0].extent.constant == 9216]
+    squares, = (part.args[0] for part in long if "mul" in print_expr(part.args[0]))
+    assert all("div" in print_expr(e.node.expr) for e in loads(squares))
 
 
 @pytest.mark.parametrize("text", [

@@ -10,7 +10,7 @@ the runs for all of them (`runs_in_common`).
 """
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Callable
 
 from ..ir.expr import Cast, Expr, Load, Reduce, Rewriter, loads
@@ -18,8 +18,7 @@ from ..ir.graph import Compute, Graph, Input, fold, reads, readers_of
 from ..ir.index import Axis, as_index, axis
 from ..ir.ops import CARRIERS
 from ..ir.rewrite import GraphRewrite
-from .cost import Hints, estimates, is_heavy, pinned_nodes
-from .factors import Factors, multiplied
+from .cost import Hints, estimates, is_heavy
 
 LINE = 128              # bytes of memory that are fetched together: of longer pieces nothing is gained
 HELD = 32768            # elements of a group that one program holds
@@ -167,23 +166,22 @@ def whole_lines(graph: Graph, target) -> Graph:
     likewise. And with runs that several folds have in common folded first."""
     if target.kind != "gpu" or target.ordered:
         return graph
-    hints, factors = estimates(graph, target), Factors(pinned_nodes(graph)) if target.fast else None
+    hints = estimates(graph, target)
     runs = runs_in_common(graph, hints, target)
-    graph = _changed(graph, lambda n, old, parts: _runs_first(n, *runs[old], hints, parts), set(runs), factors) if runs else graph
+    graph = _changed(graph, lambda n, old, parts: _runs_first(n, runs[old], hints, parts), set(runs)) if runs else graph
     readers = readers_of(graph)
     whole = {n for n in graph.nodes if isinstance(n, Compute) and isinstance(part := fold(n), Reduce) and part.monoid in MONOIDS
              and pays(n, part, readers, hints, target)}
     if not whole:
         return graph
-    found = _changed(graph, lambda n, _, parts: columns_first(n, hints, parts), whole, factors)
+    found = _changed(graph, lambda n, _, parts: columns_first(n, hints, parts), whole)
     done = {x for n in found.nodes if isinstance(n, Compute) for x in of_columns(n, hints)}
-    return _changed(found, lambda n, _, parts: rows_first(n, done, hints, parts), set(found.nodes), factors)
+    return _changed(found, lambda n, _, parts: rows_first(n, done, hints, parts), set(found.nodes))
 
 
 def runs_in_common(graph: Graph, hints: Hints, target) -> dict:
-    """Node -> (steps of the axes to fold first, is it so with all that fold the same memory?), of nodes that fold much of memory of one layout along
-    different axes, where the contiguous ones are common to all and no program holds what the others fold beside them. What the programs of a
-    cluster hold is folded as it is."""
+    """Node -> steps of the axes to fold first, of nodes that fold much of memory of one layout along different axes, where the contiguous ones are
+    common to all and no program holds what the others fold beside them. What the programs of a cluster hold is folded as it is."""
     along: dict = {}            # layout -> {node: steps}
     readers = readers_of(graph)
     for n in graph.nodes:
@@ -197,8 +195,7 @@ def runs_in_common(graph: Graph, hints: Hints, target) -> dict:
             continue
         if all(_beyond(fold(n), common, hints) for n in folds):
             size = sum(x.dtype.bytes for x in _sources(folds, hints))
-            parted = [n for n in folds if not _in_cluster(n, common, size, readers, hints, target)]
-            found.update((n, (common, len(parted) == len(folds))) for n in parted)
+            found.update((n, common) for n in folds if not _in_cluster(n, common, size, readers, hints, target))
     return found
 
 
@@ -239,26 +236,19 @@ def _beyond(part: Reduce, common: frozenset, hints: Hints) -> bool:
     return hints.count(a for a in part.over if e.coefficient(a) in common) >= RUN and 2 * hints.count(part.over) > HELD
 
 
-def _runs_first(n: Compute, steps: frozenset, alone: bool, hints: Hints, parts: Parts) -> Compute:
+def _runs_first(n: Compute, steps: frozenset, hints: Hints, parts: dict) -> Compute:
     """`n` as a fold of what it gives along the axes of these steps; what is left of it stands where it stands in memory."""
     part = fold(n)
     at = _large(part, hints)[0].offset()
     first = tuple(a for a in part.over if at.coefficient(a) in steps)
     outer = max(hints(at.coefficient(a)) for a in part.over if a not in first) > max((hints(at.coefficient(a)) for a in part.free), default=0)
-    return in_two(n, part, first, parts if alone else replace(parts, factors=None), leading=outer)
+    return in_two(n, part, first, parts, leading=outer)
 
 
-@dataclass(eq=False)
-class Parts:
-    """What was made for other components of the same folds. `factors`: those of sums, which are left behind them; None where they are not."""
-    factors: Factors | None
-    made: dict = field(default_factory=dict)
-
-
-def _changed(graph: Graph, change: Callable[[Compute, Compute, Parts], Compute | None], which: set, factors: Factors | None) -> Graph:
-    """`graph` with what `change` makes of its nodes `which`, given each as it reads what was changed, as it was, and what was made for others; parts
-    have the origins of the whole."""
-    rewrite = _Changes(graph, change, which, factors)
+def _changed(graph: Graph, change: Callable[[Compute, Compute, dict], Compute | None], which: set) -> Graph:
+    """`graph` with what `change` makes of its nodes `which`, given each as it reads what was changed, as it was, and what was made for other
+    components of the same folds; parts have the origins of the whole."""
+    rewrite = _Changes(graph, change, which)
     out = rewrite.result()
     return replace(out, origins={**{part: out.origins[n] for part, n in rewrite.wholes.items() if n in out.origins}, **out.origins})
 
@@ -266,9 +256,9 @@ def _changed(graph: Graph, change: Callable[[Compute, Compute, Parts], Compute |
 class _Changes(GraphRewrite):
     """Some nodes of a graph changed, once what they read is."""
 
-    def __init__(self, graph: Graph, change: Callable[[Compute, Compute, Parts], Compute | None], which: set, factors: Factors | None):
+    def __init__(self, graph: Graph, change: Callable[[Compute, Compute, dict], Compute | None], which: set):
         super().__init__(graph, "eager")
-        self.make, self.which, self.parts, self.wholes = change, which, Parts(factors), {}
+        self.make, self.which, self.parts, self.wholes = change, which, {}, {}
 
     def compute(self, node: Compute) -> Compute:
         new = super().compute(node)
@@ -279,7 +269,7 @@ class _Changes(GraphRewrite):
         return made
 
 
-def columns_first(n: Compute, hints: Hints, parts: Parts) -> Compute | None:
+def columns_first(n: Compute, hints: Hints, parts: dict) -> Compute | None:
     """`n`, a fold of pieces of lines, as a fold of what its columns give; None where it is none. `parts`: what was made for other components of
     it."""
     part = fold(n)
@@ -287,7 +277,7 @@ def columns_first(n: Compute, hints: Hints, parts: Parts) -> Compute | None:
     return in_two(n, part, tuple(a for a in part.over if a is not c), parts) if c is not None else None
 
 
-def rows_first(n: Compute, done: set, hints: Hints, parts: Parts) -> Compute | None:
+def rows_first(n: Compute, done: set, hints: Hints, parts: dict) -> Compute | None:
     """`n`, a fold along more axes than other folds of columns, `done`, of memory laid out as what it reads, as a fold along theirs first: one kernel
     reads it for all; None where it is none."""
     part = fold(n)
@@ -317,31 +307,24 @@ def _large(part: Reduce, hints: Hints) -> list[Load]:
     return [e for e, axes in read if set(part.over) <= axes and hints.count(axes) * e.dtype.bytes >= LEAST]
 
 
-def in_two(n: Compute, part: Reduce, first: tuple[Axis, ...], parts: Parts, leading: bool = False) -> Compute:
+def in_two(n: Compute, part: Reduce, first: tuple[Axis, ...], parts: dict, leading: bool = False) -> Compute:
     """`n`, the fold `part`, as a fold along its other axes of what folds along `first` give, in whose memory those stand behind the others, or
     `leading`."""
     rank, rest = len(n.shape), tuple(a for a in part.over if a not in first)
-    found = parts.factors.of(part.args[0], frozenset(first)) if part.monoid == "sum" and parts.factors is not None else None
-    inside, outside = ((found[0],), found[1]) if found is not None else (part.args, ())
-    many, at = len(rest), 0 if leading else rank
-    names = {a: as_index(Axis(rank + many + k, a.extent)) for k, a in enumerate(first)}
-    names |= {a: as_index(Axis(at + k, a.extent)) for k, a in enumerate(rest)}
-    if leading:
-        names |= {a: as_index(Axis(a.id + many, a.extent)) for a in part.free if a.id < rank}
-    extents = tuple(as_index(a.extent) for a in rest)
-    shape = (*extents, *n.shape) if leading else (*n.shape, *extents)
-    key = part.monoid, part.over, inside, first, n.shape, n.device
-    if key not in parts.made:
-        args, over = tuple(map(Rewriter(names), inside)), tuple(Axis(rank + many + k, a.extent) for k, a in enumerate(first))
-        parts.made[key] = [Compute(shape, None, Reduce(part.monoid, over, args, k), n.device) for k in range(len(args))]
-    if outside and (*key, *outside) not in parts.made:
-        one, = parts.made[key]
-        whole = Load(one, tuple(axis(d, s) for d, s in enumerate(shape)))
-        parts.made[*key, *outside] = [Compute(shape, None, multiplied(whole, [(Rewriter(names)(x), divides) for x, divides in outside]), n.device)]
+    key = part.monoid, part.over, part.args, first, n.shape, n.device
+    if key not in parts:
+        many, at = len(rest), 0 if leading else rank
+        names = {a: as_index(Axis(rank + many + k, a.extent)) for k, a in enumerate(first)}
+        names |= {a: as_index(Axis(at + k, a.extent)) for k, a in enumerate(rest)}
+        if leading:
+            names |= {a: as_index(Axis(a.id + many, a.extent)) for a in part.free if a.id < rank}
+        args, over = tuple(map(Rewriter(names), part.args)), tuple(Axis(rank + many + k, a.extent) for k, a in enumerate(first))
+        extents = tuple(as_index(a.extent) for a in rest)
+        shape = (*extents, *n.shape) if leading else (*n.shape, *extents)
+        parts[key] = [Compute(shape, None, Reduce(part.monoid, over, args, k), n.device) for k in range(len(args))]
     every = tuple(Axis(rank + k, a.extent) for k, a in enumerate(rest))
     own, others = tuple(axis(d, s) for d, s in enumerate(n.shape)), tuple(map(as_index, every))
-    index = (*others, *own) if leading else (*own, *others)
-    out: Expr = Reduce(part.monoid, every, tuple(Load(x, index) for x in parts.made[*key, *outside]), part.component)
+    out: Expr = Reduce(part.monoid, every, tuple(Load(x, (*others, *own) if leading else (*own, *others)) for x in parts[key]), part.component)
     return Compute(n.shape, n.strides, _cast(n.expr, out), n.device, n.tag)
 
 
