@@ -33,7 +33,8 @@ def test_a_step_is_measured_both_ways(train, monkeypatch):
     assert all(said > 0 and other > 0 for pairs in found.pairs.values() for said, other in pairs)
     assert [(q.side, q.low <= q.off <= q.high, q.least <= q.most) for q in made.pairs] == [("eager", True, True), ("compiled", True, True)]
     assert [(side, what) for side, what, *_ in made.totals] == [("eager", "step"), ("eager", "busy"), ("compiled", "step")]
-    assert all(said > 0 and found > 0 for *_, said, found in made.totals) and made.named == pytest.approx(1.0)
+    named = sum(x.seconds for x in (*p.rows, *p.others)) / p.compiled.busy        # a kernel's time is its own median, that of all of them another
+    assert all(said > 0 and found > 0 for *_, said, found in made.totals) and made.named == pytest.approx(named) and named > 0
     assert p.graphs == (2 if train else 1) and made.first == p.first and json.loads(json.dumps(found.said)) == found.said
 
 

@@ -157,6 +157,18 @@ def test_columns_of_few_rows(rows, columns, type, found):
     assert first(DOWN, type, rows, columns).startswith(f"tile({found}")
 
 
+@pytest.mark.parametrize("rows, columns, found", [(257, 511, "i1:64?, i2:64?) looped(i1) warps(16)"), (96, 512, "i1:16, i2:64) looped(i1) warps(1)"),
+                                                  (33, 8191, "i1:64?, i2:64?) looped(i1) warps(16)")])
+def test_columns_of_many_matrices(rows, columns, found):
+    """Each of few columns: what was measured on one long line does not hold for them."""
+    text = """graph middle {{
+  input %x: {type}[512, {rows}, {columns}]({size}, {columns}, 1)
+  %total: f32[512, {columns}]({columns}, 1) for i2<{rows} = sum[i2](f32(%x[i0, i2, i1]))
+  return %total
+}}"""
+    assert first(text.replace("{size}", str(rows * columns)), "f16", rows, columns).startswith(f"tile({found}")
+
+
 @pytest.mark.parametrize("rows, columns, part", [
     (512, 8191, 32), (1024, 4097, 64), (128, 8191, 0), (1024, 65537, 8), (512, 65536, 0), (1024, 65536, 4), (8192, 513, 64)])
 def test_rows_that_count_as_one(rows, columns, part):

@@ -171,20 +171,28 @@ def test_what_does_not_fit_stands_apart():
 
 
 @pytest.mark.parametrize("between", [F.relu, torch.tanh])
-@pytest.mark.parametrize("rows, dtype", [(300, torch.bfloat16), (320, torch.float16)])
-def test_gradients_that_two_programs_carry(between, rows, dtype):
+@pytest.mark.parametrize("rows, widths, dtype", [(300, (128, 256, 128), torch.bfloat16), (320, (128, 256, 128), torch.float16),
+                                                 (290, (100, 200, 120), torch.bfloat16), (310, (128, 224, 104), torch.float16)])
+def test_gradients_that_two_programs_carry(between, rows, widths, dtype):
     """Each has half of the hidden axis; what lies between the layers is made by the kernel of the rows too, and stored by neither."""
     fn = lambda x, w, b, v, c: F.linear(between(F.linear(x, w, b)), v, c)
-    (backward,) = [r for r in step(fn, layers(rows, 128, 256, 128, dtype)) if r.kind == "backward"]
+    (backward,) = [r for r in step(fn, layers(rows, *widths, dtype)) if r.kind == "backward"]
     pair, *turned = sorted(narrow(backward), key=lambda s: s.half is None)
     assert not calls(backward) and pair.half is not None and pair.turned and len(turned) == (between is not F.relu) and all(s.turned for s in turned)
     if between is F.relu:           # a mask waits in few registers, and rows are taken 128 at a time
         tall, = (s for s in schedules(backward) if getattr(s, "inner", None) is not None)
         assert tall.sizes(tall.dims[0]) == (128,) and tall.sizes(tall.depth) == (128, 128)
     stored = {tuple(n.shape) for n, places in backward.values["lower"].plan.stores.items() for n in places}
-    assert not any(s[-1].constant == 256 and s[0].constant == rows for s in stored if len(s) == 2)
+    assert not any(s[-1].constant == widths[1] and s[0].constant == rows for s in stored if len(s) == 2)
     texts = [b.parts[0].unit.text for b in backward.values["render"].values()]
     assert len(texts) == 2 and all("tk.in_pairs(" in t for t in texts)          # what is rounded between two products
+
+
+def test_widths_that_leave_a_quarter_of_the_tiles_empty_go_in_blocks():
+    """Of 64 columns, some fewer: no two programs share the hidden axis."""
+    fn = lambda x, w, b, v, c: F.linear(F.relu(F.linear(x, w, b)), v, c)
+    (backward,) = [r for r in step(fn, layers(300, 96, 192, 96)) if r.kind == "backward"]
+    assert not calls(backward) and not any(s.half is not None for s in narrow(backward))
 
 
 def test_a_gradient_of_other_values_reads_what_lies_between():

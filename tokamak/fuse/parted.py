@@ -48,13 +48,13 @@ def _reading(e: Expr, node: Compute, other: Compute) -> Expr:
 
 def _product(n: Compute, readers: dict) -> Compute | None:
     """The product of rows and weights that `n`, of the wide axis, is pointwise made of, and nothing else reads; or None."""
-    if len(n.shape) != 2 or n.shape[1].constant != 2 * narrow.WARPGROUPS or not is_pointwise(n) or n not in readers:
+    if len(n.shape) != 2 or not narrow.fills(n.shape[1], 2) or not is_pointwise(n) or n not in readers:
         return None
     made = list(dict.fromkeys(e.node for e in loads(n.expr) if isinstance(e.node, Compute) and isinstance(fold_of(e.node.expr), Reduce)))
     if len(made) != 1 or made[0].shape != n.shape or readers[made[0]] != [n]:
         return None
     c = narrow.within(fold_of(made[0].expr), frozenset(made[0].axes[:1]))
-    return made[0] if c is not None and c.first.extent.constant == narrow.WARPGROUPS else None
+    return made[0] if c is not None and narrow.fills(c.first.extent, 1) else None
 
 
 def _sums(n: Compute, readers: list) -> list[Compute]:
@@ -64,8 +64,8 @@ def _sums(n: Compute, readers: list) -> list[Compute]:
         fold = fold_of(r.expr) if isinstance(r, Compute) else None
         (sums if isinstance(fold, Reduce) and len(fold.over) == 1 and fold.over[0].extent is n.shape[0] else others).append(r)
     products = [c for r in sums if (c := narrow.across(fold_of(r.expr), frozenset(fold_of(r.expr).over))) is not None]
-    sizes = [c.first.extent.constant * c.second.extent.constant for c in products if {narrow.WARPGROUPS, 2 * narrow.WARPGROUPS} ==
-             {c.first.extent.constant, c.second.extent.constant}]
+    either_way = lambda c: any(narrow.fills(x.extent, 1) and narrow.fills(y.extent, 2) for x, y in ((c.first, c.second), (c.second, c.first)))
+    sizes = [narrow.held(c.first) * narrow.held(c.second) for c in products if either_way(c)]
     read = all(isinstance(x.arg, Load) and x.arg.guard is None for c in products for x in (c.left, c.right))
     fits = read and len(sizes) == len(products) and narrow.CARRIED < sum(sizes) <= 2 * narrow.HALF_CARRIED
     return sums if fits and others and all(_of_rows(r, n) for r in others) else []

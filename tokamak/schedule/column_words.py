@@ -31,7 +31,7 @@ EACH_ANYWHERE = 16      # elements to a thread of such a tile, of ROWS_ANYWHERE 
 ROWS_ANYWHERE = 64      # where rows begin anywhere: bf16 sums of 64 rows of 65535 and 131073 5.3 and 8.1 us, of 8 of 524289 5.3, f16 of 16 of 1048575
                         # 13.4, f32 of 64 of 32767 4.96; 6.6, 9.2, 7.1, 14.1 and 5.06 in tiles of 64 columns
 WARPS_ANYWHERE = 4      # MANY_ANYWHERE rows at least of 16 bits are run through so, where there are RESIDENT such programs a multiprocessor: 256 of
-MANY_ANYWHERE = 256     # 524289 90.7, 93.4; but 128 of 262145 27.1, 26.0
+MANY_ANYWHERE = 256     # 524289 90.7, 93.4; but 128 of 262145 27.1, 26.0, and 512 times 257 of 511 86 us, 55 in tiles of 64 x 64
 WHOLE = 128             # rows at most, more than ROWS_ANYWHERE, of 16 bits that begin at whole words and are held, 32 columns of them and twice EACH
                         # elements to a thread: f16 sums of 128 of 32768 and 65536 5.0 and 8.1 us, of 96 of 32768 4.8; 6.5 (128 of 32768) and 5.9 (96)
                         # in a loop, 9.2 in two kernels
@@ -78,7 +78,7 @@ def choose(b: Body, line: Axis | None, rows: list[Axis], crossed: frozenset[Axis
         return found
     if not crossed and (found := _few_of_any(b, line, down, blocks, hints, target)) is not None:
         return found
-    if not crossed and (found := _held_anywhere(b, line, down, size, touched, blocks, hints, target)) is not None:
+    if not crossed and others == 1 and (found := _held_anywhere(b, line, down, size, touched, blocks, hints, target)) is not None:
         return found
     if size == 4 and not crossed and (touched <= LATE or blocks(COLUMNS) < target.threads):
         return _late(hints(line.extent) * others, hints(line.extent), hints(down.extent), target)
@@ -87,8 +87,8 @@ def choose(b: Body, line: Axis | None, rows: list[Axis], crossed: frozenset[Axis
     ragged = bool(crossed) and begin_anywhere(b, line, hints)
     few = not crossed and blocks(COLUMNS) < target.threads
     columns, once = min(RAGGED_COLUMNS if ragged or few else COLUMNS, _power(hints(line.extent))), ONCE * touched > target.l2
-    if not crossed and size == 2 and ROWS_ANYWHERE < (hints.most(down.extent) or 0) <= WHOLE and not begin_anywhere(b, line, hints) \
-            and FILL * target.threads <= blocks(COLUMNS) < RESIDENT * target.threads:
+    held = not crossed and others == 1 and size == 2 and ROWS_ANYWHERE < (hints.most(down.extent) or 0) <= WHOLE
+    if held and not begin_anywhere(b, line, hints) and FILL * target.threads <= blocks(COLUMNS) < RESIDENT * target.threads:
         return Columns(WHOLE, COLUMNS // 2, WHOLE * COLUMNS // 2 // (64 * EACH))
     many = (2 if ragged else 1) * WARPS * target.threads // blocks(columns)
     if not crossed:
@@ -124,7 +124,7 @@ def _few_of_any(b: Body, line: Axis, down: Axis, blocks, hints: Hints, target) -
 
 
 def _held_anywhere(b: Body, line: Axis, down: Axis, size: int, touched: int, blocks, hints: Hints, target) -> Columns | None:
-    """Tiles of four warps where rows begin anywhere: whole columns, or many rows that are run through."""
+    """Tiles of four warps for columns of one matrix whose rows begin anywhere: whole columns, or many rows that are run through."""
     if not begin_anywhere(b, line, hints) or size == 4 and not LATE < touched <= WIDE_ANYWHERE:
         return None
     most, elements = hints.most(down.extent), 32 * WARPS_ANYWHERE * EACH_ANYWHERE

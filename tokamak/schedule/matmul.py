@@ -268,8 +268,8 @@ def _back_to_back(b: Body, c: Contraction, inner: Contraction, rows: Axis, colum
     left = c.left if rows in c.left.free else c.right
     beside = sum(e.dtype.bytes for e in loads(left) if rows in e.free and c.depth in e.free)
     masks = [e for e in loads(left) if rows in e.free and c.depth in e.free]
-    tall = c.depth.extent.constant == 2 * TALL == 2 * width == 2 * sizes[columns] and not hidden_stores(b)
-    if tall and masks and narrow.compared(exprs_of(b), masks):
+    full = narrow.fills(c.depth.extent, 2) and narrow.fills(inner.depth.extent, 1) and narrow.fills(columns.extent, 1)
+    if full and masks and not hidden_stores(b) and narrow.compared(exprs_of(b), masks):
         sizes |= {rows: TALL, c.depth: TALL}
         return _schedule(b, c, sizes, hints, inner=inner.depth, stages=1, resident=target.threads, blocks=2, warps=8)
     each = sizes[rows] * (2 * width + beside * blocks * sizes[c.depth])
