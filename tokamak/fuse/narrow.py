@@ -232,8 +232,8 @@ def held(a: Axis, half: Axis | None = None) -> int:
 
 
 def fills(size: Size, groups: int) -> bool:
-    """Is a narrow extent more than three quarters of a tile of so many times WARPGROUPS? A training step of 131072 rows, a ReLU between, of 100 to 200
-    to 120 takes 210 us in such tiles, 226 in blocks of 64; of 96 to 192 to 96 208 and 156, of 128 to 176 to 72 211 and 159."""
+    """Is a narrow extent more than three quarters of a tile of so many times WARPGROUPS? A training step of 131072 rows, a ReLU between, of 100 to
+    200 to 120 takes 210 us in such tiles, 226 in blocks of 64; of 96 to 192 to 96 208 and 156, of 128 to 176 to 72 211 and 159."""
     tile = groups * WARPGROUPS
     return size.constant is not None and 3 * tile < 4 * size.constant <= 4 * tile
 
