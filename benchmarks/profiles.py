@@ -12,7 +12,7 @@ process and on the same arguments: a second compiled function, which nothing wat
 behind it and before it by turns. Step: on a GPU CUDA events around one, the device idle before it; on a CPU the clock. Shown are both medians; `off`
 is the median of what the steps of a pair differ by, since the host is faster in one second than in the next, with its standard error and between
 which differences half of the pairs lie. Busy: on a GPU the device's time by the averages of torch's profiler, which watches nothing but the device,
-before and behind each look that the profile takes; on a CPU that of eager's operators, by the same, at most the step. Peak: torch's allocator's,
+before and behind each look that the profile takes; on a CPU that of eager's operators, by the same as a part of the step. Peak: torch's allocator's,
 beyond what stands before a step; what recordings of CUDA graphs keep stands always, as `pools`: each function's own and the one that all share.
 `cost`: seconds of the whole call of `tokamak.profile`, less those of its first compiled step and of what is measured beside it; the first of all
 pays for the machine's peaks. `--rounds`: so many profiles of a case, each in a process of its own; the one of the median difference is shown.
@@ -98,8 +98,8 @@ def device_time(step: Callable) -> float:
     raise RuntimeError("torch's profiler shows nothing of what runs on the GPU")
 
 
-def operator_time(step: Callable) -> float:
-    """Seconds of torch's operators on the CPU, the median of some steps. The first that a profiler sees is slower."""
+def operator_part(step: Callable) -> float:
+    """The part of a step that torch's operators take on the CPU, the median of some steps. The first that a profiler sees is slower."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         for n in range(PROFILED + 1):
             with torch.profiler.record_function(f"{STEP}{n}"):
@@ -107,7 +107,7 @@ def operator_time(step: Callable) -> float:
     events = profiler.events()
     ranges = [e.time_range for e in events if e.name.startswith(STEP) and e.name != f"{STEP}0"]
     found = [(e.time_range.start, e.self_cpu_time_total) for e in events if e.name.startswith("aten::")]
-    return statistics.median(sum(t for start, t in found if r.start <= start <= r.end) for r in ranges) * 1e-6
+    return statistics.median(sum(t for start, t in found if r.start <= start <= r.end) / (r.end - r.start) for r in ranges)
 
 
 def peak(step: Callable) -> float:
@@ -188,7 +188,7 @@ class Round:
 class Beside:
     """Within it, a profile's sides have company: `make()` gives the same steps without tools, once the profile's own have run, and `ready()` returns
     when they may be measured. Each step that the profile times has one of theirs beside it, behind it or, every second time, before it; each look by
-    torch's profiler stands between two at theirs. `pairs`: seconds of both; `busy`, `peaks`: of theirs; `pools`: bytes that their recordings keep,
+    torch's profiler stands between two at theirs. `pairs`: seconds of both; `busy`, on a CPU as a part of the step, and `peaks`: of theirs; `pools`: bytes that their recordings keep,
     `own` of it in pools of their own; `waited`: seconds that this took."""
 
     def __init__(self, make: Callable[[], dict[str, Callable[[], object]]], ready: Callable[[], object], gpu: bool):
@@ -246,7 +246,7 @@ class Beside:
     def between(self, look: Callable) -> Callable:
         def again(side: str) -> None:
             with self.aside():
-                self.busy[side].append((device_time if self.gpu else operator_time)(self.plain[side]))
+                self.busy[side].append((device_time if self.gpu else operator_part)(self.plain[side]))
 
         def run(step, *args, **kwargs):
             side = self.names[id(step)]
@@ -265,9 +265,10 @@ class Beside:
         return run
 
     def rest(self) -> dict[str, dict[str, float]]:
-        """What was found but steps. A profile has at most the step of what eager's operators take on a CPU."""
-        most = {side: math.inf if self.gpu else statistics.median(other for _, other in self.pairs[side]) for side in SIDES}
-        found = {side: {"busy": min(statistics.mean(self.busy[side]), most[side])} if self.busy[side] else {} for side in SIDES}
+        """What was found but steps. On a CPU the operators' part is one of the steps beside the profile's."""
+        whole = {side: 1.0 if self.gpu else statistics.median(other for _, other in self.pairs[side]) for side in SIDES}
+        found = {side: {"busy": min(statistics.mean(self.busy[side]), math.inf if self.gpu else 1.0) * whole[side]} if self.busy[side] else {}
+                 for side in SIDES}
         for side, bytes in self.peaks.items():
             found[side]["peak"] = bytes
         if self.pools:

@@ -26,7 +26,7 @@ def test_a_step_is_measured_both_ways(train, monkeypatch):
     model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()), torch.randn(4, 8)
     case = Case(lambda device, layers: Made(model, (x,), train=train))
     watched, waited = [], []
-    monkeypatch.setattr(profiles, "operator_time", lambda step: watched.append(step) or 1e-3)
+    monkeypatch.setattr(profiles, "operator_part", lambda step: watched.append(step) or 0.5)
     found, p = profiles.said(case, case.make("cpu", None), 0.0, lambda: waited.append(True))
     made = profiles.compared("small", [found])
     assert waited == [True] and len(watched) == 2
