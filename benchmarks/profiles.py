@@ -188,8 +188,8 @@ class Round:
 class Beside:
     """Within it, a profile's sides have company: `make()` gives the same steps without tools, once the profile's own have run, and `ready()` returns
     when they may be measured. Each step that the profile times has one of theirs beside it, behind it or, every second time, before it; each look by
-    torch's profiler stands between two at theirs. `pairs`: seconds of both; `busy`, on a CPU as a part of the step, and `peaks`: of theirs; `pools`: bytes that their recordings keep,
-    `own` of it in pools of their own; `waited`: seconds that this took."""
+    torch's profiler stands between two at theirs. `pairs`: seconds of both; `busy` (on a CPU parts of a step) and `peaks`: of theirs; `pools`: bytes
+    that their recordings keep, `own` of it in pools of their own; `waited`: seconds that this took."""
 
     def __init__(self, make: Callable[[], dict[str, Callable[[], object]]], ready: Callable[[], object], gpu: bool):
         self.make, self.ready, self.gpu, self.waited, self.pools, self.own = make, ready, gpu, 0.0, 0, 0
