@@ -53,7 +53,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     p.add_argument("--rows", type=bounds, help="of a grid: least and most rows, LOW:HIGH")
     p.add_argument("--columns", type=bounds, help="of a grid: least and most columns, LOW:HIGH")
     p.add_argument("--elements", type=bounds, help="of a grid: least and most elements of the input, LOW:HIGH")
-    p.add_argument("--sample", type=int, help="so many of a grid's cases, the same ones in every run")
+    p.add_argument("--sample", type=int, help="so many of a grid's cases, the same ones in every run of one --seed")
     p.add_argument("--cached", action="store_true", help="compile with what the caches hold: quicker, and first calls say nothing")
     p.add_argument("--sides", type=sides, default=SIDES, help="of eager,inductor,autotune,tokamak,kernels,vendor; autotune is Inductor with "
                    "max-autotune, the last two tokamak with contractions as kernels wherever possible, and by the vendor")
@@ -69,7 +69,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     p.add_argument("--workers", type=int, default=1, metavar="N", help="so many processes compile, one at a time has the GPU: quicker for many "
                    "cases; compiled with what the caches hold, and nothing is said of first calls, memory and wall time")
     p.add_argument("--isolate", action="store_true", help="a process for every case")
-    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--seed", type=int, default=0, help="of the data, and of --sample")
     p.add_argument("--report", action="store_true", help="measure nothing: summary, plot and tables of what --json has; needs no GPU")
     p.add_argument("--list", action="store_true", help="print the chosen cases with their fewest bytes and FLOPs, and stop")
     args = p.parse_args(argv)
@@ -84,7 +84,7 @@ def names(args: argparse.Namespace) -> list[str]:
         return list(SYMBOLIC)
     dtypes = [d.replace("fp", "f") for d in args.dtypes]
     found = [n for g in args.grid for n in gpu_grid.names(g, dtypes, args.near, args.rows, args.columns, args.elements)]
-    found = gpu_grid.sample(found, args.sample) if args.sample else found
+    found = gpu_grid.sample(found, args.sample, args.seed) if args.sample else found
     if not args.grid or args.cases or args.group:
         found += chosen(args.cases, args.group)
     return list(dict.fromkeys(found))

@@ -348,6 +348,7 @@ def test_products_in_words(tmp_path, monkeypatch):
     names = gpu_grid.names("gemm", ("bf16", "tf32"), rows=(16, 1024))
     some = gpu_grid.sample(names, 40)
     assert some == gpu_grid.sample(names, 40) and len(set(some)) == 40 and len(gpu_grid.sample(names[:3], 40)) == 3
+    assert some != gpu_grid.sample(names, 40, seed=1)
     why = "contraction 1x2x3 bf16: unprofitable: 12 us in one kernel, the vendor 3 us and 4 us behind it"
     side = lambda us, **more: {"device": 1e-6 * us, "right": True, **more}
     rows = {n: {"eager": side(120), "inductor": side(108), "tokamak": side(100, left=[why])} for n in some}
