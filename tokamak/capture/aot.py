@@ -59,18 +59,19 @@ def autograd(gm: fx.GraphModule, example_inputs: Sequence[Any], compile_one: Com
 
 
 _TEXTS = {"_log_joint_graph": None, "_log_fw_bw_graphs": (None, None)}        # torch's functions that write graphs as text -> no text
+_THEIRS = {name: fn for name in _TEXTS if (fn := getattr(graph_compile, name, None)) is not None}
 
 
 @contextlib.contextmanager
 def _texts_for_readers() -> Iterator[None]:
-    """torch writes the graphs of a training step as text, a tenth of the time that it takes to trace them: within, only for logs or a cache."""
-    theirs = {name: fn for name in _TEXTS if (fn := getattr(graph_compile, name, None)) is not None}
+    """torch writes the graphs of a training step as text, a tenth of the time that it takes to trace them: within, only for logs or a cache. Where
+    several threads compile, the first that is done brings the text back for all."""
     try:
-        for name, fn in theirs.items():
+        for name, fn in _THEIRS.items():
             setattr(graph_compile, name, partial(_if_read, fn, _TEXTS[name]))
         yield
     finally:
-        for name, fn in theirs.items():
+        for name, fn in _THEIRS.items():
             setattr(graph_compile, name, fn)
 
 
