@@ -107,7 +107,7 @@ def operator_part(step: Callable) -> float:
     events = profiler.events()
     ranges = [e.time_range for e in events if e.name.startswith(STEP) and e.name != f"{STEP}0"]
     found = [(e.time_range.start, e.self_cpu_time_total) for e in events if e.name.startswith("aten::")]
-    return statistics.median(sum(t for start, t in found if r.start <= start <= r.end) / (r.end - r.start) for r in ranges)
+    return min(1.0, statistics.median(sum(t for start, t in found if r.start <= start <= r.end) / (r.end - r.start) for r in ranges))
 
 
 def peak(step: Callable) -> float:
@@ -267,8 +267,7 @@ class Beside:
     def rest(self) -> dict[str, dict[str, float]]:
         """What was found but steps. On a CPU the operators' part is one of the steps beside the profile's."""
         whole = {side: 1.0 if self.gpu else statistics.median(other for _, other in self.pairs[side]) for side in SIDES}
-        found = {side: {"busy": min(statistics.mean(self.busy[side]), math.inf if self.gpu else 1.0) * whole[side]} if self.busy[side] else {}
-                 for side in SIDES}
+        found = {side: {"busy": statistics.mean(self.busy[side]) * whole[side]} if self.busy[side] else {} for side in SIDES}
         for side, bytes in self.peaks.items():
             found[side]["peak"] = bytes
         if self.pools:

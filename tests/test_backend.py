@@ -388,8 +388,36 @@ def test_double_backward_is_refused_as_torch_does(how):
 
 
 def test_eager_errors_come_through(how):
-    with pytest.raises(IndexError):
+    said = "." if how.exact else r"^index out of range in embedding.default \(the dimension has size 4\)$"         # torch's own modules have no lines
+    with pytest.raises(IndexError, match=said):
         how.compile(nn.Embedding(4, 3))(torch.tensor([9]))
+
+
+def picked(x, i, j, n, m):
+    a = (x[i] * 2).sum(0)
+    b = (x.gather(0, j) + 1).sum(0)
+    c = nn.functional.layer_norm(x[i + 2] + x[:2], (3,)).sum(0)
+    d = (7 // n).sum()
+    return a + b + c + d + (9 % (m + 1)).sum()
+
+
+GIVEN = {"i": torch.tensor([0, 1]), "j": torch.zeros(1, 3, dtype=torch.int64), "n": torch.tensor([1, 1, 1]), "m": torch.tensor([1, 1, 1])}
+WRONG = {"a": {"i": torch.tensor([1, -6])}, "b": {"j": torch.tensor([[0, 7, 0]])}, "c": {"i": torch.tensor([0, 4])},
+         "d": {"n": torch.tensor([1, 0, 1])}, "return": {"m": torch.tensor([1, -1, 1])}}
+
+
+@pytest.mark.parametrize("target", ["", "interpret"])
+def test_an_error_names_the_line_of_the_call_that_is_wrong_whatever_it_was_fused_with(target):
+    """A few kernels make all of `picked`: the line is that of the index or divisor at fault, not that of what reads it."""
+    torch._dynamo.reset()
+    run, x = tokamak.compile(picked, strict=True, cache_dir="", target=target), torch.randn(5, 3)
+    for number, (line, wrong) in enumerate(WRONG.items()):
+        with pytest.raises((IndexError, RuntimeError)) as raised:
+            run(x, **{**GIVEN, **wrong})
+        said = str(raised.value)
+        assert f"test_backend.py:{picked.__code__.co_firstlineno + 1 + number}: {line} " in said, said
+        assert said.endswith("(the dimension has size 5)") == (line in "abc"), said
+    torch.testing.assert_close(run(x, **GIVEN), picked(x, **GIVEN))
 
 
 def test_retained_graph_runs_backward_twice(how):

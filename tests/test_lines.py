@@ -171,21 +171,64 @@ def test_groups_that_clusters_hold_side_by_side_agree_with_float64(monkeypatch, 
 NORM = """graph norm {{
   input %x: {d}[32, 3136, 256](802816, 256, 1)
   %sum: f32[32, 32](32, 1) for i2<3136, i3<8 = sum[i2, i3](f32(%x[i0, i2, i1*8 + i3]))
-  %out: {d}[32, 3136, 256](802816, 256, 1) = {d}({made}(mul(f32(%x[i0, i1, i2]), %sum[i0, (i2 // 8)])))
+  %out: {d}[32, 3136, 256](802816, {out}) = {d}({made}(mul(f32(%x[i0, i1, i2]), %sum[i0, (i2 // 8)])))
   return %out
 }}"""
 
 
-@pytest.mark.parametrize("d, made, beside", [("bf16", "exp", 4), ("f32", "neg", 2), ("bf16", "neg", 0)])
-def test_groups_that_are_needed_again_stay_on_chip_side_by_side(d, made, beside):
-    """By eight programs, 64 bytes of each line; but where one program holds a group and little is computed."""
-    graph = parse_graph(NORM.format(d=d, made=made))
+@pytest.mark.parametrize("d, made, out, beside", [("bf16", "exp", "256, 1", 4), ("f32", "neg", "256, 1", 2), ("bf16", "neg", "256, 1", 4),
+                                                  ("bf16", "neg", "1, 3136", 0)])
+def test_groups_that_are_needed_again_stay_on_chip_side_by_side(d, made, out, beside):
+    """By eight programs, 64 bytes of each line; but where one program holds a group, and little is computed, which is written in runs."""
+    graph = parse_graph(NORM.format(d=d, made=made, out=out))
     assert folds(lines.whole_lines(graph, LARGE)) == folds(graph)
     planned = plan(graph, LARGE)
     group, = planned.steps
     schedule = schedule_plan(planned, LARGE).bodies[group][1]
     assert schedule.staged is not None and schedule.sharers == (8 if beside else 1)
     assert not beside or schedule.sizes(schedule.dims[0]) == (beside,)
+
+
+BEHIND = """graph behind {{
+  input %x: {d}[32, 3136, 256](802816, 256, 1)
+  input %dy: {d}[32, 3136, 256](802816, {layout})
+  %sums: f32[32, 256](256, 1) for i2<3136 = sum[i2](mul(f32(%x[i0, i2, i1]), f32(%dy[i0, i2, i1])))
+  %group: f32[32, 32](32, 1) for i2<8 = sum[i2](%sums[i0, i1*8 + i2])
+  %dx: {d}[32, 3136, 256](802816, {layout}) = {d}(sub(f32(%dy[i0, i1, i2]), mul(f32(%x[i0, i1, i2]), %group[i0, (i2 // 8)])))
+  return %dx, %sums
+}}"""
+
+
+@pytest.mark.parametrize("d, layout, beside", [("bf16", "256, 1", 4), ("f32", "256, 1", 2), ("bf16", "1, 3136", 4)])
+def test_two_values_of_groups_are_held_side_by_side_with_the_sums_of_their_channels(d, layout, beside):
+    """What a norm's backward pass reads: its input in channels-last, its gradient so or in channels-first."""
+    planned = plan(lines.whole_lines(parse_graph(BEHIND.format(d=d, layout=layout)), LARGE), LARGE)
+    group, = planned.steps
+    schedule = schedule_plan(planned, LARGE).bodies[group][1]
+    assert schedule.sharers == 8 and (beside,) in [sizes for _, sizes in schedule.pieces]
+
+
+def text_of(text: str) -> str:
+    """The Triton text of the one kernel of a graph."""
+    planned = plan(lines.whole_lines(parse_graph(text), LARGE), LARGE)
+    group, = planned.steps
+    part, = render_plan(lower_plan(schedule_plan(planned, LARGE), LARGE))[group].parts
+    return part.unit.text
+
+
+def test_what_is_held_as_bf16_is_widened_two_at_a_time():
+    """Side by side, or of rows of which a mean and a variance are taken; but not where Triton has to lay it out anew first."""
+    whole = """graph whole {{
+  input %x: bf16[256, 262144](262144, 1)
+  {folded}
+  %out: bf16[256, 262144](262144, 1) = bf16(mul(f32(%x[i0, i1]), %fold[i0]))
+  return %out
+}}"""
+    assert "tk.widened(" in text_of(whole.format(folded="%fold: f32[256](1) for i2<262144 = moments.1[i2](f32(%x[i0, i2]), 0.0:f32, 1.0:f32)"))
+    assert "tk.widened(" not in text_of(whole.format(folded="%fold: f32[256](1) for i2<262144 = sum[i2](f32(%x[i0, i2]))"))
+    assert "tk.widened(" in text_of(NORM.format(d="bf16", made="exp", out="256, 1"))
+    assert "tk.widened(" in text_of(BEHIND.format(d="bf16", layout="256, 1"))
+    assert "tk.widened(" not in text_of(BEHIND.format(d="bf16", layout="1, 3136"))
 
 
 def assert_close_to_float64(fn, given):

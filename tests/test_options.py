@@ -1,8 +1,11 @@
 """Options: what they refuse, scopes, and the environment; what is printed."""
 import io
+from pathlib import Path
 
 import pytest
+import torch
 
+import tokamak
 from tokamak import OptionError, Options, scope
 from tokamak.log import Progress, say
 from tokamak.options import current
@@ -22,10 +25,25 @@ def test_scope_restores():
 
 @pytest.mark.parametrize("changes, message", [
     ({"polcy": "fast"}, "did you mean 'policy'"), ({"policy": "fastt"}, "did you mean 'fast'"), ({"until": "fusion"}, "did you mean 'fuse'"),
-    ({"logs": {"graphs"}}, "did you mean 'graph'"), ({"pool": 1}, "True or False"), ({"zzz": 1}, "the options are policy")])
+    ({"logs": {"graphs"}}, "did you mean 'graph'"), ({"pool": 1}, "True or False"), ({"zzz": 1}, "the options are policy"),
+    ({"target": "cuda"}, "one of '', 'interpret'"), ({"check": 1}, "one of True, False, 'report'"), ({"logs": 5}, "topics, of graph, fusion"),
+    ({"cache_dir": 5}, "a folder or empty"), ({"cc": ["gcc"]}, "a command or empty"), ({"progress": "no"}, "True or False"),
+    ({"recorder": 5}, "with tokamak.recording"), (["fast"], r"options=\['fast'\]: a dictionary")])
 def test_refusals_name_the_nearest(changes, message):
     with pytest.raises(OptionError, match=message):
         Options().change(changes)
+
+
+def test_a_path_is_a_folder_or_a_command():
+    options = Options(cache_dir=Path("/some/where"), cc=Path("/usr/bin/gcc"))
+    assert (options.cache_dir, options.cc) == ("/some/where", "/usr/bin/gcc")
+
+
+def test_a_mode_that_there_is_not_is_refused_by_both_ways():
+    with pytest.raises(OptionError, match="mode='max-autotun': one of None, 'default', .* did you mean 'max-autotune'"):
+        tokamak.compile(abs, mode="max-autotun")
+    with pytest.raises(OptionError, match="did you mean 'max-autotune'"):
+        torch.compile(lambda x: x + 1, backend="tokamak", mode="max-autotun")(torch.ones(2))
 
 
 def test_the_environment(monkeypatch):

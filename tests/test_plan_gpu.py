@@ -11,9 +11,10 @@ from tokamak.codegen.stages import lower_plan, render_plan, schedule_plan
 from tokamak.codegen.tile_parts import lower_tiles
 from tokamak.fuse.axes import Group
 from tokamak.fuse.cost import Hints
-from tokamak.fuse.gpu import HELD, carrying
+from tokamak.fuse.gpu import HELD, carrying, many_wide
 from tokamak.fuse.plan import plan
 from tokamak.ir.parse import parse_graph
+from tokamak.ir.rewrite import simplify
 from tokamak.schedule.tiles import LARGEST, choose
 from tokamak.target import Target, target
 
@@ -114,6 +115,13 @@ def test_how_many_programs_share_rows_whose_column_sums_they_carry(columns, sums
     assert carrying(columns, sums, read, aligned, LARGE) == programs
 
 
+@pytest.mark.parametrize("rows, columns, programs", [(1000, 30011, 8), (4096, 16383, 8), (512, 30011, 0), (4096, 10001, 0)])
+def test_many_rows_of_32_bits_that_begin_anywhere_are_shared(rows, columns, programs):
+    """Read element by element by more than two; not where one program could carry all, or few rows are left to each cluster."""
+    assert carrying(columns, 2, 12, False, LARGE, many_wide(4, rows, LARGE)) == programs
+    assert carrying(columns, 2, 12, False, LARGE, many_wide(2, rows, LARGE)) == 0
+
+
 NORM = """graph norm {{
   input %x: f16[{rows}, {columns}]({columns}, 1)
   input %w: f16[{columns}](1)
@@ -173,3 +181,29 @@ def test_each_pass_over_a_row_reads_its_whole_words():
     text = next(p.unit.text for b in built.values() for p in b.parts if p.kernel.schedule.looped and p.kernel.schedule.shift is not None)
     ahead, *passes = re.split(r"\n        for r.*:\n", text)
     assert len(passes) == 3 and all("tl.load(" in p.split("\n        t")[0] for p in passes)
+
+
+GRADIENTS = """graph gradients {{
+  input %x: bf16[{rows}, {columns}]({columns}, 1)
+  input %dy: bf16[{rows}, {columns}]({columns}, 1)
+  %rows: f32[{rows}](1) for i1<{columns} = sum[i1](mul(f32(%dy[i0, i1]), f32(%x[i0, i1])))
+  %dx: bf16[{rows}, {columns}]({columns}, 1) = bf16(mul(sub(f32(%dy[i0, i1]), f32(%x[i0, i1])), %rows[i0]))
+  %columns: f32[{columns}](1) for i1<{rows} = sum[i1](mul(f32(%dy[i1, i0]), f32(%x[i1, i0])))
+  %plain: f32[{columns}](1) for i1<{rows} = sum[i1](f32(%dy[i1, i0]))
+  return %columns, %plain, {out}
+}}"""
+
+
+@pytest.mark.parametrize("rows, columns", [(16, 524288), (64, 524288), (8, 131073)])
+def test_columns_of_few_long_rows_are_summed_where_their_gradient_is_written(rows, columns):
+    """Beside the rows' own sums only where nothing is written of those: programs would have short pieces of rows."""
+    def kernels(out: str) -> list:
+        graph = simplify(parse_graph(GRADIENTS.format(rows=rows, columns=columns, out=out)))
+        return sorted([sorted({tuple(e.constant for e in n.shape) for n in g.nodes()}) for g in plan(graph, LARGE).steps])
+    assert kernels("%dx") == [[(rows,)], [(rows, columns), (columns,)]]
+    assert kernels("%rows") == [[(rows,), (columns,)]]
+
+
+def test_columns_of_little_are_summed_beside_their_rows():
+    graph = simplify(parse_graph(GRADIENTS.format(rows=3, columns=131073, out="%dx")))
+    assert sorted(len(g.nodes()) for g in plan(graph, LARGE).steps) == [1, 3]

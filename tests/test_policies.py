@@ -206,5 +206,5 @@ def test_an_unknown_mark_is_refused():
     def fn(x):
         with annotate({"tokamak_policy": "eagre"}):
             return x + 1
-    with pytest.raises(Exception, match="tokamak_policy='eagre': one of fast, eager, strict"):
+    with pytest.raises(Exception, match="tokamak_policy='eagre': one of 'fast', 'eager', 'strict'; did you mean 'eager'"):
         compiled(fn)(torch.ones(3))

@@ -94,7 +94,9 @@ def first(text: str, type: str, rows: int, columns: int) -> str:
     (65536, 383, "f32", "i0:2, i1:256+128?) warps(1)"), (65536, 385, "f32", "i1:256+128+8?) shifted(i1 % 4) warps(1)"),
     (131072, 127, "f32", "i0:4, i1:128?) warps(1)"), (16384, 129, "f32", "i0:4, i1:128+1) warps(1)"),
     (8192, 128, "f16", "i0:8, i1:128) warps(4)"), (32768, 128, "f16", "i0:8, i1:128) warps(2)"), (8192, 256, "f16", "i0:4, i1:256) warps(2)"),
-    (8192, 512, "f16", "i0:2, i1:512) warps(1)"), (8192, 64, "f16", "i0:64, i1:64) warps(4)")])
+    (8192, 512, "f16", "i0:2, i1:512) warps(1)"), (8192, 64, "f16", "i0:64, i1:64) warps(4)"), (32768, 31, "f16", "i0:16, i1:32?) warps(4)"),
+    (32768, 65, "f16", "i0:8, i1:64+1) warps(1)"),
+    (32768, 33, "f16", "i0:16, i1:32+1) warps(1)")])
 def test_rows_that_are_held(rows, columns, type, found):
     assert first(SOFTMAX, type, rows, columns).startswith(f"tile({found}")
 
@@ -170,7 +172,8 @@ def test_columns_of_many_matrices(rows, columns, found):
 
 
 @pytest.mark.parametrize("rows, columns, part", [
-    (512, 8191, 32), (1024, 4097, 64), (128, 8191, 0), (1024, 65537, 8), (512, 65536, 0), (1024, 65536, 4), (8192, 513, 64)])
+    (512, 8191, 32), (1024, 4097, 64), (128, 8191, 0), (1024, 65537, 8), (512, 65536, 0), (1024, 65536, 4), (8192, 513, 64), (8192, 129, 64),
+    (1024, 513, 0), (512, 2049, 0)])
 def test_rows_that_count_as_one(rows, columns, part):
     """So many that there are tiles for the machine, where that leaves few partial results; none of few rows that begin at whole words."""
     graph = widened(parse_graph(DOWN.format(type="f16", rows=rows, columns=columns)), LARGE)

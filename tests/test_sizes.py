@@ -234,3 +234,15 @@ def test_a_product_of_sizes_may_be_a_number_elsewhere(shape):
     tokamak.compile(loss, strict=True)(mine, target).backward()
     loss(theirs, target).backward()
     torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("target", ["", "interpret"])
+def test_an_axis_of_rows_as_long_as_a_sum_of_sizes(target):
+    """A flat axis whose rows are n + 2 long: rows count as s*i + 2*i, two terms of one digit."""
+    def fn(x):
+        y = F.mish(F.pad(x, (1, 1)))
+        return F.cross_entropy(y.flatten(1), torch.zeros(y.shape[0], dtype=torch.int64))
+    got, want = (torch.randn(5, 4, 21, generator=torch.Generator().manual_seed(0)).requires_grad_() for _ in range(2))
+    made, meant = tokamak.compile(fn, dynamic=True, strict=True, cache_dir="", target=target)(got), fn(want)
+    torch.testing.assert_close(made, meant)
+    torch.testing.assert_close(torch.autograd.grad(made, got), torch.autograd.grad(meant, want))

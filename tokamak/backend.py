@@ -45,12 +45,13 @@ from .fuse.widen import widened
 from .garbage import uncollected, watch_dynamo
 from .ir.graph import Compute, Graph, Input, Opaque, Result, Scatter, reads
 from .ir.rewrite import simplify
-from .options import Options, current
+from .options import Options, current, one_of
 from .runtime import gpu, gpu_build, memory, tuned
 from .runtime.build import ROUND_EACH, Build, Unit, build
 from .runtime.classes import Classes
 from .runtime.graphed import Graphed
 from .runtime.program import Program, assemble
+from .runtime.rehearsal import Rehearsal
 from .runtime.steps import in_blocks
 from .target import Target, target, tf32_allowed
 from .trace import Stopped, Trace, frame_of, tracer
@@ -67,17 +68,19 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mappi
     """Compiles one Dynamo graph. `options` and further keywords are fields of `Options`; `mode` is torch.compile's: options by another name."""
     watch_dynamo(backend)
     try:
-        if mode not in _MODES:
-            raise OptionError(f"mode={mode!r}: one of {', '.join(map(str, _MODES))}")
-        chosen = current().change({**_MODES[mode], **(options or {}), **changes})
+        one_of("mode", mode, _MODES)
+        chosen = current().change(_MODES[mode]).change({} if options is None else options).change(changes)
         if any(isinstance(x, (list, tuple, dict)) for x in example_inputs):         # compiled autograd hands over a list, which its graph takes apart
             return flatten_graph_inputs(gm, example_inputs, partial(backend, options=options, mode=mode, **changes))
         if any(isinstance(x, torch.Tensor) and x.is_mkldnn for x in example_inputs):        # has no memory to read; AOTAutograd hides that
             return gm
         _warm(example_inputs, chosen)
-        ahead = Ahead(partial(_begun, options=chosen)) if _unwatched(chosen) and _gpu_graph(example_inputs, chosen) else None
+        early = _unwatched(chosen) and _gpu_graph(example_inputs, chosen)
+        rehearsal = Rehearsal() if early and not chosen.target and not chosen.cudagraphs else None
+        ahead = Ahead(partial(_begun, options=chosen, rehearsal=rehearsal)) if early else None
+        one = partial(compile_or_fall_back, options=chosen, frame=frame_of(gm, chosen), ahead=ahead, rehearsal=rehearsal)
         with uncollected():
-            made = aot.autograd(gm, example_inputs, partial(compile_or_fall_back, options=chosen, frame=frame_of(gm, chosen), ahead=ahead),
+            made = aot.autograd(gm, example_inputs, one,
                             arithmetic_dropout=chosen.policy == "fast" and not chosen.opaque_only,
                             parts=not chosen.opaque_only and _gpu_graph(example_inputs, chosen),
                                 layouts=chosen.policy == "fast" and not chosen.opaque_only, coming=ahead.expect if ahead is not None else None)
@@ -105,9 +108,12 @@ def _shortened(error: TokamakError, frame: Any) -> TokamakError:
 
 
 def compile(model=None, *, policy: str = "fast", dynamic: bool | None = None, mode: str | None = None, fullgraph: bool = False, **options):
-    """`torch.compile` with this backend and its options; also a decorator. Raises OptionError for an unknown option or a value it cannot have."""
-    if mode not in _MODES:
-        raise OptionError(f"mode={mode!r}: one of {', '.join(map(str, _MODES))}")
+    """`torch.compile` with this backend; also a decorator, with or without arguments. `model`: a module or function; its calls compile it.
+
+    `policy`: "fast", "eager" (16-bit results are rounded where eager rounds, random numbers are eager's) or "strict" (sums in a fixed order, too).
+    `dynamic`, `mode`, `fullgraph`: torch.compile's; "reduce-overhead" records a GPU's programs as CUDA graphs. `options`: further fields of
+    `tokamak.Options`. Raises OptionError for an unknown option or a value it cannot have."""
+    one_of("mode", mode, _MODES)
     changes = {"policy": policy, **options}
     current().change(changes)
     watch_dynamo(backend)
@@ -120,9 +126,10 @@ def _unwatched(options: Options) -> bool:
 
 
 def compile_or_fall_back(gm: fx.GraphModule, example_inputs: Sequence[Any], kind: str, options: Options, frame: Any = None,
-                         ahead: Ahead | None = None) -> Callable[[list], Any]:
+                         ahead: Ahead | None = None, rehearsal: Rehearsal | None = None) -> Callable[[list], Any]:
     """The boxed function of one aten graph. What the language cannot hold, and what hits a bug of ours (unless `strict`), runs through torch.
-    `ahead`: of the graph that follows; while the kernels of a forward graph are built, its backward graph is planned."""
+    `ahead`: of the graph that follows; while the kernels of a forward graph are built, its backward graph is planned. `rehearsal`: makes the calls
+    that stay torch's once before."""
     def again(work: Callable[[Trace, str], Callable[[list], Any]]) -> Callable[[list], Any]:
         return _or_fall_back(work, gm, kind, options, frame)
     with uncollected():
@@ -130,7 +137,7 @@ def compile_or_fall_back(gm: fx.GraphModule, example_inputs: Sequence[Any], kind
     if begun is not None:
         return again(lambda trace, name: begun(example_inputs))
     meanwhile = ahead.now if ahead is not None and kind == "forward" else None
-    return again(lambda trace, name: compile_graph(gm, example_inputs, options, trace, name, again, meanwhile))
+    return again(lambda trace, name: compile_graph(gm, example_inputs, options, trace, name, again, meanwhile, rehearsal))
 
 
 def _or_fall_back(work: Callable[[Trace, str], Callable], gm: fx.GraphModule, kind: str, options: Options, frame: Any) -> Callable[[list], Any]:
@@ -178,12 +185,14 @@ def _gpu_graph(inputs: Sequence[Any], options: Options) -> bool:
 
 def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, trace: Trace, name: str = "graph",
                   again: Callable[[Callable[[Trace, str], Callable]], Callable] | None = None,
-                  meanwhile: Callable[[], None] | None = None) -> Callable[[list], Any]:
+                  meanwhile: Callable[[], None] | None = None, rehearsal: Rehearsal | None = None) -> Callable[[list], Any]:
     """FX graph of aten calls -> boxed function. A graph with size classes is compiled again from `simplify` on, within `again(work)`, when a call's
-    sizes are in another class. `meanwhile`: called while kernels for a GPU are built. Raises Unsupported when torch has to run the graph."""
+    sizes are in another class. `meanwhile`: called while kernels for a GPU are built; `rehearsal`: makes torch's calls meanwhile. Raises Unsupported
+    when torch has to run the graph."""
     _require_plain(example_inputs)
     captured, constants, machine, graph = _understood(gm, options, trace, name)
-    rest = partial(_kernels_and_program, captured, constants, machine, options, again=again, meanwhile=meanwhile)
+    rest = partial(_kernels_and_program, captured, constants, machine, options, again=again, meanwhile=meanwhile,
+                   rehearse=partial(_rehearse, rehearsal, gm))
 
     def later(work: Callable[[Trace, str], Callable]) -> Callable:
         def traced(trace: Trace, name: str) -> Callable:
@@ -212,7 +221,15 @@ def _understood(gm: fx.GraphModule, options: Options, trace: Trace, name: str) -
     return captured, capture.constants, machine, trace("simplify", simplify(captured))
 
 
-def _begun(gm: fx.GraphModule, options: Options) -> Callable[[Sequence[Any]], Callable[[list], Any]]:
+def _rehearse(rehearsal: Rehearsal | None, gm: fx.GraphModule, program: Program) -> Callable[[], None]:
+    """Begins to make the calls of the program of `gm`. What ends it, before the program runs."""
+    if rehearsal is None:
+        return lambda: None
+    rehearsal.add(program, [n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"])
+    return rehearsal.end
+
+
+def _begun(gm: fx.GraphModule, options: Options, rehearsal: Rehearsal | None) -> Callable[[Sequence[Any]], Callable[[list], Any]]:
     """All of `compile_graph` that needs no waiting, while nobody looks: kernels for a GPU are being built when it returns. The function that is
     handed example inputs and waits for them. Raises Unsupported where that is not all."""
     trace: Trace = lambda stage, value: value
@@ -220,17 +237,24 @@ def _begun(gm: fx.GraphModule, options: Options) -> Callable[[Sequence[Any]], Ca
     graph = classified(graph, machine)
     if machine.kind != "gpu" or graph.classes:
         raise Unsupported("a program for each class of sizes")
-    _, built, _, program = _planned(constants, machine, options, graph, trace)
-    kernels = _begin_kernels(built, machine, replace(options, progress=False), trace)
+    _, built, _, program = _planned(captured, constants, machine, options, graph, trace)
+    end = _rehearse(rehearsal, gm, program)
+    wait = _begin_kernels(built, machine, replace(options, progress=False), trace)
 
     def finished(example_inputs: Sequence[Any]) -> Callable[[list], Any]:
         _require_plain(example_inputs)
-        return _assembled(program, kernels(), options, trace, "graph", None)
+        try:
+            kernels = wait()
+        finally:
+            end()
+        return _assembled(program, kernels, options, trace, "graph", None)
     return finished
 
 
 def _begin_kernels(built: Mapping, machine: Target, options: Options, trace: Trace, meanwhile: Callable[[], None] | None = None) -> Callable[[], Any]:
     """Begins to build kernels for a GPU, in a thread. The function that waits for them. `meanwhile`: called if any are not there yet."""
+    if built and machine.name != "cpu":
+        gpu_build.require_triton()              # here, where the error is the user's call's; the thread's is met when the program runs
     work = partial(_gpu_kernels, built, machine, machine.fast, options, partial(trace, "unit"))
     if machine.name == "cpu":
         kernels = work(meanwhile=meanwhile)
@@ -282,13 +306,22 @@ def by_class(graph: Graph, machine: Target, rest: Callable[..., Callable], trace
 
 
 def _kernels_and_program(captured: Graph, constants: Mapping, machine: Target, options: Options, graph: Graph, other: Callable, trace: Trace,
-                         name: str, again: Callable | None = None, meanwhile: Callable[[], None] | None = None) -> Callable[[list], Any]:
+                         name: str, again: Callable | None = None, meanwhile: Callable[[], None] | None = None,
+                         rehearse: Callable[[Program], Callable[[], None]] = partial(_rehearse, None, None)) -> Callable[[list], Any]:
     """The stages behind `simplify`, for sizes of the graph's classes: the boxed function. On a GPU, while nobody looks, one that waits for its
-    kernels when it is called: torch has a graph's guards to build until then. `again`, `meanwhile`: see `compile_graph`."""
-    lowered, built, rows, program = _planned(constants, machine, options, graph, trace)
+    kernels when it is called: torch has a graph's guards to build until then. `again`, `meanwhile`: see `compile_graph`; `rehearse`: `_rehearse`."""
+    lowered, built, rows, program = _planned(captured, constants, machine, options, graph, trace)
     if machine.kind == "gpu" and other is None and again is not None and _unwatched(options):
+        end = rehearse(program)
         wait = _begin_kernels(built, machine, options, trace, meanwhile)
-        return _when_called(lambda: again(lambda trace, name: _assembled(program, wait(), options, trace, name, None)))
+
+        def ready(trace: Trace, name: str) -> Callable[[list], Any]:
+            try:
+                kernels = wait()
+            finally:
+                end()
+            return _assembled(program, kernels, options, trace, name, None)
+        return _when_called(lambda: again(ready))
     build_all = partial(_gpu_kernels, machine=machine) if machine.kind == "gpu" else partial(_c_kernels, further=rows)
     kernels = build_all(built, contract=machine.fast, options=options, report=partial(trace, "unit"))
     call = _assembled(program, kernels, options, trace, name, other)
@@ -297,7 +330,7 @@ def _kernels_and_program(captured: Graph, constants: Mapping, machine: Target, o
     return trace("build", check.checked(call, captured, lowered.plan, constants, report) if check else call)
 
 
-def _planned(constants: Mapping, machine: Target, options: Options, graph: Graph,
+def _planned(captured: Graph, constants: Mapping, machine: Target, options: Options, graph: Graph,
              trace: Trace) -> tuple[Lowered, Mapping, tuple[Unit, ...], Program]:
     """The stages from `stream` to `program`; before the last what else is built beside the kernels."""
     graph = trace("stream", stream(graph, machine) if options.streaming else graph)
@@ -314,7 +347,7 @@ def _planned(constants: Mapping, machine: Target, options: Options, graph: Graph
     blocks = runs(lowered, machine) if not (check or options.opaque_only or options.contractions == "vendor") else ()
     rows = (rows_unit(machine.vector_bytes // 4),) if blocks else ()
     followed = check.watched(lowered.plan) if check else lowered.plan
-    return lowered, built, rows, trace("program", host_program(followed, built, constants, blocks, *(u.name for u in rows)))
+    return lowered, built, rows, trace("program", host_program(followed, built, constants, blocks, rows[0].name if rows else "", captured))
 
 
 def _assembled(program: Program, kernels: Mapping, options: Options, trace: Trace, name: str, other: Callable | None) -> Callable[[list], Any]:

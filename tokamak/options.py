@@ -9,7 +9,7 @@ import contextlib
 import contextvars
 import difflib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_args, Literal
 
@@ -86,27 +86,41 @@ class Options:
     def __post_init__(self):
         if isinstance(self.logs, str):
             object.__setattr__(self, "logs", frozenset(t.strip() for t in self.logs.split(",") if t.strip()))
+        if not isinstance(self.logs, Iterable):
+            raise OptionError(f"logs={self.logs!r}: topics, of {', '.join(TOPICS)}")
         object.__setattr__(self, "logs", frozenset(self.logs))
         for name, allowed in (("policy", get_args(Policy)), ("until", (None, *STAGES)), ("target", ("", "interpret")),
-                              ("contractions", ("", "vendor", "kernels"))):
-            if getattr(self, name) not in allowed:
-                raise OptionError(f"{name}={getattr(self, name)!r}: one of {', '.join(map(str, allowed))}{_nearest(getattr(self, name), allowed)}")
+                              ("contractions", ("", "vendor", "kernels")), ("check", (True, False, "report"))):
+            one_of(name, getattr(self, name), allowed)
+        for name in ("cache_dir", "cc"):
+            if isinstance(getattr(self, name), os.PathLike):
+                object.__setattr__(self, name, os.fspath(getattr(self, name)))
+            if not isinstance(getattr(self, name), str):
+                raise OptionError(f"{name}={getattr(self, name)!r}: a string, {'a folder' if name == 'cache_dir' else 'a command'} or empty")
         for topic in self.logs:
             if topic not in TOPICS:
                 raise OptionError(f"there is no log topic '{topic}': {', '.join(TOPICS)}{_nearest(topic, TOPICS)}")
-        if self.check not in (True, False, "report"):
-            raise OptionError(f"check={self.check!r}: True, False or 'report'")
-        for name in ("strict", "streaming", "tuned", "pool", "cudagraphs", "opaque_only"):
+        for name in ("strict", "progress", "streaming", "tuned", "pool", "cudagraphs", "opaque_only"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{name}={getattr(self, name)!r}: True or False")
+        if self.recorder is not None and not hasattr(self.recorder, "graphs"):
+            raise OptionError(f"recorder={self.recorder!r}: a tokamak.tools.record.Recorder; `with tokamak.recording() as seen:` makes one")
 
     def change(self, changes: Mapping[str, Any]) -> "Options":
         """These options with `changes`; OptionError when a name is unknown."""
         known = [f.name for f in fields(self)]
+        if not isinstance(changes, Mapping):
+            raise OptionError(f"options={changes!r}: a dictionary from option to value, such as {{'policy': 'eager'}}")
         for name in changes:
             if name not in known:
                 raise OptionError(f"there is no option '{name}'{_nearest(name, known)}; the options are {', '.join(known)}")
         return replace(self, **changes)
+
+
+def one_of(name: str, value: Any, allowed: Iterable) -> None:
+    """Raises OptionError when `value`, which the user gave for `name`, is none of `allowed`."""
+    if not any(value is a or value == a and type(value) is type(a) for a in allowed):
+        raise OptionError(f"{name}={value!r}: one of {', '.join(map(repr, allowed))}{_nearest(value, allowed)}")
 
 
 def _nearest(name, known) -> str:

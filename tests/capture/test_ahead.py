@@ -14,6 +14,7 @@ from tokamak import backend
 from tokamak.capture.ahead import Ahead, said
 from tokamak.errors import BuildError
 from tokamak.options import Options
+from tokamak.runtime.rehearsal import calls, Rehearsal
 from tokamak.target import Target
 
 
@@ -99,7 +100,7 @@ def step(compiled, model, x) -> list[torch.Tensor]:
 def test_a_training_step_is_right_and_its_backward_planned_once(watched, monkeypatch):
     """Where a recorder looks at the stages, each is done at its time."""
     begun, captured = [], []
-    monkeypatch.setattr(backend, "_begun", lambda gm, options, real=backend._begun: begun.append(gm) or real(gm, options))
+    monkeypatch.setattr(backend, "_begun", lambda gm, real=backend._begun, **named: begun.append(gm) or real(gm, **named))
     monkeypatch.setattr(backend, "_understood", lambda gm, *a, real=backend._understood: captured.append(gm) or real(gm, *a))
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.LayerNorm(32), torch.nn.GELU(), torch.nn.Linear(32, 8))
@@ -148,6 +149,22 @@ def test_a_kernel_that_cannot_be_built_leaves_the_graph_to_torch(monkeypatch):
     torch.testing.assert_close(fn(x)[0], torch.softmax(x * 2.0, -1))
     with pytest.raises(BuildError):
         softened(strict=True)[0](x)
+
+
+def test_torchs_calls_are_handed_over_before_they_run_and_none_is_made_then():
+    class Noted(Rehearsal):
+        def add(self, program, inputs):
+            seen.extend(c[0] for c in calls(program, inputs))
+
+        def end(self):
+            seen.append("end")
+    seen, inputs = [], [torch.randn(4, 8), torch.randn(8, 4)]
+    options = Options(target="interpret", strict=True, cache_dir="", contractions="vendor")
+    fn = backend.compile_or_fall_back(traced(lambda x, w: (torch.mm(x, w).relu(),), (4, 8), (8, 4)), inputs, "inference", options, rehearsal=Noted())
+    assert seen == [torch.ops.aten.mm.default]
+    for _ in range(2):
+        torch.testing.assert_close(fn(list(inputs))[0], torch.mm(*inputs).relu())
+    assert seen == [torch.ops.aten.mm.default, "end"]
 
 
 @pytest.mark.parametrize("there", [False, True])

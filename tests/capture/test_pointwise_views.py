@@ -6,11 +6,12 @@ import math
 import pytest
 import torch
 import torch._functorch.config as functorch_config
+from functorch.compile import aot_function
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.common_methods_invocations import op_db
 
-from tests.capture.through_reference import agree, cases
+from tests.capture.through_reference import agree, cases, reference_compiler
 from tokamak.capture.fx import Capture
 from tokamak.capture.promote import every, result_type
 from tokamak.capture.registry import TABLE
@@ -206,6 +207,15 @@ def test_empty_and_scalar():
                         s.unfold(0, 1, 1)], [torch.empty(0, 3), torch.tensor(2.0)])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+def test_a_number_is_copied_into_a_tensor(dtype):
+    def copied(a):
+        b = a.clone()
+        b[1:].copy_(1.5)
+        return b
+    agree(copied, [torch.zeros(2, 3).to(dtype)])
+
+
 def test_each_view_has_its_copy():
     assert aten.permute_copy.default in TABLE and aten.slice_copy.Tensor in TABLE
 
@@ -217,3 +227,17 @@ def test_a_gradient_of_logsigmoid_needs_no_buffer(shape):
         x = torch.empty(shape, device="cuda")
         gm = make_fx(lambda x: aten.log_sigmoid_backward(x, x, aten.log_sigmoid_forward(x)[1]))(x)
     assert not any(isinstance(n, Opaque) for n in Capture(gm).graph().nodes)
+
+
+@pytest.mark.parametrize("fn, dtype", [(lambda x: x - 1, torch.bool), (lambda x: 1 - x, torch.bool), (lambda x: x - x.long(), torch.bool),
+                                       (lambda x: torch.nn.functional.threshold(x, 0, 1), torch.bool), (torch.abs, torch.bool),
+                                       (lambda x: torch.lerp(x, x, 0.5), torch.int32),
+                                       (lambda x: x.cumsum(0, dtype=torch.bool), torch.float32)])
+def test_what_torch_has_no_kernel_for_is_a_call_that_raises(fn, dtype):
+    """Fake tensors let it through."""
+    x = torch.ones(3, 4).to(dtype)
+    with pytest.raises((RuntimeError, NotImplementedError)) as eager:
+        fn(x)
+    with pytest.raises(type(eager.value)) as ours:
+        aot_function(fn, fw_compiler=reference_compiler({}))(x)
+    assert str(ours.value)[:40] == str(eager.value)[:40]

@@ -6,10 +6,10 @@ import torch
 from tests.codegen.c_harness import build, call, elementwise
 from tests.ir.test_meaning import tf32
 from tokamak.codegen.c_cast import cast
-from tokamak.codegen.c_ops import c_op, can_fail
+from tokamak.codegen.c_ops import c_op
 from tokamak.codegen.c_prelude import fragments
 from tokamak.ir.dtype import ALL, BF16, BOOL, F32, F64
-from tokamak.ir.ops import OPS
+from tokamak.ir.ops import OPS, can_fail
 
 TORCH = {
     "add": torch.add, "sub": torch.sub, "mul": torch.mul, "neg": torch.neg, "abs": torch.abs, "div": torch.div, "floordiv": torch.floor_divide,

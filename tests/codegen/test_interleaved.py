@@ -45,6 +45,14 @@ def test_points_run_along_lanes(name):
     assert "vector(i0/" not in agree(CASES[name], torch.randn(4096, 16), torch.randn(16))
 
 
+def test_results_in_turn_run_along_the_axis_that_they_follow():
+    """Sine and cosine of each angle: along the angles of a row, which lie two apart, not along rows, whose positions lie side by side."""
+    def turns(t, f):
+        return torch.stack([(t[:, None] * f).sin(), (t[:, None] * f).cos()], -1).flatten(1)
+    text = agree(turns, torch.rand(700), torch.rand(96))
+    assert "vector(i1/" in text and "over i0 < 700, i1 < 96" in text
+
+
 def test_heads_beside_a_mask():
     """Softmax over neighbours, a few heads side by side: one kernel, along the neighbours, which the mask has side by side."""
     g = torch.Generator().manual_seed(0)

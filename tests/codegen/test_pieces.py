@@ -47,6 +47,33 @@ def test_many_steps_that_one_thread_runs_are_stores_of_their_own():
     assert "select" not in compiled(fn, torch.randn(4, 32, 48), torch.randn(4, 48))
 
 
+def multiples(x):
+    return torch.cat([x, *(f(2.0 ** k * x) for k in range(5) for f in (torch.sin, torch.cos))], -1)
+
+
+def widths(x):
+    return torch.cat([x.exp(), x[:, :2].sin(), x[:, 1:], x[:, :1] * 2, x.cos()], -1)
+
+
+@pytest.mark.parametrize("fn", [multiples, widths])
+@pytest.mark.parametrize("rows", [5, 300, 70000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_short_pieces_side_by_side_have_values_of_their_own(fn, rows, dtype):
+    """Rows run along lanes: along the pieces each lane would compute the values of all. A gradient is read in such pieces."""
+    x = torch.randn(rows, 3).to(dtype)
+    text = compiled(fn, x) if dtype is torch.float32 else ""
+    assert "select" not in text or rows != 300
+    x.requires_grad_()
+    got = torch.compile(fn, backend="tokamak")(x)
+    seed = torch.randn_like(got)
+    given, = torch.autograd.grad(got, x, seed)
+    wide = x.detach().double().requires_grad_()
+    truth = fn(wide)
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.06}[dtype]
+    torch.testing.assert_close(got.double(), truth, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(given.double(), torch.autograd.grad(truth, wide, seed.double())[0], rtol=tolerance, atol=20 * tolerance)
+
+
 def rotated(x, cos, sin):
     a, b = x[..., ::2], x[..., 1::2]
     return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)

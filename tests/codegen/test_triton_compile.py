@@ -6,7 +6,7 @@ from tests.codegen.test_c_ops import TYPES
 from tests.codegen.triton_harness import load
 from tokamak.codegen import triton_ops
 from tokamak.ir.dtype import ALL, BOOL, I64
-from tokamak.ir.ops import MONOIDS, OPS
+from tokamak.ir.ops import MONOIDS, OPS, can_fail
 
 triton = pytest.importorskip("triton")
 compiler = pytest.importorskip("triton.compiler")
@@ -25,7 +25,7 @@ def operations_kernel(d) -> tuple[str, dict[str, str]]:
         if d not in (t for kind in info.takes for t in TYPES[kind]):
             continue
         args = ("m", "a", "b") if info.name == "where" else ("a", "b")[:info.arity]
-        checked = triton_ops.can_fail(info.name, d)
+        checked = can_fail(info.name, d)
         text = triton_ops.division(info.name, d, "a", "b", "m", "err", 1) if checked else triton_ops.op(info.name, d, args)
         out.append((BOOL if info.result == "bool" else d, text))
     out += [(t, triton_ops.cast(t, d, "a")) for t in ALL]

@@ -13,6 +13,7 @@ import torch
 
 from tokamak.codegen import triton_ops as vocabulary
 from tokamak.ir.dtype import BOOL, DType
+from tokamak.ir.ops import can_fail
 
 HEAD = "import triton\nimport triton.language as tl\nfrom tokamak.codegen import triton_lib as tk\n\n\n"
 BLOCK = 1024
@@ -78,7 +79,7 @@ def elementwise(name: str, takes: list[DType], expression: str) -> str:
 def operation(info, d: DType, fast: bool = False) -> str:
     """The elementwise kernel NAME_D of one row of the table on one type; integer divisions report code 7."""
     takes = [BOOL, d, d] if info.name == "where" else [d] * info.arity
-    if vocabulary.can_fail(info.name, d):
+    if can_fail(info.name, d):
         text = vocabulary.division(info.name, d, "x0", "x1", "ok", "err", 7)
     else:
         text = vocabulary.op(info.name, d, tuple(f"x{k}" for k in range(info.arity)), fast=fast)

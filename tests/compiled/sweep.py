@@ -21,6 +21,14 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tokamak.capture.registry import NO_KERNEL
+
+MEANS = """\
+*Compiled*: all that it computes becomes part of kernels. *Opaque*: torch's own operator runs, as a call between kernels. *Partly opaque*: so do some
+of its types, its variants or its gradient; the last column says which of torch's operators are called and why, and names alone those that have no
+kernel. A call gives what it gives in eager, in the same time; it is not fused with what stands around it. `tokamak explain` lists a program's calls,
+`tokamak profile` what they take. Where one takes long, write it in compiled operators, or give it an entry (ARCHITECTURE.md, "An operator")."""
+
 
 def main() -> int:
     args = arguments()
@@ -140,7 +148,7 @@ def table(rows: list[dict], arguments: str) -> str:
            f"Made by `python -m tests.compiled.sweep {arguments}`: torch's operator database through the compiler, against eager.", ""]
     out += [f"Torch {torch_version()}: {len(rows)} cases (an operator in a type), {sum(r['runs'] for r in rows)} samples compared, "
             f"{sum(r['backward'] for r in rows)} of them with gradients.", ""]
-    out += ["| | operators |", "|---|---|", *(f"| {k} | {len(v)} |" for k, v in kinds.items())]
+    out += ["| | operators |", "|---|---|", *(f"| {k} | {len(v)} |" for k, v in kinds.items()), "", MEANS]
     for k, found in kinds.items():
         if not found:
             continue
@@ -172,7 +180,8 @@ def why(k: str, rows: list[dict]) -> str:
         return "; ".join(dict.fromkeys(f"{r['dtype']}: {w}" for r in rows for _, w in r["failed"][:1])).replace("|", "\\|")
     if k == "not run":
         return "; ".join(dict.fromkeys(r["skipped"] for r in rows)).replace("|", "\\|")
-    return "; ".join(dict.fromkeys(f"{op}: {reason}" for r in rows for op, reason in r["opaque"].items())).replace("|", "\\|")
+    said = dict.fromkeys(op if reason == NO_KERNEL else f"{op}: {reason}" for r in rows for op, reason in r["opaque"].items())
+    return "; ".join(said).replace("|", "\\|")
 
 
 if __name__ == "__main__":

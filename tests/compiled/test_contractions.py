@@ -83,6 +83,14 @@ def test_narrow_layers_back_to_back(widths):
     assert made.inner is not None and made.resident
 
 
+@pytest.mark.parametrize("vectors, blocks", [(2, (128, 128)), (1, (64,) * 4)])
+def test_vectors_between_narrow_layers_are_as_long_as_a_program_has_threads(vectors, blocks):
+    """Where there are several; a shorter one each thread would read as its part of a product has it."""
+    fn = lambda x, a, m, v, c: F.linear(F.relu(F.linear(x, a) - m if vectors == 1 else (F.linear(x, a) - m) * v), c)
+    made, = check(fn, *(values(*s) for s in ((300, 64), (256, 64), (256,), (256,), (100, 256))))
+    assert dict(made.pieces)[made.depth] == blocks
+
+
 def test_a_step_of_narrow_layers():
     fn = lambda x, a, b, c, d: F.linear(F.relu(F.linear(x, a, b)), c, d)
     inputs = [values(*s).requires_grad_() for s in ((150, 32), (48, 32), (48,), (32, 48), (32,))]

@@ -243,6 +243,22 @@ def test_a_pair_compiles_to_one_product():
     assert "m64n256k16" in built.listing and not built.spilled and built.shared <= 227 << 10
 
 
+BESIDE = {          # what a large tile has in shared memory beside its steps -> how many of these are under way
+    "its result": (lambda x, w, b, r: F.gelu(x @ w + b), 4), "a residual": (lambda x, w, b, r: x @ w + r, 3),
+    "random numbers": (lambda x, w, b, r: F.dropout(F.relu(x @ w + b), 0.1), 3), "a wider result": (lambda x, w, b, r: (x @ w).float() * 3, 3),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_steps_under_way_of_large_tiles_fit_in_shared_memory(name):
+    fn, stages = BESIDE[name]
+    _, (record,) = run(fn, *(values(*s) for s in ((260, 72), (72, 520), (520,), (260, 520))))
+    made, = (k for k in kernels(record) if isinstance(k.schedule, PersistentSchedule))
+    unit = parts((made,))[0].unit
+    built = gpu_build.build([unit], ("cuda", 90, 32))[unit.name]
+    assert made.schedule.flat and made.schedule.stages == stages and not built.spilled and built.shared <= 227 << 10
+
+
 @pytest.mark.parametrize("arch", [("cuda", 90, 32), ("cuda", 80, 32), ("hip", "gfx942", 64)], ids=str)
 def test_they_compile(arch):
     """For sm_90 with descriptors; by addresses for the others."""

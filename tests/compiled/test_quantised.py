@@ -1,12 +1,17 @@
 """Products with weights of few bits as kernels, in Triton's interpreter: packed, and scaled by columns or groups of the depth."""
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from tests.compiled.linear import calls, error, run, schedules, values, wide
+from tokamak.fuse.cost import Hints
+from tokamak.schedule import matmul
 from tokamak.schedule.matmul import MatmulSchedule
+from tokamak.target import target
 
 pytest.importorskip("triton")
 
@@ -60,6 +65,17 @@ def test_more_columns_are_unpacked_in_wider_tiles(name, columns, side):
     made, = schedules(record)
     assert made.sizes(made.dims[0]) == (side,) and made.outer is not None
     assert error(got, exact(fn, (x, q, s))) <= 1e-2 and not calls(record)
+
+
+@pytest.mark.parametrize("fn, make", [(from_int8, quantised), (from_int4, packed)], ids=["int8", "int4"])
+@pytest.mark.parametrize("rows, depth, tile", [(5, 8448, 8), (9, 8448, 16), (5, 4096, 16)])
+def test_up_to_eight_rows_of_a_long_depth_are_a_tile_of_eight(fn, make, rows, depth, tile):
+    inputs = make(rows, depth, 20)
+    got, (record,) = run(fn, *inputs)
+    (body, made), = record.values["lower"].bodies.values()
+    assert made.sizes(made.dims[1]) == (tile,) and error(got, exact(fn, inputs)) <= 1e-2 and not calls(record)
+    other = replace(target("cpu", interpret=True), arch=("hip", "gfx942", 64))
+    assert matmul.tile_of_rows(*made.dims, matmul.folds_of(body)[0], Hints({}), other) == 16
 
 
 def test_scales_along_the_depth_stay_in_front():

@@ -22,7 +22,7 @@ from tokamak.fuse.plan import plan
 from tokamak.ir.parse import parse_graph
 from tokamak.schedule import column_words, tile_threads, tiles
 from tokamak.target import Target
-from tokamak.tools.record import Recorder
+from tokamak.tools.record import Recorder, recording
 
 pytest.importorskip("triton")
 
@@ -163,6 +163,27 @@ def test_columns_that_are_summed_where_they_are_written(monkeypatch, columns, dt
     total, out = run(x, w, s)
     torch.testing.assert_close(total.double(), (x.double() * s[:, None].double()).sum(0), rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(out.float(), (x.float() * (w.float() + s[:, None])), rtol=4e-3 if dtype is torch.float16 else 1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows, columns, dtype", [(5, 1030, torch.float32), (6, 2048, torch.float16)])
+def test_gradients_of_few_long_rows_beside_sums_of_their_columns(monkeypatch, rows, columns, dtype):
+    """Of a LayerNorm whose rows no program holds: the rows' sums by themselves, those of the columns where the gradient is written."""
+    monkeypatch.setattr(gpu, "sharers", lambda *args: 0)
+    monkeypatch.setattr(gpu, "SHORT", 64)
+    monkeypatch.setattr(gpu, "ALONE_EACH", 64)
+    monkeypatch.setattr(gpu, "WALKED_FROM", 256)
+    x, w, b = torch.randn(rows, columns, dtype=dtype), torch.randn(columns, dtype=dtype), torch.randn(columns, dtype=dtype)
+    fn = lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b)
+    inputs = [v.requires_grad_() for v in (x, w, b)]
+    dy = torch.randn(rows, columns, dtype=dtype)
+    with recording() as recorder:
+        got = torch.autograd.grad(ours(fn)(*inputs), inputs, dy)
+    doubles = [v.detach().double().requires_grad_() for v in inputs]
+    wanted = torch.autograd.grad(fn(*doubles), doubles, dy.double())
+    for g, e in zip(got, wanted):
+        torch.testing.assert_close(g.double(), e, rtol=4e-3 if dtype is torch.float16 else 1e-5, atol=4e-3 if dtype is torch.float16 else 1e-5)
+    backward = next(r.values["fuse"] for r in recorder.graphs if r.kind == "backward")
+    assert [len(backward.stores[g]) for g in backward.steps] == [2, 3]
 
 
 @pytest.mark.parametrize("scan, shape", [("cumsum", (200, 70)), ("cumsum", (3, 129, 40)), ("cummax", (66, 2)), ("logcumsumexp", (66, 2))])

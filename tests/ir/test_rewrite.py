@@ -67,6 +67,7 @@ EXAMPLES = {
     "abs neg": [Op("abs", Op("neg", X)), Op("abs", Op("neg", XI))],
     "abs abs": [Op("abs", Op("abs", X)), Op("abs", Op("abs", XI))],
     "x + neg y": [Op("add", X, Op("neg", Y)), Op("sub", X, Op("neg", Y)), Op("add", Op("neg", X), Y), Op("add", XI, Op("neg", YI))],
+    "x - x": [Op("sub", X, X), Op("sub", Op("neg", X), Op("neg", X)), Op("sub", XI, XI)],
     "x ** small": [Op("pow", X, k(v)) for v in (0, 1, 2, -1)] + [Op("pow", XI, k(v, I32)) for v in (0, 1, 2, 3)],
     "max(x, x)": [Op("max", X, X), Op("fmin", X, X)],
     "where": [Op("where", k(True, BOOL), X, Y), Op("where", k(False, BOOL), X, Y), Op("where", C, X, X), Op("where", Op("not", C), X, Y),

@@ -17,10 +17,13 @@ import pytest
 
 pytest.importorskip("triton")
 
+from tokamak import backend
 from tokamak.errors import BuildError, CompilerMissing
+from tokamak.options import Options
 from tokamak.runtime import cache as caching
 from tokamak.runtime import gpu_build, gpu_pool, gpu_worker
 from tokamak.runtime.gpu_build import GpuUnit, build
+from tokamak.target import Target
 
 HOPPER = ("cuda", 90, 32)
 SCALE = """import triton
@@ -171,8 +174,16 @@ def test_a_child_that_is_forked_while_a_thread_compiles_here_can_compile():
 
 def test_without_triton(monkeypatch):
     monkeypatch.setattr(gpu_build, "_triton_folder", lambda: None)
-    with pytest.raises(CompilerMissing, match="tokamak\\[gpu\\]"):
+    with pytest.raises(CompilerMissing, match="pip install 'triton>=3.6'"):
         build([unit()], HOPPER)
+    assert build([], HOPPER) == {}              # a program of calls alone needs none
+
+
+def test_without_triton_the_compile_says_so_and_not_the_first_call(monkeypatch):
+    monkeypatch.setattr(gpu_build, "_triton_folder", lambda: None)
+    machine = Target("cpu", kind="gpu", arch=("cuda", 90, 32))
+    with pytest.raises(CompilerMissing, match="Triton is not installed"):
+        backend._begin_kernels({"group": None}, replace(machine, name="cuda:0"), Options(), lambda stage, value: value)
 
 
 def test_kernels_may_call_the_library():
@@ -463,9 +474,67 @@ def moments(p0, n0, p1, k0, k1, k2, p2, k3, k4, p3, p4, p5):
 """
 
 
+# statistics of 33 rows, 32 and 1, that are stored and go into running ones
+PIECES = """import triton
+import triton.language as tl
+from tokamak.codegen import triton_lib as tk
+@triton.jit
+def pieces(n0, p0, k0, k1, p3, k2, k3, p4, p5, p6):
+    b0 = tl.program_id(0)
+    i1 = b0 * 8 + tl.arange(0, 8)[None, :]
+    i2 = tl.arange(0, 32)[:, None]
+    i3 = 32 + tl.arange(0, 1)[:, None]
+    t13 = tl.load(p0 + n0 * i2 + i1)
+    t23 = tl.load(p0 + n0 * i3 + i1)
+    t24 = tl.sum(t13, 0)
+    t24 = tl.expand_dims(t24, 0)
+    t25 = tl.sum(t23, 0)
+    t25 = tl.expand_dims(t25, 0)
+    t26 = (t24 + t25)
+    t27 = k0.to(tl.float32)
+    t28 = tk.within(t27)
+    t29 = t27 * t28
+    t30 = tl.div_rn(1.0, t29)
+    t31 = tk.quotient(t26, t29, t30, t28)
+    t32 = (t13 - t31)
+    t33 = (t32 * t32)
+    t34 = (t23 - t31)
+    t35 = (t34 * t34)
+    t36 = tl.sum(t33, 0)
+    t36 = tl.expand_dims(t36, 0)
+    t37 = tl.sum(t35, 0)
+    t37 = tl.expand_dims(t37, 0)
+    t38 = (t36 + t37)
+    t39 = tk.quotient(t38, t29, t30, t28)
+    t40 = k1.to(tl.float32)
+    t41 = (t31 * t40)
+    t42 = tl.load(p3 + i1)
+    t43 = k2.to(tl.float32)
+    t44 = (t42 * t43)
+    t45 = (t41 + t44)
+    t46 = k3.to(tl.float32)
+    t47 = (t39 * t46)
+    t48 = (t47 * t40)
+    t49 = tl.load(p4 + i1)
+    t50 = (t49 * t43)
+    t51 = (t48 + t50)
+    tl.store(p5 + i1, t39)
+    tl.store(p6 + i1, t31)
+    tl.store(p3 + i1, t45)
+    tl.store(p4 + i1, t51)
+"""
+
+
 def test_a_kernel_whose_warps_triton_cannot_lay_out_has_others():
     signature = ("*fp32", "i32", "*fp32", "fp64", "fp64", "fp64", "*fp32", "fp64", "fp64", "*fp32", "*fp32", "*fp32")
     made = GpuUnit("moments", MOMENTS, signature, frozenset({0, 1, 2, 6, 9, 10, 11}), warps=1)
     assert build([made], HOPPER)["moments"].threads == 64
     with pytest.raises(BuildError, match="PassManager"):
         build([replace(made, cluster=2)], HOPPER)
+
+
+def test_a_kernel_that_no_near_number_of_warps_builds_has_eight_times_as_many():
+    """Training a BatchNorm of 33 rows: one, two and four warps fail."""
+    signature = ("i32", "*fp32", "fp64", "fp64", "*fp32", "fp64", "fp64", "*fp32", "*fp32", "*fp32")
+    made = GpuUnit("pieces", PIECES, signature, frozenset({0, 1, 4, 7, 8, 9}), warps=1)
+    assert build([made], HOPPER)["pieces"].threads == 256

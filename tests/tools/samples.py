@@ -27,7 +27,7 @@ def drawing(name: str, kernels: int, nasty: str = "") -> dict:
                    "bytes": 49152, "reads": [i - 1] if i else []} for i in range(2 * kernels)]
     why = lambda n, text: text if n % 5 == 4 else ""
     links = [{"made": n - 1, "used": n, "value": f"v{n - 1}", "bytes": 16384, "code": why(n, "opaque"), "kind": why(n, "illegal"),
-              "reason": why(n, "one side runs through ATen")} for n in range(1, kernels)]
+              "reason": why(n, "one side is a call of torch, not a kernel")} for n in range(1, kernels)]
     return {"name": name, "phase": name.split("_")[0], "capture": "0/0", "eager": "", "operations": operations, "nodes": nodes, "links": links}
 
 

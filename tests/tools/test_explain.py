@@ -1,5 +1,6 @@
 """`tokamak.explain`."""
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -139,3 +140,12 @@ def test_products_that_the_vendor_adds_up_have_their_names_and_lines():
         torch.compile(two_products, backend="tokamak")(x, x + 1)
     e = explanation(recorder)
     assert [(o.op, o.name, o.source.line) for o in e.opaque] == [("mm.default", name, line) for name in ("mm", "mm_1")]
+
+
+def test_a_call_of_torch_says_why_torch_runs_it_and_where_the_operators_are_listed():
+    ordered = lambda x: x.sort().values + 1
+    call, = tokamak.explain(ordered, torch.randn(8)).opaque
+    assert call.op == "sort.default" and call.reason == "no kernel for this operator, torch runs it (docs/operators.md)"
+    assert (Path(__file__).parents[2] / "docs/operators.md").is_file()
+    with tokamak.scope(opaque_only=True):
+        assert {"the option opaque_only leaves every operator to torch"} == {o.reason for o in tokamak.explain(ordered, torch.randn(8)).opaque}

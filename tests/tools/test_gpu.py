@@ -260,7 +260,7 @@ def test_without_triton_the_command_says_what_to_install(tmp_path, capsys, monke
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
     assert cli.main(["explain", "--target", "interpret", str(path)]) == 1
-    assert "tokamak: Triton is not installed, and kernels are interpreted by it: `pip install 'tokamak[gpu]'`" in capsys.readouterr().err
+    assert "tokamak: Triton is not installed, and kernels are interpreted by it: `pip install 'triton>=3.6'`" in capsys.readouterr().err
 
 
 # -- on a GPU ------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@ sees of it and does with it."""
 import fnmatch
 import json
 import re
+import shutil
+import subprocess
 import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
@@ -150,6 +152,23 @@ def test_a_kernel_shows_its_lines_its_ir_and_its_code(shown, measured):
     assert b.run("document.querySelector('#fusion .tabs .on').innerText").startswith("forward")
     b.click_on(".drawer header button[aria-label=close]")
     assert b.run("document.querySelector('.drawer').hidden")
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no Node.js to run the function in")
+def test_a_graph_that_is_too_wide_opens_with_no_box_cut_at_its_left():
+    """Rows of boxes of 190 by turns of 40; the window shows the middle one and nothing beside the graph, also where every place cuts some box."""
+    text = (Path(html.__file__).parent / "page/graph.js").read_text()
+    function = text[text.index("function leftmost("):text.index("const FONT")]
+    rows = lambda shift: [{"x": 230 * i + shift * row, "w": 190} for row in range(3) for i in range(9)]
+    cases = [(rows(shift), across) for shift in (0, 15, 60) for across in (400, 700, 1300)] + [([{"x": 0, "w": 5000}], 400)]
+    graphs = [{"boxes": b, "across": a, "extent": {"x": 0, "w": max(x["x"] + x["w"] for x in b)}} for b, a in cases]
+    script = f"{function}; console.log(JSON.stringify({json.dumps(graphs)}.map(g => leftmost(g.boxes, g.extent, g.across))))"
+    lefts = json.loads(subprocess.run(["node", "-e", script], capture_output=True, text=True, timeout=60, check=True).stdout)
+    for (boxes, across), left, graph in zip(cases, lefts, graphs):
+        middle = sorted(b["x"] + b["w"] / 2 for b in boxes)[len(boxes) // 2]
+        assert left <= middle <= left + across and 0 <= left <= graph["extent"]["w"]
+        clean = [b["x"] for b in boxes if not any(o["x"] < b["x"] < o["x"] + o["w"] for o in boxes) and middle - across < b["x"] <= middle]
+        assert not clean or not any(b["x"] < left < b["x"] + b["w"] for b in boxes)
 
 
 @needs_browser

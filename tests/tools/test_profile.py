@@ -10,6 +10,7 @@ import torch
 from torch.autograd import DeviceType
 
 import tokamak
+from tokamak.capture.registry import NO_KERNEL
 from tokamak.errors import OptionError
 from tokamak.runtime.graphed import Coverage
 from tokamak.runtime.pieces import Left
@@ -263,7 +264,7 @@ def test_no_bytes_are_fewer_than_the_fewest_possible():
     picked = lambda table, i: torch.nn.functional.embedding(i, table) * 2
     p = tokamak.profile(picked, torch.randn(5000, 8), torch.tensor([1, 2]), seconds=0.0)
     assert 0 < p.fewest <= p.compiled.bytes < 5000 * 8 * 4
-    call = Row("sort.default", "inference", "", "", 1, 1.0, 8, 8, 0, 0.5, "memory", opaque="no table entry")
+    call = Row("sort.default", "inference", "", "", 1, 1.0, 8, 8, 0, 0.5, "memory", opaque=NO_KERNEL)
     assert (flops(call), flops(replace(call, opaque="")), flops(replace(call, flops=2000))) == ("–", "0", "2k")
 
 
@@ -507,6 +508,10 @@ def test_arguments_that_cannot_be():
     x = torch.ones(3)
     with pytest.raises(OptionError, match="optimizer=3"):
         tokamak.profile(torch.sin, x, optimizer=3)
+    for wrong in ("x", float("nan"), float("inf"), None):
+        for measure in (tokamak.profile, tokamak.optimize):
+            with pytest.raises(OptionError, match=f"seconds={wrong!r}: a number of seconds"):
+                measure(torch.sin, x, seconds=wrong)
     with pytest.raises(OptionError, match="seconds=-1"):
         tokamak.profile(torch.sin, x, seconds=-1)
     with pytest.raises(OptionError, match="allow='fp4'"):

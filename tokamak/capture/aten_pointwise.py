@@ -11,6 +11,7 @@ import torch
 
 from ..ir.dtype import BOOL
 from ..ir.expr import Const
+from .aten_create import full
 from .aten_views import rolled
 from .dtypes import TORCH_DTYPES
 from .promote import Term, call, clip, every, formulas, like, op, operand, pointwise, result_type, where
@@ -314,6 +315,9 @@ def to_copy(b, x: Tensor, *args, **kwargs) -> Tensor:
 
 @register(aten.copy.default)
 def copy(b, into: Tensor, source: Tensor, non_blocking=False) -> Tensor:
+    """`x.copy_(1.5)` hands over the number."""
+    if not isinstance(source, Tensor):
+        return full(b, into, source)
     if b.spec.device != source.device:
         raise NotCompiled("a copy from another device")
     return source.expand(b.spec.shape).cast(b.spec.dtype)

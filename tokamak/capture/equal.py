@@ -10,6 +10,7 @@ from torch import fx
 from torch._functorch import compile_utils
 
 from .ahead import frozen, Own
+from .regions import storage_of
 
 _aten = torch.ops.aten
 _KEPT = frozenset({_aten.empty, *compile_utils.rand_ops})         # each call of these has a result of its own
@@ -56,8 +57,7 @@ def _writes(target: Any) -> bool:
 
 def _storage(node: fx.Node) -> int | None:
     """The memory of a node's value; None where it has none."""
-    value = node.meta.get("val")
     try:
-        return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+        return storage_of(node.meta.get("val"))
     except NotImplementedError:
         return None

@@ -21,9 +21,9 @@ from .builder import Builder, Spec
 from .dtypes import to_dtype
 from .hosted import hosted
 from .origins import origin
-from .regions import Regions, aliases
-from .registry import MEANINGS, TABLE, NotCompiled
-from .scalars import refused
+from .regions import Regions, aliases, storage_of
+from .registry import MEANINGS, NO_KERNEL, TABLE, NotCompiled
+from .scalars import kernelless, refused
 from .sizes import Sizes
 from .tensor import Tensor, cast, laid_out, overlapping, relaid, strided
 
@@ -164,12 +164,14 @@ class Capture:
             return self._opaque(node, target, args, kwargs, val, "it returns a number to the host")
         specs = self._specs(val)
         build = self.table.get(target)
-        reason = "" if build else "no table entry"
+        reason = "" if build else NO_KERNEL if self.table else "the option opaque_only leaves every operator to torch"
         if build and any(s is not None and s.dtype.kind == "x" for s in specs) or build and _foreign((args, kwargs)):
             build, reason = None, "a type the language cannot compute in"
-        if build and isinstance(val, torch.Tensor) and isinstance(target, torch._ops.OpOverload) \
-                and refused(target, node.args, node.kwargs, val.dtype):
-            build, reason = None, "torch refuses a number that does not fit the type"
+        if build and isinstance(val, torch.Tensor) and isinstance(target, torch._ops.OpOverload):
+            if refused(target, node.args, node.kwargs, val.dtype):
+                build, reason = None, "torch refuses a number that does not fit the type"
+            elif kernelless(target, node.args, val.dtype):
+                build, reason = None, "torch has no kernel for the type"
         if build:
             self.b.specs, self.b.fx = specs, node
             device = specs[0].device if specs and specs[0] is not None else "cpu"
@@ -320,7 +322,7 @@ class Capture:
                 continue
             val = n.meta.get("val")
             view = strided(value)
-            storage = _storage(val)
+            storage = storage_of(val)
             if storage in bases:
                 out.append(View(bases[storage], self.spec(val).shape, self.spec(val).strides, self.sizes.index(val.storage_offset())))
                 continue
@@ -344,7 +346,7 @@ class Capture:
         owners: dict = {}
         for position, n in enumerate(found):
             if isinstance(n, fx.Node) and isinstance(self.env[n], Tensor):
-                view, storage = strided(self.env[n]), _storage(n.meta.get("val"))
+                view, storage = strided(self.env[n]), storage_of(n.meta.get("val"))
                 shown.setdefault(storage, []).append((position, n, view))
                 owners.setdefault(view and view.node, storage)
         made = {}
@@ -353,7 +355,7 @@ class Capture:
             lacking = all(v is None or isinstance(v.node, Input) or owners[v.node] != storage for v in views)
             if len(outputs) < 2 or storage in (None, *self.storages.values()) or not lacking:
                 continue
-            whole = next(n for n in self.env if _storage(n.meta.get("val")) == storage)
+            whole = next(n for n in self.env if storage_of(n.meta.get("val")) == storage)
             if isinstance(self.env[whole], Tensor) and all(n.meta["val"].dtype is whole.meta["val"].dtype for _, n, _ in outputs):
                 t = self.b.realize(self.env[whole], self.spec(whole.meta["val"]).strides, tag=outputs[0][0] + 1)
                 self._note_new(t, whole)
@@ -379,11 +381,6 @@ class Capture:
                 stack.extend(reads(n))
             elif isinstance(t.expr, Load) and n is t.expr.node:
                 self._note(n, node)
-
-
-def _storage(val) -> int | None:
-    """What says which memory a traced tensor has; None for other values."""
-    return val.untyped_storage()._cdata if isinstance(val, torch.Tensor) else None
 
 
 def _parts(node: fx.Node):

@@ -20,7 +20,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from .pixels import as_products, is_product
-from .regions import MARK, aliases
+from .regions import MARK, aliases, storage_of
 from .registry import TABLE
 
 _aten = torch.ops.aten
@@ -160,7 +160,10 @@ def _faked(node: fx.Node) -> Iterator[None]:
 
 
 def _channels_last(node: fx.Node) -> Any:
-    """What torch returns of a convolution for images channels-last."""
+    """What torch returns of a convolution for images channels-last; where it becomes a product, what that makes."""
+    if is_product(node):
+        old = node.meta["val"]
+        return _like(old) if isinstance(old, torch.Tensor) else (old[0] if old[0] is None else _like(old[0]), *old[1:])
     args = list(node.args)
     for i in IMAGES[node.target]:
         args[i] = _like(args[i].meta["val"])
@@ -191,7 +194,7 @@ class _Relaid:
         self.copies: set[fx.Node] = set()               # those
         output = next(n for n in reversed(graph.nodes) if n.op == "output")
         seen = [*output.all_input_nodes, *(n for n in graph.nodes if n.op in ("placeholder", "get_attr"))]
-        self.seen = {_storage(n.meta.get("val")) for n in seen} - {None}        # memory that others see
+        self.seen = {storage_of(n.meta.get("val")) for n in seen} - {None}        # memory that others see
 
     def run(self) -> None:
         for node in list(self.graph.nodes):
@@ -252,7 +255,7 @@ class _Relaid:
 
     def held(self, value: torch.Tensor) -> bool:
         """Do others see its memory?"""
-        return _storage(value) in self.seen
+        return storage_of(value) in self.seen
 
     def shows_seen(self, node: fx.Node) -> bool:
         """Is it a view of memory that others see?"""
@@ -299,7 +302,3 @@ def _value(node: fx.Node) -> Any:
 def _usual(value: torch.Tensor) -> bool:
     """Is it contiguous, or channels-last?"""
     return value.is_contiguous() or value.dim() in FORMATS and _last(value)
-
-
-def _storage(value: Any) -> int | None:
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None

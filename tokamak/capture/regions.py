@@ -7,13 +7,12 @@ The mark reaches the calls traced within it and their backward.
 """
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import fx
 
-from ..errors import OptionError
-from ..options import Policy
+from ..options import Policy, one_of
 
 MARK = "tokamak_policy"
 _MOVES = frozenset({torch.ops.aten.clone.default, torch.ops.aten.cat.default, torch.ops.aten.where.self, torch.ops.aten.constant_pad_nd.default})
@@ -41,9 +40,13 @@ class Regions:
 
 def _marked(node: fx.Node, policy: str) -> str:
     found = (node.meta.get("custom") or {}).get(MARK, policy)
-    if found not in get_args(Policy):
-        raise OptionError(f"{MARK}={found!r}: one of {', '.join(get_args(Policy))}")
+    one_of(MARK, found, get_args(Policy))
     return found
+
+
+def storage_of(value: Any) -> int | None:
+    """What says which memory a traced tensor has; None for other values."""
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
 
 
 def aliases(target) -> bool:

@@ -11,8 +11,11 @@ from __future__ import annotations
 from typing import Callable
 
 
+NO_KERNEL = "no kernel for this operator, torch runs it (docs/operators.md)"            # the reason beside a call of what has no entry here
+
+
 class NotCompiled(Exception):
-    """This variant of the operator runs through ATen; the message is the Reason in the record."""
+    """Torch runs this variant of the operator; the message is the reason in the record."""
 
 
 TABLE: dict[object, Callable] = {}

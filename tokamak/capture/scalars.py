@@ -1,5 +1,6 @@
-"""Numbers that torch refuses: most of those beside tensors (a fill's value, a bound, a factor) are converted to the result's type under a check, and
-the call raises where they do not fit. Operands are wrapped instead: `x + 300` of int8.
+"""Calls that torch refuses though it traces them. Numbers: most of those beside tensors (a fill's value, a bound, a factor) are converted to the
+result's type under a check, and the call raises where they do not fit. Operands are wrapped instead: `x + 300` of int8. Types: of some calls there
+is no kernel, and only a call of torch's own raises (`mask - 1`).
 """
 from __future__ import annotations
 
@@ -11,6 +12,30 @@ import torch
 _WRAPPED = ("self", "other", "start", "end", "step")
 _PLAIN = (torch.ops.aten.clamp, torch.ops.aten.clamp_min, torch.ops.aten.clamp_max, torch.ops.aten.constant_pad_nd)
 """Calls in which what a negative number is for an unsigned type depends on torch's version; elsewhere it is wrapped."""
+
+
+def _flag(d: torch.dtype) -> bool:
+    return d is torch.bool
+
+
+def _whole(d: torch.dtype) -> bool:
+    return not (d.is_floating_point or d.is_complex)
+
+
+_a = torch.ops.aten
+_KERNELLESS = {**dict.fromkeys((_a.sub, _a.rsub, _a.abs, _a.floor, _a.ceil, _a.round, _a.trunc, _a.threshold, _a.clamp, _a.trace,
+                                _a.reflection_pad1d), _flag),
+               **dict.fromkeys((_a.lerp, _a.avg_pool2d, _a._adaptive_avg_pool2d), _whole)}
+"""Of which types of its tensors torch has no kernel on one device at least."""
+
+
+def kernelless(target: torch._ops.OpOverload, args: tuple, dtype: torch.dtype) -> bool:
+    """May torch have no kernel of this call, whose result is of `dtype`, for the types of its tensors?"""
+    if target.overloadpacket in (_a.cumsum, _a.cumprod) and dtype is torch.bool:
+        return True
+    lacks = _KERNELLESS.get(target.overloadpacket)
+    values = [a.meta.get("val") for a in args if isinstance(a, torch.fx.Node)] if lacks is not None else ()
+    return any(isinstance(v, torch.Tensor) and lacks(v.dtype) for v in values)
 
 
 def refused(target: torch._ops.OpOverload, args: tuple, kwargs: dict, dtype: torch.dtype) -> bool:

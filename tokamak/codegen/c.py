@@ -13,7 +13,7 @@ from ..ir.dtype import BOOL, DType
 from ..ir.index import Axis, FloorDiv, Index, Max, Min, Mod
 from .c_loop import WATCHED, Loops, loops_of, statements_of, watched, wide_prefixes
 from .c_memory import number, register
-from .c_ops import COMPARE, c_op, can_fail
+from .c_ops import COMPARE, c_op
 from .c_partial import Partials, folds_columns, kept_type, stored_type
 from .c_prelude import fragments_in, pieces
 from .c_streams import STREAMS, in_step, reads_rows, rows_in_step
@@ -247,7 +247,7 @@ class Printer(Loops, Partials):
 
     def _let(self, s: Let) -> str:
         args = list(s.args)
-        fails = can_fail(s.op, s.dtype)
+        fails = ops.can_fail(s.op, s.dtype)
         code = ""
         if fails:
             code = f"(int64_t)1 << {min(int(args.pop()) - 1, 61)}" if len(args) > ops.OPS[s.op].arity else "0"

@@ -7,18 +7,13 @@ divides by zero (the result there is 0); it never traps. `truncdiv`, `mod` and `
 from __future__ import annotations
 
 from ..ir.dtype import ALL, BOOL, DType
+from ..ir.ops import can_fail
 from .c_memory import lane_list, register
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&", "or": "|", "xor": "^"}
 COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-_DIVIDES = ("floordiv", "truncdiv", "mod", "rem")
 
 SIGN = {"f32": "0x80000000u", "f64": "0x8000000000000000u"}
-
-
-def can_fail(name: str, d: DType) -> bool:
-    """True for operations that report an error: integer division."""
-    return name in _DIVIDES and d.is_int
 
 
 def c_op(name: str, d: DType, args: list[str], active: str = "", error: str = "error", code: str = "1") -> str:
@@ -200,14 +195,37 @@ TK {v} truncdiv_{n}({v} a, {v} b, {parameters}) {{
     return out
 
 
+def _fused(n: str, lane: str) -> str:
+    """a * b + c in one rounding, whatever the compiler is told of products that are added to something. A v_f64 is two of the machine's registers."""
+    v, single = f"v_{n}", n == "f32"
+
+    def by(instruction: str) -> str:
+        if single:
+            return f"TK {v} fma_{n}({v} a, {v} b, {v} c) {{ return {instruction.format('a, b, c')}; }}"
+        return (f"TK {v} fma_{n}({v} a, {v} b, {v} c) {{\n  union {{ {v} v; h_f64 h[2]; }} x = {{a}}, y = {{b}}, z = {{c}};\n"
+                f"  for (int k = 0; k < 2; k++) z.h[k] = {instruction.format('x.h[k], y.h[k], z.h[k]')};\n  return z.v; }}")
+    kind = "ps" if single else "pd"
+    return f"""\
+#if !defined(__clang__) && defined(__AVX512F__) && W == 16
+{by(f'__builtin_ia32_vfmadd{kind}512_mask({{}}, -1, 4)')}
+#elif !defined(__clang__) && defined(__FMA__) && W == 8
+{by(f'__builtin_ia32_vfmadd{kind}256({{}})')}
+#elif !defined(__clang__) && defined(__FMA__) && W == 4
+{by(f'__builtin_ia32_vfmadd{kind}({{}})')}
+#else
+TK {v} fma_{n}({v} a, {v} b, {v} c) {{ {v} r; for (int k = 0; k < W; k++) r[k] = {lane}(a[k], b[k], c[k]); return r; }}
+#endif"""
+
+
 def _floats(n: str) -> dict[str, str]:
     """What both floating types have: bits, rounding, division with remainder."""
     v, i, u = f"v_{n}", {"f32": "v_i32", "f64": "v_i64"}[n], {"f32": "v_u32", "f64": "v_u64"}[n]
     sign, whole, ctype, suffix = SIGN[n], {"f32": "0x1p23f", "f64": "0x1p52"}[n], {"f32": "float", "f64": "double"}[n], {"f32": "f", "f64": ""}[n]
     inf = {"f32": "0x7f800000", "f64": "0x7ff0000000000000"}[n]
     zero, one, near = f"({v}){{0}}", f"({v}){{0}} + 1", {"f32": "0x1p22f", "f64": "0x1p51"}[n]
-    call = {k: f"{k}{suffix}" for k in ("fmod", "nextafter")}
+    call = {k: f"{k}{suffix}" for k in ("fmod", "nextafter", "__builtin_fma")}
     out = {
+        "fma": _fused(n, call["__builtin_fma"]),
         "neg": f"TK {v} neg_{n}({v} a) {{ return -a; }}",
         "abs": f"TK {v} abs_{n}({v} a) {{ return ({v})(({u})a & ~({u}){{0}} >> 1); }}",
         "copysign": f"TK {v} copysign_{n}({v} a, {v} b) {{ {u} s = ({u}){{0}} + {sign}; return ({v})(({u})a & ~s | ({u})b & s); }}",
@@ -239,10 +257,10 @@ static __attribute__((noinline)) void far_rem_{n}(const {v} *a, const {v} *b, {v
   for (int k = 0; k < W; k++) (*r)[k] = {call['fmod']}((*a)[k], (*b)[k]); }}
 TK {v} rem_{n}({v} a, {v} b) {{
   {v} r, w = a / b, c = abs_{n}(b);
-#ifdef __FP_FAST_FMA
+#ifdef __FP_FAST_FMA{suffix.upper()}
   v_bool near = lt_{n}(abs_{n}(w), {zero} + {near}) & lt_{n}(c, {zero} + __builtin_inf{suffix}());
   if (hall(near)) {{
-    {v} q = trunc_{n}(w); r = a - q * b;
+    {v} q = trunc_{n}(w); r = fma_{n}(-q, b, a);
     return copysign_{n}(select_{n}(ne_{n}(r, {zero}) & (signbit_{n}(r) ^ signbit_{n}(a)), c - abs_{n}(r), r), a); }}
 #endif
   far_rem_{n}(&a, &b, &r); return r; }}""",

@@ -4,12 +4,10 @@ from __future__ import annotations
 from ..ir import ops
 from ..ir.dtype import F32, F64, DType
 from .c_memory import number, register
-from .kernel import BLOCK, Convert, LaneCompare, Let, Loop, Partial, PartialRead, PartialUpdate, Phase, Quotient, Read, Splat
+from .kernel import BLOCK, FEWEST_NEAR, NEAR, Convert, LaneCompare, Let, Loop, Partial, PartialRead, PartialUpdate, Phase, Quotient, Read, Splat
 from .scope import literal
 
 
-NEAR = 32 << 10         # bytes of rows whose columns are folded register by register before the partial results are touched, a row at a time / so:
-                        # sums of 25088 x 24 0.22 / 0.10 ms on one core, of 25088 x 64 0.38 / 0.33
 ROW = 5                 # statements of a row that are made again for each register of its columns
 
 
@@ -78,7 +76,7 @@ class Partials:
             self.tail = False
             return ["  " + x for x in (names, *rows, *added)]
         return [f"const int64_t total = {self.index(extent)}, lo = total * ticket / job->tickets, hi = total * (ticket + 1) / job->tickets;",
-                f"const int64_t rows = tk_min({BLOCK}, tk_max(8, {NEAR} / (4 * ({high}) + 1)));",
+                f"const int64_t rows = tk_min({BLOCK}, tk_max({FEWEST_NEAR}, {NEAR} / (4 * ({high}) + 1)));",
                 "for (int64_t at = lo, top; at < hi; at = top) {", "  top = tk_min(at + rows, hi);", f"  int64_t {v} = 0;",
                 f"  for (; {v} + W <= {high}; {v} += W) {{", *("  " + x for x in piece(False)), "  }",
                 f"  if ({v} < {high}) {{ const int64_t n = {high} - {v};", *("  " + x for x in piece(True)), "  }", "}"]

@@ -6,6 +6,7 @@ from dataclasses import replace
 from ..ir.dtype import BOOL, F32, I64, compute_type
 from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Random, Reduce, Scalar, Scan, walk
 from ..ir.index import Axis, Fetch as FetchAtom, FloorDiv, Index, Max, Min, Mod, Size, as_index
+from ..ir.ops import can_fail
 from ..ir.ranges import positive
 from ..ir.substitution import substitute
 from ..schedule.body import Memory
@@ -337,7 +338,7 @@ class Emitter:
         d = e.args[-1].dtype
         code = ()
         home = self._home(block, (), entries)
-        if d.is_int and e.name in ("floordiv", "truncdiv", "mod", "rem"):
+        if can_fail(e.name, d):
             code = (str(self._error("division", e)),)
             home = self._home(block, e.free, entries)
         return self._put(e, home, block, Let(var, e.name, d, tuple(x.var for x in entries) + code), var)

@@ -15,12 +15,13 @@ from ..fuse.axes import Group
 from ..fuse.plan import Plan
 from ..fuse.sizes import condition
 from ..ir.expr import Const, Scalar
-from ..ir.graph import Compute, Input, Opaque, Result, View, reads
-from ..ir.index import FloorDiv, Index, Max, Min, Mod, Size, as_index
+from ..ir.graph import Compute, Graph, Input, Opaque, Result, View, reads
+from ..ir.index import Fetch, FloorDiv, Index, Max, Min, Mod, Size, as_index
 from ..ir.normal import maximum
 from ..runtime.steps import (Alloc, Blocked, Call, Copy, Host, Launch, Let, Program, Ref, Return, Step, TensorSpec, made, named, read,
                              with_drops)
 from ..runtime.gpu_build import GpuUnit
+from .blame import blamed
 from .kernel import Kernel
 from .reuse import reused
 from .row_blocks import Run, words
@@ -54,9 +55,11 @@ class BuiltTiles:
     parts: tuple[Part, ...]
 
 
-def host_program(plan: Plan, built: dict[Group, Built], constants: dict[Input, torch.Tensor], runs: tuple[Run, ...] = (), rows: str = "") -> Program:
-    """The program of `plan`, whose `runs` may be made by the function `rows`. Raises Unsupported when the host cannot compute a size it needs."""
-    return _Translation(plan, built, constants).program(runs, rows)
+def host_program(plan: Plan, built: dict[Group, Built], constants: dict[Input, torch.Tensor], runs: tuple[Run, ...] = (), rows: str = "",
+                 captured: Graph | None = None) -> Program:
+    """The program of `plan`, whose `runs` may be made by the function `rows`. `captured`: the graph as captured, whose calls errors name.
+    Raises Unsupported when the host cannot compute a size it needs."""
+    return _Translation(plan, built, constants, captured or plan.graph).program(runs, rows)
 
 
 def host_text(index: Index) -> str:
@@ -79,8 +82,8 @@ def _atom_text(atom) -> str:
 
 
 class _Translation:
-    def __init__(self, plan: Plan, built: dict[Group, Built], constants: dict[Input, torch.Tensor]):
-        self.plan, self.graph, self.built, self.constants = plan, plan.graph, built, constants
+    def __init__(self, plan: Plan, built: dict[Group, Built], constants: dict[Input, torch.Tensor], captured: Graph):
+        self.plan, self.graph, self.built, self.constants, self.captured = plan, plan.graph, built, constants, captured
         self.names: dict[Any, str] = {}
         self.sizes_known: set[str] = set(self.graph.sizes)
         self.errors: list[tuple[type, str]] = []
@@ -137,7 +140,7 @@ class _Translation:
         first = len(self.errors)
         for kind, where in made.kernel.errors:
             cls, message = ERRORS[kind]
-            self.errors.append((cls, message + self._place(g)))
+            self.errors.append((cls, message + self._place(g, kind, where)))
         words = tuple(self._word(p) for p in made.kernel.params)
         steps.append(Launch(made.key, words, first))
         return steps
@@ -157,14 +160,17 @@ class _Translation:
                     steps.append(Alloc(name, self.node_spec(node), self.text(span(node)), "temp"))
             for kind, where in k.errors:
                 cls, message = ERRORS[kind]
-                self.errors.append((cls, message + self._place(made.group)))
+                self.errors.append((cls, message + self._place(made.group, kind, where)))
             words = (*(self._word(p) for p in k.params), *((("error", ""),) if k.errors else ()), *box_words(k, self.names, self.text))
             steps.append(Launch(part.unit.name, words, first, (self.text(k.grid), "1", "1"), made.group.members[0].node.device))
         return steps
 
-    def _place(self, g: Group) -> str:
-        origin = next((self.graph.origin(m.node) for m in g.members if self.graph.origin(m.node).file), None)
-        return f" in {origin.file}:{origin.line}: {origin.code}" if origin else ""
+    def _place(self, g: Group, kind: str, where: Any) -> str:
+        """Where in the user's program the check `where` of the group's kernel comes from, in words."""
+        origin = blamed(kind, where, self.graph, self.captured) or self.graph.origin(g.members[0].node)
+        at = f"{origin.file}:{origin.line}: {origin.code}" if origin.file else origin.op        # torch's own modules leave no line
+        limit = where.bound.constant if isinstance(where, Fetch) else None
+        return (f" in {at}" if at else "") + (f" (the dimension has size {limit})" if limit is not None else "")
 
     def _word(self, p) -> tuple[str, str]:
         if p.kind == "memory":

@@ -4,6 +4,7 @@ from __future__ import annotations
 from ..ir.dtype import BOOL, F32, I64
 from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Random, Reduce, Scalar, walk
 from ..ir.index import Axis, Fetch, Index, as_index
+from ..ir.ops import can_fail
 from ..ir.substitution import substitute
 from ..schedule.body import Body, Memory
 from ..schedule.tile_schedule import TileSchedule
@@ -214,7 +215,7 @@ class TileValues(TileCoordinates):
         values = [self.emit(a) for a in e.args]
         d = e.args[-1].dtype
         texts = tuple(v.var for v in values)
-        if d.is_int and e.name in ("floordiv", "truncdiv", "mod", "rem"):
+        if can_fail(e.name, d):
             dims = frozenset().union(*(v.dims for v in values))
             scope = self._home(e.free | dims, values)
             self._fail(scope, " & ".join([*self.mask(dims), f"({texts[1]} == 0)"]), "division", e)

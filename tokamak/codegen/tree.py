@@ -16,7 +16,8 @@ from ..ir.substitution import substitute
 from ..schedule.body import Store
 from ..schedule.schedule import LANE_SCANS, invariant, packable
 from .emit import Emitter, rounded
-from .kernel import BLOCK, Accumulator, Buffer, Finish, Fold, Let, Loop, Partial, PartialUpdate, Phase, Prefix, Read, Refill, Splat, Tile, Write
+from .kernel import (BLOCK, FEWEST_NEAR, NEAR, Accumulator, Buffer, Finish, Fold, Let, Loop, Partial, PartialUpdate, Phase, Prefix, Read, Refill,
+                     Splat, Tile, Write)
 from .scope import Block, Entry, FoldRecord, Unschedulable, all_atoms, inner_walk, level, literal
 
 
@@ -49,9 +50,6 @@ def _around_scans(items) -> dict:
 
 
 FAR_WORK = 4            # operations an element from which what is read later is asked for: x + 1, x + y and sums of rows took as long with as without
-
-
-PIECE = 32 << 10        # bytes of rows whose columns are folded in registers before the buffer of their results is touched
 
 
 def _item_lists(loop: Loop):
@@ -335,7 +333,7 @@ class Tree(Emitter):
     def _piece(self) -> int:
         """Rows of a piece: those whose columns stay in the first-level cache, and few enough for a sum in f32."""
         width = self.block or self.low.hints(self.vector.extent)
-        return min(max(PIECE // (4 * width), 8), BLOCK)
+        return min(max(NEAR // (4 * width), FEWEST_NEAR), BLOCK)
 
     def _place_scan(self, s: Scan) -> None:
         key = _scan_key(s)

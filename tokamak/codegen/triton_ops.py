@@ -96,11 +96,6 @@ def op(name: str, dtype: DType, args: tuple[str, ...], *, fast: bool = False) ->
     return fill(text or table(dtype)[name], args)
 
 
-def can_fail(name: str, d: DType) -> bool:
-    """True for operations that report an error: integer division."""
-    return name in ("floordiv", "truncdiv", "mod", "rem") and d.is_int
-
-
 def division(name: str, dtype: DType, a: str, b: str, mask: str | None, err: str, code: int) -> str:
     """Text of an integer division that stores `code` into the error word `err` (a pointer to i32) where b is 0 in a lane of `mask` (a bool register;
     None: every lane); its value is 0 there."""

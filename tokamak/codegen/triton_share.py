@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .triton_base import INTERPRETED
+from .triton_base import INTERPRETED, from_bf16
 
 MOST = 16           # programs of a cluster
 
@@ -37,6 +37,15 @@ def packed(x):
     else:
         return tl.inline_asm_elementwise("{ .reg .b32 t; mov.u32 t, %nctaid.y; sub.u32 t, t, 1; xor.b32 $0, $1, t; }", "=r,r", [x], dtype=x.dtype,
                                          is_pure=False, pack=2)
+
+
+@triton.jit
+def widened(x):
+    """x, bf16 of which a register holds two, as f32: an operation each. (The upper one is moved down and up again otherwise.)"""
+    if INTERPRETED or x.numel == 1:
+        return from_bf16(x)
+    else:
+        return tl.inline_asm_elementwise("shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [x], dtype=tl.float32, is_pure=True, pack=2)
 
 
 @triton.jit

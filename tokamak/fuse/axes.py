@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import count
+from itertools import count, permutations
 from typing import Iterable
 
 from ..ir.expr import Cast, Expr, Load, Reduce, Rewriter, Scan, loads, walk
@@ -119,6 +119,16 @@ def remap(group: Group, mapping: dict[Axis, Index]) -> Group:
     return Group(tuple(axes), members)
 
 
+def as_one(members: Iterable[Member], axes: frozenset[Axis]) -> bool:
+    """Do all accesses of `members` go through `axes`, several, in step, so that a kernel counts them as one?"""
+    lie = lambda index, node: sum((i * s for i, s in zip(index, node.strides)), as_index(0))
+    found = [lie(*x) for m in members for x in (*((e.index, e.node) for e in m.loads), (m.dims, m.node))]
+    used = [i for i in found if axes & set(i.axes())]
+    whole = lambda order, i: all(i.coefficient(b).terms and i.coefficient(a) is i.coefficient(b) * b.extent for a, b in zip(order, order[1:]))
+    plain = all(axes <= {a for a in i.atoms() if isinstance(a, Axis)} for i in used)
+    return plain and any(all(whole(order, i) for i in used) for order in permutations(axes))
+
+
 def digits_of(i: Index) -> list[Axis]:
     """The axes of a mixed-radix index, most significant first."""
     found = digits(i)
@@ -130,19 +140,15 @@ def digits_of(i: Index) -> list[Axis]:
 @lru_cache(maxsize=65536)
 def digits(i: Index) -> tuple[Axis, ...] | None:
     """`i` as a mixed-radix number: its axes from the least significant (weight 1, then 1 * extent, ...); None when it is none."""
-    left = dict(i.terms)
-    weight = as_index(1)
+    left, weight = i, as_index(1)
     out: list[Axis] = []
-    while left:
-        for k, v in left.items():
-            axes = [a for a in k if isinstance(a, Axis)]
-            if len(axes) == 1 and Index({tuple(x for x in k if x is not axes[0]): v}) is weight:
-                out.append(axes[0])
-                weight = weight * axes[0].extent
-                del left[k]
-                break
-        else:
+    while left.terms:
+        found = next((a for a in left.atoms() if isinstance(a, Axis) and left.coefficient(a) is weight), None)
+        if found is None or any(k.count(found) > 1 for k in left.terms):
             return None
+        out.append(found)
+        weight = weight * found.extent
+        left = left.without(found)
     return tuple(out)
 
 

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 
 from ..ir.dtype import F32
 from ..ir.expr import Cast, Expr, Load
-from ..ir.index import Axis, FloorDiv, Index, Mod
+from ..ir.graph import Compute
+from ..ir.index import Axis, FloorDiv, Index, Mod, as_index
 from .contraction import Contraction, in_tf32
 from .cost import Hints
+from .inline import substituted
 
 ALIGNED = 16            # bytes: steps of every axis that is not contiguous, and where memory begins
 RANK = 5                # dimensions of a descriptor
@@ -41,13 +43,32 @@ def box(memory, address: Index, dims: tuple[Axis, ...], hints: Hints) -> Box | N
 
 def movable(c: Contraction, hints: Hints, joined: bool = False) -> bool:
     """Can the engine move both factors, as they lie in memory, for products? Of rows and columns of one axis each: others were not seen to work.
-    `joined`: also where rows are those of a view of contiguous memory that has more dimensions."""
-    return len(c.rows) == len(c.columns) == 1 and len(c.batch) <= 1 and all(_moves(e, c.depth, hints, joined) for e in (c.left, c.right))
+    `joined`: also where rows are those of a view of contiguous memory that has more dimensions, or several axes that lie there as one."""
+    single = lambda axes: len(axes) == 1 or joined and places(c, axes) is not None
+    return single(c.rows) and single(c.columns) and len(c.batch) <= 1 and all(_moves(e, c.depth, hints, joined) for e in (c.left, c.right))
+
+
+def places(c: Contraction, axes: tuple[Axis, ...]) -> dict[Axis, Index] | None:
+    """What each of `axes`, the rows of a contraction or its columns, counts for in the number that they make up, as their factor lies in memory;
+    None where they do not lie there as one axis."""
+    if len(axes) == 1:
+        return {axes[0]: as_index(1)}
+    read = plain(c.left if set(axes) <= c.left.free else c.right)
+    address = read.offset() if read is not None and axes else as_index(0)
+    if any(address.coefficient(a).constant is None for a in axes):
+        return None
+    found, place = {}, as_index(1)
+    order = sorted(axes, key=lambda a: address.coefficient(a).constant)
+    for a in order:
+        found[a], place = place, place * a.extent
+    return found if order and all(address.coefficient(a) is address.coefficient(order[0]) * found[a] for a in order) else None
 
 
 def plain(e: Expr) -> Load | None:
-    """What a factor reads, where it is plain memory of 16 bits, or of f32 in TF32."""
+    """What a factor reads, where it is plain memory of 16 bits, or of f32 in TF32; of a copy what is copied, since a kernel reads that."""
     read = e.arg if isinstance(e, Cast) else in_tf32(e)
+    while isinstance(read, Load) and read.guard is None and isinstance(read.node, Compute) and isinstance(read.node.expr, Load):
+        read = substituted(read, read.node.axes, read.node.expr)
     return read if isinstance(read, Load) and read.guard is None and (read.dtype.is_half or read.dtype is F32) else None
 
 

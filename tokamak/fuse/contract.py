@@ -22,6 +22,7 @@ from .cost import Hints, estimates
 from .inline import inline, substituted
 from .reason import Reason
 from .boxes import movable
+from .packed import cuts, in_parts
 from .price import MANY, Site, unprofitable
 from .products import prices, vector_apart
 from .scales import scales_behind
@@ -40,12 +41,9 @@ def contract(graph: Graph, target, choice: str = "", activated: Mapping = Mappin
     """`graph` with what becomes kernels as nodes, and the reason beside every contraction that is left to the vendor's library. `choice`: '' by their
     prices, 'vendor' for all of them, 'kernels' for those that can become one. `activated`, `added`: what the vendor makes behind a
     product, `alone`: the product without what it adds, see `capture.registry`."""
-    site, reasons = possible(graph, target, activated, added)
+    site, reasons = _chosen(graph, target, choice, activated, added)
     graph, hints, behind = site.graph, estimates(site.graph, target), site.behind
     found = contractions(graph)
-    if choice != "kernels":
-        asked = Reason("vendor", "not attempted", "as asked")
-        reasons.update(unprofitable(site, hints, target) if choice == "" else dict.fromkeys(site.found, asked))
     kernel = lambda kept: isinstance(kept, Opaque) and kept in reasons and reasons[kept] is None
     behind = {n: x for n, x in behind.items() if reasons.get(n) is not None and not kernel(x.kept)}
     behind, apart = _without_vectors(graph, {n: c for n, c in found.items() if reasons[n] is not None}, behind, alone, hints, target)
@@ -54,16 +52,40 @@ def contract(graph: Graph, target, choice: str = "", activated: Mapping = Mappin
     return inline(made, target) if None in reasons.values() or apart else made
 
 
-def possible(graph: Graph, target, activated: Mapping, added: Mapping) -> tuple[Site, dict[Opaque, Reason | None]]:
-    """(the graph with its contractions that can be kernels, why any other one cannot). As for `contract`."""
-    graph = _InTf32(graph).result() if target.tf32 and any(map(_of_f32, contractions(graph).values())) else graph
+def _chosen(graph: Graph, target, choice: str, activated: Mapping, added: Mapping) -> tuple[Site, dict[Opaque, Reason | None]]:
+    """(the graph with its contractions, those in parts of which all parts become kernels; why any other one stays with the vendor). As for
+    `contract`."""
+    graph = _rounded(graph, target)
+    found = contractions(graph)
+    cut = cuts(graph, found) if target.kind == "gpu" and not target.ordered and choice != "vendor" else {}
+    while True:
+        made, whole = in_parts(graph, cut)
+        site, reasons = possible(made, target, activated, added, {part: found[n] for part, n in whole.items()})
+        if choice != "kernels":
+            asked = Reason("vendor", "not attempted", "as asked")
+            reasons.update(unprofitable(site, estimates(made, target), target) if choice == "" else dict.fromkeys(site.found, asked))
+        left = {n for part, n in whole.items() if reasons[part] is not None}
+        if not left:
+            return site, reasons
+        cut = {n: c for n, c in cut.items() if n not in left}
+
+
+def _rounded(graph: Graph, target) -> Graph:
+    """`graph`, products of float32 as torch makes them where TF32 is allowed."""
+    return _InTf32(graph).result() if target.tf32 and any(map(_of_f32, contractions(graph).values())) else graph
+
+
+def possible(graph: Graph, target, activated: Mapping, added: Mapping,
+             whole: Mapping[Opaque, Contraction] = MappingProxyType({})) -> tuple[Site, dict[Opaque, Reason | None]]:
+    """(the graph with its contractions that can be kernels, why any other one cannot). As for `contract`; `whole`: see `price.Site`."""
+    graph = _rounded(graph, target)
     found, hints = contractions(graph), estimates(graph, target)
     reasons = {n: infeasible(c, target, hints) for n, c in found.items()}
     taken = fronts(graph, hints)
     sums = sums_behind(graph, added) if target.kind == "gpu" and target.fast and not target.ordered else {}
     behind = {**sums, **activations_behind(graph, activated, target.fast)} if not target.ordered else {}
     able = {n: _as_made(c, taken.get(n, ())) for n, c in found.items() if reasons[n] is None}
-    return Site(graph, able, taken, back_to_back(graph, able), behind), reasons
+    return Site(graph, able, taken, back_to_back(graph, able), behind, whole), reasons
 
 
 def _without_vectors(graph: Graph, found: dict[Opaque, Contraction], behind: Mapping, alone: Mapping, hints: Hints, target) -> tuple[dict, set]:
@@ -113,7 +135,7 @@ def infeasible(c: Contraction, target, hints: Hints) -> Reason | None:
         return Reason("vendor", "infeasible", "a fixed order of the sum")
     if product_type(c) is None or bool(c.rows) == bool(c.columns) and not multiplied(c):
         return Reason("vendor", "infeasible", "only 16-bit floats, and f32 where TF32 is allowed")
-    if product_type(c) is F32 and not (few_in_tf32(c, hints) or min(c.sizes(hints)[1:3]) > MANY and movable(c, hints)):
+    if product_type(c) is F32 and not (few_in_tf32(c, hints) or min(c.sizes(hints)[1:3]) > MANY and movable(c, hints, joined=True)):
         return Reason("vendor", "infeasible", "f32 in TF32, of batches of few rows or not contiguous along the depth")
     whole = not long_steps(c.fold, c.depth)
     slices = None if whole and multiplied(c) else in_slices(c.fold)
@@ -269,9 +291,9 @@ class _Decided(GraphRewrite):
             if node in self.behind:
                 self.calls[node] = made
             return made if node not in self.behind else None
-        shape, _, _, device = spec_parts(made.results[0])
+        shape, strides, _, device = spec_parts(made.results[0])
         self.meanings[node] = meaning = self._with_fronts(node, made.meaning)
-        return Compute(shape, None, within(meaning).fold, device)
+        return Compute(shape, strides, within(meaning).fold, device)
 
     def _alone(self, node: Opaque, made: Opaque) -> Opaque:
         """The call that multiplies alone."""

@@ -7,7 +7,7 @@ from ..ir.dtype import F32, DType
 from ..ir.expr import Cast, Expr, Load, Op, Reduce, Scan, walk
 from ..ir.graph import Scatter
 from ..ir.index import Axis
-from .axes import Group, Member, fold_of
+from .axes import Group, Member, as_one, fold_of
 from .cost import Hints
 from .legal import Roles
 from .scales import unpacking
@@ -152,10 +152,20 @@ def shared_roles(group: Group, found: list[Contraction], hints: Hints) -> Roles 
     rest = [m for m in group.members if m not in sums]
     if not together or folds != len(found) + apart or any(m.free not in places or isinstance(m.node, Scatter) for m in rest):
         return None
+    if not all(_in_step(group, first, frozenset(axes), hints) for axes in (first.rows, first.columns)):
+        return None
     made = {m.node for m in sums}
     if any(e.node in made for m in rest for e in m.loads):
         return None
     return Roles(first.fold.free, group.members, (), ())
+
+
+def _in_step(group: Group, c: Contraction, axes: frozenset[Axis], hints: Hints) -> bool:
+    """Do all members of a group go in step through many rows or columns that are several axes, where the contraction itself does? The kernel of one
+    axis is the fast one."""
+    if len(axes) < 2 or min(hints.count(c.rows), hints.count(c.columns)) <= TURNED:
+        return True
+    return as_one(group.members, axes) or not as_one([m for m in group.members if fold_of(m.expr) is c.fold], axes)
 
 
 def _sums_beside(group: Group, c: Contraction) -> list[Member]:

@@ -11,7 +11,7 @@ from .axes import Group, fold_of
 from .contraction import contraction, of_vector
 from .cost import BLOCK, Hints, contiguous_axis, is_heavy, parallelism
 from .legal import Roles, inner_reads
-from .lines import abreast, apart, piece
+from .lines import MOST_BESIDE, abreast, apart, piece
 from .reason import Reason
 from .sizes import runs_along
 
@@ -41,6 +41,8 @@ FEW_SHARERS = 2         # programs at most that share rows which begin anywhere,
 CARRIED_TURNS = 4       # rows at least for each such cluster, where column sums beside what is written are as quick by a kernel of their own: f32
                         # RMSNorm backward of 256, 128 and 64 rows of 32768 45.8, 27.6 and 17.2 us, 57.1, 32.1 and 17.6 in two kernels; bf16 LayerNorm
                         # backward of 256 of 65536 and 128 of 32768 41.6 and 15.6, 65.5 and 21.4
+WIDE_TURNS = 64         # the same of rows of 32 bits that begin anywhere, which more than FEW_SHARERS programs read element by element:
+                        # LayerNorm backward of 1000 rows of 30011 147 us, of 4096 of 16383 262, 172 and 361 in two kernels
 REACHED = 91            # percent of the multiprocessors that clusters of more than two programs reach, which are bound to groups of them: of an
                         # H200's 132 15 clusters of 8; LayerNorm backward over 65536 columns 63% with 15 of them, 35 with 16, the last of which began
                         # when all had ended
@@ -63,6 +65,9 @@ EACH_DOWN = 1 << 16     # elements of each multiprocessor at least then: about e
 WALKED = 32             # rows at most of columns that a program folds and writes on the way, WALKED_FROM columns at least: RMSNorm backward of 16
 WALKED_FROM = 32768     # rows of 65537 f32 10.8 us, of 131072 f16 9.9, of 32 of 131072 f32 25.5 and of 262143 f16 33.6; 13.0, 12.5, 28.4 and 38.6
                         # by programs that share the rows and leave partial sums
+ALONE_EACH = 4096       # elements for each multiprocessor from which on few long rows are summed by themselves, and their columns where the gradient
+                        # is written: LayerNorm backward of 16 and 64 rows of 131072 bf16 10.9 and 32.9 us, of 8 of 262144 11.5, of 32 of 131073 22.3,
+                        # f32 of 16 of 65536 11.7; 15.9, 46.0, 14.4, 33.0 and 13.8 with both sums in one kernel. Of 4 of 65536 8.2, 7.6
 SHORT = 16384           # elements that one program works through in the time of a launch: with less to do each, few programs will do
 SHARED_FROM = 16 << 20  # bytes of columns from which on programs share out their rows, however many columns there are
 LITTLE = 1 / 32         # of the bytes that two kernels move, which one of both saves: what a fold gives is folded on apart
@@ -186,19 +191,24 @@ def carried_alone(columns: int, sums: int, read: int) -> bool:
     return columns * sums <= CARRIED and columns * (4 * sums + read) <= CARRIED_BYTES
 
 
-def carrying(columns: int, sums: int, read: int, aligned: bool, target) -> int:
+def carrying(columns: int, sums: int, read: int, aligned: bool, target, wide: bool = False) -> int:
     """How many programs of a cluster share rows of so many columns, of each of which they carry `sums` partial results and hold `read` bytes; 0 where
-    that is too much. Rows that are not `aligned` begin anywhere."""
+    that is too much. Rows that are not `aligned` begin anywhere; those that are `wide` are read as quickly element by element."""
     if target.ordered or target.arch[:1] != ("cuda",):
         return 0
     count = 1 << (max(-(-columns * (4 * sums + read) // SHARED_CARRIED), -(-(columns // WORDS * WORDS) // SHARED_COLUMNS)) - 1).bit_length()
     alone = carried_alone(columns, sums, read)
     share = -(-(columns // WORDS * WORDS) // count)
-    if (alone or not aligned) and count > FEW_SHARERS or alone and share * 4 <= 3 << (share - 1).bit_length():
+    if (alone or not (aligned or wide)) and count > FEW_SHARERS or alone and share * 4 <= 3 << (share - 1).bit_length():
         return 0
     if count > target.cluster:
         return 0
     return min(2 * count, target.cluster) if count > FEW_SHARERS else count
+
+
+def many_wide(narrowest: int, rows: int, target) -> bool:
+    """Are there many rows, of elements of 32 bits and more?"""
+    return narrowest >= 4 and rows >= WIDE_TURNS * clusters(target.cluster, target)
 
 
 def clusters(programs: int, target) -> int:
@@ -217,14 +227,16 @@ def _sharing_carried(group: Group, r: Roles, rows: frozenset, hints: Hints, targ
     folds = [e for m in r.local for e in walk(*m.roots()) if isinstance(e, (Reduce, Scan))]
     if not folds or any(isinstance(e, Scan) or set(e.over) != rows for e in folds) or any(isinstance(m.node, Scatter) for m in group.members):
         return 0
-    count = carrying(hints.count(rows), len(r.accumulating), _held_bytes(group, v), hints.divides(WORDS, v.extent), target)
+    read = _held(group, v)
+    wide = many_wide(min(read, default=4), hints.count(r.parallel), target)
+    count = carrying(hints.count(rows), len(r.accumulating), sum(read), hints.divides(WORDS, v.extent), target, wide)
     return count if count > 1 else 0
 
 
-def _held_bytes(group: Group, v) -> int:
-    """Bytes that the members of `group` read for an element of a row along `v`."""
+def _held(group: Group, v) -> tuple[int, ...]:
+    """Bytes of each value that the members of `group` read for an element of a row along `v`."""
     inside = set(group.nodes())
-    return sum({(e.node, e.index): e.dtype.bytes for m in group.members for e in walk(*m.roots())
+    return tuple({(e.node, e.index): e.dtype.bytes for m in group.members for e in walk(*m.roots())
                 if isinstance(e, Load) and e.node not in inside and any(v in i.axes() for i in e.index)}.values())
 
 
@@ -241,15 +253,16 @@ def infeasible(group: Group, r: Roles, hints: Hints, target) -> Reason | None:
     if carried > (CARRIED if len(rows) == 1 else CARRIED // 2):
         return Reason("accumulators", "infeasible", f"{carried} partial results a program")
     v, length = contiguous_axis(group, hints), hints.count(rows)
-    if rows == {v} and r.local and 0 < length <= carried and not carried_alone(length, carried // length, _held_bytes(group, v)):
+    if rows == {v} and r.local and 0 < length <= carried and not carried_alone(length, carried // length, sum(_held(group, v))):
         return Reason("accumulators", "infeasible", f"{carried} partial results a program, beside rows of {length}")
     along = any(m.free & rows for m in r.accumulating)          # partial results of a row's length
-    nested = _nested(group, rows) and not _planes(group, rows, hints, target)
+    beside = side_by_side(group, r, hints, target)
+    nested = _nested(group, rows) and not beside and not _planes(group, rows, hints, target)
     if (along or nested) and length > HELD:
         return Reason("no_registers", "infeasible", f"{length} elements of a row are held at once")
     if nested and _beyond_stages(group, rows, hints):
         return Reason("no_registers", "infeasible", "more of several rows than registers hold beside what is computed of them")
-    held = _held_together(group, rows, hints) if along and len(rows) > 1 else 0
+    held = _held_together(group, rows, hints) if along and len(rows) > 1 and not beside else 0
     if held > HELD:
         return Reason("no_registers", "infeasible", f"{held} elements of several rows are held at once")
     columns = {a for m in r.local for a in m.bound - r.parallel}
@@ -269,13 +282,17 @@ def _held_together(group: Group, rows: frozenset, hints: Hints) -> int:
 
 def _beyond_stages(group: Group, rows: frozenset, hints: Hints) -> bool:
     """Is much computed of what `group` reads along all of `rows`, for many sums, and that more than half of what one program holds in stages?"""
-    if len({m.node for m in group.members if m.bound & rows and m.bound < rows}) <= NESTED:
+    if len({m.node for m in group.members if m.bound & rows and m.bound < rows <= m.free | m.bound}) <= NESTED:
         return False
     inside = set(group.nodes())
     read = {(e.node, e.index): e.dtype.bytes for m in group.members for e in m.loads
             if e.node not in inside and rows <= frozenset().union(*(i.axes() for i in e.index))}
-    heavy = any(isinstance(x, Op) and OPS[x.name].heavy for m in group.members if rows <= m.free | m.bound for x in walk(*m.roots()))
-    return heavy and hints.count(rows) * sum(read.values()) > STAGED // 2
+    return _heavy_along(group, rows) and hints.count(rows) * sum(read.values()) > STAGED // 2
+
+
+def _heavy_along(group: Group, rows: frozenset) -> bool:
+    """Is a heavy function computed of every element of `rows`?"""
+    return any(isinstance(x, Op) and OPS[x.name].heavy and rows <= x.free for m in group.members for x in walk(*m.roots()))
 
 
 def _planes(group: Group, rows: frozenset, hints: Hints, target) -> bool:
@@ -287,6 +304,23 @@ def _planes(group: Group, rows: frozenset, hints: Hints, target) -> bool:
     inside = set(group.nodes())
     read = {(e.node, e.index): (e.offset(), e.dtype.bytes) for m in group.members for e in m.loads if e.node not in inside}
     return apart(rows, [(m.bound, m.free & rows) for m in group.members if m.bound], read.values(), hints, target) is not None
+
+
+def side_by_side(group: Group, r: Roles, hints: Hints, target) -> bool:
+    """Do the programs of clusters hold side by side what `group` reads of its rows, short pieces of lines among them, and needs again? Not where a
+    heavy function is computed again for each of many sums of channels: EvoNorm backward of 32 x 256 x 56 x 56 in NHWC, five, in f32 229 us, 157 in
+    five kernels, in bf16 178 and 102."""
+    rows = frozenset(a for m in group.members for a in m.free | m.bound) - r.parallel
+    if r.accumulating or not any(rows <= m.free and not m.bound for m in group.members):
+        return False
+    folds = [e for m in group.members for e in walk(*m.roots()) if isinstance(e, (Reduce, Scan))]
+    if any(isinstance(e, Scan) or e.monoid in CARRIERS for e in folds):
+        return False
+    if len({m.node for m in group.members if m.bound & rows and m.bound < rows}) > NESTED and _heavy_along(group, rows):
+        return False
+    inside = set(group.nodes())
+    read = [e for m in group.members for e in m.loads if e.node not in inside]
+    return abreast(read, rows, hints, target, MOST_BESIDE) is not None
 
 
 def _nested(group: Group, rows: frozenset) -> bool:
@@ -344,14 +378,26 @@ def _folds_elsewhere(a: Group, b: Group, hints: Hints) -> bool:
 
 def _walked(r: Roles, v, hints: Hints) -> bool:
     """Does a program walk down columns that it folds, and write them on the way, more rows than it holds of many columns?"""
+    down = _written_down(r)
+    return v in r.parallel and bool(down) and not _holds_columns(down, v, hints)
+
+
+def _written_down(r: Roles) -> frozenset:
+    """The axes down which a program folds and writes on the way; none where it does not do both."""
     down = frozenset(a for m in r.local for a in m.bound) - r.parallel
-    walks = v in r.parallel and any(m.bound & down for m in r.local) and any(down & m.free and not m.bound for m in r.local)
-    return walks and not _holds_columns(down, v, hints)
+    return down if any(down & m.free and not m.bound for m in r.local) else frozenset()
 
 
 def _holds_columns(down: frozenset, v, hints: Hints) -> bool:
     """Are columns short and many, so that a program holds some?"""
     return len(down) == 1 and hints.exactly(next(iter(down)).extent) is not None and hints.count(down) <= WALKED and hints(v.extent) >= WALKED_FROM
+
+
+def sums_rows_across(group: Group, r: Roles, hints: Hints, target) -> bool:
+    """Do programs that have pieces of rows, whose columns they fold, leave their shares of the rows' sums, too, of more than a little?"""
+    v = contiguous_axis(group, hints)
+    across = v in r.parallel and any(m.bound == {v} for m in r.accumulating) and any(m.bound and v in m.free for m in r.local)
+    return across and max(hints.count(m.free | m.bound) for m in r.accumulating) >= ALONE_EACH * target.threads
 
 
 def walks_down(columns: Index, rows: int, hints: Hints, target) -> bool:
@@ -368,8 +414,7 @@ def _cuts_lines(r: Roles, v, hints: Hints, target) -> bool:
     crossed = {a for m in r.accumulating for a in m.bound}
     if crossed and walks_down(v.extent, hints.count(crossed), hints, target) and any(crossed | {v} <= m.free and not m.bound for m in r.local):
         return False
-    down = frozenset(a for m in r.local for a in m.bound) - r.parallel
-    if _holds_columns(down, v, hints) and any(down & m.free and not m.bound for m in r.local):
+    if _holds_columns(_written_down(r), v, hints):
         return False
     for m in r.local:
         for e in m.loads:
@@ -386,7 +431,7 @@ def _pieces(group: Group, r: Roles, hints: Hints, target) -> bool:
     inside = set(group.nodes())
     rows = {a for m in group.members for a in m.free | m.bound} - r.parallel
     read = [e for m in group.members for e in m.loads if e.node not in inside]
-    if piece(read, rows, hints) is None or abreast(read, rows, hints, target) is not None:
+    if piece(read, rows, hints) is None or abreast(read, rows, hints, target, MOST_BESIDE) is not None:
         return False
     return hints.count(rows) > HELD or any(is_heavy(x) for m in group.members if m.free >= rows for x in m.roots())
 

@@ -11,7 +11,7 @@ from ..ir.dtype import F32
 from ..ir.expr import Cast, Const, Expr, Load, Op, Random, Reduce, Rewriter, _fetches, walk, loads
 from ..ir.graph import Compute, Graph, Input, Opaque, Result, Scatter, View, Write, is_pointwise, topological
 from ..ir.index import Axis, as_index
-from ..ir.ops import OPS
+from ..ir.ops import OPS, can_fail
 from ..ir.ranges import below
 from ..ir.rewrite import Simplifier
 from .axes import fold_of
@@ -198,7 +198,7 @@ def under_guard(e: Expr, guard: Expr) -> Expr:
         return not x.free & guard.free and not _fetches(x.index) and all(below(i, s) for i, s in zip(x.index, x.node.shape))
 
     def leaf(x: Expr):
-        if isinstance(x, Op) and x.name in ("floordiv", "truncdiv", "mod", "rem") and x.dtype.is_int:
+        if isinstance(x, Op) and can_fail(x.name, x.dtype):
             return Op(x.name, x.args[0], Op("where", guard, x.args[1], Const(1, x.dtype)))
         if isinstance(x, Load) and x.node.shape and not apart(x):
             both = guard if x.guard is None or x.guard is guard else Op("and", guard, x.guard)

@@ -25,6 +25,8 @@ HELD = 32768            # elements of a group that one program holds
 SHARE = 32 << 10        # bytes of groups side by side that each of the programs of a cluster holds: EvoNorm of 32 x 256 x 56 x 56 in bf16 46.6 us,
                         # 50.0 with twice as many and twice the warps, 53.6 by columns; GroupNorm of 16 x 512 x 64 x 64 from NHWC in f16 49.9, 55.6,
                         # 66.7
+MOST_BESIDE = 2         # values that the programs of a cluster hold side by side, SHARE of each: GroupNorm backward, input and gradient in NHWC, of
+                        # 32 x 256 x 56 x 56 in bf16 70 us, 82 in four kernels, in f32 117 and 143; with the gradient in NCHW 72 and 90 in bf16
 ALONE = 64 << 10        # bytes of a group that one program holds instead, where little is computed
 HALF = 64               # of a line at least
 PIECES = 2              # powers of two at most that make up the channels of such a group
@@ -59,30 +61,39 @@ def piece(read, over, hints: Hints) -> Axis | None:
     return next(iter(found)) if len(found) == 1 and max(found.values()) >= LEAST else None
 
 
-def abreast(read, over, hints: Hints, target) -> tuple[Axis, int, int] | None:
-    """(the axis of groups, how many side by side make whole lines, how many programs of a cluster share them) where one of the loads `read`, and no
-    other along all axes `over`, is of short pieces of lines, and programs hold all that is folded of it; else None. With the incoming gradient beside
-    it EvoNorm backward in bf16 takes 159 us, 134 by columns."""
-    c = piece(read, over, hints)
-    held = {(e.node, e.index): e for e in read if set(over) <= e.offset().axes()}
-    if c is None or len(held) != 1 or target.ordered or target.arch[:1] != ("cuda",) or any(hints.exactly(a.extent) is None for a in over):
+def abreast(read, over, hints: Hints, target, most: int = 1) -> tuple[Axis, Axis, int, int] | None:
+    """(the contiguous axis of the pieces, the axis of groups, how many side by side make whole lines, how many programs of a cluster share them)
+    where one of the loads `read` is of short pieces of lines, at most so many are along all axes `over`, and programs hold all that is folded of
+    them; else None. With the incoming gradient beside it EvoNorm backward in bf16 takes 159 us, 134 by columns."""
+    c = piece([e for e in read if not _in_runs(e, over, hints)], over, hints)
+    whole = {(e.node, e.index): e for e in read if set(over) <= e.offset().axes()}.values()
+    e = next((e for e in whole if c is not None and e.offset().coefficient(c) == 1), None)
+    if e is None or len(whole) > most or target.ordered or target.arch[:1] != ("cuda",) or any(hints.exactly(a.extent) is None for a in over):
         return None
-    e, = held.values()
     at, size = e.offset(), hints(c.extent) * e.dtype.bytes
     first, *rest = sorted((a for a in over if a is not c), key=lambda a: hints(at.coefficient(a)))
-    if size % WORD or hints(c.extent).bit_count() > PIECES or at.coefficient(c) != 1:
+    if size % WORD or hints(c.extent).bit_count() > PIECES:
         return None
     if any(at.coefficient(b) is not at.coefficient(a) * a.extent for a, b in zip((first, *rest), rest)):
         return None
     g, count = next(g for g in at.axes() if g not in over and at.coefficient(g) is as_index(c.extent)), 1
     while count * size < LINE and hints.divides(2 * count, g.extent):
         count *= 2
+    group = hints.count(over) * sum(e.dtype.bytes for e in whole)
     while count * size >= HALF:
-        sharers = 1 << (-(-count * hints.count(over) * e.dtype.bytes // SHARE) - 1).bit_length()
+        sharers = 1 << (-(-count * group // (SHARE * len(whole))) - 1).bit_length()
         if sharers <= target.cluster:
-            return g, count, sharers
+            return c, g, count, sharers
         count //= 2
     return None
+
+
+def _in_runs(e: Load, over, hints: Hints) -> bool:
+    """Does a load read whole lines along axes of `over`, one behind the other?"""
+    at, run = e.offset(), 1
+    while (a := next((a for a in over if hints(a.extent) > 1 and at.coefficient(a) == run), None)) is not None:
+        run *= hints(a.extent)
+    return run * e.dtype.bytes >= LINE
 
 
 def apart(rows: frozenset, folds, read, hints: Hints, target) -> Axis | None:
@@ -107,7 +118,7 @@ def apart(rows: frozenset, folds, read, hints: Hints, target) -> Axis | None:
 def alone(read, over, heavy: bool, hints: Hints) -> bool:
     """Is what a program by itself holds of a group so little, and so little computed of it, that it is faster so? GroupNorm of 32 x 256 x 56 x 56
     from NHWC in bf16 45 us, 49 by clusters; in f32 88 and 72."""
-    return not heavy and hints.count(over) * max((e.dtype.bytes for e in read if set(over) <= e.offset().axes()), default=0) <= ALONE
+    return not heavy and hints.count(over) * sum(e.dtype.bytes for e in read if set(over) <= e.offset().axes()) <= ALONE
 
 
 def held(n: Compute, part: Reduce, readers: dict, hints: Hints, target) -> bool:

@@ -13,12 +13,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import permutations
 
 from ..ir.expr import Cast, Expr, Load, Op, Random, Reduce, Scan, loads, walk
 from ..ir.graph import Scatter
-from ..ir.index import Axis, Size, as_index
-from .axes import Group
+from ..ir.index import Axis, Size
+from .axes import Group, as_one
 from .contraction import NARROW, SIDE, factors_of, halves
 from .legal import Roles, roles
 from .reason import Reason
@@ -105,17 +104,7 @@ def narrow_roles(group: Group) -> Roles | None:
     made = roles(group, rows)
     if not isinstance(made, Roles) or not made.accumulating or any(len(m.free - rows) != 1 for m in made.local):
         return None
-    return made if len(rows) == 1 or _as_one(group, rows) else None
-
-
-def _as_one(group: Group, rows: frozenset[Axis]) -> bool:
-    """Do all accesses go through `rows`, several axes, in step, so that a kernel counts them as one?"""
-    lie = lambda index, node: sum((i * s for i, s in zip(index, node.strides)), as_index(0))
-    found = [lie(e.index, e.node) for m in group.members for e in m.loads] + [lie(m.dims, m.node) for m in group.members]
-    used = [i for i in found if rows & set(i.axes())]
-    whole = lambda order, i: all(i.coefficient(b).terms and i.coefficient(a) is i.coefficient(b) * b.extent for a, b in zip(order, order[1:]))
-    plain = all(rows <= {a for a in i.atoms() if isinstance(a, Axis)} for i in used)
-    return plain and any(all(whole(order, i) for i in used) for order in permutations(rows))
+    return made if len(rows) == 1 or as_one(group.members, rows) else None
 
 
 def stepped(group: Group, r: Roles) -> bool:

@@ -11,10 +11,10 @@ from itertools import count
 from ..ir.expr import Reduce, Scan, walk
 from ..ir.graph import Compute, Graph, Input, Opaque, Result, Scatter, is_pointwise, reads
 from ..ir.index import Axis, as_index
-from . import beside, gpu
+from . import beside, gpu, lines
 from .alike import Part, Planned, parts
 from .axes import Group, Unifier, fold_of, remap, singleton
-from .cost import GRAIN, contiguous_axis, estimates, idle_lanes, node_bytes, parallelism, pinned_nodes, row_bytes, scattered, weight
+from .cost import GRAIN, Hints, contiguous_axis, estimates, idle_lanes, node_bytes, parallelism, pinned_nodes, row_bytes, scattered, weight
 from .legal import Roles
 from .inline import inline
 from .inplace import written_in_place
@@ -198,7 +198,8 @@ class _Planner:
             return
         if (a, b) not in asked:
             reason = self._join(a, b)
-            asked[a, b] = None if isinstance(reason, Reason) and self._traded(a, b, reason) else reason
+            refused = isinstance(reason, Reason)
+            asked[a, b] = None if refused and (self._traded(a, b, reason) or self._gathered(a, b, reason)) else reason
         if isinstance(asked[a, b], Reason):
             self.refused[(partner, n)] = asked[a, b]
 
@@ -222,6 +223,38 @@ class _Planner:
         for g, r in zip(made, roles):
             self._place(g, r)
         return True
+
+    def _gathered(self, a: Group, b: Group, reason: Reason) -> bool:
+        """Folds, what is made of them and of what they fold, and all groups between the two are one where the programs of clusters hold side by side
+        what both read. Says whether they are."""
+        if self.target.kind != "gpu" or self.target.ordered or reason.code != "cycle" \
+                or not any(n in b.reads and node_bytes(n, self.hints) >= lines.LEAST for n in a.reads):
+            return False
+        found = {a, b} | self._all_between(a, b) | self._all_between(b, a)
+        if any(not isinstance(g, Group) or isinstance(g.members[0].node, Scatter) for g in found) or sum(len(g.members) for g in found) > LARGEST \
+                or len({id(self.part.get(n)) for g in found for n in g.nodes()}) > 1:
+            return False
+        made, *rest = sorted(found, key=self.first.__getitem__)
+        for g in rest:
+            made = self._unify(made, g) if not isinstance(made, Reason) else made
+        roles = best_roles(made, self.hints, self.target) if not isinstance(made, Reason) else None
+        if roles is None or not gpu.side_by_side(made, roles, self.hints, self.target) \
+                or gpu.infeasible(made, roles, self.hints, self.target) is not None:
+            return False
+        self._place(made, roles)
+        return True
+
+    def _all_between(self, a: Group, b: Group) -> set:
+        """What needs `a` and is needed by `b`: groups, and what runs by itself."""
+        def around(g: Group, towards: dict) -> set:
+            found, stack = {g}, [g]
+            while stack:
+                x = stack.pop()
+                new = {self.group.get(r, r) for n in (x.nodes() if isinstance(x, Group) else (x,)) for r in towards.get(n, ())} - found
+                found |= new
+                stack += new
+            return found
+        return around(a, self.readers) & around(b, self.sources)
 
     def _made_of(self, m, g: Group) -> frozenset:
         """The axes along which group `g` makes something of its member `m`."""
@@ -347,6 +380,8 @@ class _Planner:
         if not roles.parallel and any(self.roles[g].parallel for g in (a, b)):
             return Reason("no_common_axes", "unprofitable", "one thread would run all, at any size")
         if t.kind == "gpu":
+            if gpu.sums_rows_across(joined, roles, hints, t) and self._written_of(roles, hints):
+                return Reason("no_saving", "unprofitable", "columns are summed where what is made of the rows' sums is written")
             share = saved / max(1, self._moved(a.nodes()) + self._moved(b.nodes()))
             return gpu.unprofitable(a, b, joined, roles, (self.roles[a], self.roles[b]), hints, t, share) or self._too_large(joined)
         work = max(hints.count(m.free | m.bound) for m in joined.members)
@@ -372,6 +407,16 @@ class _Planner:
         if folds and work > GRAIN and row_bytes(joined, roles, hints) > 8 * t.l2:
             return Reason("no_cache", "unprofitable", f"{row_bytes(joined, roles, hints)} bytes a row")
         return self._too_large(joined)
+
+    def _written_of(self, roles: Roles, hints: Hints) -> bool:
+        """Is a value made, by another kernel, of the sums that programs leave of rows, as large as what these are summed of?"""
+        most = max(hints.count(m.free | m.bound) for m in roles.accumulating)
+        todo = [m.node for m in roles.accumulating]
+        for n in todo:                      # grows
+            if hints.extents(n.shape) >= most:
+                return True
+            todo += [r for r in self.readers[n] if isinstance(r, Compute) and r not in todo]
+        return False
 
     def _after(self, roles: Roles) -> int:
         """Elements that are made of complete folds along axes that none of these folds has: the thread that completes them makes them, one by one."""

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ..ir.dtype import F32
 from ..ir.expr import loads
@@ -96,12 +96,14 @@ LEAST = 0.93            # of the vendor's time: a kernel must promise more than 
 @dataclass(frozen=True, eq=False)
 class Site:
     """A graph with its contractions; `fronts`: what each can take in that is computed in front of it; `pairs`: narrow
-    ones, with those in front of them, see `contract.back_to_back`; `behind`: what the vendor makes behind some."""
+    ones, with those in front of them, see `contract.back_to_back`; `behind`: what the vendor makes behind some; `whole`: of those that are parts
+    of one call (`packed`) the contraction that the vendor makes."""
     graph: Graph
     found: dict[Opaque, Contraction]
     fronts: dict[Opaque, tuple[Compute, ...]]
     pairs: dict[Opaque, tuple[Opaque, bool]]
     behind: Mapping[Opaque, Own]
+    whole: Mapping[Opaque, Contraction] = field(default_factory=dict)
 
 
 def unprofitable(site: Site, hints: Hints, target) -> dict[Opaque, Reason | None]:
@@ -111,8 +113,9 @@ def unprofitable(site: Site, hints: Hints, target) -> dict[Opaque, Reason | None
         return {n: Reason("vendor", "not attempted", "no kernel was measured on such a machine") for n in site.found}
     reasons = {n: _alone(site, n, c, hints, rates_of(c, target)) for n, c in site.found.items()}
     for wide in (False, True):
-        many = {n: c for n, c in site.found.items() if (product_type(c) is F32) == wide and min(c.sizes(hints)[1:3]) > MANY and movable(c, hints)}
-        reasons.update(fused((TF32 if wide else PRODUCTS)[target.arch[:2]], target.threads, site.graph, many, site.behind, hints))
+        large = lambda c: (product_type(c) is F32) == wide and min(c.sizes(hints)[1:3]) > MANY
+        many = {n: c for n, c in site.found.items() if large(c) and movable(c, hints, joined=True)}
+        reasons.update(fused((TF32 if wide else PRODUCTS)[target.arch[:2]], target.threads, site.graph, many, site.behind, hints, site.whole))
     reasons.update((n, None) for n, c in site.found.items() if reasons[n] is not None and writes_any_row(c, target, hints))
     for calls in _families(site, hints):
         if any(reasons[n] is not None for n in calls) and _side_by_side(site, calls, hints, target):
@@ -154,16 +157,33 @@ def _alone(site: Site, call: Opaque, c: Contraction, hints: Hints, rates: Rates)
         return Reason("vendor", "not attempted", f"{micro(vendor)}")
     if not _along_depth(c, m <= n):
         return Reason("vendor", "not attempted", f"{micro(vendor)}; weights that are not contiguous along the depth")
-    ours, theirs = few(site, {call: rates}, hints)
+    ours, theirs = few(site, dict.fromkeys(_parts_of_one(site, call), rates), hints)
     prices = f"{micro(ours)} in one kernel, the vendor {micro(vendor)} and {micro(theirs - vendor)} around it"
     return None if ours < LEAST * theirs else Reason("vendor", "unprofitable", prices)
+
+
+def _parts_of_one(site: Site, call: Opaque) -> list[Opaque]:
+    """`call`, with the other parts of the call that it is a part of."""
+    whole = site.whole.get(call)
+    return [n for n in site.found if site.whole.get(n) is whole] if whole is not None else [call]
 
 
 def few(site: Site, calls: Mapping[Opaque, Rates], hints: Hints) -> tuple[float, float]:
     """Seconds of one launch of ours that makes contractions of few rows, and of the vendor's calls for them with the passes around these."""
     ours = [_few_rows(site, n, site.found[n], hints, rates) for n, rates in calls.items()]
-    vendor = sum(vendor_time(site.found[n], hints, rates) + _around(site, n, hints, rates) for n, rates in calls.items())
+    vendor = sum(_by_vendor(site, n, hints, rates) for n, rates in _once(site, calls).items())
     return sum(moving for moving, _ in ours) + min(besides for _, besides in ours), vendor
+
+
+def _once(site: Site, calls: Mapping[Opaque, Rates]) -> dict[Opaque, Rates]:
+    """`calls`, of parts of one call the first alone."""
+    seen = {site.whole.get(n, n): n for n in reversed(calls)}
+    return {n: rates for n, rates in calls.items() if n in seen.values()}
+
+
+def _by_vendor(site: Site, call: Opaque, hints: Hints, rates: Rates) -> float:
+    """Seconds of the vendor's call, all of it where this is a part, with the passes around it."""
+    return vendor_time(site.whole.get(call, site.found[call]), hints, rates) + _around(site, call, hints, rates)
 
 
 def _around(site: Site, call: Opaque, hints: Hints, rates: Rates) -> float:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from ..ir.dtype import F32, DType
 from ..ir.expr import loads
 from ..ir.graph import Compute, Graph, Opaque, Result, elements, is_pointwise, reads, readers_of
-from .boxes import plain
+from ..ir.index import Axis, Index, as_index, dot
+from .boxes import places, plain
 from .contraction import Contraction
 from .cost import Hints, node_bytes, pinned_nodes, weight
 from .reason import Reason
@@ -197,8 +199,9 @@ class Choice:
 
 
 def choices(p: Products, processors: int, graph: Graph, found: dict[Opaque, Contraction], own: Mapping[Opaque, Own],
-            hints: Hints) -> list[Choice]:
-    """For contractions behind which something is computed pointwise. `own`: what the vendor makes behind some."""
+            hints: Hints, whole: Mapping[Opaque, Contraction] = MappingProxyType({})) -> list[Choice]:
+    """For contractions behind which something is computed pointwise. `own`: what the vendor makes behind some; `whole`: what it makes of parts of
+    one call."""
     made = []
     for x in behind(graph, found, hints):
         sizes, products = found[x.calls[0]].sizes(hints), len(x.calls)
@@ -207,7 +210,8 @@ def choices(p: Products, processors: int, graph: Graph, found: dict[Opaque, Cont
         kernel, _ = ours(p, processors, sizes, products, _beside(p, x, hints), x.operations, _paired([found[n] for n in x.calls]))
         if any(n in own and own[n].node is x.node for n in x.calls):
             passed = x.read / p.copy if any(own[n].kept is not None for n in x.calls if n in own) else 0.0
-        made.append(Choice(x, kernel, products * vendors(p, processors, sizes), passed))
+        calls = {whole.get(n, n): whole.get(n, found[n]).sizes(hints) for n in x.calls}
+        made.append(Choice(x, kernel, sum(vendors(p, processors, s) for s in calls.values()), passed))
     return made
 
 
@@ -219,10 +223,9 @@ def _beside(p: Products, x: Behind, hints: Hints) -> int:
 
 
 def fused(p: Products, processors: int, graph: Graph, found: dict[Opaque, Contraction], own: Mapping[Opaque, Own],
-          hints: Hints) -> dict[Opaque, Reason | None]:
-    """None for each contraction that is faster in one kernel with what stands behind it, or why it is not. `own`: what the
-    vendor makes behind some."""
-    made = choices(p, processors, graph, found, own, hints)
+          hints: Hints, whole: Mapping[Opaque, Contraction] = MappingProxyType({})) -> dict[Opaque, Reason | None]:
+    """None for each contraction that is faster in one kernel with what stands behind it, or why it is not. `own`, `whole`: as for `choices`."""
+    made = choices(p, processors, graph, found, own, hints, whole)
     return {n: None if x.fused else Reason("vendor", "unprofitable", str(x)) for x in made for n in x.behind.calls}
 
 
@@ -237,7 +240,8 @@ def behind(graph: Graph, found: dict[Opaque, Contraction], hints: Hints) -> list
     results = {r: r.opaque for r in graph.nodes if isinstance(r, Result) and r.opaque in found}
     for node in (x for x in graph.nodes if is_pointwise(x)):
         alone = lambda r: [x for x in readers[r] if not isinstance(x, Opaque)] == [node]
-        mine = [r for r in reads(node) if r in results and results[r] not in taken and alone(r) and _whole(node, r)]
+        whole = lambda r: _whole(node, r) and _in_step(node, r, found[results[r]])
+        mine = [r for r in reads(node) if r in results and results[r] not in taken and alone(r) and whole(r)]
         calls = _alike([results[r] for r in mine], found)
         if not calls:
             continue
@@ -257,6 +261,27 @@ def _whole(node: Compute, r: Result) -> bool:
     own = {a for a in node.axes if a.extent != 1}
     found = [e for e in loads(node.expr) if e.node is r]
     return all(e.guard is None and {a for i in e.index for a in i.axes()} == own for e in found) and elements(node) is elements(r)
+
+
+def _in_step(node: Compute, r: Result, c: Contraction) -> bool:
+    """Does all that `node` reads and is lie along the axes that it has for one of `c`'s (batch and position for rows) as along one, so that a kernel
+    counts them as one?"""
+    if any(a not in {Axis(d, n) for d, n in enumerate(r.shape)} for a in (*c.batch, *c.rows, *c.columns)):       # its axes are pieces of the result's
+        return False
+    lie = [e.offset() for e in loads(node.expr)] + [dot(map(as_index, node.axes), node.strides)]
+    return all(_through(i, at) for e in loads(node.expr) if e.node is r for at in _numbers(c, e.index) if len(at.axes()) > 1 for i in lie)
+
+
+def _numbers(c: Contraction, index: tuple[Index, ...]) -> list[Index]:
+    """Of an element of a contraction's result its coordinate along each batch axis, the number of its row and that of its column."""
+    together = [x for axes in (c.rows, c.columns) if (x := places(c, axes)) is not None]
+    return [index[a.id] for a in c.batch] + [sum((index[a.id] * n for a, n in x.items()), as_index(0)) for x in together]
+
+
+def _through(i: Index, at: Index) -> bool:
+    """Is `i` made of `at`, a number that several axes make up, and of other axes?"""
+    last = next((a for a in at.axes() if at.coefficient(a) == 1), None)
+    return last is not None and not (i - i.coefficient(last) * at).axes() & at.axes()
 
 
 def _alike(calls: list[Opaque], found: dict[Opaque, Contraction]) -> tuple[Opaque, ...]:

@@ -6,7 +6,7 @@ from typing import Any
 
 # code -> what it means, for people (documented; tools and tests refer to the codes)
 CODES: dict[str, str] = {
-    "opaque": "one side runs through ATen",
+    "opaque": "one side is a call of torch, not a kernel",
     "misaligned": "the reader uses the value at other coordinates than those it is made at",
     "cycle": "a value between them must be computed by another kernel",
     "no_common_axes": "no axis is common to all members: nothing to run in parallel over",

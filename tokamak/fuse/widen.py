@@ -15,7 +15,7 @@ from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Reduce, Rewriter, walk
 from ..ir.graph import Compute, Graph, is_pointwise, reads
 from ..ir.index import Axis, Fetch, Index, as_index, axis
 from ..ir.normal import floordiv
-from ..ir.ops import CARRIERS
+from ..ir.ops import CARRIERS, can_fail
 from ..ir.rewrite import replaced
 from .cost import Hints, estimates
 from .gpu import walks_down
@@ -34,13 +34,14 @@ ALIGNED = 1024          # rows at least that begin at whole words: f16 sums of 1
                         # 20.5, 20.9 by four
 LEAST = 1 << 22         # bytes that are folded. Statistics of fewer, too: beside an outlier in the first of 200000 rows of 3 columns a variance is
                         # off by 2e-7 so, 7e-6 by programs that share whole rows
+LEAST_WORDS = 15 << 17  # the same of ALIGNED rows at least that begin anywhere: 8192 of 129, 4096 of 257 and 1024 of 1025 bf16 4.0, 4.1 and 3.9 us,
+                        # 16384 of 63 f16 and 4096 of 129 f32 3.9; 4.4, 4.3, 4.3, 4.4 and 4.2 as they are
 TILES = 32              # of COLUMNS that each multiprocessor should have: as many rows count as one as make so many, and no fold is left across
                         # programs
 FILL = 2                # of them from which on no fold is left across programs anyway. 1024 x 65536 of f16, four rows as one, 35.7 us and 1.3 for
                         # what they give; 39.9 as they are
 AS_THEY_ARE = 4         # bytes of an element from which on rows that begin anywhere stay as they are, where there are FILL tiles and the second-level
                         # cache holds them: f32 sums of 256 rows of 32767 11.7 us, 14.2 in two kernels, of 128 of 65537 12.3, 14.4
-DIVISIONS = ("floordiv", "truncdiv", "mod", "rem")         # operations that report a divisor of 0
 MOST = 64               # rows that count as one then at most, that one kernel folds what they give
 
 
@@ -145,7 +146,8 @@ def _rows_of_words(fold: Reduce, hints: Hints, readers: dict, target) -> int | N
     if made and columns is not None and walks_down(axis.extent, count, hints, target):
         return None         # one kernel makes them and sums them
     aligned = columns is not None and columns * size % WORD == 0
-    if columns is None or count * columns * size < LEAST or aligned and (size > 2 or count < ALIGNED or columns < FILL * COLUMNS * target.threads):
+    least = LEAST if aligned or count < ALIGNED else LEAST_WORDS
+    if columns is None or count * columns * size < least or aligned and (size > 2 or count < ALIGNED or columns < FILL * COLUMNS * target.threads):
         return None
     if size >= AS_THEY_ARE and columns >= FILL * COLUMNS * target.threads and count * columns * size <= target.l2:
         return None
@@ -165,7 +167,7 @@ def _simple(fold: Reduce) -> bool:
     found = list(walk(*fold.args))
     loads = [e for e in found if isinstance(e, Load)]
     return all(e.guard is None for e in loads) and not any(isinstance(x, Fetch) for e in loads for i in e.index for x in i.atoms()) \
-        and not any(isinstance(e, Op) and e.name in DIVISIONS and e.dtype.is_int for e in found)
+        and not any(isinstance(e, Op) and can_fail(e.name, e.dtype) for e in found)
 
 
 def _line(e: Load, a: Axis) -> tuple[Axis, int] | None:

@@ -27,6 +27,11 @@ def _rows(spec: str, arity: int, result: str, takes: str, flops: int, heavy: boo
     return {name: OpInfo(name, arity, result, takes, flops, heavy) for name in spec.split()}
 
 
+def can_fail(name: str, d: DType) -> bool:
+    """True for operations that report an error: integer division by 0."""
+    return name in ("floordiv", "truncdiv", "mod", "rem") and d.is_int
+
+
 OPS: dict[str, OpInfo] = {
     **_rows("add sub mul", 2, "same", "iuf", 1),
     **_rows("neg abs", 1, "same", "iuf", 1),

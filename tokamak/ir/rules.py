@@ -169,6 +169,15 @@ def _same(e: Op) -> Expr | None:
     return e.args[0] if e.args[0] is e.args[1] else None
 
 
+def _minus_itself(e: Op) -> Expr | None:
+    """0.0, but of infinities and NaN. As it stands a product less itself is what was rounded off the product, where one of the two is not rounded
+    before the subtraction (gradients of a LayerNorm over one column: 2e-5 on a GPU)."""
+    x, other = e.args
+    if x is not other:
+        return None
+    return Op("mul", Op("abs", x), Const(0.0, x.dtype)) if x.dtype.is_float else Const(0, x.dtype)
+
+
 # -- choices and logic ---------------------------------------------------------------------------------------------
 def _where(e: Op) -> Expr | None:
     c, a, b = e.args
@@ -333,6 +342,7 @@ RULES: tuple[Rule, ...] = (
     Rule("abs neg", "abs", _inside("neg", lambda x: Op("abs", x))),
     Rule("abs abs", "abs", _inside("abs", lambda x: Op("abs", x))),
     Rule("x + neg y", "add sub", _add_negated),
+    Rule("x - x", "sub", _minus_itself),
     Rule("x ** small", "pow", _power),                          # what torch computes for these exponents, to the bit: sqrt(-0.0) is -0.0
     Rule("max(x, x)", "min max fmin fmax", _same),
     # choices and logic

@@ -90,7 +90,7 @@ class Compiler:
 def compiler(choice: str = "") -> Compiler:
     """The C compiler: `choice` (a command), else gcc, cc, clang, or zig from the wheel `ziglang`. Raises CompilerMissing, or BuildError where no
     process can be started."""
-    for name in (choice,) if choice else ("gcc", "cc", "clang"):
+    for name in (choice,) if choice.strip() else ("gcc", "cc", "clang"):
         words = name.split()
         path = shutil.which(words[0])
         if path is None:
@@ -105,10 +105,10 @@ def compiler(choice: str = "") -> Compiler:
             continue
         version = version.strip()
         return Compiler((path, *words[1:]), version, "Free Software Foundation" in version)
-    if not choice and importlib.util.find_spec("ziglang") is not None:
+    if not choice.strip() and importlib.util.find_spec("ziglang") is not None:
         return Compiler((sys.executable, "-m", "ziglang", "cc"), f"ziglang {importlib.metadata.version('ziglang')}")
-    found = f"'{choice}' is no C compiler that runs" if choice else "no C compiler was found"
-    raise CompilerMissing(f"{found}; install one: `apt install gcc` (or your system's package), or `pip install 'tokamak[cc]'`")
+    found = f"'{choice}' is no C compiler that runs (option cc, or TOKAMAK_CC; empty looks for one)" if choice.strip() else "no C compiler was found"
+    raise CompilerMissing(f"{found}; install one: `apt install gcc` (or your system's package), or `pip install ziglang`")
 
 
 @functools.cache

@@ -35,9 +35,9 @@ class Cache:
             if self.reason is None:
                 self.fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
-            self.reason = str(error)
+            self.reason = error.strerror or str(error)
         if self.reason is not None:
-            _warn_once(f"no kernel cache in {directory}: {self.reason}")
+            _warn_once(f"no kernel cache in {directory}: {self.reason}; kernels are built in each process. TOKAMAK_CACHE_DIR names another folder")
 
     def get(self, key: str) -> bytes | None:
         """The library kept under `key`, or None."""

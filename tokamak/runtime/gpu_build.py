@@ -108,8 +108,8 @@ def build(units: Sequence[GpuUnit], arch: Arch, *, cache_dir: str = "", report: 
     """The machine code of each unit by its name. `cache_dir`: where it is kept ('' keeps none). `report` is told of each unit as soon as it is there,
     `progress` several times a second how many of how many are compiled. `meanwhile`: called once if any are, before they are waited for.
     Raises BuildError, which names the kernel, or CompilerMissing when there is no Triton."""
-    if _triton_folder() is None:
-        raise CompilerMissing("Triton is not installed, and kernels for GPUs are built with it: `pip install 'tokamak[gpu]'`")
+    if units:
+        require_triton()
     keys = {u: key(u, arch) for u in units}
     missing = {k: u for u, k in keys.items() if k not in _MADE}
     cache = open_cache(cache_dir) if cache_dir and missing else None
@@ -222,6 +222,13 @@ def _triton_folder() -> Path | None:
     """Where Triton is installed; it is not imported: what lies in the cache does not need it."""
     found = importlib.util.find_spec("triton")
     return Path(found.origin).parent if found is not None and found.origin else None
+
+
+def require_triton() -> None:
+    """Raises CompilerMissing where there is no Triton."""
+    if _triton_folder() is None:
+        raise CompilerMissing("Triton is not installed, and kernels for GPUs are built with it: `pip install 'triton>=3.6'`; "
+                              "`tokamak doctor` says what else is missing")
 
 
 @functools.cache

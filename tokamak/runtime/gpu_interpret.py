@@ -31,7 +31,7 @@ _LOCK = threading.RLock()                           # the interpreter keeps the 
 def interpreted(unit: GpuUnit) -> Interpreted:
     """`unit` as something to call. Raises what its text raises when it is executed, CompilerMissing when there is no Triton."""
     if not triton_version():
-        raise CompilerMissing("Triton is not installed, and kernels are interpreted by it: `pip install 'tokamak[gpu]'`")
+        raise CompilerMissing("Triton is not installed, and kernels are interpreted by it: `pip install 'triton>=3.6'`")
     with _LOCK:
         copies = _copies()
         with _in_place(copies):

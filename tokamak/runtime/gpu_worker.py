@@ -58,7 +58,7 @@ def _first_that_compiles(compile: Callable, job: dict):
     """What `compile` makes of a kernel. Triton's passes fail on some tiles because of how threads lie on them, which another number of warps changes
     (and nothing else: a program computes the same), but where programs of a cluster exchange what their threads have."""
     most, usual = 1024 // job["arch"][2], job["warps"]
-    counts = [usual] if job.get("cluster", 1) > 1 else [usual, *(n for n in (2 * usual, 4 * usual, usual // 2) if 1 <= n <= most)]
+    counts = [usual] if job.get("cluster", 1) > 1 else [usual, *(n for n in (2 * usual, 4 * usual, usual // 2, 8 * usual) if 1 <= n <= most)]
     for warps in counts:
         options = {"num_warps": warps, "num_stages": job["stages"], "enable_fp_fusion": job["contract"]}
         if job.get("registers") and job["arch"][0] == "cuda":

@@ -128,11 +128,12 @@ def _held_anywhere(b: Body, line: Axis, down: Axis, size: int, touched: int, blo
     if not begin_anywhere(b, line, hints) or size == 4 and not LATE < touched <= WIDE_ANYWHERE:
         return None
     most, elements = hints.most(down.extent), 32 * WARPS_ANYWHERE * EACH_ANYWHERE
-    rows = _power(most) if most is not None and most <= ROWS_ANYWHERE else FEW
+    held = most is not None and most <= ROWS_ANYWHERE
+    rows = _power(most) if held else FEW
     columns = elements // rows
-    if rows < FEWEST or rows != FEW and most is None or blocks(columns) < FILL * target.threads:
+    if rows < FEWEST or blocks(columns) < FILL * target.threads:
         return None
-    if (most is None or most > ROWS_ANYWHERE) and (size != 2 or hints(down.extent) < MANY_ANYWHERE or blocks(columns) < RESIDENT * target.threads):
+    if not held and (size != 2 or hints(down.extent) < MANY_ANYWHERE or blocks(columns) < RESIDENT * target.threads):
         return None
     return Columns(rows, columns, WARPS_ANYWHERE, once=ONCE * touched > target.l2)
 

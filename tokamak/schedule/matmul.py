@@ -31,12 +31,17 @@ from .tile_schedule import TileSchedule
 from .tile_stages import power
 from .tile_access import wide
 
+FEWEST = 8              # rows of a tile where the machine is NVIDIA's, weights are of few bits and the depth is long: they leave room for more steps.
+                        # 14336 to 4096, 4 rows, us: packed int4 14.0, 18.0 by sixteen; int8 22.0, 22.8; but 4096 to 4096 6.9, 6.7 and 8.9, 8.5
 UNSHARED = 128          # elements of as long a step; a depth of fewer than twice STEPS of these is not worth sharing in TF32
 SHARED = 200 << 10      # bytes of shared memory that a program may fill with steps under way
 MOST_STAGES = 5         # steps under way at most
 GROUP = 8               # tiles along the first axis that share what they read along the second
 RESIDENT = 4            # programs to a multiprocessor that make narrow layers tile after tile
 HELD_BLOCKS = 4         # of the hidden axis that are written out at most
+VECTORS = 128           # of the hidden axis in such a block where vectors along it are read: fewer than a program's threads are loaded by each as its
+                        # part of a product has them, 16 elements for one. Two layers of a ResNet, batch norms behind them (401408 rows, 64 to 256 to
+                        # 128): 163 us, 193 with blocks of 64; 4010 lines of PTX, 5831, and three quarters of the compile's time
 HELD_STAGES = 3         # tiles of rows under way then: 131072 rows, 128 to 256 to 128, 47.9 us, 57 where each tile reads the weights, 65 with 2;
                         # 49.7 with tiles of 128 rows by 8 warps; backward, in steps, 83 and 97
 TALL = 128              # rows by eight warps where a mask is read beside the products: what lies between them stays in registers. 131072 rows, 128
@@ -116,7 +121,7 @@ def _choose(b: Body, found: list[Contraction], hints: Hints, target, alone: bool
         sizes = {many: 64, few: max(SIDE, power(hints(few.extent))), c.depth: AHEAD}
         return _schedule(b, c, sizes, hints, stages=1, early=True, ahead=True)
     cut = _tiles_of_slices if c.outer else _tiles
-    sizes = _few_rows(many, few, c, hints, target.threads, alone, len(found)) if turned else cut(rows, columns, c, hints)
+    sizes = _few_rows(many, few, c, hints, target, alone, len(found)) if turned else cut(rows, columns, c, hints)
     first, second = list(sizes)[:2]
     tiles = 1
     for a in b.parallel:
@@ -139,13 +144,21 @@ def _wide(many: Axis, few: Axis, c: Contraction, products: int, b: Body, hints: 
     return plain and whole and not b.parallel - {many, few} and hints(many.extent) >= 64 * target.threads
 
 
-def _few_rows(many: Axis, few: Axis, c: Contraction, hints: Hints, processors: int, alone: bool, products: int) -> dict[Axis, int]:
+def tile_of_rows(many: Axis, few: Axis, c: Contraction, hints: Hints, target) -> int:
+    """Rows of a tile of few."""
+    along = (*c.outer, c.depth)
+    eight = target.arch[0] == "cuda" and _width(c, many) == 1 and not c.scales and hints.count(along) * _places(c) > DEEP
+    return max(FEWEST if eight else SIDE, power(hints(few.extent)))
+
+
+def _few_rows(many: Axis, few: Axis, c: Contraction, hints: Hints, target, alone: bool, products: int) -> dict[Axis, int]:
     """Narrow tiles of the many, so that there are programs for all of the machine, in steps of 512 bytes along what is read of them: 16 by 16 by 256
     of bf16 and by 512 of int8 were the best, or near it, of ten shapes at three sizes, and of 35 tiles at 4096 to 4096. More columns than three such
     tiles a multiprocessor: 32. Tiles of 64 by steps of 64 where those fill the machine, by 128 where it has one each: 2 rows of bf16, 14336 to 14336,
     104.0 us, 119.8 by 16, 117.3 a step ahead, 113.3 the vendor's; 32 rows, 1024 to 14336, 12.5, 17.2, the vendor's 14.9; 16 rows, 8192 to 8192, by
     64, 32 and 16 columns 40.8, 42.5, 47.7."""
-    rows, columns = max(SIDE, power(hints(few.extent))), hints(many.extent)
+    columns, processors = hints(many.extent), target.threads
+    rows = tile_of_rows(many, few, c, hints, target) if alone and products == 1 else max(SIDE, power(hints(few.extent)))
     if c.outer:
         whole = max(SIDE, power(c.depth.extent.constant))
         slices = max(SLICES, STEP // (whole * _places(c)))
@@ -264,10 +277,13 @@ def _back_to_back(b: Body, c: Contraction, inner: Contraction, rows: Axis, colum
     out, where shared memory has room for both layers' weights: then a program reads them once."""
     sizes = {rows: _side(rows, 64, hints), columns: power(columns.extent.constant), c.depth: _side(c.depth, 64, hints)}
     hidden, width = hints(c.depth.extent), max(SIDE, power(inner.depth.extent.constant))
-    blocks = -(-hidden // sizes[c.depth])
     left = c.left if rows in c.left.free else c.right
-    beside = sum(e.dtype.bytes for e in loads(left) if rows in e.free and c.depth in e.free)
+    vectors = {e.node for e in loads(left) if e.free == {c.depth}}
+    if len(vectors) > 1 and VECTORS < hidden <= HELD_BLOCKS * sizes[c.depth] and sizes[columns] <= VECTORS:
+        sizes[c.depth] = VECTORS
+    blocks = -(-hidden // sizes[c.depth])
     masks = [e for e in loads(left) if rows in e.free and c.depth in e.free]
+    beside = sum(e.dtype.bytes for e in masks)
     full = narrow.fills(c.depth.extent, 2) and narrow.fills(inner.depth.extent, 1) and narrow.fills(columns.extent, 1)
     if full and masks and not hidden_stores(b) and narrow.compared(exprs_of(b), masks):
         sizes |= {rows: TALL, c.depth: TALL}

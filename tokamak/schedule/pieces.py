@@ -23,6 +23,7 @@ LENGTH = 8              # coordinates of a piece at most, on average: few long o
 FEW, LONG = 8, 16       # pieces of the axis along lanes at most, elements of each at least
 PARTIAL = 12            # partial results of folds across threads that such pieces may make
 SPREAD = 16             # extent up to which an axis that threads share out is given up for pieces
+TURN = 1024             # elements along lanes that count as one iteration of the others
 SHARES = 16             # iterations of the others for each thread from which on a longer one is, too: a state space model's 32 steps of 2 x 256 x 16
                         # with backward 10.6 / 7.2
 
@@ -39,18 +40,19 @@ def in_pieces(b: Body, vector: Axis | None, hints: Hints, threads: int) -> Body:
     alone = len(b.stores) == 1 and not folds
     bound = {a for f in folds for a in ((f.along,) if isinstance(f, Scan) else f.over)}.union(*(f.free for f in folds))
     small = hints.count(b.parallel) < GRAIN             # one thread runs all
-    spared = lambda a: small or a.extent.constant <= SPREAD or hints.count(b.parallel - {a, vector}) >= SHARES * threads
+    turns = lambda a: hints.count(b.parallel - {a, vector}) * (1 if vector not in b.parallel else max(1, hints(vector.extent) // TURN))
+    spared = lambda a: small or a.extent.constant <= SPREAD or turns(a) >= SHARES * threads
     short = lambda a: a.extent.constant is not None and (a not in b.parallel or alone and spared(a))
     open_axes = [a for a in b.axes if a is not vector and a not in bound and short(a)]
     fresh = count(max((a.id for a in b.axes), default=0) + 1)
     stores: list[Store] = []
     for s in b.stores:
-        cuts = {a: _cuts(s.expr, a) for a in open_axes if a in s.axes} if s.memory not in read else {}
-        along = max(cuts, key=lambda a: len(cuts[a]), default=None)
-        if along is None or len(cuts[along]) < 3 or along.extent.constant > LENGTH * (len(cuts[along]) - 1):
+        found = {a: cuts(s.expr, a) for a in open_axes if a in s.axes} if s.memory not in read else {}
+        along = max(found, key=lambda a: len(found[a]), default=None)
+        if along is None or len(found[along]) < 3 or along.extent.constant > LENGTH * (len(found[along]) - 1):
             stores.append(s)
         else:
-            stores += [_piece(s, along, low, high, fresh) for low, high in zip(cuts[along], cuts[along][1:])]
+            stores += [_piece(s, along, low, high, fresh) for low, high in zip(found[along], found[along][1:])]
     if len(stores) == len(b.stores):
         return b
     kept = bound.union(*(s.axes for s in stores))
@@ -67,25 +69,27 @@ def lanes_in_pieces(b: Body, vector: Axis | None) -> Body:
     bound = {a for f in folds for a in ((f.along,) if isinstance(f, Scan) else f.over)}
     if vector is None or vector.extent.constant is None or vector in bound or b.base is not None or any(s.monoid is not None for s in b.stores):
         return b
-    cuts = {s: _cuts(s.expr, vector) for s in b.stores if vector in s.axes and s.memory not in read}
-    cuts = {s: at for s, at in cuts.items() if 2 < len(at) <= FEW + 1 and all(high - low >= LONG for low, high in zip(at, at[1:]))}
-    lengths = {high - low for at in cuts.values() for low, high in zip(at, at[1:])}
-    partial = sum(len(cuts[s]) - 1 for s in cuts for e in walk(s.expr) if isinstance(e, Reduce) and set(e.over) & b.parallel)
-    if not cuts or partial > PARTIAL or vector in b.parallel and (len(lengths) > 1 or any(s not in cuts for s in b.stores)):
+    pieces = {s: cuts(s.expr, vector) for s in b.stores if vector in s.axes and s.memory not in read}
+    pieces = {s: at for s, at in pieces.items() if 2 < len(at) <= FEW + 1 and all(high - low >= LONG for low, high in zip(at, at[1:]))}
+    lengths = {high - low for at in pieces.values() for low, high in zip(at, at[1:])}
+    partial = sum(len(pieces[s]) - 1 for s in pieces for e in walk(s.expr) if isinstance(e, Reduce) and set(e.over) & b.parallel)
+    if not pieces or partial > PARTIAL or vector in b.parallel and (len(lengths) > 1 or any(s not in pieces for s in b.stores)):
         return b
     first = max(a.id for a in b.axes) + 1
     own = {n: Axis(first + k, as_index(n)) for k, n in enumerate(sorted(lengths))}
     stores: list[Store] = []
     for s in b.stores:
-        stores += [_part(s, vector, low, own[high - low]) for low, high in zip(cuts[s], cuts[s][1:])] if s in cuts else [s]
+        stores += [_part(s, vector, low, own[high - low]) for low, high in zip(pieces[s], pieces[s][1:])] if s in pieces else [s]
     kept = bound.union(*(s.axes for s in stores))
     parallel = b.parallel | set(own.values()) if vector in b.parallel else b.parallel
     return coalesce(Body((*(a for a in b.axes if a in kept), *own.values()), tuple(stores), parallel & kept))
 
 
-def _cuts(e: Expr, a: Axis) -> list[int]:
+def cuts(e: Expr, a: Axis) -> list[int]:
     """The ends of the pieces of `a` in each of which what `e` compares `a` with is known: 0, ..., its extent; none where they are too many."""
     extent, found = a.extent.constant, set()
+    if extent is None:
+        return []
     for x in walk(e):
         if not isinstance(x, Op) or x.name not in _AT or not isinstance(x.args[0], Coord) or not isinstance(x.args[1], Const):
             continue
@@ -94,8 +98,8 @@ def _cuts(e: Expr, a: Axis) -> list[int]:
             found.update(x.args[1].value - (i - a).constant + n for n in _AT[x.name])
         elif i.axes() == {a} and extent <= LENGTH:
             found.update(range(extent))
-    cuts = sorted({0, extent, *(n for n in found if 0 < n < extent)})
-    return cuts if len(cuts) <= PIECES + 1 else []
+    at = sorted({0, extent, *(n for n in found if 0 < n < extent)})
+    return at if len(at) <= PIECES + 1 else []
 
 
 def _piece(s: Store, a: Axis, low: int, high: int, fresh) -> Store:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ..fuse import gpu
 from ..fuse.cost import Hints
-from ..fuse.lines import abreast, alone, apart
+from ..fuse.lines import MOST_BESIDE, abreast, alone, apart
 from ..ir.expr import Load, Op, Reduce, Scan, walk
 from ..ir.index import Axis
 from ..ir.ops import CARRIERS, OPS
@@ -42,7 +42,7 @@ SHARED = 160 << 10      # bytes of shared memory at most that hold those which a
 TURNS = 8               # rows at least to a cluster whose programs take one after the other
 BESIDE = 3              # bytes of all that is read along a row that way, to a byte of a share's row: a bf16 layer norm's two weights spill 64 bytes
 SIDE_WARPS = 4          # of a program that holds rows side by side: with twice as many of half the registers EvoNorm of 32 x 256 x 56 x 56 in bf16 53
-                        # us, 47
+                        # us, 47; where it holds two values twice as many: GroupNorm backward of the same 67 us, 72 with half as much to each
 SIDE_REGISTERS = 128    # of a thread then
 PLANE = 28              # elements to a thread, at most, of a plane that is a program's own: planes of 3136, EvoNorm backward of 32 x 256 x 56 x 56 in
                         # bf16 68 us, 92 and 75 with twice and half the warps; of SiLU behind a GroupNorm 63, 77 and 83; in f32 108, 112 and 116
@@ -73,7 +73,8 @@ def possible(b: Body, rows: list[Axis], line: Axis | None, hints: Hints, target)
     if target.ordered or line not in rows or len(rows) > 3 or any(hints.exactly(a.extent) is None for a in rows):
         return False
     short = hints.least(line.extent) < (gpu.RUN if hints.count(rows) > gpu.HELD else SIDE)
-    if short and abreast(held(b, frozenset(rows)), rows, hints, target) is None:
+    beside = abreast(held(b, frozenset(rows)), rows, hints, target, MOST_BESIDE)
+    if short and beside is None:
         return False
     if b.base is not None or any(s.monoid is not None or s.guard is not None for s in b.stores):
         return False
@@ -83,7 +84,7 @@ def possible(b: Body, rows: list[Axis], line: Axis | None, hints: Hints, target)
     nested = any(not whole <= set(e.over) for e in folds)
     if nested and any(e.monoid in CARRIERS for e in folds):
         return False
-    if nested and hints.count(rows) > gpu.HELD and one_each(b, rows, held(b, whole), hints, target) is None:
+    if nested and beside is None and hints.count(rows) > gpu.HELD and one_each(b, rows, held(b, whole), hints, target) is None:
         return False
     again = any(isinstance(x, Reduce) for e in folds for a in e.args for x in walk(a)) or \
         any(s.axes & whole and any(isinstance(e, Reduce) for e in walk(s.expr)) for s in b.stores)
@@ -117,10 +118,14 @@ def stages(b: Body, rows: list[Axis], line: Axis, hints: Hints, target) -> Stage
     sharers = 0 if nested and sharers > 1 else sharers
     warps = max(1, WARPS // 2) if sharers > 1 and whole <= NARROW * sharers else WARPS if whole <= WIDE * sharers else 2 * WARPS
     others = sorted((a for a in rows if a is not line), key=lambda a: -n[a])
+    turned = warps == WARPS and any(e.index[0].coefficient(a) == 1 for e in read for a in others if n[a] < gpu.RUN)
+    warps = warps // 2 if turned else warps         # GroupNorm of 32 x 256 x 56 x 56 bf16 from NHWC to NCHW 42.6 us, 45.3 with twice as many
     for shared in ((line, *others, line) if n[line] >= sharers * UNBROKEN else (*others, line)) if sharers else ():
         found = _covered({**n, shared: -(-n[shared] // sharers)}, _order(read, line, others, n), 32 * warps * LANES)
         if len(rows) == 1 or math.prod(map(sum, found.values())) * sharers <= IDLE * math.prod(n.values()):
             long = n[line] >= gpu.RUN or warps > WARPS
+            if turned:
+                return Stages(shared, sharers, found, warps, 2 * REGISTERS)
             return Stages(shared, sharers, found, warps) if long else Stages(shared, sharers, found, warps // 2, 2 * REGISTERS)
     return None
 
@@ -128,15 +133,17 @@ def stages(b: Body, rows: list[Axis], line: Axis, hints: Hints, target) -> Stage
 def side_by_side(b: Body, rows: list[Axis], read: list[Load], hints: Hints, target) -> Stages | None:
     """How the programs of a cluster hold rows that lie side by side, of each of which a short piece is in every line: groups of channels in
     channels-last. None where that is not so, or a program by itself does better."""
-    beside, whole = abreast(read, rows, hints, target), set(rows)
-    folds = [e for e in walk(*exprs_of(b)) if isinstance(e, Reduce)]
+    beside, whole = abreast(read, rows, hints, target, MOST_BESIDE), set(rows)
     heavy = any(isinstance(e, Op) and OPS[e.name].heavy and whole <= e.free for e in walk(*exprs_of(b)))
-    if beside is None or alone(read, rows, heavy, hints) or any(not whole <= set(e.over) for e in folds):
+    if beside is None or len(rows) != 2:
         return None
-    line = [a for a in rows if any(e.index[0].coefficient(a) == 1 and len(e.index[0].axes() & whole) > 1 for e in read)]
-    if len(rows) != 2 or len(line) != 1:
+    (inner, axis, count, sharers), held_whole = beside, [e for e in read if whole <= e.index[0].axes()]
+    several, turns = len(held_whole) > 1, any(e.index[0].coefficient(inner) != 1 for e in held_whole)
+    pieces_stored = any(whole <= s.axes and s.address.coefficient(inner) == 1 for s in b.stores)
+    wide = turns and not all(e.dtype.is_half for e in held_whole)       # f32 is laid out anew in twice as many bytes: GroupNorm backward 149 us, 141
+    if not pieces_stored and alone(read, rows, heavy, hints) or wide and hints.count(rows) <= gpu.HELD:
         return None
-    (axis, count, sharers), (inner,), (shared,), warps = beside, line, [a for a in rows if a not in line], SIDE_WARPS
+    (shared,), warps = (a for a in rows if a is not inner), SIDE_WARPS * (1 + several)
     n, length = -(-hints.exactly(shared.extent) // sharers), hints.exactly(inner.extent)
     inside = tuple(1 << k for k in reversed(range(length.bit_length())) if length >> k & 1)
     most = power(32 * warps * LANES // (count * sum(inside)) + 1) // 2
@@ -204,11 +211,12 @@ def carrying(b: Body, rows: list[Axis], line: Axis | None, crossed: frozenset, h
     if any(line not in e.free for e in across.values()) or any(s.monoid is not None or s.guard is not None for s in b.stores) or _elsewhere(b):
         return None
     n = hints.exactly(line.extent)
-    read = sum({(e.node, e.index): e.dtype.bytes for e in walk(*exprs_of(b)) if isinstance(e, Load) and line in e.index[0].axes()}.values())
-    sharers = gpu.carrying(n, sum(len(e.args) for e in across.values()), read, hints.divides(gpu.WORDS, line.extent), target)
+    read = {(e.node, e.index): e.dtype.bytes for e in walk(*exprs_of(b)) if isinstance(e, Load) and line in e.index[0].axes()}.values()
+    aligned, wide = hints.divides(gpu.WORDS, line.extent), gpu.many_wide(min(read, default=4), hints.count(crossed), target)
+    sharers = gpu.carrying(n, sum(len(e.args) for e in across.values()), sum(read), aligned, target, wide)
     if sharers < 2:
         return None
-    share = -(-(n if hints.divides(gpu.WORDS, line.extent) else n // gpu.WORDS * gpu.WORDS) // sharers)
+    share = -(-(n if aligned or sharers > gpu.FEW_SHARERS else n // gpu.WORDS * gpu.WORDS) // sharers)
     warps = max(1, min(WARPS, power(share) // (32 * CARRYING)))
     most = 32 * warps * CARRYING
     found = (most,) if share <= most else _in_words(share, most, 64 * warps)

@@ -23,6 +23,7 @@ CARRY_THREAD = 16       # elements of a row to one thread where column sums are 
                         # with half as many; f32 83, 78 and 54% against 82, 68 and 41
 RAGGED_EACH = 64        # of longer rows that begin anywhere and are written, too: warps fold their rows by themselves. bf16 LayerNorm over 255 and
                         # 257 columns 47.7 and 38.1 us, 55.1 and 46.6 with tiles of twice as many (RAGGED_STORED) or twice the warps
+PIECE_EACH = 4          # of such rows that are one piece of a warp's width, 512 elements to a program (`tiles.PIECES`)
 SHORT_EACH = 256        # elements up to which rows that begin anywhere and are only folded have RAGGED_EACH, too: bf16 sums of 32768 and 262144 rows
                         # of 127 5.3 and 21.5 us by one warp, 6.5 and 28.8 by two
 SHORT_FROM = 128        # elements from which on aligned rows that are written lie in tiles of 1024, with PER_THREAD of up to SHORT_EACH: RMSNorm of
@@ -43,8 +44,10 @@ LONE_THREAD = 16        # of a tile of LONE elements: partial results of 1584 an
                         # ROW_THREAD; of 1056 over 1024 2.9, 4.8
 THREAD = 52             # elements of a tile to a thread that folds them into one lane: statistics of contiguous planes of 3136 bf16 by programs of
                         # two warps 91% of the limit of reading, by four 81, by eight 71
+                        # Half as many of three values of 32 bits for two sums: f32 sums of LayerNorm backward of 64 rows of 65535 13.8 us, 18.2
 MOST_WARPS = 16         # of a program
-CARRY_WARPS = 32        # of one that carries the sums of columns
+CARRY_WARPS = 32        # of one that carries the sums of columns, lane by lane: RMSNorm backward along the middle of 16 x 1024 x 4096 bf16, which
+                        # folds them at each step, 144 us by MOST_WARPS, 154
 PASSING_WARPS = 4       # of a program whose rows pass through chunks of 16384 bytes: eight 16-byte words a thread under way
 SUMMED_WARPS = 16       # and of one that sums chunks of SUMMED_BYTES: f16 sums of rows of 65536 and 4194304 89 and 84%, 83 and 82 as other rows; with
                         # 8 warps 84 and 82. Cross entropy loses, 89 to 84 with 8 warps
@@ -60,6 +63,8 @@ HELD_EACH = 32          # run at once so: f32 LayerNorm of 512 rows of 8192 and 
 WORDS_WARPS = 8         # of programs that share rows that begin anywhere: f16 sums of 8 rows of 131073 4.1 us, 5.4 with half as many
 RESIDENT = 32           # warps a multiprocessor should have in flight
 CARRY_RESIDENT = 16     # the same where folds across programs are carried: the fewer programs, the fewer partial results to fold
+DOWN_TURNS = 32         # rows at least to each of two such programs, which have 16 warps and walk down blocks of long columns that they write, too:
+                        # LayerNorm backward of 256 rows of 262144 bf16 178 us, 193 by one of each multiprocessor
 REGISTERS = 65536       # of a multiprocessor
 BESIDE = 16             # registers of a thread beside those that hold a row and column sums: with the programs of a multiprocessor thus counted
                         # LayerNorm backward over 768 columns reaches 79% (66 where the last of them began when the first had ended), forward over
@@ -113,7 +118,7 @@ class TileThreads(TileFacts):
             and all(e.monoid in ("sum", "moments") for e in self.crossing)
         each = self._each(dims, carries, by_thread)
         words = self.streams() and self.words_shared(self.line)
-        most = CARRY_WARPS if carries and not one else MOST_WARPS
+        most = CARRY_WARPS if carries and not one and not columns else MOST_WARPS
         warps = tile_statistics.WORD_WARPS if several else self._warps(dims, elements, each, most, words)
         # one-warp LayerNorm and RMSNorm over 1023: 83 and 88%, 65 and 78 when counted
         counted = carries or split and not self.crossed and warps > 1
@@ -168,7 +173,7 @@ class TileThreads(TileFacts):
         if self.looped and not self.crossed and self.line in self.b.parallel:
             each = LONE_THREAD if self.lone() else RAGGED_THREAD if self.begin_anywhere() else each
         if plain and self.line in self.rows and self.stored_along() and self.begin_anywhere():
-            each = RAGGED_EACH
+            each = PIECE_EACH if self.one_piece() else RAGGED_EACH
         short = sum(self.pieces.get(self.line, (0,)))
         if plain and self.rows == [self.line] and short <= SHORT_EACH:
             if self.begin_anywhere() and not self.stored_along():
@@ -178,7 +183,10 @@ class TileThreads(TileFacts):
                 each = PER_THREAD // 2 if few else PER_THREAD
         if self.width > 1 and not (shares and any(e.monoid == "moments" for e in self.crossing)):
             each = max(each // self.width, 8)
-        return THREAD if by_thread else min(each, SPLIT_REGISTERS // self.carried()) if shares else each
+        if by_thread:
+            read = {(e.node, e.index): e.dtype.bytes for x in self.crossing for e in walk(*x.args) if isinstance(e, Load) and self.line in e.axes()}
+            return THREAD // 2 if sum(size >= 4 for size in read.values()) > 2 and len(self.crossing) > 1 else THREAD
+        return min(each, SPLIT_REGISTERS // self.carried()) if shares else each
 
     def _warps(self, dims: tuple[Axis, ...], elements: int, each: int, most: int, words: bool) -> int:
         """Of a program whose threads have `each` of a tile's elements; `words`: programs share rows in whole words."""
@@ -194,9 +202,16 @@ class TileThreads(TileFacts):
             return min(LONG_WARPS, LONG_WARPS * self.narrowest() // 4)
         return WORDS_WARPS if words else min(warps, SUMMED_WARPS if self.summed() else PASSING_WARPS)
 
+    def one_piece(self) -> bool:
+        """Is a row of 16 bits one short piece, a warp's width?"""
+        return self.narrowest() == 2 and len(self.pieces[self.line]) == 1 and 16 < self.pieces[self.line][0] <= 32
+
     def _holding(self, warps: int, each: int) -> int:
         """How many programs that hold rows a multiprocessor has registers for. Perhaps 0."""
         most = (CARRY_RESIDENT if self.carries or self.down else RESIDENT) // warps
+        if self.down and most == 1 and self.shift is None and self.narrowest() == 2:
+            blocks = self.hints.count((self.line,)) // sum(self.pieces[self.line])
+            most = 2 if self.hints.count(self.crossed) * blocks >= 2 * DOWN_TURNS * self.target.threads else 1
         return min(REGISTERS // (32 * warps * self._registers(each)), most)
 
     def _registers(self, each: int) -> int:

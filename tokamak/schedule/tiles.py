@@ -29,6 +29,8 @@ FOLDED_FROM = 24        # elements of such a row at least
 STORED_WIDE = 512       # of rows of 32-bit elements that are written, too, as many as there are powers of two: f32 softmax of 131072 rows of 255 and
                         # 127 69.5 and 34.4 us, 110 and 40.4 with RAGGED_STORED; of 16384 of 129 6.5, 7.4; of 65536 of 257 35.9, 35.0
 RAGGED_STORED = 2048    # the same of longer rows that are written, too: see RAGGED_EACH
+PIECES = 512            # of a tile of rows of 16 bits that are one piece of a warp's width and written, too: bf16 LayerNorm of 32768 and 131072 rows
+                        # of 31 4.0 and 10.9 us, f16 softmax of 32768 of 31 4.0, by four warps; 4.9, 11.8 and 5.1 with RAGGED by one
 SPREAD = 8              # of tiles of short rows that are only folded and begin anywhere, that a multiprocessor should have where they are few, and
                         # two rows a tile at least: bf16 sums of 2048 rows of 513 2.65 us, 3.33 with ROWS
 ROWS = 8                # of such tiles at least: f32 sums along 257 columns 85%, 40 with one
@@ -146,7 +148,7 @@ class _Chooser(TileThreads):
     def _staged(self, s: tile_stages.Stages) -> TileSchedule:
         """One row to a program, or to several."""
         self.pieces.update(s.pieces)
-        self.shift = self._shift(self.line)
+        self.shift = None if self.crossed and s.sharers > gpu.FEW_SHARERS else self._shift(self.line)
         exact = frozenset(a for a in s.pieces if self.hints.exactly(a.extent) == sum(s.pieces[a]) * (s.sharers if a is s.shared else 1))
         if s.beside is not None:
             axis, count = s.beside
@@ -281,7 +283,7 @@ class _Chooser(TileThreads):
                 want = max(least, min(max(folded, ROWS * have), max(RAGGED, spread))) if least else max(TILE, FOLDED // self.narrowest())
             elif self.begin_anywhere():
                 fitting = max(1, STORED_WIDE // (power(have + 1) // 2)) * have
-                want = fitting if self.narrowest() >= 4 else max(RAGGED, min(ROWS * have, RAGGED_STORED))
+                want = fitting if self.narrowest() >= 4 else PIECES if self.one_piece() else max(RAGGED, min(ROWS * have, RAGGED_STORED))
             elif have >= SHORT_FROM:
                 want = RAGGED
         elif self.line in self.rows and not self.looped and self.begin_anywhere():

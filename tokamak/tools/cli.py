@@ -188,15 +188,21 @@ def place(given: argparse.Namespace) -> None:
             setattr(given, name, whole)
 
 
+_METRICS = f"{', '.join(METRICS)} (opaque: calls of torch)"
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tokamak", description="a fusing compiler for PyTorch: see what it does with a program")
     parser.add_argument("--version", action="version", version=f"tokamak {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     explain = commands.add_parser("explain", help="graphs, graph breaks, kernels, memory operations, and why what was not fused")
     explain.add_argument("--json", action="store_true", help="everything that was recorded, as JSON")
-    stages = "; ".join(f"{name}: {what}" for name, what in STAGES.items())
-    compile = commands.add_parser("compile", help="what a stage of the compiler made of each graph", epilog=f"stages: {stages}")
-    compile.add_argument("--until", metavar="STAGE", choices=tuple(STAGES), default="build", help="stop behind this stage and print what it made")
+    width = max(map(len, STAGES))
+    stages = "stages, in order:\n" + "\n".join(f"  {name:{width}}  {what}" for name, what in STAGES.items())
+    compile = commands.add_parser("compile", help="what a stage of the compiler made of each graph", epilog=stages,
+                                  formatter_class=argparse.RawDescriptionHelpFormatter)
+    compile.add_argument("--until", metavar="STAGE", choices=tuple(STAGES), default="build",
+                         help="stop behind this stage, one of those below, and print what it made (build)")
     compile.add_argument("--exact", action="store_true", help="the text as it is built instead of a listing for people (stage render)")
     verify = commands.add_parser("verify", help="every kernel against eager, float64 and its policy, on the values that it has")
     verify.add_argument("--json", action="store_true", help="everything that was compared, as JSON")
@@ -208,18 +214,18 @@ def _parser() -> argparse.ArgumentParser:
     profile.add_argument("--html", metavar="FILE", default="", help="write the report into FILE: one page that opens without a network")
     profile.add_argument("--trace", metavar="FILE", default="", help="write the timelines into FILE, for Perfetto, chrome://tracing or TensorBoard")
     profile.add_argument("--fail-if", metavar="CONDITIONS", default="",
-                         help=f"exit with 1 when one holds: \"kernels>60, step_ms>2\"; of {', '.join(METRICS)}")
-    profile.add_argument("--seconds", type=duration, default=SECONDS, help="of steps to measure, for each side")
+                         help=f"exit with 1 when one holds: \"kernels>60, step_ms>2\"; of {_METRICS}")
+    profile.add_argument("--seconds", type=duration, default=SECONDS, help=f"how long steps are measured, for each side ({SECONDS:g})")
     diff = commands.add_parser("diff", help="what changed from one profile to another: kernels by what they compute, bytes, totals")
     diff.add_argument("--json", action="store_true", help="all of it, as JSON")
     diff.add_argument("--fail-if", metavar="CONDITIONS", default="",
-                      help=f"exit with 1 when one holds: \"step_ms>5%%, kernels>0\" (grew by more than that); of {', '.join(METRICS)}")
+                      help=f"exit with 1 when one holds: \"step_ms>5%%, kernels>0\" (grew by more than that); of {_METRICS}")
     diff.add_argument("before", metavar="BEFORE.json", help="what `tokamak profile --json` wrote")
-    diff.add_argument("after", metavar="AFTER.json")
+    diff.add_argument("after", metavar="AFTER.json", help="what it wrote later")
     optimize = commands.add_parser("optimize", help="the ladder: what each step towards speed brings, costs in memory and does to the numbers")
     optimize.add_argument("--json", metavar="FILE", default="", help="write it into FILE, as JSON; -: to standard output, in place of the text")
-    optimize.add_argument("--allow", metavar="RUNGS", default="", help=f"rungs that change numbers and may be tried, of {','.join(CASTS)}")
-    optimize.add_argument("--seconds", type=duration, default=SECONDS, help="of steps to measure, for each side of each rung")
+    optimize.add_argument("--allow", metavar="RUNGS", default="", help=f"rungs that change numbers and may be tried: {','.join(CASTS)}")
+    optimize.add_argument("--seconds", type=duration, default=SECONDS, help=f"how long steps are measured, for each side of each rung ({SECONDS:g})")
     tune = commands.add_parser("tune", help="try schedules near the heuristic's on the GPU, for the script's kernels, and keep what is faster")
     doctor = commands.add_parser("doctor", help="what this machine offers, and what is missing")
     doctor.add_argument("--json", action="store_true", help="the same as JSON")
@@ -229,8 +235,9 @@ def _parser() -> argparse.ArgumentParser:
         if command is not tune:
             command.add_argument("--target", metavar="TARGET", choices=("interpret",),
                                  help="interpret: tensors of the CPU as if they were a GPU's, with kernels in Triton, which its interpreter runs")
-        command.add_argument("script", metavar="SCRIPT")
-        command.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER).required = False     # Python 3.11 says it were
+        command.add_argument("script", metavar="SCRIPT", help="a program that calls what torch.compile(..., backend=\"tokamak\") made; it is run")
+        rest = command.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="the script's own arguments")
+        rest.required = False                   # Python 3.11 says it were
     return parser
 
 

@@ -142,7 +142,8 @@ def _end(record: GraphRecord, graph, node) -> str:
 def explain(model: Callable, *inputs, also: Sequence[tuple] = (), **kwargs) -> Explanation:
     """Compiles `model` (a module or function) for `inputs`, runs it once, backward too where a result requires gradients, and says what became of it.
     `also`: further argument tuples to call it with, to see what Dynamo captures again and why. The model really runs: buffers and random state
-    change; gradients are computed but not accumulated. Compiled functions of the process are compiled again at their next call."""
+    change; gradients are computed but not accumulated. Compiled functions of the process are compiled again at their next call. Raises OptionError
+    where `model` cannot be called, and what the call raises. What is not compiled is no error: it stands in the Explanation with its reason."""
     torch._dynamo.reset()
     original = uncompiled(model)
     try:

@@ -29,7 +29,7 @@ from ..errors import OptionError
 from . import limits
 from .dynamo import uncompiled
 from .machine import BUSY as CROWDED, peaks, Ran, others as other_work
-from .profile import SECONDS, by_position, device_of, give_back
+from .profile import SECONDS, by_position, check_seconds, device_of, give_back
 from .record import Recorder, recording
 from .traced import peak_bytes, traced
 from .names import size_text
@@ -158,7 +158,10 @@ class Within(Step):
 def optimize(fn: Callable, *inputs, allow: Sequence[str] | str = (), options: Mapping[str, Any] | None = None, seconds: float = SECONDS,
              **kwargs) -> Staircase:
     """Climbs the ladder with `fn` (a module or function) on `inputs`, forward, and backward where a result requires gradients. `allow`: rungs that
-    change numbers and may be tried, of bf16, fp16, int8 and int4, or one of them. The model really runs: buffers and random state change."""
+    change numbers and may be tried, of bf16, fp16, int8 and int4, or one of them. `options`: as for `tokamak.compile`; `seconds`: how long each side
+    of a rung is measured. The model really runs: buffers and random state change. Raises OptionError for what an argument cannot be, and what the
+    function raises in eager."""
+    check_seconds(seconds)
     allow = (allow,) if isinstance(allow, str) else allow
     for name in allow:
         allowed(name)

@@ -9,6 +9,7 @@ import contextlib
 import copy
 import datetime
 import json
+import math
 import operator
 import os
 import platform
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import torch
@@ -244,16 +246,22 @@ def compared(text: str, number: str, words: str) -> tuple[str, Callable, str]:
 
 
 # -- the ways in ---------------------------------------------------------------------------------------------------------
+def check_seconds(seconds: float) -> None:
+    """Raises OptionError for what is no time to measure for."""
+    if not isinstance(seconds, Real) or not 0 <= seconds < math.inf:
+        raise OptionError(f"seconds={seconds!r}: a number of seconds that is not negative")
+
+
 def profile(fn: Callable, *inputs, optimizer: torch.optim.Optimizer | None = None, options: Mapping[str, Any] | None = None,
             seconds: float = SECONDS, **kwargs) -> Profile:
     """Runs steps of `fn` (a module or function) on `inputs` in eager and compiled with `options`, about `seconds` each: forward, backward where a
     result requires gradients, and `optimizer.step()`. The model really runs: buffers and random state change; parameters and the optimizer's state
-    are put back. Compiled functions of the process are compiled again at their next call."""
+    are put back. Compiled functions of the process are compiled again at their next call. All times in the Profile are seconds, all sizes bytes.
+    Raises OptionError for what an argument cannot be, and what the function raises in eager."""
     original = uncompiled(fn)
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise OptionError(f"optimizer={optimizer!r}: a torch.optim.Optimizer, whose step() is called, or None")
-    if not seconds >= 0:
-        raise OptionError(f"seconds={seconds!r}: a number of seconds that is not negative")
+    check_seconds(seconds)
     found, began = device_of((original, inputs, kwargs)), time.perf_counter()
     parameters = [p for g in optimizer.param_groups for p in g["params"]] if optimizer is not None else []
     torch._dynamo.reset()

@@ -117,7 +117,8 @@ class Verification:
 def verify(fn: Callable, *inputs, options: Mapping[str, Any] | None = None, **kwargs) -> Verification:
     """Runs copies of `fn` (a module or function) in eager, in float64 and compiled with `options`, backward too where a result requires gradients,
     and compares the whole and every kernel. The module itself and the inputs stay as they are; a function's own state (buffers it closes over) does
-    not."""
+    not. `options`: as for `tokamak.compile`. A wrong kernel is no error: `right` is then False. Raises OptionError for a function that cannot be
+    called or an option that there is not, and what eager raises."""
     original = uncompiled(fn)
     eager = results(*twin(original, inputs, kwargs))
     try:

@@ -85,18 +85,15 @@ class Board {
       pad = 24;
     let k = Math.min((w - pad) / e.w, (t - pad) / e.h, 1.1);
     let y = t / 2 - (e.y + e.h / 2) * k;
-    let middle = e.x + e.w / 2;
+    let x = w / 2 - (e.x + e.w / 2) * k;
     if (readable && k < 0.85) {
       // a long graph begins at its top, at a size that can be read
       k = 0.85;
       y = pad / 2 - e.y * k;
-      const top = this.boxes
-        .filter(b => b.y * k < t)
-        .map(b => b.x + b.w / 2)
-        .sort((a, b) => a - b);
-      if (e.w * k > w) middle = top[top.length >> 1];
+      const top = this.boxes.filter(b => b.y * k + y < t);
+      x = e.w * k > w ? pad / 2 - leftmost(top, e, (w - pad) / k) * k : w / 2 - (e.x + e.w / 2) * k;
     }
-    this.view = {k, x: w / 2 - middle * k, y};
+    this.view = {k, x, y};
     this.paint();
   }
   center(i) {
@@ -369,6 +366,19 @@ class Board {
     } else if (box) this.hooks.pick(this.items[box.items[0]]);
     else if (line) this.hooks.pickEdge(line.all);
   }
+}
+// Where a window of width `across` begins that shows the middle of `boxes`, of a graph with `extent` that is wider: it shows nothing beside the graph
+// and cuts no box at its left, if there is such a place before the middle box.
+function leftmost(boxes, extent, across) {
+  const middles = boxes.map(b => b.x + b.w / 2).sort((a, b) => a - b),
+    middle = middles[middles.length >> 1],
+    wanted = Math.max(extent.x, Math.min(middle - across / 2, extent.x + extent.w - across));
+  const near = boxes
+    .map(b => b.x)
+    .filter(x => x <= middle && x > middle - across)
+    .filter(x => !boxes.some(b => b.x < x && b.x + b.w > x))
+    .sort((a, b) => Math.abs(a - wanted) - Math.abs(b - wanted));
+  return near.length ? near[0] : wanted;
 }
 const FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif";
 const widths = new Map();
