@@ -136,7 +136,7 @@ def test_sizes_that_are_not_known(always):
 
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
 def test_mixed_types(grad, always):
-    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3)).train(grad)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3)).train(grad)     # a bias's gradient: 0
 
     class Mixed(nn.Module):
         def __init__(self):
