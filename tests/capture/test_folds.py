@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from tests.capture.through_reference import drawn
 from tokamak.capture import aten_loss, aten_norm, aten_reduce, aten_scan, tables  # noqa: F401
 from tokamak.capture.dtypes import TORCH_DTYPES
 from tokamak.capture.fx import Capture
@@ -165,8 +166,7 @@ def check_sample(op, sample, grad):
 
 
 def samples(op, dtype, grad, most):
-    torch.manual_seed(0)
-    found = list(op.sample_inputs("cpu", dtype, requires_grad=grad))
+    found = drawn(op, dtype, grad)
     step = max(1, len(found) // most)
     return found[::step][:most]
 

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
-from tests.capture.through_reference import of_tensors
+from tests.capture.through_reference import drawn, of_tensors
 from tokamak.capture import tables  # noqa: F401  (fills the table)
 from tokamak.capture.dtypes import TORCH_DTYPES
 from tokamak.capture.fx import Capture
@@ -105,7 +105,7 @@ def database():
 @pytest.mark.parametrize("op, dtype", database())
 def test_database(op, dtype):
     grad = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
-    samples = list(op.sample_inputs("cpu", dtype, requires_grad=grad))
+    samples = drawn(op, dtype, grad)
     samples = [s for s in samples if not any(isinstance(x, torch.Tensor) and x.dtype in MASKS for x in pytree.tree_leaves(s.args))]
     for s in samples[::max(1, len(samples) // SAMPLES)][:SAMPLES]:
         try:

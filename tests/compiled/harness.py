@@ -19,7 +19,7 @@ from functorch.compile import aot_function, make_boxed_func
 from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from tests.capture.through_reference import tangent_format
+from tests.capture.through_reference import seeded, tangent_format
 from tokamak.backend import compile_graph
 from tokamak.capture import aot, decompose
 from tokamak.capture.fx import Unsupported
@@ -94,7 +94,7 @@ def agree(fn, tensors, grad: bool = False, policy: str = "fast", cache_dir: str 
         with torch.set_grad_enabled(grad):
             results = []
             for one, args in ((fn, want), (run, got)):
-                torch.manual_seed(SEED)
+                seeded(SEED)
                 made = leaves(one(*args))
                 results.append((made, gradients(made, args) if grad else []))
             (outs, grads), (mine, mine_grads) = results
@@ -108,7 +108,7 @@ def agree(fn, tensors, grad: bool = False, policy: str = "fast", cache_dir: str 
 
 def plain_run(fn, tensors, grad: bool):
     """Results and gradients of an eager run; empty where torch refuses it."""
-    torch.manual_seed(SEED)
+    seeded(SEED)
     try:
         made = leaves(fn(*tensors))
         return made, gradients(made, tensors) if grad else []

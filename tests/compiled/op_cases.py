@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
 
-from tests.capture.through_reference import of_tensors
+from tests.capture.through_reference import drawn, of_tensors, seeded
 from tests.compiled.harness import CompilerFailed, agree, leaves
 
 DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool)}
@@ -73,9 +73,8 @@ def cases(names=None, dtypes=None, most: int = 4, part: float = 1.0, seed: int =
 
 def samples(case: Case, grad: bool) -> Iterator[tuple]:
     """(fn, tensors) of up to `case.most` samples."""
-    torch.manual_seed(0)
     op = case.op
-    found = list(op.sample_inputs("cpu", DTYPES[case.dtype], requires_grad=grad))
+    found = drawn(op, DTYPES[case.dtype], grad)
     step = max(1.0, len(found) / case.most)
     for sample in (found[int(i * step)] for i in range(min(case.most, len(found)))):
         fn, tensors = of_tensors(op, sample)
@@ -107,7 +106,7 @@ def examine(case: Case, seconds: int = 40) -> Outcome:
 
 def _examine_sample(out: Outcome, n: int, fn, tensors, grad: bool, seconds: int, target: str) -> None:
     try:
-        torch.manual_seed(0)
+        seeded(0)
         made = leaves(fn(*(t.detach().clone().requires_grad_(t.requires_grad) if t.numel() < 10**6 else t for t in tensors)))
     except Exception:                                      # eager refuses this sample: there is nothing to compare with
         return

@@ -6,6 +6,7 @@ import, is therefore made here, interpreted, and stays out of `sys.modules`: the
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import itertools
@@ -78,18 +79,14 @@ class Interpreted:
             plain = len(self.unit.signature)
             arguments = [self._argument(t, w) for t, w in zip(self.unit.signature, words)] + self._boxes(words[plain:])
             function = self._function
-            scope = interpreter._patch_lang(function)
-            try:
-                interpreter.interpreter_builder.set_grid_dim(*grid)
-                places = itertools.product(*map(range, grid))
-                if self.unit.cluster > 1:
-                    self._clusters(lambda: function(*arguments), list(places))
-                else:
-                    for place in places:
-                        interpreter.interpreter_builder.set_grid_idx(*place)
-                        function(*arguments)
-            finally:
-                scope.restore()
+            interpreter.interpreter_builder.set_grid_dim(*grid)
+            places = itertools.product(*map(range, grid))
+            if self.unit.cluster > 1:
+                self._clusters(lambda: function(*arguments), list(places))
+            else:
+                for place in places:
+                    interpreter.interpreter_builder.set_grid_idx(*place)
+                    function(*arguments)
 
     def _clusters(self, program, places: list) -> None:
         """`program` at all `places`, a cluster after the other."""
@@ -226,7 +223,16 @@ def _copies() -> dict[str, types.ModuleType]:
         interpreter = importlib.import_module("triton.runtime.interpreter")
         vars(interpreter)["int"] = _Int
         interpreter.InterpreterBuilder.binary_op = _typed(interpreter.InterpreterBuilder.binary_op, triton.language.int1)
+        _prepare(interpreter, triton.language)
     return copies
+
+
+def _prepare(interpreter: types.ModuleType, tl: types.ModuleType) -> None:
+    """The language made the interpreter's for good: done anew at every call of a function, as Triton does, it is a third of a kernel's time. What
+    looks for overflows makes assertions that only a kernel built for debugging would check."""
+    interpreter._patch_lang(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    interpreter._patch_lang = lambda function: None
+    interpreter.interpreter_builder.options = dataclasses.replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
 
 
 def _typed(binary_op, int1):

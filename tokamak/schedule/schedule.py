@@ -353,17 +353,21 @@ def _past_pieces(b: Body, best: Axis, hints: Hints, lanes: int) -> Axis | None:
     """The longest other axis where `best` is cut into pieces shorter than a register, of which each has values of its own, or is such a piece itself
     and slow to compute. Sines and cosines of ten multiples of 65536 x 3 coordinates, side by side (NeRF), took 376 ms on one core (AVX2), so 8.6."""
     short = 2 * hints(best.extent) < lanes and any(isinstance(e, Op) and OPS[e.name].heavy for e in walk(*exprs_of(b)))
-    pieces = max(len(cuts(s.expr, best)) - 1 for s in b.stores)
-    if not short and not (pieces > 2 and best.extent.constant < lanes * pieces):
+    if not short and not _in_short_pieces(b, best, lanes):
         return None
     return max((a for a in b.parallel if a is not best and hints(a.extent) >= lanes), key=lambda a: hints(a.extent), default=None)
+
+
+def _in_short_pieces(b: Body, a: Axis, lanes: int) -> bool:
+    pieces = max(len(cuts(s.expr, a)) - 1 for s in b.stores)
+    return pieces > 2 and a.extent.constant < lanes * pieces
 
 
 def _near_results(b: Body, best: Axis, hints: Hints, lanes: int) -> Axis | None:
     """The longest axis along which all results lie a few elements apart, where none lies contiguously along `best`. Sines and cosines of 4096 x 256
     angles in turn took 9.0 ms on one core with AVX2, 3.1 so."""
     steps = {a: [s.address.coefficient(a).constant or 0 for s in b.stores] for a in b.axes}
-    near = [a for a, at in steps.items() if hints(a.extent) >= lanes and all(0 < n <= NEAR for n in at)]
+    near = [a for a, at in steps.items() if hints(a.extent) >= lanes and all(0 < n <= NEAR for n in at) and not _in_short_pieces(b, a, lanes)]
     return max(near, key=lambda a: hints(a.extent), default=None) if 1 not in steps[best] and best not in near else None
 
 
