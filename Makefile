@@ -1,10 +1,10 @@
 # make demo    the examples as one table: what eager does, what tokamak makes of it, time and error
-# make test    the tests
+# make test    the tests, one process a core (PYTEST_FLAGS= runs them in one)
 # Both make .venv at the first call and install into it; later calls find it. What they run with stands in constraints.txt.
 PYTHON ?= python3
 VENV ?= .venv
 PIP_FLAGS ?=
-PYTEST_FLAGS ?=
+PYTEST_FLAGS ?= -q -n auto --dist worksteal
 
 PIP = $(VENV)/bin/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt
 
