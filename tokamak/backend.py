@@ -80,10 +80,10 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mappi
         ahead = Ahead(partial(_begun, options=chosen, rehearsal=rehearsal)) if early else None
         one = partial(compile_or_fall_back, options=chosen, frame=frame_of(gm, chosen), ahead=ahead, rehearsal=rehearsal)
         with uncollected():
-            made = aot.autograd(gm, example_inputs, one,
-                            arithmetic_dropout=chosen.policy == "fast" and not chosen.opaque_only,
-                            parts=not chosen.opaque_only and _gpu_graph(example_inputs, chosen),
-                                layouts=chosen.policy == "fast" and not chosen.opaque_only, coming=ahead.expect if ahead is not None else None)
+            free = chosen.policy == "fast" and not chosen.opaque_only
+            made = aot.autograd(gm, example_inputs, one, arithmetic_dropout=free, layouts=free,
+                                parts=not chosen.opaque_only and _gpu_graph(example_inputs, chosen),
+                                coming=ahead.expect if ahead is not None else None)
     except TokamakError as error:
         raise _shortened(error, sys._getframe()) from None
     made = aot.hidden(_with_tangents(made, gm))
