@@ -261,6 +261,27 @@ def test_output_is_a_view_of_an_input(how, view):
     assert got.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
 
 
+@pytest.mark.parametrize("view", [lambda a: a.chunk(2, 2)[-1], lambda a: a[:, a.shape[2] // 2:].mT])
+def test_views_of_a_written_input_where_a_symbolic_size_says(how, view):
+    """torch makes them anew of the input, from where the compiled function's results begin."""
+    def fn(x):
+        a = x.add_(1)
+        return a, view(a)
+    x = torch.randn(7, 5, 3)
+    _, got = check(how, fn, x, dynamic=True)(x)
+    assert got.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+
+
+def test_an_input_and_what_was_copied_into_it_stay_apart(how):
+    def fn(x):
+        a = x + 1
+        x.copy_(a)
+        return x, a, a[:, 1:], x[:, 1:]
+    x = torch.randn(4, 6)
+    first, second, third, fourth = (t.untyped_storage().data_ptr() for t in check(how, fn, x, dynamic=True)(x))
+    assert first == fourth == x.untyped_storage().data_ptr() != second == third
+
+
 def test_chunked_outputs_share_memory(how):
     def fn(x):
         return (x * 2).chunk(3, dim=1)

@@ -232,8 +232,13 @@ def test_a_gradient_of_logsigmoid_needs_no_buffer(shape):
 @pytest.mark.parametrize("fn, dtype", [(lambda x: x - 1, torch.bool), (lambda x: 1 - x, torch.bool), (lambda x: x - x.long(), torch.bool),
                                        (lambda x: torch.nn.functional.threshold(x, 0, 1), torch.bool), (torch.abs, torch.bool),
                                        (lambda x: torch.lerp(x, x, 0.5), torch.int32),
-                                       (lambda x: x.cumsum(0, dtype=torch.bool), torch.float32)])
-def test_what_torch_has_no_kernel_for_is_a_call_that_raises(fn, dtype):
+                                       (lambda x: x.cumsum(0, dtype=torch.bool), torch.float32),
+                                       (lambda x: torch.diagonal_scatter(x, x[0, :2]), torch.float32),
+                                       (lambda x: torch.slice_scatter(x, x[:1], 0, 0, 2), torch.float32),
+                                       (lambda x: torch.slice_scatter(x, x[1:], 0, -3, 7, 3), torch.float32),
+                                       (lambda x: torch.select_scatter(x, x[:1], 0, 1), torch.float32),
+                                       (lambda x: torch.nn.functional.adaptive_avg_pool2d(x[None, :, :, None][..., :0], 2), torch.float32)])
+def test_what_torch_refuses_is_a_call_that_raises(fn, dtype):
     """Fake tensors let it through."""
     x = torch.ones(3, 4).to(dtype)
     with pytest.raises((RuntimeError, NotImplementedError)) as eager:

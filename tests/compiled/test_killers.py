@@ -173,6 +173,16 @@ def test_the_extreme_of_nothing_raises(fn, target):
         compiled(lambda x: fn(x + 1), Seen(), target=target)(x)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_clamps_at_zero_keep_the_sign_of_a_zero(dtype):
+    """On a CPU, where eager does."""
+    x = torch.tensor([-0.0, 0.0, -1.0, 1.0, NAN] * 8).to(dtype)
+    fn = lambda x: [x.relu(), F.relu6(x), x.clamp(min=0), x.clamp(max=0), x.clamp(0, 1), x.clamp_min(-0.0), x.clamp_max(-0.0)]
+    for got, want in zip(compiled(fn, Seen())(x), fn(x)):
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(got.signbit()[x == x], want.signbit()[x == x])
+
+
 @pytest.mark.parametrize("length", [3, 16, 17, 1000])
 def test_nan_wins_and_infinities_stay(length, target):
     x = torch.randn(9, length)

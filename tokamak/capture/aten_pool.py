@@ -154,6 +154,8 @@ class Adaptive:
 
 
 def _adaptive(n: int, size, outputs) -> list[Adaptive]:
+    if any(as_index(s) == 0 for s in size[-n:]):
+        raise NotCompiled("adaptive pooling of nothing")
     return [Adaptive(as_index(s), as_index(o)) for s, o in zip(size[-n:], outputs[-n:])]
 
 

@@ -333,7 +333,8 @@ class Capture:
                 t = self.b.realize(value, strides, tag=len(out) + 1)
                 self._note_new(t, n)
                 view = strided(t)
-            owners.setdefault(view.node, storage)
+            if storage not in self.storages.values():       # a written input: torch itself returns it
+                owners.setdefault(view.node, storage)
             if isinstance(val, torch.Tensor):      # along extents of 1 any stride is right: show the traced one
                 view = View(view.node, view.shape, tuple(y if e == 1 else x for x, y, e in zip(view.strides, strides, view.shape)), view.offset)
             out.append(view)
@@ -348,11 +349,12 @@ class Capture:
             if isinstance(n, fx.Node) and isinstance(self.env[n], Tensor):
                 view, storage = strided(self.env[n]), storage_of(n.meta.get("val"))
                 shown.setdefault(storage, []).append((position, n, view))
-                owners.setdefault(view and view.node, storage)
+                if storage not in self.storages.values():
+                    owners.setdefault(view and view.node, storage)
         made = {}
         for storage, outputs in shown.items():
             views = [view for *_, view in outputs]
-            lacking = all(v is None or isinstance(v.node, Input) or owners[v.node] != storage for v in views)
+            lacking = all(v is None or isinstance(v.node, Input) or owners.get(v.node) != storage for v in views)
             if len(outputs) < 2 or storage in (None, *self.storages.values()) or not lacking:
                 continue
             whole = next(n for n in self.env if storage_of(n.meta.get("val")) == storage)

@@ -78,7 +78,7 @@ def _folds(d: DType, lanes: int) -> dict[str, str]:
     n, ctype = d.name, _TYPES[d.name]
     f = "f" if n == "f32" else ""
     neutral = {"sum": "0", "prod": "1", "max": _limits(d, False).replace("inf()", f"inf{f}()"), "min": _limits(d, True).replace("inf()", f"inf{f}()")}
-    combine = {"sum": "@a + @b", "prod": "@a * @b", "max": f"max_{n}(@a, @b)", "min": f"min_{n}(@a, @b)"}
+    combine = {"sum": "@a + @b", "prod": "@a * @b", "max": f"max_{n}(@b, @a)", "min": f"min_{n}(@b, @a)"}
     out = {}
     if d.is_float:
         neutral["logsumexp"], combine["logsumexp"] = neutral["max"], f"logaddexp_{n}(@a, @b)"

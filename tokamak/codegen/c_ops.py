@@ -128,8 +128,8 @@ def _basics(lanes: int) -> dict[str, str]:
         for name, sign, bits in (("min", "lt", "&"), ("max", "gt", "|")):
             if d is BOOL:
                 body = f"a {bits} b"
-            elif d.is_float:
-                body = f"select_{d}({sign}_{d}(a, b) | ne_{d}(a, a), a, b)"
+            elif d.is_float:       # of two zeros the first, as torch's relu and clamp keep the sign of what they are given
+                body = f"select_{d}({sign}_{d}(b, a) | ne_{d}(b, b), b, a)"
             else:
                 body = f"select_{d}({sign}_{d}(a, b), a, b)"
             out[f"{name}_{d}"] = f"TK {v} {name}_{d}({v} a, {v} b) {{ return {body}; }}"

@@ -40,7 +40,7 @@ static __attribute__((noinline)) void tk_tile@(int64_t depth, const float *a, in
   }
   for (int i = 0; i < @; i++) for (int j = 0; j < 2; j++) {
     v_f32 x = s[i][j];
-    if (relu) x = (v_f32)(~(x <= (v_f32){0}) & (v_i32)x);
+    if (relu) x = (v_f32)(~(x < (v_f32){0}) & (v_i32)x);
     *(u_f32 *)(c + i * ldc + j * W) = x; } }
 """
 
