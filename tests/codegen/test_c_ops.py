@@ -13,8 +13,9 @@ from tokamak.ir.ops import OPS, can_fail
 
 TORCH = {
     "add": torch.add, "sub": torch.sub, "mul": torch.mul, "neg": torch.neg, "abs": torch.abs, "div": torch.div, "floordiv": torch.floor_divide,
-    "truncdiv": lambda a, b: torch.div(a, b, rounding_mode="trunc"), "mod": torch.remainder, "rem": torch.fmod, "min": torch.minimum,
-    "max": torch.maximum, "fmin": torch.fmin, "fmax": torch.fmax, "sqrt": torch.sqrt, "copysign": torch.copysign, "nextafter": torch.nextafter,
+    "truncdiv": lambda a, b: torch.div(a, b, rounding_mode="trunc"), "mod": torch.remainder, "rem": torch.fmod,
+    "min": lambda a, b: torch.minimum(b, a), "max": lambda a, b: torch.maximum(b, a),           # torch's give the second of two zeros
+    "fmin": torch.fmin, "fmax": torch.fmax, "sqrt": torch.sqrt, "copysign": torch.copysign, "nextafter": torch.nextafter,
     "recip": torch.reciprocal, "floor": torch.floor, "ceil": torch.ceil, "trunc": torch.trunc, "round": torch.round, "tf32": tf32, "sign": torch.sign,
     "isnan": torch.isnan, "isinf": torch.isinf, "signbit": torch.signbit, "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le,
     "gt": torch.gt, "ge": torch.ge, "and": torch.bitwise_and, "or": torch.bitwise_or, "xor": torch.bitwise_xor, "not": torch.bitwise_not,

@@ -150,6 +150,13 @@ def test_places_of_running_extremes_of_16_bits(dtype, target):
     assert torch.equal(along, (x * 1.37).cummin(1)[1]) and torch.equal(down, (x * 1.37).cummax(0)[1])
 
 
+@pytest.mark.parametrize("columns", [1, 3])
+def test_a_call_of_torch_meets_the_traced_strides_along_extents_of_1(columns):
+    """They decide how torch adds up a bag, and what it then leaves for backward."""
+    places, rows = torch.randint(0, 8, (7, 3)), torch.randn(8, columns, requires_grad=True)
+    agree(lambda places, rows: F.embedding_bag(places, rows * 2, mode="sum"), [places, rows], grad=True)
+
+
 # -- argmax, NaN -------------------------------------------------------------------------------------------------------------
 def test_argmax_of_ties_and_strides(target):
     x = torch.randint(0, 3, (33, 70)).float()

@@ -188,8 +188,8 @@ def _heaviside(x: Term, at_zero: Term) -> Term:
 
 
 formulas({
-    "maximum": op("max"),
-    "minimum": op("min"),
+    "maximum": lambda x, y: call("max", y, x),       # of two zeros the second, as in torch's loops over registers
+    "minimum": lambda x, y: call("min", y, x),
     "fmax": _nan_free("fmax"),
     "fmin": _nan_free("fmin"),
     "fmod": op("rem"),

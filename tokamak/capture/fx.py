@@ -6,7 +6,7 @@ exactly what eager runs (no decomposition before us), so each value's traced str
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, Sequence
 
 import torch
 from torch import fx
@@ -250,8 +250,15 @@ class Capture:
         if isinstance(val, (tuple, list)) and any(isinstance(v, (tuple, list)) for v in val):      # a call within a call (of random numbers, say)
             leaves, structure = pytree.tree_flatten(val)
             return pytree.tree_unflatten(self._opaque(node, Flat(target), args, kwargs, tuple(leaves), reason), structure)
+        traced: dict = {}
+
+        def own(n: fx.Node):
+            made = self._own(n)
+            if isinstance(made, Tensor) and isinstance(n.meta.get("val"), torch.Tensor):
+                traced.setdefault(made, self.spec(n.meta["val"]).strides)
+            return made
         if "layout" not in node.meta:           # such images and weights have copies of their own where they need them
-            args, kwargs = fx.map_arg((node.args, node.kwargs), self._own)
+            args, kwargs = fx.map_arg((node.args, node.kwargs), own)
         specs = self._specs(val) if not (isinstance(val, (torch.SymInt, torch.SymFloat)) or val is None) else (None,)
         reads: dict = {}
 
@@ -260,7 +267,7 @@ class Capture:
                 return x
             view = strided(x)
             reads[view.node] = None
-            return view
+            return _shown(view, traced[x]) if x in traced else view
         given = _map((args, kwargs), lambda x: self._in_memory(x, node) if isinstance(x, Tensor) else x)
         args, kwargs = _map(given, leaf)
         call = Opaque(target, args, dict(kwargs), specs, not isinstance(val, (tuple, list)), reason, tuple(reads),
@@ -335,9 +342,7 @@ class Capture:
                 view = strided(t)
             if storage not in self.storages.values():       # a written input: torch itself returns it
                 owners.setdefault(view.node, storage)
-            if isinstance(val, torch.Tensor):      # along extents of 1 any stride is right: show the traced one
-                view = View(view.node, view.shape, tuple(y if e == 1 else x for x, y, e in zip(view.strides, strides, view.shape)), view.offset)
-            out.append(view)
+            out.append(_shown(view, strides) if isinstance(val, torch.Tensor) else view)
         return tuple(out)
 
     def _bases(self, found) -> dict:
@@ -383,6 +388,11 @@ class Capture:
                 stack.extend(reads(n))
             elif isinstance(t.expr, Load) and n is t.expr.node:
                 self._note(n, node)
+
+
+def _shown(view: View, strides: Sequence[Index]) -> View:
+    """`view` with the traced strides along extents of 1, where any would do: torch looks at them to choose a way."""
+    return View(view.node, view.shape, tuple(y if e == 1 else x for x, y, e in zip(view.strides, strides, view.shape)), view.offset)
 
 
 def _parts(node: fx.Node):
