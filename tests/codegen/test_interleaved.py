@@ -42,7 +42,34 @@ def test_a_few_numbers_side_by_side(name, shape, dtype):
 def test_points_run_along_lanes(name):
     x, w = torch.randn(4096, 3), torch.randn(3)
     assert "vector(i0/" in agree(CASES[name], x, w)
-    assert "vector(i0/" not in agree(CASES[name], torch.randn(4096, 16), torch.randn(16))
+    assert "vector(i0/" not in agree(CASES[name], torch.randn(4096, 24), torch.randn(24))
+
+
+SHORT = {"softmax": lambda x, w: torch.softmax(x, -1), "largest": lambda x, w: x.argmax(-1), "least": lambda x, w: x.argmin(-1),
+         "summed": lambda x, w: (x * w).sum(-1), "matrices": lambda x, w: (x[:99].view(-1, 3, 3, x.shape[1]) * w).sum(-1)}
+
+
+@pytest.mark.parametrize("columns", [5, 10, 16])
+@pytest.mark.parametrize("name", SHORT)
+def test_short_rows_are_not_folded_across_lanes(name, columns):
+    x, w = torch.randn(1000, columns), torch.randn(columns)
+    x[3, 2], x[5, 1:3], x[7] = torch.nan, torch.nan, -torch.inf
+    x = x if name in ("largest", "least") else x.nan_to_num(neginf=0.0)
+    text = agree(SHORT[name], x, w)
+    assert "vector(i0/" in text or name == "matrices"
+
+
+@pytest.mark.parametrize("columns", [17, 40])
+def test_largest_across_lanes(columns):
+    """Of equal values the first, and the first NaN, in whatever lane it lies."""
+    x = torch.randint(0, 3, (500, columns)).float()
+    x[3, 2], x[5, 1:3], x[7], x[8, -1] = torch.nan, torch.nan, -torch.inf, torch.nan
+    assert "vector(i1)" in agree(lambda x: torch.stack([x.argmax(-1), x.argmin(-1)]), x)
+
+
+def test_pads_of_pictures_run_along_rows():
+    """Zeros on both sides are pieces of a row that have no values of their own."""
+    assert "vector(i2/" in agree(lambda x: F.pad(x, (1, 1, 1, 1)) * 2, torch.randn(40, 32, 32))
 
 
 def test_results_in_turn_run_along_the_axis_that_they_follow():

@@ -136,7 +136,7 @@ class Printer(Loops, Partials):
         body += self._rows(p, rest) if rows_in_step(p) else rest
         body += self._partial_runs(p.partials)
         several = in_step(body, extents[0][0], lines) if reads_rows(p) else None
-        lines += self._parallel(extents, body, several)
+        lines += self._parallel(extents, body, several, bool(p.inside) or any(q.runs for q in p.partials))
         lines += [f"free({b.name});" for b in p.buffers]
         if streamed:
             lines.append("settle();")
@@ -184,9 +184,9 @@ class Printer(Loops, Partials):
     def _counters(self, p: Phase) -> list[str]:
         return [v for v, _ in self._extents(p) if v != "blk"]
 
-    def _parallel(self, extents, body: list[str], several: list[str] | None) -> list[str]:
+    def _parallel(self, extents, body: list[str], several: list[str] | None, counted: bool) -> list[str]:
         """The loops of one ticket's share, as one counter with the coordinates carried along. `several`: the body of STREAMS iterations of one
-        axis."""
+        axis. `counted`: the body asks how many iterations were before it."""
         if not extents:
             return ["if (ticket == 0) {", *("  " + x for x in body), "}"]
         out = [f"const int64_t e{n} = {e};" for n, (_, e) in enumerate(extents)]
@@ -199,14 +199,34 @@ class Printer(Loops, Partials):
             v = extents[0][0]
             out += [f"const int64_t q = (hi - lo) / {STREAMS};", "for (int64_t at = 0; at < q; at++) {",
                     *("  " + x for x in several), f"  ++{v};", "}", f"lo += {STREAMS} * q; {v} = lo;"]
+        if len(extents) > 1 and not counted:
+            return out + self._nested(extents, body)
         out.append("for (int64_t at = lo; at < hi; at++) {")
         out += ["  " + x for x in body]
-        step = ""
-        for n in range(len(extents)):
-            v = extents[n][0]
-            step = f"if (++{v} == e{n}) {{ {v} = 0; {step} }}" if n else f"++{v};"
-        out += ["  " + step, "}"]
+        out += [f"  {self._carry(extents)}", "}"]
         return out
+
+    @staticmethod
+    def _carry(extents) -> str:
+        """The statement that goes on to the next coordinates."""
+        step = ""
+        for n, (v, _) in enumerate(extents):
+            step = f"if (++{v} == e{n}) {{ {v} = 0; {step} }}" if n else f"++{v};"
+        return step
+
+    def _nested(self, extents, body: list[str]) -> list[str]:
+        """The loops of a share whose innermost is one of C, around one over blocks if there is one: what is the same all along it is computed
+        outside, and addresses by addition. Rows of 16, ms on one core, as one counter / so: an image's patches 0.81 / 0.46."""
+        last = len(extents) - 1
+        v, end = extents[last][0], f"e{last}"
+        inner = [f"const int64_t stop = tk_min({end}, {v} + hi - at); at += stop - {v};",
+                 f"for (; {v} < stop; {v}++) {{", *("  " + x for x in body), "}"]
+        if v == "blk" and last > 1:
+            last -= 1
+            v, end = extents[last][0], f"e{last}"
+            inner = [f"for (; {v} < {end} && at < hi; {v}++) {{", *("  " + x for x in inner), "  blk = 0;", "}"]
+        return ["for (int64_t at = lo; at < hi;) {", *("  " + x for x in inner),
+                f"  if ({v} == {end}) {{ {v} = 0; {self._carry(extents[:last])} }}", "}"]
 
     def _entry(self) -> str:
         lines = ["tk_job job = {w};", "int64_t copies = 1;"]

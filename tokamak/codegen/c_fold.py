@@ -94,13 +94,9 @@ def _folds(d: DType, lanes: int) -> dict[str, str]:
         take = f"{m}_take_{n}"
         out[take] = (f"TK v_bool {take}(v_{n} va, v_i64 ia, v_{n} vb, v_i64 ib) {{\n"
                      f"  return {better}_{n}(vb, va){nan} | ({same} & lt_i64(ib, ia)); }}")
-        steps, step = [], lanes // 2
-        while step:
-            order = ", ".join(str((k + step) % lanes) for k in range(lanes))
-            steps.append(f"w = __builtin_shufflevector(v, v, {order}); j = __builtin_shufflevector(i, i, {order}); m = {take}(v, i, w, j); "
-                         f"v = select_{n}(m, w, v); i = select_i64(m, j, i);")
-            step //= 2
-        out[f"h{m}_{n}"] = f"TK int64_t h{m}_{n}(v_{n} v, v_i64 i) {{\n  v_{n} w; v_i64 j; v_bool m;\n  " + "\n  ".join(steps) + " return i[0]; }"
+        nans = f" | (ne_{n}(v, v) & ne_{n}(top, top))" if d.is_float else ""
+        out[f"h{m}_{n}"] = (f"TK int64_t h{m}_{n}(v_{n} v, v_i64 i) {{\n  v_{n} top = splat_{n}(h{m[3:]}_{n}(v));\n"
+                            f"  return hmin_i64(select_i64(eq_{n}(v, top){nans}, i, splat_i64(9223372036854775807))); }}")
     return out
 
 

@@ -102,6 +102,13 @@ def cuts(e: Expr, a: Axis) -> list[int]:
     return at if len(at) <= PIECES + 1 else []
 
 
+def values(s: Store, a: Axis) -> list[Expr]:
+    """What `s` stores in each piece of `a`, but for constants."""
+    at = cuts(s.expr, a)
+    found = (_part(s, a, low, Axis(a.id, as_index(high - low))).expr for low, high in zip(at, at[1:]))
+    return [e for e in found if not isinstance(e, Const)]
+
+
 def _piece(s: Store, a: Axis, low: int, high: int, fresh) -> Store:
     """What `s` stores where `a` is from `low` on and below `high`."""
     return _part(s, a, low, as_index(0) if high - low == 1 else as_index(Axis(next(fresh), as_index(high - low))))
