@@ -214,6 +214,12 @@ def test_columns_of_a_window_that_stands_once_along_a_dimension(shape):
         assert not kinds(check(lambda x: F.unfold(x, **kwargs), x), Opaque)
 
 
+@pytest.mark.parametrize("windows, sizes, dim", [((1, 4, 3), (2, 9), 1), ((4, 1, 3), (9, 2), 0), ((4, 3), (9,), 0)])
+def test_windows_are_folded_into_each_row_of_a_batch(windows, sizes, dim):
+    """istft folds the squares of its window once, and asks for them in each row."""
+    assert not kinds(check(lambda g: torch.ops.aten.unfold_backward(g, sizes, dim, 3, 2), torch.randn(windows)), Opaque)
+
+
 def test_symbolic_sizes():
     x, i = torch.randn(6, 10, requires_grad=True), LONG([3, -1, 0])
     graphs = check(lambda x, i: (x[i], x.index_select(0, i % 6), x.index_add(0, i % 6, x[:3])), x, i, dynamic=True)

@@ -192,8 +192,12 @@ def select_backward(b, g: Tensor, sizes, dim: int, index) -> Tensor:
 
 @register(aten.unfold_backward.default)
 def unfold_backward(b, g: Tensor, sizes, dim: int, size, step) -> Tensor:
-    """Windows may overlap: the gradient of an element is the sum over the windows that show it."""
-    shape, c = b.spec.shape, g.axes
+    """Windows may overlap: the gradient of an element is the sum over the windows that show it. Torch broadcasts `g` along other axes than `dim`
+    (istft folds its window for the whole batch)."""
+    shape = b.spec.shape
     dim = dim % len(shape) if shape else 0
+    if shape:
+        g = g.expand((*shape[:dim], g.shape[dim], *shape[dim + 1:], g.shape[-1]))
+    c = g.axes
     index = [*c[:dim], c[dim] * step + c[-1], *c[dim + 1:-1]] if shape else []
     return combine(b, zero(b.spec.dtype), shape, g.shape, index, g.expr, "sum")
