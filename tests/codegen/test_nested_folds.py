@@ -35,3 +35,14 @@ def test_a_buffered_value_is_read_behind_where_it_is_made():
         return x * t[..., None], a * t, (t * c).sum((1, 2))
     for h, n, m, p in ((8, 2, 12, 8), (5, 4, 4, 100)):
         assert agree(fn, [torch.randn(h, n, m, p), torch.randn(h, n, m, p), torch.randn(h, n, m), torch.randn(h, n, m)]).kernels == 1
+
+
+def test_rows_are_summed_by_the_kernel_of_their_statistics():
+    """A mean over positions behind a norm of each: the sums lie in a buffer while row after row passes, in f64 after every 128 rows."""
+    norm = lambda x: F.layer_norm(x, x.shape[-1:])
+    fns = (lambda x: norm(x).mean(1), lambda x: (norm(x), norm(x).amax(1)), lambda x: norm(norm(x).mean(1)),
+           lambda x: (norm(x).sum(1), x.exp().mean(-1).sum(1)), lambda x: (x - x.logsumexp(-1, True)).logsumexp(1))
+    for fn in fns:
+        assert agree(fn, [torch.randn(3, 300, 24)]).kernels == 1
+    assert agree(fns[1], [torch.randn(2, 17, 33)]).kernels == agree(fns[0], [torch.randn(2, 17, 33)], policy="strict").kernels == 1
+    agree(lambda x: x.softmax(-1).sum(0), [torch.randn(9, 40, 24)])         # whose rows of one iteration lie apart

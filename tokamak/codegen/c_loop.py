@@ -23,14 +23,14 @@ class Loops:
     def _loop(self, loop: Loop) -> list[str]:
         v, low, high = self.k.axes[loop.axis], self.index(loop.low), self.index(loop.high)
         step = self.k.lanes if loop.vector else 1
+        flush = [f"  {a.var}l += lower_half({a.var}); {a.var}h += upper_half({a.var}); {a.var} = (v_f32){{0}};" for a in loop.flush]
         if loop.piece:
-            return [self._piece(v, low, high, loop.piece), *self._block(loop.items), "}"]
+            return [self._piece(v, low, high, loop.piece), *self._block(loop.items), *flush, "}"]
         if loop.tiles:
             return self._tiled_loop(loop, v, low, high)
         if loop.flush:
             part = f"tk_min(c{v} + {BLOCK * step}, {high})"
             inner = self._plain_loop(loop, v, f"c{v}", f"d{v}", step)
-            flush = [f"  {a.var}l += lower_half({a.var}); {a.var}h += upper_half({a.var}); {a.var} = (v_f32){{0}};" for a in loop.flush]
             head = f"for (int64_t c{v} = {low}; c{v} < {high}; c{v} += {BLOCK * step}) {{ const int64_t d{v} = {part};"
             return [head, *("  " + x for x in inner), *flush, "}"]
         return self._plain_loop(loop, v, low, high, step)
