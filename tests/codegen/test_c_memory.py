@@ -29,6 +29,8 @@ void filled_{d}(const {c} *a, {c} *o, int64_t n) {{ store_{d}(o, loadn_{d}(a, n)
 void strided_{d}(const {c} *a, {c} *o, int64_t s, int64_t t) {{ stores_{d}(o, t, loads_{d}(a, s)); }}
 void firsts_{d}(const {c} *a, {c} *o, int64_t s, int64_t t, int64_t n) {{ storesn_{d}(o, t, loadsn_{d}(a, s, n), n); }}
 void gather_{d}(const {c} *a, const int64_t *i, {c} *o) {{ store_{d}(o, loadi_{d}(a, load_i64(i))); }}
+void near_{d}(const {c} *a, const int64_t *i, {c} *o) {{ store_{d}(o, loadw_{d}(a, load_i64(i))); }}
+void nearn_{d}(const {c} *a, const int64_t *i, {c} *o, int64_t n) {{ storen_{d}(o, loadwn_{d}(a, load_i64(i), n), n); }}
 void gathern_{d}(const {c} *a, const int64_t *i, {c} *o, int64_t n) {{ storen_{d}(o, loadin_{d}(a, load_i64(i), n), n); }}
 void gatherg_{d}(const {c} *a, const int64_t *i, const uint8_t *m, {c} *o) {{
   {v} before = load_{d}(o); store_{d}(o, loadgi_{d}(a, load_i64(i), load_bool(m), before)); }}
@@ -169,6 +171,25 @@ def test_around_the_end(library, d):
                 o = np.ones(w, a.dtype)
                 run(library, f"aroundn_{d}", a, o, at, turn, n)
                 assert (o[:n] == wanted[:n]).all() and not o[n:].any()
+
+
+@pytest.mark.parametrize("d", ALL, ids=str)
+def test_gathers_of_near_lanes(library, d):
+    """Every element in turn, every third, each twice, backward, there and back, one far away: nothing beside those asked for is read, wherever the
+    memory ends."""
+    w = library.lanes
+    k = np.arange(w)
+    kinds = {"in turn": k, "apart": 3 * k, "twice": k // 2, "backward": w - 1 - k, "back": np.abs(k - 2), "one": 0 * k,
+             "far": np.where(k == 1, 3 * w, k), "resized": k * 31 // 17}
+    for i in kinds.values():
+        a = fenced(stored(d, int(i.max()) + 1))
+        o = np.zeros(w, a.dtype)
+        run(library, f"near_{d}", a, i.astype(np.int64), o)
+        assert (o == a[i]).all()
+        for n in (1, 2, w - 1):
+            a, o = fenced(stored(d, int(i[:n].max()) + 1)), np.zeros(w, a.dtype)
+            run(library, f"nearn_{d}", a, np.where(k < n, i, 2**60), o, n)
+            assert (o[:n] == a[i[:n]]).all() and not o[n:].any()
 
 
 @pytest.mark.parametrize("d", ALL, ids=str)

@@ -1,6 +1,7 @@
 """Gathered rows as C: a row's number is one for all its columns."""
 import pytest
 import torch
+import torch.nn.functional as F
 
 import tokamak
 from tokamak.tools.record import recording
@@ -89,3 +90,25 @@ def test_lanes_do_not_run_across_images_that_lie_pages_apart():
     doubled(theirs).square().sum().backward()
     torch.testing.assert_close(mine.grad, theirs.grad)
     assert "for (int64_t k = 0; k < W; k++) store1_f32" in "\n".join(STAGE_TEXTS["render"](g) for g in recorder.graphs)
+
+
+RESIZED = {"enlarged": lambda x: F.interpolate(x, size=(29, 75), mode="bilinear"),
+           "smaller": lambda x: F.interpolate(x, size=(9, 21), mode="bilinear"),
+           "reflected": lambda x: F.pad(x, (5, 3, 2, 1), mode="reflect"), "nearest": lambda x: F.interpolate(x, size=(17, 90))}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+@pytest.mark.parametrize("name", RESIZED)
+def test_indices_that_all_rows_use_are_computed_once(name, dtype):
+    """A picture's columns are read at places that are the same in every row: a thread keeps them, and its rows divide nothing."""
+    if dtype is torch.int64 and name in ("enlarged", "smaller"):
+        pytest.skip("torch resizes no integers so")
+    x = torch.randn(2, 8, 13, 40, generator=torch.Generator().manual_seed(0)).mul(8).to(dtype)
+    x = x if name != "nearest" or dtype.is_floating_point else x.float()
+    torch._dynamo.reset()
+    with recording(strict=True) as recorder:
+        got = torch.compile(RESIZED[name], backend="tokamak", dynamic=False)(x)
+    torch.testing.assert_close(got, RESIZED[name](x), atol=1e-4 if dtype is torch.float32 else None, rtol=1e-4 if dtype is torch.float32 else None)
+    text = "\n".join(STAGE_TEXTS["render"](g) for g in recorder.graphs)
+    rows = text[text.rindex("in parallel"):] if "loadw" in text else ""
+    assert "loadw_" in rows and "lanes_div" not in rows and "load_i64(u" in rows

@@ -338,7 +338,7 @@ class Printer(Loops, Partials):
             return f"loads{tail}_{d}({p}, {self.index(step)}{n})"
         if mode == "around":
             return f"loada{tail}_{d}({p}, {self.index(step)}, {self.index(turn)}{n})"
-        return f"loadi{tail}_{d}({p}, {at}{n})"
+        return f"load{'w' if mode == 'window' else 'i'}{tail}_{d}({p}, {at}{n})"
 
     def _guarded(self, s: Read, p: str, d: DType) -> str:
         active = self._active(s.guard)

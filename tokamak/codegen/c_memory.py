@@ -4,12 +4,13 @@ A value of the language lives in a register of W lanes: `v_f32` and so on; bool 
 In memory bool is a byte 0 or 1, f16 and bf16 are uint16_t. Fragments (D is a type's name, p points to storage, n with 0 < n < W counts lanes):
 
     load_D(p)  loadn_D(p, n)  loads_D(p, stride)  loadsn_D(p, stride, n)  loadi_D(p, index)  loadin_D(p, index, n)  loadb_D(p)
-    loada_D(p, start, turn)  loadan_D(p, start, turn, n)
+    loada_D(p, start, turn)  loadan_D(p, start, turn, n)  loadw_D(p, index)  loadwn_D(p, index, n)
     store_D(p, v)  storen_D(p, v, n)  stores_D(p, stride, v)  storesn_D(p, stride, v, n)  storei_D(p, index, v)
     storein_D(p, index, v, n)  store1_D(p, v)
 
-Strides and indices count elements. `loada` reads from p[start] on, and from
-p[0] again behind `turn` elements. Lanes from n on are neither read nor written, and are 0 when loaded. A scatter writes its lanes in order.
+Strides and indices count elements. `loada` reads from p[start] on, and from p[0] again behind `turn` elements; `loadw` reads what `loadi` does,
+faster where lanes are near each other. Lanes from n on are neither read nor written, and are 0 when loaded (by `loadwn`: anything). A scatter
+writes its lanes in order.
 """
 from __future__ import annotations
 
@@ -99,6 +100,29 @@ def _gather(name: str, head: str, mask: str, otherwise: str, lanes: int) -> str:
     return f"{GATHERS}{head} {{\n  {gathered(name, 'index', f'(v_{name}){{0}}', mask, lanes)} }}\n#else\n{slow}\n#endif"
 
 
+def _window(name: str, ctype: str, first: bool) -> str:
+    """The fragment for gathered lanes that mostly lie within two registers (a picture resized, a border reflected): where they do, loads and a
+    permutation. `first`: of the first n lanes. 16 lanes from L1: gathered 6.4 ns, so 2.5."""
+    v, n, tail = f"v_{name}", ", int64_t n" if first else "", ", n" if first else ""
+    head = f"TK {v} loadw{'n' if first else ''}_{name}(const {ctype} *p, v_i64 index{n}) {{"
+    slow = f"return loadi{'n' if first else ''}_{name}(p, index{tail});"
+    if name not in MASKED or RAW_BYTES[name] != 4:
+        return f"{head} {slow} }}"
+    call, size, element, feature = MASKED[name]
+    load = lambda at, mask: f"({v})__builtin_ia32_load{call}_mask((const void *)({at}), (q){{0}}, (unsigned short)({mask}))"
+    outside = " | ".join(f"(unsigned char)__builtin_ia32_ucmpq512_mask(i.p[{k}], (at){{0}} + far, 6, -1) << {8 * k}" for k in range(2))
+    return (f"{masks(feature)}{head}\n  typedef {element} q __attribute__((vector_size({size}))); "
+            f"typedef long long at __attribute__((vector_size(64)));\n"
+            f"  int64_t a = index[0], b = index[{'n - 1' if first else 'W - 1'}], low = a < b ? a : b, far = (a < b ? b : a) - low;\n"
+            f"  union {{ v_i64 v; at p[2]; }} i = {{index - low}};\n"
+            f"  unsigned out = ({outside}) & {'(1u << n) - 1' if first else '0xffff'};\n"
+            f"  if (far >= 2 * W || out) {slow}\n"
+            f"  {v} x = {load('p + low', '(2ull << far) - 1')};\n"
+            f"  v_i32 d = __builtin_convertvector(i.v, v_i32);\n"
+            f"  return far < W ? __builtin_shuffle(x, d) : __builtin_shuffle(x, {load('p + low + W', '(2ull << (far - W)) - 1')}, d); }}\n"
+            f"#else\n{head} {slow} }}\n#endif")
+
+
 def _stream(name: str, ctype: str) -> str:
     """A whole register to aligned memory around the cache, where the machine can."""
     v = f"v_{name}"
@@ -176,6 +200,8 @@ def _raw(name: str, ctype: str, lanes: int) -> dict[str, str]:
         f"loadin_{name}": _gather(name, f"TK {v} loadin_{name}(const {ctype} *p, v_i64 index, int64_t n)", "(1u << n) - 1",
                                   f"{ctype} buf[W] = {{0}};\n  for (int64_t k = 0; k < n; k++) buf[k] = p[index[k]];\n"
                                   f"  return *(const u_{name} *)buf;", lanes),
+        f"loadw_{name}": _window(name, ctype, False),
+        f"loadwn_{name}": _window(name, ctype, True),
         f"loada_{name}": f"TK {v} loada_{name}(const {ctype} *p, int64_t at, int64_t turn) {{\n"
                          f"  if (at + W <= turn) return load_{name}(p + at);\n  {ctype} buf[W];\n"
                          f"  for (int64_t k = 0; k < W; k++) {{ buf[k] = p[at]; at = at + 1 == turn ? 0 : at + 1; }}\n"
@@ -199,6 +225,7 @@ def _raw(name: str, ctype: str, lanes: int) -> dict[str, str]:
 # (name, parameters after the pointer, arguments after the pointer)
 _LOADS = (("load", "", ""), ("loadn", ", int64_t n", ", n"), ("loads", ", int64_t stride", ", stride"),
           ("loadsn", ", int64_t stride, int64_t n", ", stride, n"), ("loadi", ", v_i64 i", ", i"), ("loadin", ", v_i64 i, int64_t n", ", i, n"),
+          ("loadw", ", v_i64 i", ", i"), ("loadwn", ", v_i64 i, int64_t n", ", i, n"),
           ("loada", ", int64_t at, int64_t turn", ", at, turn"), ("loadan", ", int64_t at, int64_t turn, int64_t n", ", at, turn, n"),
            ("loadb", "", ""))
 _STORES = (("store", ", @", ", @"), ("stream", ", @", ", @"), ("storen", ", @, int64_t n", ", @, n"),

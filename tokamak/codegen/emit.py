@@ -10,12 +10,13 @@ from ..ir.ops import can_fail
 from ..ir.ranges import positive
 from ..ir.substitution import substitute
 from ..schedule.body import Memory
-from .kernel import (Buffer, Convert, Divisor, Fetch, IndexValue, LaneCompare, LaneDivide, Let, PartialRead, Quotient, RandomValue, Read,
+from .kernel import (Buffer, Convert, Divisor, Fetch, IndexValue, LaneCompare, LaneDivide, Let, Loop, PartialRead, Quotient, RandomValue, Read,
                      Splat, Write)
 from .scope import Block, Entry, Named, Unschedulable, all_atoms, literal, varies
 
 
 STEPS = 1 << 20         # coordinates that grow by fewer from lane to lane are compared in 32 bits
+ROWS_OF_TABLE, LARGEST_TABLE = 32, 4096      # rows from which on, and elements of a row up to which, an index that all rows use is computed once
 _ROUNDS = ("round", "floor", "ceil", "trunc")
 _FLIPPED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}        # a op b is b FLIPPED[op] a
 
@@ -50,6 +51,7 @@ class Emitter:
         self.buffered: dict[Expr, Buffer] = {}
         self.kept: dict[Expr, tuple[Block, int]] = {}   # buffered value -> where it is written: a block, and how many of its loops stand before
         self.uses: dict[str, list[tuple[Expr, Block, Read | Write]]] = {}       # buffer -> its value, written and read in these blocks
+        self.tables: dict = {}                          # index that every row uses -> the Buffer in which a thread keeps it
         self.exact: frozenset[Expr] = frozenset()       # what something rounds to integers: a last bit of a quotient would be a whole step
         self.once = Block([], frozenset())
         self.root = Block([], frozenset(parallel), self.once, 0)
@@ -237,6 +239,8 @@ class Emitter:
                 home = arg.home if self._guard is None else block
                 found = self._put(key if self._guard is None else None, home, block, statement, var)
             return found
+        if self._tabled(a, block):
+            return self._from_table(a, block)
         x = self._index_register(a.a, block, None)
         var = low.fresh()
         if isinstance(a, (FloorDiv, Mod)) and not any(varies(y) for y in a.b.atoms()) and positive(a.b):
@@ -245,6 +249,30 @@ class Emitter:
         y = self._index_register(a.b, block, None)
         name = {FloorDiv: "floordiv", Mod: "mod", Min: "min", Max: "max"}[type(a)]
         return self._put(None, self._home(block, a.a.axes() | a.b.axes(), (x, y)), block, Let(var, name, I64, (x.var, y.var)), var)
+
+    def _tabled(self, a, block: Block) -> bool:
+        """Is this index the same for many rows, and not just being computed for all of them?"""
+        hints, axes = self.low.hints, Index({(a,): 1}).axes()
+        again = axes == {self.vector} and hints.count(block.open - axes) >= ROWS_OF_TABLE and hints(self.vector.extent) <= LARGEST_TABLE
+        return again and self._under(block, self.root) and not any(isinstance(x, FetchAtom) for x in all_atoms(Index({(a,): 1})))
+
+    def _from_table(self, a, block: Block) -> Entry:
+        """An index that every row uses, which a thread computes once."""
+        low, v = self.low, self.vector
+        found = self._find(("lanes", a), block)
+        if found is not None:
+            return found
+        table = self.tables.get(a)
+        if table is None:
+            table = self.tables[a] = Buffer(low.fresh("u"), I64, low.extent(v))
+            loop = Loop(v, as_index(0), low.extent(v), True)
+            fill = Block(loop.items, frozenset((v,)), self.once, len(self.once.loops))
+            self.once.items.append(loop)
+            self.once.loops.append((loop, fill))
+            made = self._lane_atom(a, fill)
+            loop.items.append(Write(table.name, I64, as_index(v), "unit", made.var))
+        var = low.fresh()
+        return self._put(("lanes", a), self._home(block, (v,)), block, Read(var, table.name, I64, as_index(v), "unit"), var)
 
     _guard: str | None = None
 
@@ -259,6 +287,8 @@ class Emitter:
         address, mode, step, at = (around[0], "around", around[1], None) if around else self._address(e.index[0], block, e.node, guard and guard.var)
         if mode == "splat" and guard is not None and self.vector in e.guard.free:
             mode = "shared"
+        elif mode == "gather" and guard is None and not any(isinstance(x, FetchAtom) for x in all_atoms(e.index[0])):
+            mode = "window"
         var = self.low.fresh()
         statement = Read(var, self.low.memory(e.node), e.dtype, address, mode, step, at, guard.var if guard else None, other.var if other else None,
                          turn=around[2] if around else None)
@@ -301,8 +331,10 @@ class Emitter:
                 if step == 1:
                     return low.integer(i, block, key), "unit", None, None
                 return low.integer(i, block, key), "strided", low.integer(step, block, ("step", memory)), None
-            at = self._index_register(i, block, None)
-            return as_index(0), "gather", None, at.var
+            if any(isinstance(a, FetchAtom) for a in all_atoms(i)):
+                return as_index(0), "gather", None, self._index_register(i, block, None).var
+            lanes = Index({k: c for k, c in i.terms.items() if any(a is v or a in inner for a in k)})
+            return low.integer(i - lanes, block, key), "gather", None, self._index_register(lanes, block, None).var
         finally:
             self._guard = saved
 

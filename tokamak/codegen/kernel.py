@@ -137,10 +137,11 @@ class Fetch:
 @dataclass(frozen=True)
 class Read:
     """var = memory[address]. `mode`: 'splat' (one element), 'unit' (along the vector axis), 'strided' (`step` apart), 'gather' (`at`: i64 register of
-    offsets from `address`), 'around' (along the vector axis from `step` on, and from 0 again behind `turn` elements). With `guard` (a bool register)
-    lanes where it is false are not read and are `other`; 'shared' is 'splat' with a guard that differs between lanes. `ahead`: the address in the
-    next iteration, `span`: elements that an iteration reads there; where that is much, but not too much to be kept, the next iteration's part is
-    asked for now, when this one's is read again and so comes from a cache. `total`: elements that the kernel reads there, one after the other; where
+    offsets from `address`), 'window' (the same, of lanes that mostly lie near each other), 'around' (along the vector axis from `step`
+    on, and from 0 again behind `turn` elements). With `guard` (a bool register) lanes where it is false are not read and are `other`; 'shared' is
+    'splat' with a guard that differs between lanes. `ahead`: the address in the next iteration, `span`: elements that an iteration reads there; where
+    that is much, but not too much to be kept, the next iteration's part is asked for now, when this one's is read again and so comes from a cache.
+    `total`: elements that the kernel reads there, one after the other; where
     they are many, what lies FAR behind is asked for."""
     var: str
     memory: str

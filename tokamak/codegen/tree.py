@@ -119,7 +119,7 @@ class Tree(Emitter):
             work = work * low.extent(a)
         vector_extent = low.extent(self.vector) if self.vector is not None and self.block else None
         return Phase(extents, self.vector, self.block, vector_extent, tuple(self.once.items), tuple(self.root.items), tuple(self.partials),
-                     tuple(self.buffers), work, len(inside))
+                     (*self.buffers, *self.tables.values()), work, len(inside))
 
     def _items(self) -> list:
         """Folds and stores in an order in which everything needed stands before."""

@@ -242,7 +242,7 @@ def _footprint(s: Read | Write, phase: Phase, loops: tuple, node, hints: Hints) 
     """Bytes that all iterations of an access reach, each once, and those of one parallel iteration."""
     parallel = {a for a, _ in phase.parallel}
     around = {*parallel, *(loop.axis for loop in loops)}
-    axes = around if s.mode == "gather" or fetched(s.address) else s.address.axes() & around
+    axes = around if s.at is not None or fetched(s.address) else s.address.axes() & around
     size = node.dtype.bytes
     whole = min(hints.count(axes) * size, node_bytes(node, hints))
     part = hints.count(a for a in axes if a not in parallel and not (phase.block and a is phase.vector)) * size
