@@ -1,6 +1,7 @@
 """Folds down columns as C: a few rows at a time, whose columns stand in registers."""
 import pytest
 import torch
+import torch.nn.functional as F
 
 import tokamak
 from tests.compiled.harness import agree
@@ -81,3 +82,12 @@ def test_two_sums_of_the_same_columns_share_a_loop():
 def test_a_row_at_a_time_adds_no_columns_to_memory():
     code, _ = text(lambda x: x.sum(0), torch.randn(30000, 24))
     assert "for (int64_t i0 = at; i0 < top; i0++)" in code and "float *q" not in code
+
+
+@pytest.mark.parametrize("fn", [lambda x: F.layer_norm(x.permute(0, 2, 3, 1), (96,)), lambda x: x.permute(0, 2, 3, 1).softmax(-1).contiguous()],
+                         ids=["layer norm", "softmax"])
+def test_rows_that_are_contiguous_in_their_results_alone_are_folded_as_columns(fn):
+    """They are read three times and written once: the axis that is contiguous in what is read runs along lanes."""
+    x = torch.randn(3, 96, 7, 5, generator=torch.Generator().manual_seed(0)) + 2
+    agree(fn, [x])
+    assert "loads_" not in text(fn, x)[0]

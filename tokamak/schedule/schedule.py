@@ -341,10 +341,11 @@ def vector_axis(b: Body, hints: Hints, target) -> Axis | None:
     beside = _beside(b, best, hints, lanes) if _few(best, lanes, every) else None
     if not every:
         return beside or _past_pieces(b, best, hints, lanes) or _near_results(b, best, hints, lanes) or best
-    # elements are read and written once, but along some axes a nest of loops strides at each of its steps
+    # along some axes a nest of loops strides at each of its steps. Over channels that are side by side in the result alone, in ms on one core, along
+    # channels / pixels: LayerNorm of 4 x 256 x 28 x 28 1.08 / 0.44, softmax of 4 x 64 x 64 x 64 6.6 / 1.3, norms of 16 x 128 x 200 0.31 / 0.18
     strides = {a: _strided(b, a, hints) for a in score}
     free = [a for a in score if score[a] and a not in every and hints(a.extent) >= lanes]
-    better = [a for a in free if 8 * strides[a] <= strides[best]]
+    better = [a for a in free if 2 * strides[a] <= strides[best]]
     if better and 2 * strides[best] >= max(hints.count(axes) for _, _, axes in accesses(b)):
         return max(better, key=rank)
     if best in every and not strides[best]:
@@ -419,18 +420,18 @@ def _packs(b: Body, vector: Axis, hints: Hints, target) -> bool:
 
 
 def accesses(b: Body) -> Iterator[tuple[Store | Load, Index, frozenset[Axis]]]:
-    """(access, address, axes of the nest of loops in which it stands) of every load and store."""
-    seen, stack = set(), [(s.expr, s.axes) for s in b.stores]
+    """(access, address, axes of the nest of loops in which it stands) of every load and store; a load in several folds once for each."""
+    seen, stack = set(), [(s.expr, s.axes, None) for s in b.stores]
     for s in b.stores:
         yield s, s.address, s.axes
     while stack:
-        e, axes = stack.pop()
-        if (e, axes) not in seen:
-            seen.add((e, axes))
+        e, axes, fold = stack.pop()
+        if (e, axes, fold) not in seen:
+            seen.add((e, axes, fold))
             if isinstance(e, Load):
                 yield e, e.index[0], axes
-            inner = e.free | frozenset(e.over) if isinstance(e, Reduce) else axes
-            stack.extend((x, inner) for x in e.children())
+            inner, fold = (e.free | frozenset(e.over), (e.over, e.args)) if isinstance(e, Reduce) else (axes, fold)
+            stack.extend((x, inner, fold) for x in e.children())
 
 
 def _strides(address: Index, a: Axis) -> bool:
