@@ -232,7 +232,43 @@ def _prepare(interpreter: types.ModuleType, tl: types.ModuleType) -> None:
     looks for overflows makes assertions that only a kernel built for debugging would check."""
     interpreter._patch_lang(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     interpreter._patch_lang = lambda function: None
+    interpreter.ReduceOps.generic_reduce = _reduced
+    interpreter.ScanOps.generic_scan = _scanned
     interpreter.interpreter_builder.options = dataclasses.replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
+
+
+def _combined(ops, types: list, left: list[np.ndarray], right: list[np.ndarray]) -> list[np.ndarray]:
+    """What a fold makes of blocks, element by element. `ops`: the interpreter's `ReduceOps` or `ScanOps`, whose axes the elements are not of."""
+    made = ops.combine_fn.fn(*map(ops.to_tensor, left, types), *map(ops.to_tensor, right, types))
+    made = made if isinstance(made, tuple) else (made,)
+    return [np.broadcast_to(m.handle.data if hasattr(m, "handle") else m, x.shape).astype(x.dtype) for m, x in zip(made, left)]
+
+
+def _reduced(self, input) -> list:
+    """`ReduceOps.generic_reduce` by whole blocks: neighbours along the axis are combined until one is left, where Triton's takes an element at a
+    time."""
+    flat, axis = self.unravel(input, self.axis)
+    types, parts = [t.dtype for t in flat], [t.handle.data for t in flat]
+    every = lambda start: (slice(None),) * axis + (slice(start, None, 2),)
+    while parts[0].shape[axis] > 1:
+        parts = _combined(self, types, [x[every(0)] for x in parts], [x[every(1)] for x in parts])
+    if self.keep_dims:
+        parts = [x.reshape([1] * input[0].handle.data.ndim) if self.axis is None else x for x in parts]
+    else:
+        parts = [x[(slice(None),) * axis + (0,)] for x in parts]
+    return list(map(self.to_tensor, parts, types))
+
+
+def _scanned(self, input) -> list:
+    """`ScanOps.generic_scan` by whole blocks, each combined with itself 1, 2, 4, ... elements before."""
+    types, parts = [t.dtype for t in input], [t.handle.data for t in input]
+    length, step = parts[0].shape[self.axis], 1
+    while step < length:
+        before = [np.roll(x, step, self.axis) for x in parts]
+        inside = (np.arange(length) >= step).reshape([length if k == self.axis else 1 for k in range(parts[0].ndim)])
+        parts = [np.where(inside, made, x) for made, x in zip(_combined(self, types, before, parts), parts)]
+        step *= 2
+    return list(map(self.to_tensor, parts, types))
 
 
 def _typed(binary_op, int1):
