@@ -222,6 +222,17 @@ def test_offsets_of_64_bits_where_32_do_not_do(rows, wide, ordered):
     assert schedule.wide is wide
 
 
+@pytest.mark.parametrize("fn", [lambda x, y: x[:, :x.shape[1] // 2] * y, lambda x, y: x.split(max(x.shape[1] // 2, 1), 1)[0] + y,
+                                lambda x, y: x[:, :x.shape[1] // 2].cumsum(0) * y])
+def test_an_expression_of_sizes_that_is_held_at_1_is_broadcast(fn):
+    """It was read past its end. 3 // 2 and 2 // 2 are 1, 5 // 2 is not."""
+    torch._dynamo.reset()
+    run = tokamak.compile(fn, dynamic=True, strict=True, cache_dir="")
+    for shape, other in (((6, 3), (6, 5)), ((4, 2), (4, 7)), ((4, 5), (4, 2))):
+        x, y = torch.randn(shape), torch.randn(other)
+        torch.testing.assert_close(run(x, y), fn(x, y))
+
+
 @pytest.mark.parametrize("shape", [(2, 13), (13, 2)])
 def test_a_product_of_sizes_may_be_a_number_elsewhere(shape):
     """Rows of a loss are counted by their targets, 26, and by two symbolic sizes, whose product a guard holds at 26."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import guard_or_false
+from torch.fx.experimental.symbolic_shapes import guard_or_false, statically_known_true
 from torch.utils import _pytree as pytree
 
 from ..ir.index import Index, Size, as_index
@@ -45,8 +45,18 @@ class Sizes:
             self._env = value.node.shape_env
         found = self._memo.get(expr)
         if found is None:
-            found = self._memo[expr] = self._convert(expr)
+            found = self._memo[expr] = as_index(1) if self._is_one(expr) else self._convert(expr)
         return found
+
+    def _is_one(self, expr) -> bool:
+        """Do torch's guards hold the expression `expr` at 1? Its graph then goes on with 1; the language broadcasts the constant alone."""
+        if self._env is None or not expr.args or expr.xreplace(self._values()) != 1:
+            return False
+        return statically_known_true(self._env.create_symintnode(expr, hint=1) == 1)
+
+    def _values(self) -> dict:
+        """Symbol -> the value seen while tracing."""
+        return self._env.backed_var_to_val if hasattr(self._env, "backed_var_to_val") else self._env.var_to_val      # torch 2.13, before
 
     def _symbol(self, symbol) -> Index:
         """A size that torch left symbolic: its lower bound, a fact, and its hint, for estimates only, come from torch's shape environment."""
@@ -55,8 +65,7 @@ class Sizes:
             r = self._env.var_to_range.get(symbol)
             if r is not None and r.lower.is_finite and r.lower >= 0:
                 lower = int(r.lower)
-            values = self._env.backed_var_to_val if hasattr(self._env, "backed_var_to_val") else self._env.var_to_val      # torch 2.13, before
-            hint = values.get(symbol)
+            hint = self._values().get(symbol)
             if hint is not None:
                 self.hints[name] = int(hint)
         return as_index(Size(name, lower))
