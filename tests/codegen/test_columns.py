@@ -91,3 +91,10 @@ def test_rows_that_are_contiguous_in_their_results_alone_are_folded_as_columns(f
     x = torch.randn(3, 96, 7, 5, generator=torch.Generator().manual_seed(0)) + 2
     agree(fn, [x])
     assert "loads_" not in text(fn, x)[0]
+
+
+@pytest.mark.parametrize("columns, wide", [(40, False), (128, False), (129, True)])
+def test_sums_of_a_few_elements_stay_in_f32(columns, wide):
+    x = torch.rand(500, columns, generator=torch.Generator().manual_seed(0))
+    agree(lambda x: x.sum(-1), [x])
+    assert ("lower_half" in text(lambda x: x.sum(-1), x)[0]) is wide
