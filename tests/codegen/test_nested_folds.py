@@ -46,3 +46,9 @@ def test_rows_are_summed_by_the_kernel_of_their_statistics():
         assert agree(fn, [torch.randn(3, 300, 24)]).kernels == 1
     assert agree(fns[1], [torch.randn(2, 17, 33)]).kernels == agree(fns[0], [torch.randn(2, 17, 33)], policy="strict").kernels == 1
     agree(lambda x: x.softmax(-1).sum(0), [torch.randn(9, 40, 24)])         # whose rows of one iteration lie apart
+
+
+def test_sums_over_rows_do_not_take_a_norm_backward_apart():
+    """The gradient of a mean is the same for all rows: sums of it, and partial results, close no loop that a store still needs."""
+    fn = lambda x, w, b: F.layer_norm(x, (24,), w, b).mean(1)
+    assert agree(fn, [torch.randn(s, requires_grad=True) for s in ((5, 17, 24), (24,), (24,))], grad=True).kernels == 2

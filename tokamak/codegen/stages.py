@@ -146,15 +146,21 @@ def _lower(b: Body, s: Schedule | TileSchedule, hints: Hints, target, table: Tab
 
 
 def _lowered(made: tuple, hints: Hints, target, table: Table = _NONE) -> tuple[tuple, Kernel | tuple[TileKernel, ...]]:
-    """((body, schedule), kernel): the schedule that was chosen, or the one with partial results in a buffer where that one's loops do not nest."""
+    """((body, schedule), kernel): the schedule that was chosen, or, where that one's loops do not nest, the one with partial results in a buffer, or
+    in which folds that need no other one stand first, too."""
     b, s = made
     try:
         return made, _lower(b, s, hints, target, table)
     except Unschedulable:
-        plain = in_buffers(s) if isinstance(s, Schedule) and not target.ordered else s
-        if plain == s:
+        if not isinstance(s, Schedule):
             raise
-    return (b, plain), _lower(b, plain, hints, target, table)
+        plain = in_buffers(s) if not target.ordered else s
+    try:
+        if plain != s:
+            return (b, plain), _lower(b, plain, hints, target, table)
+    except Unschedulable:
+        pass
+    return (b, plain), lower(b, plain, hints, early=True)
 
 
 def lower_plan(scheduled: Scheduled, target, table: Table = _NONE) -> Lowered:

@@ -136,7 +136,14 @@ class Tree(Emitter):
             folds = {f: None for f in folds if f not in inside}
         keyed = [(max((level(a) for a in f.args), default=0), 0, n, f) for n, f in enumerate(folds)]
         keyed += [(level(s.expr) if not self.partial_of else 0, 1, n, s) for n, s in enumerate(self.stores)]
-        return self._in_parts([k[3] for k in sorted(keyed, key=lambda k: k[:3])])
+        items = self._in_parts([k[3] for k in sorted(keyed, key=lambda k: k[:3])])
+        return sorted(items, key=self._early) if self.low.early else items
+
+    def _early(self, item) -> tuple[int, int]:
+        """Where an item stands if those that need no other fold are first: partial results, then folds by the loops that they stand in."""
+        if not isinstance(item, Reduce) or any(isinstance(e, (Reduce, Scan)) for e in walk(*item.args)):
+            return 2, 0
+        return (0, 0) if self._crosses(item) else (1, len(self._inner(item.free)))
 
     def _in_parts(self, items: list) -> list:
         """`items` so that those which share loops or folds follow each other: nothing unrelated closes a loop that a later one still needs."""
