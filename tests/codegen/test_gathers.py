@@ -40,6 +40,20 @@ def test_a_computed_row_is_taken_apart_beside_an_axis_that_it_does_not_know():
     torch.testing.assert_close(mine.grad, theirs.grad)
 
 
+def test_rows_are_fetched_in_a_loop_inside_that_of_fetched_columns():
+    """Prefixes down columns: the place of an element is known once both its row and its column are."""
+    x = torch.arange(20.0).view(4, 5)
+    rows, columns = torch.tensor([3, 0, 0, 2, 1, 3]), torch.tensor([4, 1, 1, 0])
+    fn = lambda x, i, j: x[i[:, None], j].cumsum(0)
+    torch._dynamo.reset()
+    compiled = tokamak.compile(fn, strict=True, dynamic=True)
+    torch.testing.assert_close(compiled(x, rows, columns), fn(x, rows, columns))
+    with pytest.raises(IndexError):
+        compiled(x, rows + 1, columns)
+    doubled = lambda x: F.interpolate(x[None, None], scale_factor=2)[0, 0].cumsum(0)
+    torch.testing.assert_close(tokamak.compile(doubled, strict=True, dynamic=True)(x), doubled(x))
+
+
 UPDATES = [(r, d) for r in ("sum", "prod", "amax", "amin") for d in (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8)]
 UPDATES += [("sum", torch.bfloat16), ("amax", torch.bfloat16), ("sum", torch.float16)]
 

@@ -51,6 +51,7 @@ class Emitter:
         self.buffered: dict[Expr, Buffer] = {}
         self.kept: dict[Expr, tuple[Block, int]] = {}   # buffered value -> where it is written: a block, and how many of its loops stand before
         self.uses: dict[str, list[tuple[Expr, Block, Read | Write]]] = {}       # buffer -> its value, written and read in these blocks
+        self.named: dict[Named, Entry] = {}             # fetched index that is an integer -> where it is read
         self.tables: dict = {}                          # index that every row uses -> the Buffer in which a thread keeps it
         self.exact: frozenset[Expr] = frozenset()       # what something rounds to integers: a last bit of a quotient would be a whole step
         self.once = Block([], frozenset())
@@ -214,6 +215,7 @@ class Emitter:
             rest = Index({tuple(a for a in k if a is not lanes[0]): c})
             entries.append(entry)
             terms.append((entry.var, rest))
+        entries += [self.named[a] for a in all_atoms(i) if isinstance(a, Named)]
         step = plain.coefficient(v) if v is not None else as_index(0)
         base = plain.without(v) if v is not None else plain
         home = self._home(block, i.axes(), entries)
@@ -254,7 +256,7 @@ class Emitter:
         """Is this index the same for many rows, and not just being computed for all of them?"""
         hints, axes = self.low.hints, Index({(a,): 1}).axes()
         again = axes == {self.vector} and hints.count(block.open - axes) >= ROWS_OF_TABLE and hints(self.vector.extent) <= LARGEST_TABLE
-        return again and self._under(block, self.root) and not any(isinstance(x, FetchAtom) for x in all_atoms(Index({(a,): 1})))
+        return again and self._under(block, self.root) and not any(isinstance(x, (FetchAtom, Named)) for x in all_atoms(Index({(a,): 1})))
 
     def _from_table(self, a, block: Block) -> Entry:
         """An index that every row uses, which a thread computes once."""
@@ -352,7 +354,8 @@ class Emitter:
                 statement = Fetch(var, arg.var, self.low.integer(a.bound, block, ("bound", a)), self._guard, True, self._error("index", a))
                 home = arg.home if self._guard is None else block
                 entry = self._put(("scalar", a) if self._guard is None else None, home, block, statement, var)
-            mapping[a] = as_index(Named(entry.var))
+            name = Named(entry.var)
+            self.named[name], mapping[a] = entry, as_index(name)
         return substitute(i, mapping, lambda e: e)
 
     def _emit_op(self, e: Op, block: Block) -> Entry:
