@@ -136,6 +136,12 @@ def test_strict_is_independent_of_a_batch_in_any_place(dim):
     assert bits(part, tuple(t.narrow(kept, 0, 3) for t in whole))
 
 
+def test_strict_windows_have_the_same_bits_when_their_size_is_symbolic():
+    fn = lambda x: x.mean((2, 4))
+    x = torch.rand(6, 5, 8, 4, 11)
+    assert bits(compiled(fn, "strict", dynamic=True)(x), compiled(fn, "strict")(x))
+
+
 def test_strict_does_not_depend_on_the_number_of_threads():
     z = torch.randn(300, 1000, requires_grad=True)
     w = torch.randn(1000, requires_grad=True)
