@@ -136,9 +136,10 @@ def test_strict_is_independent_of_a_batch_in_any_place(dim):
     assert bits(part, tuple(t.narrow(kept, 0, 3) for t in whole))
 
 
-def test_strict_windows_have_the_same_bits_when_their_size_is_symbolic():
-    fn = lambda x: x.mean((2, 4))
-    x = torch.rand(6, 5, 8, 4, 11)
+@pytest.mark.parametrize("fn, shape", [(lambda x: x.mean((2, 4)), (6, 5, 8, 4, 11)), (lambda x: x.softmax(-1).sum(1), (5, 200, 33))],
+                         ids=["windows", "rows, then columns"])
+def test_strict_gives_the_same_bits_where_sizes_are_symbolic(fn, shape):
+    x = torch.rand(shape)
     assert bits(compiled(fn, "strict", dynamic=True)(x), compiled(fn, "strict")(x))
 
 

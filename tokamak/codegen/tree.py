@@ -357,7 +357,7 @@ class Tree(Emitter):
         """A fold in loops over `axes` that others have opened in `home`: partial results of its free axes lie in a buffer, which is filled before.
         A long sum in f32 moves into another one, in f64, after every piece of the outermost loop."""
         low = self.low
-        long = f.monoid == "sum" and f.dtype is F32 and not (all(a.extent.constant for a in f.over) and low.hints.count(f.over) <= BLOCK)
+        long = f.monoid == "sum" and f.dtype is F32 and not self._few(f, list(f.over))
         kept, *wide = [Buffer(low.fresh("u"), dtype, self._buffer_spot(f)[1]) for dtype in (f.dtype, F64)[:1 + long]]
         self.buffers += [kept, *wide]
         inner = self._descend(home, axes, needs)
@@ -397,7 +397,8 @@ class Tree(Emitter):
             name = self.low.names[loop.axis]
             rows = Loop(loop.axis, as_index(Size(f"c{name}")), as_index(Size(f"d{name}")), False, loop.items)
             loop.items = [rows]
-            steps = max(self.low.hints.count([a for a in f.over if a is not loop.axis]) for f, _, _ in sums)
+            inner = [[a for a in f.over if a is not loop.axis] for f, _, _ in sums]
+            steps = max(BLOCK if axes and self.low.s.divide == "exact" else self.low.hints.count(axes) for axes in inner)       # not by guesses
             loop.piece = max(BLOCK // steps, 1)
             for f, kept, wide in sums:
                 block = self._nest(f, home, loop.items, len(loop.items))
