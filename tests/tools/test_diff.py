@@ -135,4 +135,4 @@ def test_the_command(data, tmp_path, capsys):
     assert main(["diff", "--fail-if", "kernels>", a, b]) == 2 and "is no condition" in capsys.readouterr().err
     paths[1].write_text('{"format": "something else"}')
     assert main(["diff", a, b]) == 2 and "is no profile" in capsys.readouterr().err
-    assert main(["diff", a, str(tmp_path / "none.json")]) == 2 and "cannot be read" in capsys.readouterr().err
+    assert main(["diff", a, str(tmp_path / "none.json")]) == 2 and "profile --json" in capsys.readouterr().err

@@ -117,7 +117,7 @@ def load(path: str) -> dict[str, Any]:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
     except (OSError, ValueError) as why:
-        raise OptionError(f"'{path}' cannot be read as a profile: {why}") from why
+        raise OptionError(f"'{path}' cannot be read as a profile ({why}): `tokamak profile --json FILE SCRIPT` writes one") from why
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise OptionError(f"'{path}' is no profile of this version of tokamak: `tokamak profile --json {path} SCRIPT` writes one")
     return found
