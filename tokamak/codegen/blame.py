@@ -8,9 +8,10 @@ from typing import Any
 
 from ..ir.expr import Const, Expr, Load, Op, loads, walk
 from ..ir.graph import Compute, Graph, Input, Origin, Result, Scatter, reads
-from ..ir.index import Atom, Fetch, FloorDiv, Index, Max, Min, Mod
+from ..ir.index import Fetch
 from ..ir.ops import can_fail
 from ..schedule.body import Memory
+from .scope import all_atoms
 
 
 def blamed(kind: str, where: Any, graph: Graph, captured: Graph) -> Origin | None:
@@ -67,19 +68,4 @@ def _checks(node: Any, kind: str) -> Iterator[Fetch | Op]:
         if isinstance(e, Load):
             indices += e.index
     if kind == "index":
-        for i in indices:
-            yield from _fetches(i)
-
-
-def _fetches(i: Index) -> Iterator[Fetch]:
-    """The gathered positions within `i`."""
-    for a in i.atoms():
-        yield from _within(a)
-
-
-def _within(a: Atom) -> Iterator[Fetch]:
-    if isinstance(a, Fetch):
-        yield a
-    elif isinstance(a, (FloorDiv, Mod, Min, Max)):
-        yield from _fetches(a.a)
-        yield from _fetches(a.b)
+        yield from (a for i in indices for a in all_atoms(i) if isinstance(a, Fetch))
