@@ -149,17 +149,14 @@ def _lowered(made: tuple, hints: Hints, target, table: Table = _NONE) -> tuple[t
     """((body, schedule), kernel): the schedule that was chosen, or, where that one's loops do not nest, the one with partial results in a buffer, or
     in which folds that need no other one stand first, too."""
     b, s = made
-    try:
+    if not isinstance(s, Schedule):
         return made, _lower(b, s, hints, target, table)
-    except Unschedulable:
-        if not isinstance(s, Schedule):
-            raise
-        plain = in_buffers(s) if not target.ordered else s
-    try:
-        if plain != s:
-            return (b, plain), _lower(b, plain, hints, target, table)
-    except Unschedulable:
-        pass
+    plain = in_buffers(s) if not target.ordered else s
+    for chosen in dict.fromkeys((s, plain)):
+        try:
+            return (b, chosen), lower(b, chosen, hints)
+        except Unschedulable:
+            pass
     return (b, plain), lower(b, plain, hints, early=True)
 
 
