@@ -235,6 +235,42 @@ def _prepare(interpreter: types.ModuleType, tl: types.ModuleType) -> None:
     interpreter.ReduceOps.generic_reduce = _reduced
     interpreter.ScanOps.generic_scan = _scanned
     interpreter.interpreter_builder.options = dataclasses.replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
+    _remember_types(interpreter, tl)
+
+
+def _remember_types(interpreter: types.ModuleType, tl: types.ModuleType) -> None:
+    """What is said of a type of blocks is found out once, where Triton does so for every value: more than half of a kernel's time."""
+    core, semantic, blocks, numbers = tl.core, tl.semantic.TritonSemantic, {}, {}
+    block_type_, tensor_, np_type_ = core.block_type.__init__, core.tensor.__init__, interpreter._get_np_dtype
+    broadcast_ = semantic.broadcast_impl_value
+
+    def block_type(self, element_ty, shape):
+        key = element_ty, *(getattr(n, "value", n) for n in shape)
+        if key not in blocks:
+            block_type_(self, element_ty, shape)
+            blocks[key] = self.__dict__
+        self.__dict__ = blocks[key]
+
+    def tensor(self, handle, type):
+        known = type.__dict__.get("of_tensors")
+        if known is None:
+            tensor_(self, handle, type)
+            known = type.of_tensors = {k: v for k, v in self.__dict__.items() if k != "handle"}
+        self.__dict__.update(known)
+        self.handle = handle
+
+    def np_type(of):
+        key = of.scalar
+        if key not in numbers:
+            numbers[key] = np_type_(of)
+        return numbers[key]
+
+    def broadcast(self, left, right):
+        alike = left.type.is_block() and right.type.is_block() and left.type.shape.values == right.type.shape.values
+        return (left, right) if alike else broadcast_(self, left, right)
+    core.pointer_type.__hash__ = core.dtype.__hash__
+    core.block_type.__init__, core.tensor.__init__, interpreter._get_np_dtype = block_type, tensor, np_type
+    semantic.broadcast_impl_value = broadcast
 
 
 def _combined(ops, types: list, left: list[np.ndarray], right: list[np.ndarray]) -> list[np.ndarray]:
