@@ -76,6 +76,7 @@ class Program:
     lines: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     rough: list[bool] = field(default_factory=list)
+    after: list[bool] = field(default_factory=list)         # of each input, which lines may write
     scale: float = 1.0
     least: int = 0           # how few bits of mantissa a value on the way has had
 
@@ -102,7 +103,14 @@ class Program:
 
     def tolerance(self, i: int, like: torch.Tensor) -> dict:
         """rtol, atol for output `i`: none for exact ones; else a few roundings of the coarsest type met, at the largest magnitude met."""
-        if not self.rough[i] or not like.dtype.is_floating_point:
+        return self._bound(self.rough[i], like)
+
+    def tolerance_after(self, i: int, like: torch.Tensor) -> dict:
+        """The same for input `i` when the program has run."""
+        return self._bound(self.after[i], like)
+
+    def _bound(self, rough: bool, like: torch.Tensor) -> dict:
+        if not rough or not like.dtype.is_floating_point:
             return {"rtol": 0, "atol": 0}
         eps = max(2.0**-self.least, torch.finfo(like.dtype).eps)
         return {"rtol": 32 * eps, "atol": 32 * eps * self.scale}
@@ -170,8 +178,21 @@ class _Writer:
         self.program.lines.append(f"{made.name} = {text}")
         self._keep(made)
 
+    def write(self, target: _Value, text: str, *reads: _Value) -> None:
+        """Adds `text`, which changes `target`: what shares its memory may be as rough as `reads` from now on."""
+        before = len(self.values)
+        self.line(text, target, *reads)
+        if len(self.values) > before:
+            rough = self.values.pop().rough
+            for v in [v for v in self.values if shared(v.tensor, target.tensor)]:
+                v.rough |= rough
+                self._measure(v)
+
     def _keep(self, v: _Value) -> None:
         self.values.append(v)
+        self._measure(v)
+
+    def _measure(self, v: _Value) -> None:
         if v.tensor.dtype.is_floating_point:
             self.program.least = min(self.program.least, {2: 7 if v.tensor.dtype is torch.bfloat16 else 10, 4: 23, 8: 52}[v.tensor.element_size()])
             finite = v.tensor.double()[v.tensor.isfinite()].abs()
@@ -376,8 +397,44 @@ def _scatter(w: _Writer) -> None:
     return w.line(f"{n}.index_put(({i.name},), torch.ones((), dtype={n}.dtype), accumulate={kind == 'accumulate'})", v, rough=True)
 
 
+def shared(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Do the two lie in one memory?"""
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+def _apart(t: torch.Tensor) -> bool:
+    """Has every element a place of its own?"""
+    at = torch.zeros((), dtype=torch.int64)
+    for size, step in zip(t.shape, t.stride()):
+        at = at[..., None] + torch.arange(size) * step
+    return at.unique().numel() == t.numel()
+
+
+_WRITES = ("{0}.add_(1)", "{0}.mul_(2)", "{0}.neg_()", "{0}.clamp_(-1, 2)", "{0}.relu_()", "{0}.abs_()", "{0}.fill_(1)", "{0}.zero_()",
+           "{0}.square_()", "{0}.masked_fill_({0} > 0, 0)", "{0}.triu_()", "{0}.t_()", "{0}.unsqueeze_(0)")
+_WRITES_OF_TWO = ("{0}.copy_({1})", "{0}.add_({1})", "{0}.sub_({1})", "{0}.mul_({1})", "{0}.copy_({1}.flip(0))", "{0}.copy_({1} + 1)")
+
+
+def _write(w: _Writer) -> None:
+    a = w.value(lambda v: v.tensor.numel() > 0 and _apart(v.tensor))
+    if a is None:
+        return
+    spot = a.name
+    if a.tensor.dim() and w.flag():
+        d = w.dim(a.tensor)
+        spot = w.choose((f"{a.name}.narrow({d}, {a.tensor.shape[d] // 2}, {(a.tensor.shape[d] + 1) // 2})", f"{a.name}.select({d}, -1)",
+                         f"{a.name}.movedim({d}, 0)[::2]", f"{a.name}.unsqueeze({d})", f"{a.name}.detach()"))
+    fits = lambda v: _kind(a.tensor) == "f" or _kind(v.tensor) == _kind(a.tensor) and not v.rough
+    b = w.value(lambda v: _broadcasts(v.tensor, a.tensor) and fits(v))
+    if b is None or w.flag():
+        return w.write(a, w.choose(_WRITES).format(spot), a)
+    other = f"{b.name}.clone()" if shared(a.tensor, b.tensor) else b.name
+    w.write(a, w.choose(_WRITES_OF_TWO).format(spot, other), a, b)
+
+
 FAMILIES = {"view": _view, "join": _join, "pointwise": _pointwise, "binary": _binary, "select": _select, "cast": _cast, "fold": _fold, "scan": _scan,
             "gather": _gather, "scatter": _scatter}
+WRITES = {"write": _write}           # changes values that others may share, inputs among them
 OFTEN = ("view", "view", "pointwise", "pointwise", "binary", "binary", "fold")
 
 
@@ -392,8 +449,10 @@ def programs(draw, families=tuple(FAMILIES), dtypes=DTYPES, lines: int = 8, spec
         w.input([1 if draw(st.integers(0, 3)) == 0 else s for s in shape], w.choose(dtypes))
     chosen = [*families, *(f for f in OFTEN if f in families)]
     for _ in range(draw(st.integers(min(3, lines), lines))):
-        FAMILIES[w.choose(chosen)](w)
+        (FAMILIES | WRITES)[w.choose(chosen)](w)
     shown = w.values[-draw(st.integers(1, 3)):]
     w.program.outputs = [v.name for v in shown]
     w.program.rough = [v.rough for v in shown]
+    given = {v.name: v.rough for v in w.values}
+    w.program.after = [given.get(f"x{i}", False) for i in range(len(w.program.given))]
     return w.program

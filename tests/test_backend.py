@@ -272,6 +272,32 @@ def test_views_of_a_written_input_where_a_symbolic_size_says(how, view):
     assert got.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
 
 
+@pytest.mark.parametrize("view", [lambda x: x.narrow(0, 1, x.shape[0] - 1), lambda x: x[x.shape[0] // 2:].mT, lambda x: x.view_as(x),
+                                  lambda x: x.expand(2, *x.shape), lambda x: x[1:][:x.shape[1] - 1]])
+@pytest.mark.parametrize("write", [lambda x: x.add_(1), lambda x: x[1:].mul_(2)])
+def test_a_written_input_that_lies_within_another_tensor_is_shown_where_it_lies(how, view, write):
+    """torch makes such views by the strides of what the compiled function returns: those of the value that was copied into the input."""
+    def fn(x):
+        write(x)
+        return view(x)
+    compiled = how.compile(fn, dynamic=True)
+    for place in (lambda n: n.view(10, 20)[:, 4:9], lambda n: n.view(20, 10)[3:].t(), lambda n: n[7:197].view(19, 10)):
+        x, y = place(torch.arange(200.)), place(torch.arange(200.))
+        got, want = compiled(x), fn(y)
+        how.same(got, want)
+        assert got.storage_offset() == want.storage_offset() and got.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+        how.same(x._base, y._base)
+
+
+def test_checked_views_of_a_written_input():
+    def fn(x):
+        x[1:].mul_(2)
+        return x.narrow(0, 1, x.shape[0] - 1)
+    x, y = torch.arange(40.).view(5, 8)[:, 2:6], torch.arange(40.).view(5, 8)[:, 2:6]
+    torch.testing.assert_close(tokamak.compile(fn, dynamic=True, check=True, strict=True, cache_dir="")(x), fn(y))
+    torch.testing.assert_close(x, y)
+
+
 def test_an_input_and_what_was_copied_into_it_stay_apart(how):
     def fn(x):
         a = x + 1

@@ -11,6 +11,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.common_methods_invocations import op_db
 
+import tokamak
 from tests.capture.through_reference import agree, cases, reference_compiler
 from tokamak.capture.fx import Capture
 from tokamak.capture.promote import every, result_type
@@ -20,6 +21,7 @@ from tokamak.ir import dtype as dt
 from tokamak.ir.expr import Const
 from tokamak.ir.graph import Opaque
 from tokamak.ir.index import as_index
+from tokamak.tools.record import recording
 
 aten = torch.ops.aten
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -231,12 +233,22 @@ def test_a_gradient_of_logsigmoid_needs_no_buffer(shape):
 
 @pytest.mark.parametrize("fn, dtype", [(lambda x: x - 1, torch.bool), (lambda x: 1 - x, torch.bool), (lambda x: x - x.long(), torch.bool),
                                        (lambda x: torch.nn.functional.threshold(x, 0, 1), torch.bool), (torch.abs, torch.bool),
-                                       (lambda x: torch.lerp(x, x, 0.5), torch.int32),
+                                       (lambda x: torch.lerp(x, x, 0.5), torch.int32), (lambda x: x.softmax(0), torch.int64),
+                                       (lambda x: x.log_softmax(0), torch.uint8),
                                        (lambda x: x.cumsum(0, dtype=torch.bool), torch.float32),
                                        (lambda x: torch.diagonal_scatter(x, x[0, :2]), torch.float32),
                                        (lambda x: torch.slice_scatter(x, x[:1], 0, 0, 2), torch.float32),
                                        (lambda x: torch.slice_scatter(x, x[1:], 0, -3, 7, 3), torch.float32),
                                        (lambda x: torch.select_scatter(x, x[:1], 0, 1), torch.float32),
+                                       (lambda x: x.index_put((torch.arange(2),), x), torch.float32),
+                                       (lambda x: x.index_put((torch.arange(2),), x[:2, 1:]), torch.float32),
+                                       (lambda x: x.index_put((torch.arange(2), torch.arange(2)), x[:1, 1:], accumulate=True), torch.float32),
+                                       (lambda x: x.index_add(0, torch.arange(2), x[:2, 1:]), torch.float32),
+                                       (lambda x: x.index_reduce(0, torch.arange(2), x, "amax"), torch.float32),
+                                       (lambda x: x.index_reduce(1, torch.arange(2), x[:2, :2], "prod"), torch.float32),
+                                       (lambda x: x[:, :0].index_select(0, torch.arange(2) + 5), torch.float32),
+                                       (lambda x: x[:0, :0].index_select(0, torch.arange(2)), torch.float32),
+                                       (lambda x: torch.nn.functional.embedding(torch.arange(2) + 5, x[:, :0]), torch.float32),
                                        (lambda x: torch.nn.functional.adaptive_avg_pool2d(x[None, :, :, None][..., :0], 2), torch.float32)])
 def test_what_torch_refuses_is_a_call_that_raises(fn, dtype):
     """Fake tensors let it through."""
@@ -246,3 +258,38 @@ def test_what_torch_refuses_is_a_call_that_raises(fn, dtype):
     with pytest.raises(type(eager.value)) as ours:
         aot_function(fn, fw_compiler=reference_compiler({}))(x)
     assert str(ours.value)[:40] == str(eager.value)[:40]
+
+
+@pytest.mark.parametrize("fn, right, wrong", [
+    (lambda x, s: torch.select_scatter(x, s, 0, 1), (5,), (4,)), (lambda x, s: torch.diagonal_scatter(x, s), (5,), (6,)),
+    (lambda x, s: torch.slice_scatter(x, s[1:], 0, 2), (6, 5), (5, 5)), (lambda x, s: x.index_add(0, torch.arange(2), s), (2, 5), (2, 4)),
+    (lambda x, s: x.index_copy(0, torch.arange(2), s), (2, 5), (3, 5)), (lambda x, s: x.index_put((torch.arange(2),), s), (2, 5), (3, 5)),
+    (lambda x, s: x.index_put((torch.arange(2),), s, accumulate=True), (5,), (4,)),
+    (lambda x, s: x.index_reduce(0, torch.arange(2), s, "amin"), (2, 5), (2, 6)),
+    (lambda x, s: x.put(torch.arange(2), s), (2,), (3,))])
+@pytest.mark.parametrize("first", ["right", "wrong"])
+def test_symbolic_sizes_that_torch_refuses(fn, right, wrong, first):
+    """Whether the first call has them or a later one: what was compiled for others is not run."""
+    torch._dynamo.reset()
+    compiled = tokamak.compile(fn, dynamic=True, strict=True, cache_dir="")
+    for shape in (right, wrong, right) if first == "right" else (wrong, right, wrong):
+        x, s = torch.randn(7, 5), torch.randn(shape)
+        if shape == right:
+            torch.testing.assert_close(compiled(x, s), fn(x, s))
+        else:
+            with pytest.raises((RuntimeError, IndexError)):
+                compiled(x, s)
+
+
+def test_slices_of_symbolic_size_that_are_written_become_kernels():
+    """Their sizes are equal, though not in form: nothing is left to torch."""
+    def fn(x, y):
+        x = x.clone()
+        x[1:y.shape[0]] += 1
+        x[-2:] = y[:2]
+        return x
+    torch._dynamo.reset()
+    x, y = torch.randn(9, 5), torch.randn(6, 5)
+    with recording(strict=True, cache_dir="") as recorder:
+        torch.testing.assert_close(tokamak.compile(fn, dynamic=True)(x, y), fn(x, y))
+    assert not any(isinstance(n, Opaque) for g in recorder.graphs for n in g.values["capture"].nodes)

@@ -76,11 +76,11 @@ def compiler(seen: Seen, policy: str = "fast", cache_dir: str | None = None, tar
     return compile
 
 
-def compiled(fn, seen: Seen, policy: str = "fast", cache_dir: str | None = None, target: str = ""):
-    """`fn` (tensors in, a pytree of tensors out) compiled."""
+def compiled(fn, seen: Seen, policy: str = "fast", cache_dir: str | None = None, target: str = "", dynamic: bool = False):
+    """`fn` (tensors in, a pytree of tensors out) compiled; `dynamic`: for symbolic sizes."""
     one = compiler(seen, policy, cache_dir, target)
     return aot_function(fn, fw_compiler=one, bw_compiler=one, inference_compiler=one, keep_inference_input_mutations=True,
-                        decompositions=decompose.TRAINING if target else decompose.ALWAYS)
+                        decompositions=decompose.TRAINING if target else decompose.ALWAYS, dynamic=dynamic)
 
 
 def agree(fn, tensors, grad: bool = False, policy: str = "fast", cache_dir: str | None = None, calls: int = 1,

@@ -190,6 +190,27 @@ def test_clamps_at_zero_keep_the_sign_of_a_zero(dtype):
         assert torch.equal(got.signbit()[x == x], want.signbit()[x == x])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("policy", ["fast", "eager"])
+def test_a_sum_is_never_minus_zero(dtype, policy):
+    """Not of one element either."""
+    x = torch.tensor([[-0.0], [0.0], [-0.0], [2.0]]).to(dtype)
+    fn = lambda x: [x.sum(1), x.sum(1, keepdim=True), x.mean(1), x.cumsum(1), x.nansum(1), x[:1].sum(), x[:1, 0].cumsum(0), x.sum(0)]
+    for got, want in zip(compiled(fn, Seen(), policy)(x), fn(x)):
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+        assert torch.equal(got.signbit(), want.signbit())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_powers_of_infinities_and_zeros(dtype):
+    """On a CPU torch takes roots for powers of a half, but of f16."""
+    x = torch.tensor([-INF, INF, -0.0, 0.0, -1.0, 4.0, NAN] * 5).to(dtype)
+    fn = lambda x: [x**e for e in (0.5, -0.5, 1.5, 2, 3, -1, -2, 0)]
+    for got, want in zip(compiled(fn, Seen())(x), fn(x)):
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(got.signbit()[want == 0], want.signbit()[want == 0])
+
+
 @pytest.mark.parametrize("length", [3, 16, 17, 1000])
 def test_nan_wins_and_infinities_stay(length, target):
     x = torch.randn(9, length)

@@ -12,7 +12,7 @@ from functorch.compile import aot_function
 from hypothesis import HealthCheck, Phase, given, reject, settings, strategies as st
 
 from tests.compiled.harness import Seen, agree, compiled, compiler, gradients, leaves, same_strides, traced_run, twins
-from tests.graphs import programs
+from tests.graphs import FAMILIES, programs, shared
 from tests.ir.test_programs import array, call
 from tokamak.capture.fx import Capture
 from tokamak.ir.reference import evaluate
@@ -46,13 +46,14 @@ def close(got: torch.Tensor, want: torch.Tensor, tolerance: dict, traced=None) -
     torch.testing.assert_close(got.detach(), want.detach(), equal_nan=True, **tolerance)
 
 
-def check(program, policy: str, target: str) -> Seen:
-    """The compiled program, called twice, gives what eager gives and leaves its arguments alone."""
+def check(program, policy: str, target: str, dynamic: bool = False) -> Seen:
+    """The compiled program, called twice, gives what eager gives, writes into its arguments what eager writes, and shows of them what eager shows."""
     seen = Seen()
-    run = compiled(program.fn, seen, policy, target=target)
+    run = compiled(program.fn, seen, policy, target=target, dynamic=dynamic)
     given = twins(program.inputs, device="cuda" if target == "cuda" else None)
+    written = twins(given)
     try:
-        want = program.fn(*given)
+        want = program.fn(*written)
     except NotImplementedError:         # torch lacks some operators of some types on GPUs (a scatter of bool)
         reject()
     for _ in range(2):
@@ -60,9 +61,11 @@ def check(program, policy: str, target: str) -> Seen:
         got = leaves(run(*args))
         assert len(got) == len(want)
         for i, (g, w) in enumerate(zip(got, want)):
-            close(g, w, program.tolerance(i, w), lambda i=i: traced_run(program.fn, given, False)[0][i])
-        for a, b in zip(args, given):
-            torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+            close(g, w, program.tolerance(i, w), lambda i=i: traced_run(program.fn, twins(given), False)[0][i])
+            for a, b in zip(args, written):
+                assert not w.numel() or shared(g, a) == shared(w, b) and (not shared(w, b) or g.storage_offset() == w.storage_offset())
+        for i, (a, b) in enumerate(zip(args, written)):
+            close(a, b, program.tolerance_after(i, b))
     return seen
 
 
@@ -82,6 +85,14 @@ def test_movement_and_folds(holds):
 def test_chains_of_folds(holds):
     holds(programs(families=("view", "pointwise", "binary", "fold"), dtypes=(torch.float32,), lines=12, special=False),
           lambda program, target: check(program, "fast", target))
+
+
+def test_writes_in_place(holds):
+    holds(programs(families=(*FAMILIES, "write", "write", "write")), lambda program, target: check(program, "fast", target))
+
+
+def test_symbolic_sizes(holds):
+    holds(programs(families=(*FAMILIES, "write")), lambda program, target: check(program, "fast", target, dynamic=True))
 
 
 def test_gradients(holds):

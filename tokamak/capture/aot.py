@@ -16,6 +16,7 @@ import torch._dynamo
 import torch._functorch.config
 from torch import fx
 from torch._functorch._aot_autograd import graph_compile
+from torch._functorch._aot_autograd.schemas import OutputType
 from torch._functorch.aot_autograd import aot_module_simplified
 
 from ..ir.index import as_index
@@ -37,6 +38,8 @@ def autograd(gm: fx.GraphModule, example_inputs: Sequence[Any], compile_one: Com
     def compiler(kind: str):
         def compile_kind(graph, inputs):
             _keep_saved()
+            if kind != "backward":
+                _mark_views(graph)
             if layouts and kind == "inference":
                 choose_layouts(graph)
             return hidden(compile_one)(graph, inputs, kind)
@@ -94,6 +97,25 @@ def _keep_saved() -> None:
     context = torch._guards.TracingContext.try_get()
     if getattr(getattr(context, "fw_metadata", None), "bw_donated_idxs", None):
         context.fw_metadata.bw_donated_idxs = []
+
+
+def _mark_views(gm: fx.GraphModule) -> None:
+    """Notes in `gm` (`meta["views"]` of its output) which results are views of a written input where a size says: position -> (the input, a fake
+    tensor that lies there, where in the input it begins). torch makes those anew of the input, by the shape, strides and offset of what the graph
+    returns; but the graph returns a view of what is copied into the input, which may lie otherwise."""
+    metadata = getattr(torch._guards.TracingContext.try_get(), "fw_metadata", None)
+    if metadata is None or metadata.tokens:
+        return
+    *given, output = (n for n in gm.graph.nodes if n.op in ("placeholder", "output"))
+    found, first = {}, metadata.num_mutated_inp_runtime_indices
+    for position, info in enumerate(metadata.output_info, first):
+        changes = getattr(getattr(info, "view_meta_sequence", None), "sequence", ())
+        written = info.output_type is OutputType.alias_of_input and metadata.input_info[info.base_idx].mutates_data
+        if written and any(c.has_symbolic_inputs for c in changes):
+            base = given[info.base_idx]
+            view = torch._C._functionalization.apply_view_meta_sequence(base.meta["val"], changes)
+            found[position] = base.name, view, view.storage_offset() - base.meta["val"].storage_offset()
+    output.meta["views"] = found
 
 
 def _trains(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:

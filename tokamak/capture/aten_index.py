@@ -128,10 +128,17 @@ def gather(b, self, dim, index, sparse_grad=False):
     return found if shape else found.squeeze([0])
 
 
+def _nothing_is_checked(index: Tensor) -> None:
+    """NotCompiled where a result without elements has rows: torch looks at their positions, and no kernel runs."""
+    if not empty(index.shape):
+        raise NotCompiled("rows without elements, whose positions are checked")
+
+
 @register(aten.index_select.default)
 def index_select(b, self, dim, index):
     shape = b.spec.shape
     if empty(shape):
+        _nothing_is_checked(index)
         return b.tensor(shape, Const(0, self.dtype))
     self, index = at_least_1d(self), at_least_1d(index)
     dim = dim % self.rank
@@ -145,6 +152,8 @@ def index_select(b, self, dim, index):
 @register(aten.embedding.default)
 def embedding(b, weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
     shape = b.spec.shape
+    if empty(shape):
+        _nothing_is_checked(indices)
     row = indices.at(coordinates(shape)[:indices.rank])
     return b.tensor(shape, fetched(b, weight, [position(row, weight.shape[0]), *coordinates(shape)[indices.rank:]]))
 

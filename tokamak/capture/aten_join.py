@@ -9,10 +9,10 @@ from ..ir.dtype import DType
 from ..ir.expr import Expr, Op
 from ..ir.index import Index, as_index, axis
 from ..ir.normal import floordiv, maximum, minimum, mod
-from .aten_scatter import combine
+from .aten_scatter import combine, same_shape
 from .aten_views import along, offsets, wrap, first_of
 from .guards import both, choose, coord, equal, inside, within, zero
-from .registry import NotCompiled, register
+from .registry import register
 from .tensor import Tensor, cast, compute, constant
 
 aten = torch.ops.aten
@@ -98,13 +98,6 @@ def block_diag(b, tensors: Sequence[Tensor]) -> Tensor:
 
 
 # -- diagonals -------------------------------------------------------------------------------------------------------
-def _replaces(source: Tensor, shape: Sequence) -> None:
-    """NotCompiled when `source` is known to have another shape than the view that it is to replace: torch raises."""
-    known = [(as_index(n).constant, as_index(m).constant) for n, m in zip(source.shape, shape)]
-    if len(source.shape) != len(shape) or any(n is not None and m is not None and n != m for n, m in known):
-        raise NotCompiled("a source of another shape than what it replaces")
-
-
 def _on_diagonal(b, value: Tensor, offset: int, dim1: int, dim2: int, other: Tensor | None) -> Tensor:
     """`value` written on a diagonal of `other` (zeros when None), in the traced shape."""
     shape = b.spec.shape
@@ -131,7 +124,7 @@ def diagonal_backward(b, g: Tensor, sizes, offset: int, dim1: int, dim2: int) ->
 def diagonal_scatter(b, x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     (down, right), sides = offsets(offset), (dim1 % x.rank, dim2 % x.rank)
     length = maximum(minimum(x.shape[sides[0]] - down, x.shape[sides[1]] - right), as_index(0))
-    _replaces(source, [*(n for d, n in enumerate(x.shape) if d not in sides), length])
+    same_shape(b, source, [*(n for d, n in enumerate(x.shape) if d not in sides), length])
     return _on_diagonal(b, source.cast(x.dtype), offset, dim1, dim2, x)
 
 
@@ -164,7 +157,7 @@ def _into_slice(b, source: Tensor, other: Tensor | None, dim: int, start, step) 
 def slice_scatter(b, x: Tensor, source: Tensor, dim: int = 0, start=None, end=None, step=1) -> Tensor:
     dim, first = dim % x.rank, first_of(start, x.shape[dim % x.rank])
     last = maximum(first_of(x.shape[dim] if end is None else end, x.shape[dim]), first)
-    _replaces(source, [*x.shape[:dim], floordiv(last - first + step - 1, step), *x.shape[dim + 1:]])
+    same_shape(b, source, [*x.shape[:dim], floordiv(last - first + step - 1, step), *x.shape[dim + 1:]])
     return _into_slice(b, source.cast(x.dtype), x, dim, start, step)
 
 
@@ -181,7 +174,7 @@ def _into_select(b, source: Tensor, other: Tensor | None, dim: int, index) -> Te
 
 @register(aten.select_scatter.default)
 def select_scatter(b, x: Tensor, source: Tensor, dim: int, index) -> Tensor:
-    _replaces(source, [n for d, n in enumerate(x.shape) if d != dim % x.rank])
+    same_shape(b, source, [n for d, n in enumerate(x.shape) if d != dim % x.rank])
     return _into_select(b, source.cast(x.dtype), x, dim, index)
 
 

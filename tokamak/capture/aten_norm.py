@@ -10,7 +10,7 @@ from ..ir.dtype import F64
 from ..ir.expr import Const
 from .arith import (add, all_dims, compute, count, div, eq, exp, log, mul, rsqrt, size, sqrt, square, sub, where)
 from .aten_reduce import mean_of, moments
-from .registry import register
+from .registry import NotCompiled, register
 from .tensor import Tensor
 
 aten = torch.ops.aten
@@ -245,7 +245,13 @@ def softmax_of(b, x: Tensor, dim: int) -> Tensor:
 
 @register(aten._softmax.default)
 def softmax(b, x, dim, half_to_float):
-    return softmax_of(b, compute(x), dim)
+    return softmax_of(b, compute(_floating(x)), dim)
+
+
+def _floating(x: Tensor) -> Tensor:
+    if not x.dtype.is_float:
+        raise NotCompiled("torch has softmax of integers where there are none")
+    return x
 
 
 @register(aten._safe_softmax.default)
@@ -258,7 +264,7 @@ def safe_softmax(b, x, dim, dtype=None):
 
 @register(aten._log_softmax.default)
 def log_softmax(b, x, dim, half_to_float):
-    x = compute(x)
+    x = compute(_floating(x))
     dims = all_dims(x, dim)
     shifted = sub(x, b.reduce("max", x, dims, keepdim=True))
     return sub(shifted, log(b.reduce("sum", exp(shifted), dims, keepdim=True)))

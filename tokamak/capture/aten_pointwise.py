@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from ..ir.dtype import BOOL
+from ..ir.dtype import BOOL, F16
 from ..ir.expr import Const
 from .aten_create import full
 from .aten_views import rolled
@@ -241,6 +241,14 @@ _POWERS = {0.0: lambda x: like(x, 1), 0.5: op("sqrt"), 1.0: lambda x: x, 2.0: la
            -0.5: op("rsqrt"), -1.0: op("recip"), -2.0: lambda x: call("recip", x * x)}
 
 
+def _as_power(root: str) -> Callable[[Term], Term]:
+    """A root as pow gives it, which says so of f16 alone, on a CPU: that of -inf is that of inf, that of -0.0 that of 0.0."""
+    return lambda x: where((x < 0) & (x > -math.inf), math.nan, call(root, abs(x)))
+
+
+_POWERS_OF_F16 = {0.5: _as_power("sqrt"), -0.5: _as_power("rsqrt")}
+
+
 @register(*every("pow"))
 def power(b, x, exponent) -> Tensor:
     common = b.spec.dtype
@@ -248,7 +256,8 @@ def power(b, x, exponent) -> Tensor:
         raise NotCompiled("pow of bools")
     if isinstance(exponent, int) and exponent < 0 and not common.is_float:
         raise NotCompiled("torch refuses negative powers of integers")
-    short = _POWERS.get(float(exponent)) if isinstance(exponent, (int, float)) and (common.is_float or exponent >= 0) else None
+    powers = _POWERS | _POWERS_OF_F16 if common is F16 and b.spec.device == "cpu" else _POWERS
+    short = powers.get(float(exponent)) if isinstance(exponent, (int, float)) and (common.is_float or exponent >= 0) else None
     if short is not None and (common.is_float or exponent == int(exponent)):
         return pointwise(b, short, x)
     return pointwise(b, op("pow"), x, exponent, wide=False)

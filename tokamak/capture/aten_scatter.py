@@ -25,6 +25,14 @@ _ON_BOOL = {"sum": "any", "prod": "all", "max": "any", "min": "all"}
 _REDUCTIONS = {"sum": "sum", "add": "sum", "prod": "prod", "multiply": "prod", "amax": "max", "amin": "min", "mean": "sum"}
 
 
+def same_shape(b, source: Tensor, shape: Sequence, broadcast: bool = False) -> None:
+    """NotCompiled when `source` is not of `shape` (or with `broadcast` none that fits it): torch raises, where its fake tensors did not."""
+    ahead = len(shape) - source.rank
+    fits = ahead >= 0 and all(broadcast and n == 1 or b.sizes.equal(as_index(n), as_index(m)) for n, m in zip(source.shape, shape[ahead:]))
+    if not fits or ahead and not broadcast:
+        raise NotCompiled("a source of another shape than what it is written to")
+
+
 def combine(b, base: "Tensor | Const", shape, domain, index: Sequence[Index], value: Expr, monoid: str, guard: Expr | None = None) -> Tensor:
     """`b.scatter` with `value` and `base` (any types) brought to the type the fold is carried in: that of `base`, f32 for a fold of 16-bit floats."""
     d = base.dtype
@@ -194,6 +202,8 @@ def _by_row(b, self: Tensor, dim: int, index: Tensor, source: "Tensor | Expr", h
     shape = b.spec.shape
     self = at_least_1d(self)
     domain, at = _rows(self, dim % self.rank, index, wrap)
+    if isinstance(source, Tensor):
+        same_shape(b, at_least_1d(source), domain)
     if empty(domain):
         return self if shape else self.squeeze([0])
     value = at_least_1d(source).at(coordinates(domain)) if isinstance(source, Tensor) else source
@@ -256,6 +266,7 @@ def _put(b, self: Tensor, indices, values: Tensor, accumulate: bool, mask: Tenso
     if all(i is None for i in indices):
         raise NotCompiled("index_put without an index")
     domain = _selection(self, indices)
+    same_shape(b, values, domain, broadcast=True)
     at = advanced(self, indices, domain)
     if empty(domain):
         return self
@@ -277,6 +288,7 @@ def masked_index_put(b, self, mask, indices, values):
 
 @register(aten.put.default)
 def put(b, self, index, source, accumulate=False):
+    same_shape(b, source.reshape([elements(source.shape)]), [elements(index.shape)])
     if empty(index.shape):
         return self
     whole = at_least_1d(self)

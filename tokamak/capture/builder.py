@@ -9,7 +9,7 @@ from torch import fx
 from ..errors import InternalError
 from ..ir import dtype as dt
 from ..ir.dtype import DType
-from ..ir.expr import Cast, Const, Expr, Load, Random, Reduce, Rewriter, Scan
+from ..ir.expr import Cast, Const, Expr, Load, Op, Random, Reduce, Rewriter, Scan
 from ..ir.graph import Compute, Opaque, Result, Scatter
 from ..ir.index import Axis, Index, as_index, axis, row_major
 from .sizes import Sizes
@@ -77,19 +77,24 @@ class Builder:
         args = tuple(t.at(coords) for t in ts)
         over = tuple(a for a in bound if a.extent != 1)
         shape = tuple(first.shape[i] for i in keep)
-        expr = Reduce(monoid, over, args, component) if over or any(s == 0 for s in first.shape) else args[component]
+        expr = Reduce(monoid, over, args, component) if over or any(s == 0 for s in first.shape) else self._alone(monoid, args[component])
         out = self.realize(Tensor(shape, expr, first.device))
         if keepdim:
             for d in gone:
                 out = out.unsqueeze(d)
         return out
 
+    def _alone(self, monoid: str, e: Expr) -> Expr:
+        """The fold of one element. A sum begins at 0.0, which only -0.0 shows: where nothing is asked of a GPU's last bits, it is left out there."""
+        begins = monoid == "sum" and e.dtype.is_float and (self.spec.device == "cpu" or self.rounds)
+        return Op("add", e, Const(0.0, e.dtype)) if begins else e
+
     def scan(self, monoid: str, ts: "Tensor | tuple[Tensor, ...]", dim: int, component: int = 0, reverse: bool = False) -> Tensor:
         """Inclusive prefix fold of `ts` along `dim`; realized at once."""
         ts = (ts,) if isinstance(ts, Tensor) else tuple(ts)
         first = ts[0]
         if first.rank == 0 or first.shape[dim % first.rank] == 1:
-            return ts[component]
+            return ts[component].with_expr(self._alone(monoid, ts[component].expr))
         along = Axis(dim % first.rank, first.shape[dim % first.rank])
         return self.realize(first.with_expr(Scan(monoid, along, tuple(t.expr for t in ts), component, reverse)))
 

@@ -66,7 +66,7 @@ class Capture:
                 self.b.policy, self.b.rounds = self.regions.policy[node], node in self.regions.rounds
                 self.env[node] = self._call(node)
             elif node.op == "output":
-                outputs = self._outputs(node.args[0])
+                outputs = self._outputs(node.args[0], node.meta.get("views", {}))
             else:
                 raise Unsupported(f"an FX node of kind '{node.op}'")
         roots: list = [*self.opaques, *(o.node for o in outputs if isinstance(o, View)), *(w.source.node for w in self.writes)]
@@ -315,17 +315,22 @@ class Capture:
         made = build(self.b, *_sized(args), **_sized(kwargs))
         return self.b.rounded(cast(made.expr, specs[0].dtype, implicit=True)) if made is not None and made.shape == specs[0].shape else None
 
-    def _outputs(self, found) -> tuple:
+    def _outputs(self, found, views: dict) -> tuple:
         """Outputs in order, with the traced strides. What eager gives memory of its own (not an input's, not another output's) gets a node of its
-        own."""
+        own. `views`: position -> (name of an input, a tensor that lies in it as the output does, where it begins there)."""
         found = found if isinstance(found, (tuple, list)) else (found,)
         owners: dict = dict(self.storages)
         bases = self._bases(found)
         out = []
-        for n in found:
+        inputs = {i.name: i for i in self.inputs if isinstance(i, Input)}
+        for position, n in enumerate(found):
             value = self.env[n] if isinstance(n, fx.Node) else n
             if not isinstance(value, Tensor):
                 out.append(value)
+                continue
+            if position in views:
+                name, val, start = views[position]
+                out.append(View(inputs[name], self.spec(val).shape, self.spec(val).strides, self.sizes.index(start)))
                 continue
             val = n.meta.get("val")
             view = strided(value)

@@ -6,8 +6,9 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import guard_or_false, statically_known_true
 from torch.utils import _pytree as pytree
 
-from ..ir.index import Index, Size, as_index
+from ..ir.index import Index, Max, Min, Size, as_index
 from ..ir.normal import floordiv, maximum, minimum, mod
+from ..ir.substitution import evaluate
 
 
 def narrow(gm: fx.GraphModule, most: int = 2**31) -> None:
@@ -34,6 +35,7 @@ class Sizes:
         self.host: dict[str, str] = {}
         self.hints: dict[str, int] = {}
         self._memo: dict = {}
+        self._traced: dict[str, object] = {}       # a size's name -> the sympy expression that it stands for
         self._env = None
 
     def index(self, value) -> Index:
@@ -48,6 +50,13 @@ class Sizes:
             found = self._memo[expr] = as_index(1) if self._is_one(expr) else self._convert(expr)
         return found
 
+    def equal(self, a: Index, b: Index) -> bool:
+        """Are two sizes equal? Where that is no matter of form torch guards the answer: the graph is traced anew for sizes with another one."""
+        if a is b or a.constant is not None and b.constant is not None:
+            return a is b
+        traced = _Traced(self._traced, self._env, self._values())
+        return guard_or_false(evaluate(a, traced) == evaluate(b, traced))
+
     def _is_one(self, expr) -> bool:
         """Do torch's guards hold the expression `expr` at 1? Its graph then goes on with 1; the language broadcasts the constant alone."""
         if self._env is None or not expr.args or expr.xreplace(self._values()) != 1:
@@ -61,6 +70,7 @@ class Sizes:
     def _symbol(self, symbol) -> Index:
         """A size that torch left symbolic: its lower bound, a fact, and its hint, for estimates only, come from torch's shape environment."""
         name, lower = str(symbol), 0
+        self._traced[name] = symbol
         if self._env is not None:
             r = self._env.var_to_range.get(symbol)
             if r is not None and r.lower.is_finite and r.lower >= 0:
@@ -74,6 +84,7 @@ class Sizes:
         """From now on the sympy expression `expr` is a Size of its own: `text` computes it, or (None) an input's shape shows it."""
         if expr not in self._memo:
             name = f"c{len(self._memo)}"
+            self._traced[name] = expr
             self._memo[expr] = as_index(Size(name))
             if text is not None:
                 self.host[name] = text
@@ -114,5 +125,23 @@ class Sizes:
     def _atom(self, expr) -> Index:
         from torch.utils._sympy.printers import PythonPrinter
         name = f"h{len(self.host)}"
+        self._traced[name] = expr
         self.host[name] = PythonPrinter().doprint(expr)
         return as_index(Size(name))
+
+
+class _Traced:
+    """What `substitution.evaluate` looks atoms up in for torch's own symbolic integers."""
+
+    def __init__(self, names: dict, env, values: dict):
+        self.names, self.env, self.values = names, env, values
+
+    def __contains__(self, atom) -> bool:
+        return isinstance(atom, (Size, Max, Min))
+
+    def __getitem__(self, atom):
+        if isinstance(atom, (Max, Min)):
+            return (torch.sym_max if isinstance(atom, Max) else torch.sym_min)(evaluate(atom.a, self), evaluate(atom.b, self))
+        expr = self.names[atom.name]
+        hint = expr.xreplace(self.values)
+        return self.env.create_symintnode(expr, hint=int(hint) if hint.is_number else None)

@@ -29,8 +29,8 @@ _HOST = {"math": math, "min": min, "max": max, "Min": min, "Max": max, "abs": ab
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`outputs` as Graph.outputs: an array for a View, an int for a size, a number for a Scalar, None and plain values themselves. `values`: node ->
-    array of its logical shape. `writes`: Input -> the array that it receives."""
+    """`outputs` as Graph.outputs, when inputs have received their values: an array for a View, an int for a size, a number for a Scalar, None and
+    plain values themselves. `values`: node -> array of its logical shape. `writes`: Input -> the array that it receives."""
     outputs: list
     values: dict
     writes: dict
@@ -58,9 +58,10 @@ def evaluate(graph: Graph, inputs: list, *, constants: Mapping[Input, np.ndarray
             run.node(node)
             if observe is not None and isinstance(node, (Compute, Scatter, Result)):
                 run.values[node] = observe(node, run.values[node], run.values)
+        writes, values = {w.target: run.view(w.source) for w in graph.writes}, dict(run.values)
+        run.values |= writes
         outputs = [run.argument(o) for o in graph.outputs]
-        writes = {w.target: run.view(w.source) for w in graph.writes}
-    return Evaluation(outputs, run.values, writes)
+    return Evaluation(outputs, values, writes)
 
 
 class _Run:
