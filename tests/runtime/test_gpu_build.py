@@ -538,3 +538,61 @@ def test_a_kernel_that_no_near_number_of_warps_builds_has_eight_times_as_many():
     signature = ("i32", "*fp32", "fp64", "fp64", "*fp32", "fp64", "fp64", "*fp32", "*fp32", "*fp32")
     made = GpuUnit("pieces", PIECES, signature, frozenset({0, 1, 4, 7, 8, 9}), warps=1)
     assert build([made], HOPPER)["pieces"].threads == 256
+
+
+# a product of two factors that come through Triton's pipeline, of which the first may say something
+PIPELINE = """import triton
+import triton.language as tl
+@triton.jit
+def pipeline(p0, p1, p2, n0, n1):
+    i = tl.program_id(0) * 16 + tl.arange(0, 16)[:, None]
+    j = tl.arange(0, 16)[None, :]
+    a = tl.full([16, 16], 0.0, tl.float32)
+    for r in tl.range(0, n0, 256, num_stages=4):
+        x = tl.load(p0 + n1 * i + r + tl.arange(0, 256)[None, :]{policy})
+        y = tl.load(p1 + n1 * j + r + tl.arange(0, 256)[:, None])
+        a = tl.dot(x, y, a)
+    tl.store(p2 + i * 16 + j, a)
+"""
+LINE = 9                # of the first factor's
+
+
+def copies(listing: str) -> list[tuple[int, bool]]:
+    """(the line that an asynchronous copy was written in, does it have a policy) of each."""
+    found, line = [], 0
+    for text in listing.split("\n"):
+        if (place := re.search(r"\.loc\s+1\s+(\d+)", text)) is not None:
+            line = int(place[1])
+        if "cp.async.c" in text and "shared.global" in text:
+            found.append((line, "L2::cache_hint" in text))
+    return found
+
+
+def pipeline(policy: str = ", eviction_policy='evict_first'", arch=HOPPER):
+    forget()
+    signature = ("*bf16", "*bf16", "*fp32", "i32", "i32")
+    made = GpuUnit("pipeline", PIPELINE.format(policy=policy), signature, frozenset(range(5)), warps=2, stages=4)
+    return build([made], arch)["pipeline"]
+
+
+def test_copies_of_the_pipeline_leave_the_cache_first_where_the_text_says_so():
+    made = pipeline()
+    found = copies(made.listing)
+    assert {line for line, _ in found} == {LINE, LINE + 1} and all(has == (line == LINE) for line, has in found)
+    assert not gpu_worker.misplaced(made.code)
+
+
+@pytest.mark.parametrize("policy, arch", [("", HOPPER), (", eviction_policy='evict_first'", ("cuda", 80, 32)),
+                                          (", eviction_policy='evict_first'", ("cuda", 100, 32))])
+def test_copies_have_no_policy_where_nothing_asks_or_nothing_was_measured(policy, arch):
+    found = copies(pipeline(policy, arch).listing)
+    assert found and not any(has for _, has in found)
+
+
+def test_copies_whose_registers_the_assembler_misplaces_have_no_policy(monkeypatch):
+    """Without the zero a copy's address is the sum of two registers of different kinds."""
+    seen, looked = [], gpu_worker.misplaced
+    monkeypatch.setattr(gpu_worker, "misplaced", lambda code: seen.append(looked(code)) or seen[-1])
+    monkeypatch.setattr(gpu_worker, "_BASE", re.compile("no such (text)"))
+    found = copies(pipeline().listing)
+    assert seen == [True] and found and not any(has for _, has in found)

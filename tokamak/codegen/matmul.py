@@ -249,8 +249,7 @@ class MatmulLowering(TileLowering):
         return scope, loops
 
     def _products_ahead(self, found: list[Contraction], carried: dict[Reduce, str], share: str | None) -> dict[Reduce, str]:
-        """As `_products`, with the first axis' factors in registers a step before they are multiplied: reads of registers may say that they are read
-        once, those of the pipeline may not."""
+        """As `_products`, with the first axis' factors in registers a step before they are multiplied."""
         s, tile = self.schedule, self.tile
         low, end = self._depth_of(share)
         size, step, held = s.sizes(s.depth)[0], self.fresh("r"), {}

@@ -26,7 +26,7 @@ from .build import finished, Progress, temporary
 from .cache import open_cache
 
 Arch = tuple[str, int | str, int]        # Triton's words for a target: ("cuda", 90, 32), ("hip", "gfx942", 64)
-ABI = 3                                  # of what is kept on disk
+ABI = 4                                  # of what is kept on disk
 
 
 @dataclass(frozen=True)

@@ -41,13 +41,17 @@ def compile_job(job: dict, folder: str) -> dict:
     types = [*job["signature"], *(f"tensordesc<{_ROUNDED.get(element, element)}{list(block)}>" for element, block in boxes)]
     source = compiler.ASTSource(fn, dict(zip(fn.arg_names, types, strict=True)), constexprs={}, attrs=attrs)
     files, usual = _Files(folder), importlib.import_module("triton.runtime.cache").FileCacheManager
+    first = lines_that_leave_first(job["text"]) if tuple(job["arch"][:2]) == ("cuda", 90) else frozenset()
     with _LOCK:
         before = knobs.cache.__dict__.get("manager_class")
         knobs.cache.__dict__["manager_class"] = lambda key, **other: usual(key, **other) if other else files
         looked = getattr(knobs.runtime, "add_stages_inspection_hook", None)
-        knobs.runtime.add_stages_inspection_hook = _stages
         try:
-            return _result(_first_that_compiles(partial(compiler.compile, source, target=target), job), [element for element, _ in boxes])
+            for lines in dict.fromkeys((first, frozenset())):
+                knobs.runtime.add_stages_inspection_hook = partial(_stages, lines)
+                made = _first_that_compiles(partial(compiler.compile, source, target=target), job)
+                if not lines or not misplaced(made.kernel):
+                    return _result(made, [element for element, _ in boxes])
         finally:
             files.remove()
             knobs.runtime.add_stages_inspection_hook = looked
@@ -73,14 +77,64 @@ def _first_that_compiles(compile: Callable, job: dict):
 _UNWRAPPED = re.compile(r"= (shl|add|sub|mul)((?: nuw| nsw)+) (?=<)")
 
 
-def _stages(backend=None, stages=None, *others):
+def _stages(first: frozenset[int], backend=None, stages=None, *others):
     """Triton asks for changes of its stages: vectors of integers carry no promise that they do not wrap. LLVM gathers scalars in vectors, which keep
-    the promises of some of them; of two in a register of 64 bits, a lane that wraps then reached into its neighbour (an address)."""
+    the promises of some of them; of two in a register of 64 bits, a lane that wraps then reached into its neighbour (an address). And the pipeline's
+    copies that the lines `first` of the kernel's text make say that they leave the cache first, which Triton drops."""
     if stages is None:
         return "", ""
-    made = stages.get("llir")
+    made, printed = stages.get("llir"), stages.get("ptx")
     if made is not None:
         stages["llir"] = lambda source, metadata: _UNWRAPPED.sub(r"= \1 ", text) if isinstance(text := made(source, metadata), str) else text
+    if printed is not None and first:
+        stages["ptx"] = lambda source, metadata: leaving_first(printed(source, metadata), first)
+
+
+# -- copies that leave the cache first -----------------------------------------------------------------------------------------
+_LEAVES_FIRST = "eviction_policy='evict_first'"
+_COPY = re.compile(r"(cp\.async\.c[ag]\.shared\.global)(\s+\[[^\]]*\], \[[^\]]*\][^;]*);")
+_PLACE = re.compile(r"\.loc\s+(\d+)\s+(\d+)")
+_BASE = re.compile(r"mov\.b32\s+(%r\d+), global_smem;")
+_EXECUTABLE = 4         # of a section of an ELF file
+_POLICY = """createpolicy.fractional.L2::evict_first.b64 %leaves, 1.0;
+	mov.u32 %nothing, %tid.x;
+	shr.u32 %nothing, %nothing, 20;
+	"""
+
+
+def lines_that_leave_first(text: str) -> frozenset[int]:
+    """The numbers of a text's lines that read what leaves the cache first."""
+    return frozenset(n for n, line in enumerate(text.splitlines(), 1) if _LEAVES_FIRST in line)
+
+
+def leaving_first(ptx: str, lines: frozenset[int]) -> str:
+    """Assembly whose asynchronous copies have the policy where they were written in these lines of the kernel's file. NVIDIA's assembler (of CUDA 12.8
+    to 13.3) takes such a copy's address in shared memory, where it is the sum of a register and one of the warp's, by an instruction whose registers
+    it writes down wrong (`misplaced`): so the base is no warp's, by a zero that each thread computes."""
+    out, here, copied, kernels = [], False, False, re.findall(r'\.file\s+(\d+)\s+"[^"]*<tokamak', ptx)
+    for line in ptx.split("\n"):
+        if (place := _PLACE.search(line)) is not None:
+            here = place[1] in kernels and int(place[2]) in lines
+        changed = _COPY.sub(r"\1.L2::cache_hint\2, %leaves;", line) if here else line
+        copied = copied or changed is not line
+        out.append(_BASE.sub(r"mov.b32 \1, global_smem;\n\tadd.s32 \1, \1, %nothing;", changed))
+    text, begin = "\n".join(out), ptx.find(".reg")
+    first = text.find("ld.param")
+    if not copied or not 0 <= begin < first:
+        return ptx
+    return f"{text[:begin]}.reg .b64 %leaves;\n\t.reg .b32 %nothing;\n\t{text[begin:first]}{_POLICY}{text[first:]}"
+
+
+def misplaced(code: bytes) -> bool:
+    """Are there asynchronous copies in machine code (sm_90) of the form in which the assembler names other registers than it fills? The GPU stops at
+    one that has a policy."""
+    start, = struct.unpack_from("<Q", code, 40)
+    size, count, _ = struct.unpack_from("<3H", code, 58)
+    for at in range(start, start + size * count, size):
+        _, _, flags, _, begin, length = struct.unpack_from("<2I4Q", code, at)
+        if flags & _EXECUTABLE and any(int.from_bytes(code[i:i + 2], "little") & 0xFFF == 0xDAE for i in range(begin, begin + length, 16)):
+            return True
+    return False
 
 
 class _Files:
