@@ -108,9 +108,9 @@ def lines_that_leave_first(text: str) -> frozenset[int]:
 
 
 def leaving_first(ptx: str, lines: frozenset[int]) -> str:
-    """Assembly whose asynchronous copies have the policy where they were written in these lines of the kernel's file. NVIDIA's assembler (of CUDA 12.8
-    to 13.3) takes such a copy's address in shared memory, where it is the sum of a register and one of the warp's, by an instruction whose registers
-    it writes down wrong (`misplaced`): so the base is no warp's, by a zero that each thread computes."""
+    """Assembly whose asynchronous copies have the policy where they were written in these lines of the kernel's file. Where the address of such a copy
+    in shared memory is the sum of a register and one of the warp's, NVIDIA's assembler (of CUDA 12.8 to 13.3) takes an instruction whose registers it
+    writes down wrong (`misplaced`): so the base is no warp's, by a zero that each thread computes."""
     out, here, copied, kernels = [], False, False, re.findall(r'\.file\s+(\d+)\s+"[^"]*<tokamak', ptx)
     for line in ptx.split("\n"):
         if (place := _PLACE.search(line)) is not None:
