@@ -108,9 +108,9 @@ def lines_that_leave_first(text: str) -> frozenset[int]:
 
 
 def leaving_first(ptx: str, lines: frozenset[int]) -> str:
-    """Assembly whose asynchronous copies have the policy where they were written in these lines of the kernel's file. Where the address of such a copy
-    in shared memory is the sum of a register and one of the warp's, NVIDIA's assembler (of CUDA 12.8 to 13.3) takes an instruction whose registers it
-    writes down wrong (`misplaced`): so the base is no warp's, by a zero that each thread computes."""
+    """Assembly whose asynchronous copies have the policy where they were written in these lines of the kernel's file. Where a copy's address in
+    shared memory is the sum of a register and one of the warp's, NVIDIA's assembler (of CUDA 12.8 to 13.3) takes an instruction whose registers
+    it writes down wrong (`misplaced`): so the base is no warp's, by a zero that each thread computes."""
     out, here, copied, kernels = [], False, False, re.findall(r'\.file\s+(\d+)\s+"[^"]*<tokamak', ptx)
     for line in ptx.split("\n"):
         if (place := _PLACE.search(line)) is not None:
@@ -126,8 +126,8 @@ def leaving_first(ptx: str, lines: frozenset[int]) -> str:
 
 
 def misplaced(code: bytes) -> bool:
-    """Are there asynchronous copies in machine code (sm_90) of the form in which the assembler names other registers than it fills? The GPU stops at
-    one that has a policy."""
+    """Are there asynchronous copies in machine code (sm_90) of the form in which the assembler names other registers than it fills? The GPU stops
+    at one that has a policy."""
     start, = struct.unpack_from("<Q", code, 40)
     size, count, _ = struct.unpack_from("<3H", code, 58)
     for at in range(start, start + size * count, size):
