@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 
 import tokamak
-from tokamak.fuse.contract import contractions
+from tokamak.fuse.contraction import contractions
 from tokamak.fuse.cost import estimates
 from tokamak.fuse.products import Choice, choices, prices
 from tokamak.ir.dtype import BF16, F32, DType

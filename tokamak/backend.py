@@ -25,7 +25,7 @@ from .capture import aot, tables  # noqa: F401 (tables fill the registry)
 from .capture.ahead import Ahead
 from .capture.compared import compares_with_folds
 from .capture.fx import Capture, Unsupported
-from .capture.registry import ACTIVATED, ACTIVATED_ON_CPU, ADDED, ALONE, MATRICES
+from .capture.registry import ACTIVATED, ACTIVATED_ON_CPU, ADDED, ALONE, ATTENDED, MATRICES
 from .capture.sizes import narrow
 from .codegen.c_rows import unit as rows_unit
 from .codegen.host import host_program
@@ -41,6 +41,7 @@ from .fuse.plan import plan
 from .fuse.sizes import classified, condition
 from .fuse.stream import stream
 from .fuse.unroll import unrolled
+from .fuse.weighted import weighted
 from .fuse.widen import widened
 from .garbage import uncollected, watch_dynamo
 from .ir.graph import Compute, Graph, Input, Opaque, Result, Scatter, reads
@@ -333,11 +334,11 @@ def _kernels_and_program(captured: Graph, constants: Mapping, machine: Target, o
 def _planned(captured: Graph, constants: Mapping, machine: Target, options: Options, graph: Graph,
              trace: Trace) -> tuple[Lowered, Mapping, tuple[Unit, ...], Program]:
     """The stages from `stream` to `program`; before the last what else is built beside the kernels."""
-    graph = trace("stream", stream(graph, machine) if options.streaming else graph)
+    graph = trace("stream", stream(weighted(graph, machine), machine) if options.streaming else graph)
     inlined = inline(padded(unrolled(graph, machine), machine, MATRICES, options.contractions), machine)
     graph = trace("inline", widened(whole_lines(inlined, machine), machine))
     activated = ACTIVATED if machine.kind == "gpu" else ACTIVATED_ON_CPU
-    graph = trace("contract", parted(contract(graph, machine, options.contractions, activated, ADDED, ALONE), machine))
+    graph = trace("contract", parted(contract(graph, machine, options.contractions, activated, ADDED, ALONE, ATTENDED), machine))
     planned = trace("fuse", plan(graph, machine))
     found = tuned.table(options.cache_dir, machine.model) if options.tuned and machine.model and not machine.ordered else {}
     scheduled = trace("schedule", schedule_plan(planned, machine, found))

@@ -10,7 +10,8 @@ import tokamak
 from tests.capture.through_reference import TOLERANCE, array
 from tokamak.capture import tables  # noqa: F401
 from tokamak.capture.fx import Capture
-from tokamak.fuse.contract import contractions, decided
+from tokamak.fuse.contract import decided
+from tokamak.fuse.contraction import contractions
 from tokamak.fuse.cost import Hints
 from tokamak.ir.check import check_graph
 from tokamak.ir.graph import Opaque

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 
 from tests.compiled.linear import TOLERANCE, calls, check, error, run, schedules, values, wide
 from tokamak.backend import ACTIVATED, ADDED
-from tokamak.fuse.contract import contract, contractions
+from tokamak.fuse.contract import contract
+from tokamak.fuse.contraction import contractions
 from tokamak.fuse.cost import Hints
 from tokamak.fuse.price import RATES, Site, _alone
 from tokamak.ir.graph import Opaque

@@ -11,7 +11,7 @@ from tokamak import backend
 from tokamak.capture import aot
 from tokamak.capture.aten_matmul import added_into
 from tokamak.fuse.boxes import box, movable
-from tokamak.fuse.contract import contractions
+from tokamak.fuse.contraction import contractions
 from tokamak.fuse.cost import Hints, estimates
 from tokamak.fuse.products import PRODUCTS, behind, choices, ours, prices, vendors
 from tokamak.ir.dtype import BF16, F32

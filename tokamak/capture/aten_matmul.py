@@ -10,7 +10,7 @@ from ..ir.expr import Expr, Op, Reduce
 from ..ir.index import Axis, Index, as_index, axis
 from .aten_activation import gelu
 from .promote import Term
-from .registry import ACTIVATED, ACTIVATED_ON_CPU, ADDED, ALONE, INTO, MATRICES, means
+from .registry import ACTIVATED, ACTIVATED_ON_CPU, ADDED, ALONE, ATTENDED, INTO, MATRICES, means
 from .tensor import Tensor, broadcast_shapes, cast, compute, constant
 
 aten = torch.ops.aten
@@ -101,6 +101,15 @@ def plus(product: Tensor | None, added: Tensor, beta=1, alpha=1) -> Tensor | Non
     if not (isinstance(beta, (int, float)) and beta == 0):
         total = Op("add", total, scaled(cast(added.expand(product.shape).expr, total.dtype), beta))
     return product.with_expr(total)
+
+
+def attended(left, right, values, scale):
+    """softmax(scale * left @ right) @ values of batches of matrices, by the library's attention."""
+    made = torch.nn.functional.scaled_dot_product_attention(left.unsqueeze(1), right.mT.unsqueeze(1), values.unsqueeze(1), scale=scale)
+    return made.squeeze(1).contiguous()
+
+
+ATTENDED[aten.bmm.default] = attended
 
 
 @means(aten.mm.default)

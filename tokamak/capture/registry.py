@@ -30,6 +30,8 @@ ACTIVATED: dict[object, tuple] = {}
 #                                             whether it would be another one behind the product's rounding
 ACTIVATED_ON_CPU: dict[object, tuple] = {}  # the same on CPUs
 ALONE: dict[object, tuple] = {}             # overload of a product and what is added to it -> that of the product alone, positions of its arguments
+# overload of a product of batches, (left, right) -> a function of (left, right, values, scale) that gives softmax(scale * left right) values
+ATTENDED: dict[object, object] = {}
 # overload of (left, right) -> a function of (value, left, right) that gives their sum in the value's shape
 ADDED: dict[object, object] = {}
 INTO: dict[object, object] = {}             # such a function -> the same that takes the value's memory

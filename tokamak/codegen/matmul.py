@@ -57,7 +57,8 @@ class MatmulLowering(TileLowering):
         accumulators |= {e: self._added_ones(e, name) for e, name in self.sums.items()}
         self._show("out")
         for fold, name in accumulators.items():
-            self._remember(self.tile, fold, (Value(name, fold.free & frozenset(s.dims), self.tile, True),))
+            self.tile.memo[fold, self._key(fold.free)] = Value(name, fold.free & frozenset(s.dims), self.tile, True)
+            self.sources.setdefault(name, fold)
         if share is None:
             self._store_all(self.tile, [st for st in self.stores if st not in hidden_stores(self.body_)])
         else:
@@ -455,14 +456,17 @@ class MatmulLowering(TileLowering):
 
     def _emit_reduce(self, e: Reduce) -> Value:
         """The contraction within the left factor of another one: a product of whole tiles."""
-        c, (first, _) = contraction(e), self.schedule.dims
+        c = contraction(e)
         if self.view != "left" or c is None or self.schedule.inner is None:
             raise Unschedulable("a fold within a contraction")
-        left, right = (c.left, c.right) if first in c.left.free else (c.right, c.left)
-        texts = [self._tile_of(self.scope, view, x, product_type(c)) for view, x in (("inner left", left), ("inner right", right))]
-        dims = frozenset(self.s.dims)
-        text = f"tk.dot({', '.join(texts)}, {words.full(self.shape(dims), 0.0, F32)})"
-        return self._put(e, text, self.tile.open | {self.schedule.depth}, (), dims, True)
+        return self._put(e, self._product_within(self.scope, c), self.tile.open | {self.schedule.depth}, (), frozenset(self.s.dims), True)
+
+    def _product_within(self, scope: Scope, c: Contraction) -> str:
+        """The text of a contraction within the left factor."""
+        left, right = self._sides(c)
+        texts = [self._tile_of(scope, view, x, product_type(c)) for view, x in (("inner left", left), ("inner right", right))]
+        size = f"[{self.schedule.sizes(self.schedule.dims[0])[0]}, {self.schedule.sizes(self.schedule.depth)[0]}]"
+        return f"tk.dot({', '.join(texts)}, {words.full(size, 0.0, F32)})"
 
 
 def _as_read(e: Expr) -> bool:

@@ -17,7 +17,7 @@ from ..fuse.reason import Decision, Reason
 from ..fuse.roles import best_roles, plainest_roles
 from ..ir.expr import Expr
 from ..schedule.body import Body, Memory, body, coalesce, renamed, shared_extremes, unfolded, whole_words
-from ..schedule import beside, matmul, persistent, rows, tile_sequence, tiles
+from ..schedule import beside, matmul, means, persistent, rows, tile_sequence, tiles
 from ..schedule.pieces import in_pieces, lanes_in_pieces
 from ..schedule.schedule import Schedule, choose, in_buffers, vector_axis
 from ..schedule.tile_schedule import TileSchedule
@@ -29,6 +29,7 @@ from .host import Built, BuiltTiles, Part
 from .kernel import Kernel
 from .lower import lower
 from .matmul import lower_matmul
+from .means import lower_means
 from .persistent import lower_persistent
 from .rows import lower_rows
 from .scope import Unschedulable
@@ -118,6 +119,8 @@ def _schedule(g: Group, plan: Plan, target, hints: Hints, memories: dict, table:
         b = shared_extremes(b)
         if (stays := persistent.choose(b, hints, target)) is not None:
             return b, stays
+        if (mean := means.choose(b, hints, target)) is not None:
+            return b, mean
         if (product := matmul.choose(b, hints, target)) is not None:
             return rows.whole(*product, hints, target) or product
         if (together := beside.choose(b, hints, target)) is not None:
@@ -138,8 +141,8 @@ def _lower(b: Body, s: Schedule | TileSchedule, hints: Hints, target, table: Tab
     if isinstance(s, beside.BesideSchedule):
         return lower_beside(b, s, hints, target.name, target.fast)
     if target.kind == "gpu":
-        kinds = ((rows.RowsSchedule, lower_rows), (matmul.VectorSchedule, lower_vector), (matmul.MatmulSchedule, lower_matmul),
-                 (TileSchedule, lower_tiles))
+        kinds = ((rows.RowsSchedule, lower_rows), (matmul.VectorSchedule, lower_vector), (means.MeansSchedule, lower_means),
+                 (matmul.MatmulSchedule, lower_matmul), (TileSchedule, lower_tiles))
         lowered = next(how for kind, how in kinds if isinstance(s, kind))
         return lowered(b, s, hints, target.name, lambda again: tuned.choose(again, hints, target, table), target.fast)
     return lower(b, s, hints)

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from .triton_base import INTERPRETED, bits, for_nvidia, from_bf16, to_bf16
+from .triton_math import exp2_short
 
 
 @triton.jit
@@ -20,6 +21,17 @@ def dot(a, b, c):
         return tl.dot(a, b, c, input_precision="tf32")
     else:
         return tl.dot(a, b, c)
+
+
+@triton.jit
+def weights(x, top, total, scale):
+    """Of exponents x scale to the base 2 [m, n], scale > 0, and of rows' greatest x and sum of weights so far [m]: both with these taken in, what was
+    carried is multiplied by [m], and the weights [m, n]. Rows without a number above -inf have weights of 0; NaN and inf make theirs NaN."""
+    best = tl.maximum(top, tl.max(x, 1))
+    zero = tl.where(best == float("-inf"), 0.0, best) * scale
+    made = exp2_short(x * scale - zero[:, None])
+    kept = exp2_short(top * scale - zero)
+    return best, total * kept + tl.sum(made, 1), kept, made
 
 
 @triton.jit

@@ -17,7 +17,8 @@ from ..ir.rewrite import GraphRewrite
 from ..ir.text import spec_parts
 from .axes import Group, Member, split_axes
 from .contraction import (
-    DIGIT, LITTLE, NARROW, SLICE, Contraction, contraction, factors_of, few_in_tf32, halves, in_tf32, multiplied, product_type, size_text)
+    DIGIT, LITTLE, NARROW, SLICE, Contraction, contraction, contractions, factors_of, few_in_tf32, halves, in_tf32, multiplied, product_type,
+    size_text, within)
 from .cost import Hints, estimates
 from .inline import inline, substituted
 from .reason import Reason
@@ -28,31 +29,27 @@ from .products import prices, vector_apart
 from .scales import scales_behind
 from .sizes import runs_along
 from .vendor import Own, activations_behind, sums_behind, vectors_apart
-
-
-def within(meaning: Expr) -> Contraction | None:
-    """The one contraction in a call's meaning."""
-    folds = [e for e in walk(meaning) if isinstance(e, Reduce)]
-    return contraction(folds[0]) if len(folds) == 1 else None
+from .weighted import by_library, means
 
 
 def contract(graph: Graph, target, choice: str = "", activated: Mapping = MappingProxyType({}), added: Mapping = MappingProxyType({}),
-             alone: Mapping = MappingProxyType({})) -> Graph:
+             alone: Mapping = MappingProxyType({}), attended: Mapping = MappingProxyType({})) -> Graph:
     """`graph` with what becomes kernels as nodes, and the reason beside every contraction that is left to the vendor's library. `choice`: '' by their
     prices, 'vendor' for all of them, 'kernels' for those that can become one. `activated`, `added`: what the vendor makes behind a
-    product, `alone`: the product without what it adds, see `capture.registry`."""
-    site, reasons = _chosen(graph, target, choice, activated, added)
+    product, `alone`: the product without what it adds, `attended`: what it makes of two of them, see `capture.registry`."""
+    site, reasons = _chosen(graph, target, choice, activated, added, attended)
     graph, hints, behind = site.graph, estimates(site.graph, target), site.behind
     found = contractions(graph)
     kernel = lambda kept: isinstance(kept, Opaque) and kept in reasons and reasons[kept] is None
     behind = {n: x for n, x in behind.items() if reasons.get(n) is not None and not kernel(x.kept)}
     behind, apart = _without_vectors(graph, {n: c for n, c in found.items() if reasons[n] is not None}, behind, alone, hints, target)
     made = decided(graph, reasons, hints, target.fast, {n: site.fronts[n] for n, r in reasons.items() if r is None and n in site.fronts}, behind,
-                   {n: alone[n.target] for n in apart})
+                   {n: alone[n.target] for n in apart},
+                   {n: (attended[n.target], first, site.attended[n]) for n, first in site.means.items() if kernel(first) and not kernel(n)})
     return inline(made, target) if None in reasons.values() or apart else made
 
 
-def _chosen(graph: Graph, target, choice: str, activated: Mapping, added: Mapping) -> tuple[Site, dict[Opaque, Reason | None]]:
+def _chosen(graph: Graph, target, choice: str, activated: Mapping, added: Mapping, attended: Mapping) -> tuple[Site, dict[Opaque, Reason | None]]:
     """(the graph with its contractions, those in parts of which all parts become kernels; why any other one stays with the vendor). As for
     `contract`."""
     graph = _rounded(graph, target)
@@ -60,7 +57,7 @@ def _chosen(graph: Graph, target, choice: str, activated: Mapping, added: Mappin
     cut = cuts(graph, found) if target.kind == "gpu" and not target.ordered and choice != "vendor" else {}
     while True:
         made, whole = in_parts(graph, cut)
-        site, reasons = possible(made, target, activated, added, {part: found[n] for part, n in whole.items()})
+        site, reasons = possible(made, target, activated, added, {part: found[n] for part, n in whole.items()}, attended)
         if choice != "kernels":
             asked = Reason("vendor", "not attempted", "as asked")
             reasons.update(unprofitable(site, estimates(made, target), target) if choice == "" else dict.fromkeys(site.found, asked))
@@ -76,7 +73,8 @@ def _rounded(graph: Graph, target) -> Graph:
 
 
 def possible(graph: Graph, target, activated: Mapping, added: Mapping,
-             whole: Mapping[Opaque, Contraction] = MappingProxyType({})) -> tuple[Site, dict[Opaque, Reason | None]]:
+             whole: Mapping[Opaque, Contraction] = MappingProxyType({}),
+             attended: Mapping = MappingProxyType({})) -> tuple[Site, dict[Opaque, Reason | None]]:
     """(the graph with its contractions that can be kernels, why any other one cannot). As for `contract`; `whole`: see `price.Site`."""
     graph = _rounded(graph, target)
     found, hints = contractions(graph), estimates(graph, target)
@@ -85,7 +83,8 @@ def possible(graph: Graph, target, activated: Mapping, added: Mapping,
     sums = sums_behind(graph, added) if target.kind == "gpu" and target.fast and not target.ordered else {}
     behind = {**sums, **activations_behind(graph, activated, target.fast)} if not target.ordered else {}
     able = {n: _as_made(c, taken.get(n, ())) for n, c in found.items() if reasons[n] is None}
-    return Site(graph, able, taken, back_to_back(graph, able), behind, whole), reasons
+    pairs = means(able)
+    return Site(graph, able, taken, back_to_back(graph, able), behind, whole, pairs, by_library(able, pairs, attended)), reasons
 
 
 def _without_vectors(graph: Graph, found: dict[Opaque, Contraction], behind: Mapping, alone: Mapping, hints: Hints, target) -> tuple[dict, set]:
@@ -99,11 +98,6 @@ def _without_vectors(graph: Graph, found: dict[Opaque, Contraction], behind: Map
             and product_type(found[n]) is F32 and faster(found[n])}
     rest = {n: x for n, x in behind.items() if n not in slow}
     return rest, vectors_apart(graph, {n: c for n, c in found.items() if n not in rest}, alone, faster)
-
-
-def contractions(graph: Graph) -> dict[Opaque, Contraction]:
-    """The calls of torch that are contractions."""
-    return {n: c for n in graph.nodes if isinstance(n, Opaque) and n.meaning is not None and (c := within(n.meaning)) is not None}
 
 
 class _InTf32(GraphRewrite):
@@ -172,7 +166,7 @@ def fronts(graph: Graph, hints: Hints) -> dict[Opaque, tuple[Compute, ...]]:
     takes all rows at once computes each of its elements once."""
     alone, found = _read_once(graph), {}
     for n, c in contractions(graph).items():
-        if min(hints.count(c.rows), hints.count(c.columns)) <= LITTLE:
+        if min(hints.count(c.rows), hints.count(c.columns)) <= LITTLE and c.exponents is None:
             side = c.right if hints.count(c.rows) <= hints.count(c.columns) else c.left
             made = [e.node for e in (side.arg,) if isinstance(e, Load) and e.guard is None] if halves(side) is not None else []
             whole = lambda m: not long_steps(m.expr, joined=False) and not long_steps(side, c.depth, joined=False)
@@ -242,24 +236,28 @@ def back_to_back(graph: Graph, found: dict[Opaque, Contraction]) -> dict[Opaque,
 
 
 def decided(graph: Graph, reasons: dict[Opaque, Reason | None], hints: Hints, fast: bool = False,
-            taken: Mapping = MappingProxyType({}), behind: Mapping = MappingProxyType({}), apart: Mapping = MappingProxyType({})) -> Graph:
+            taken: Mapping = MappingProxyType({}), behind: Mapping = MappingProxyType({}), apart: Mapping = MappingProxyType({}),
+            attended: Mapping = MappingProxyType({})) -> Graph:
     """`graph` with the calls whose reason is None as nodes of the language, and its reason beside each other one. `fast`: roundings of operations may
     be left out. `taken`: what calls take in that is computed in front of them. `behind`: call -> what the vendor makes behind it. `apart`: call
-    -> the call that multiplies alone, where what is added is added behind it."""
-    return _Decided(graph, reasons, hints, fast, taken, behind, apart).result() if reasons else graph
+    -> the call that multiplies alone, where what is added is added behind it. `attended`: weighted mean -> (what the library makes of both products,
+    the first of them, the scale between)."""
+    return _Decided(graph, reasons, hints, fast, taken, behind, apart, attended).result() if reasons else graph
 
 
 class _Decided(GraphRewrite):
-    def __init__(self, graph: Graph, reasons: dict[Opaque, Reason | None], hints: Hints, fast: bool, taken: Mapping, behind: Mapping, apart: Mapping):
+    def __init__(self, graph: Graph, reasons: dict[Opaque, Reason | None], hints: Hints, fast: bool, taken: Mapping, behind: Mapping, apart: Mapping,
+                 attended: Mapping):
         super().__init__(graph, "eager")
         self.reasons, self.hints, self.fast, self.behind, self.apart = reasons, hints, fast, behind, apart
+        self.attended = attended
         self.calls: dict[Opaque, Opaque] = {}           # those behind which the vendor makes something
         self.own: dict[Opaque | Result, Opaque] = {}    # what the vendor makes then, and of what call
         self.made_by = {x.node: x for x in behind.values()}          # of several the last
         self.fronts = taken
         self.taken_in = {m for found in self.fronts.values() for m in found}
         self.meanings: dict[Opaque, Expr] = {}          # of calls that become nodes, over new nodes
-        self.factors = {e.node for n, r in reasons.items() if r is None for e in loads(*within(n.meaning).fold.args)}
+        self.factors = {e.node for n, r in reasons.items() if r is None for e in loads(*_factors(within(n.meaning)))}
 
     def result(self) -> Graph:
         """What the vendor makes behind a call comes from where the call does."""
@@ -288,6 +286,8 @@ class _Decided(GraphRewrite):
             made = replace(made, reason=f"contraction {size_text(within(node.meaning), self.hints)}: {reason}")
             if node in self.apart:
                 return self._alone(node, made)
+            if node in self.attended:
+                return self._attended(node, made)
             if node in self.behind:
                 self.calls[node] = made
             return made if node not in self.behind else None
@@ -301,6 +301,12 @@ class _Decided(GraphRewrite):
         args = tuple(made.args[p] for p in positions)
         self.meanings[node] = made.meaning
         return replace(made, target=target, args=args, reads=tuple(dict.fromkeys(v.node for v in args)), meaning=None)
+
+    def _attended(self, node: Opaque, made: Opaque) -> Opaque:
+        """The library's call for both products and what lies between."""
+        function, first, scale = self.attended[node]
+        args = (*self.mapped(first.args), made.args[1], scale)
+        return replace(made, target=function, args=args, reads=tuple(dict.fromkeys(v.node for v in args[:3])), meaning=None)
 
     def _vendors_own(self, node: Compute, x: Own) -> Result:
         """What the vendor's call gives that makes `node` too; it stands where `node` stood, behind all that it is handed."""
@@ -325,7 +331,7 @@ class _Decided(GraphRewrite):
         """The meaning with what is computed pointwise in front of it in the product, and factors that do not differ along the depth behind it."""
         moved = {self.nodes[n] for n in self.fronts.get(node, ())}
         inside = _taking_in(meaning, moved)
-        if within(inside) is None:
+        if within(inside) is None or within(inside).exponents is not None:
             return meaning
         fold = within(inside).fold
         behind = scales_behind(fold) if self.fast and moved else fold
@@ -344,6 +350,11 @@ class _Decided(GraphRewrite):
         fold, product = within(self.meanings[node.opaque]).fold, Load(made, tuple(axis(i, s) for i, s in enumerate(made.shape)))
         around = Rewriter(leaf=lambda e: product if e is fold else None)(self.meanings[node.opaque])
         return Compute(node.shape, node.strides, _rounding(around) if node in self.factors else around, node.device)
+
+
+def _factors(c: Contraction) -> tuple[Expr, ...]:
+    """What is multiplied as it is rounded; exponents are not."""
+    return c.fold.args if c.exponents is None else (c.right,)
 
 
 def _rounding(e: Expr) -> Expr:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ..ir.dtype import F32, DType
 from ..ir.expr import Cast, Expr, Load, Op, Reduce, Scan, walk
-from ..ir.graph import Scatter
+from ..ir.graph import Graph, Opaque, Scatter
 from ..ir.index import Axis
 from .axes import Group, Member, as_one, fold_of
 from .cost import Hints
@@ -14,6 +14,7 @@ from .scales import unpacking
 from .sizes import runs_along
 
 NARROW = 128            # widest of two layers that are made back to back
+WIDE = 128              # the same of what is held beside weighted means
 TURNED = 64             # rows up to which a result is turned: below, the machine's products would be made of idle rows
 LITTLE = 32             # rows up to which a kernel reads its weights as fast as memory gives them
 SIDE = 16               # least extent of a tile that the machine multiplies
@@ -26,7 +27,8 @@ DIGIT = 8               # largest extent of a summed axis that is written out, c
 class Contraction:
     """`fold`: sum over `depth` of left * right, times `scales` that do not differ along it, over `digits`, axes of small constant extents, and
     `outer`, axes that are run through around the depth. `rows`: the axes of `left` alone, `columns` of `right` alone, `batch` of both; by their
-    ids."""
+    ids. With `exponents` the mean of right, weighted by their exponentials: these, in the type in which they are multiplied, are `left` up to a
+    factor that is the same along the depth."""
     fold: Reduce
     left: Expr
     right: Expr
@@ -37,6 +39,7 @@ class Contraction:
     digits: tuple[Axis, ...] = ()
     outer: tuple[Axis, ...] = ()
     scales: tuple[Expr, ...] = ()
+    exponents: Expr | None = None
 
     def sizes(self, hints: Hints) -> tuple[int, int, int, int]:
         """Extents (batch, rows, columns, depth), as numbers."""
@@ -44,7 +47,10 @@ class Contraction:
 
 
 def contraction(e: Expr) -> Contraction | None:
-    """The contraction that `e` is: a sum of a product of two values that both depend on what is summed over last, and of some that do not."""
+    """The contraction that `e` is: a sum of a product of two values that both depend on what is summed over last, and of some that do not; or a
+    weighted mean."""
+    if isinstance(e, Reduce) and e.monoid == "expmean" and e.component == 1:
+        return _mean(e)
     if not isinstance(e, Reduce) or e.monoid != "sum" or not isinstance(e.args[0], Op) or e.args[0].name != "mul":
         return None
     factors = factors_of(e.args[0])
@@ -56,12 +62,25 @@ def contraction(e: Expr) -> Contraction | None:
     digits = tuple(a for a in e.over if a is not depth and a not in outer)
     if len(sides) != 2 or len(outer) > 1 or any(extent(a) > DIGIT or a in scaled for a in digits):
         return None
-    (left, right), over = sides, set(e.over)
-    if any(x.free - over - left.free - right.free for x in scales):
+    left, right = sides
+    if any(x.free - set(e.over) - left.free - right.free for x in scales):
         return None
-    pick = lambda axes: tuple(sorted(axes - over, key=lambda a: a.id))
-    return Contraction(e, left, right, pick(left.free & right.free), pick(left.free - right.free), pick(right.free - left.free), depth, digits,
-                       tuple(outer), scales)
+    return Contraction(e, left, right, *_axes(e, left, right), depth, digits, tuple(outer), scales)
+
+
+def _mean(e: Reduce) -> Contraction | None:
+    """The weighted mean `e`, where its values are of a type that is multiplied and both depend on the one axis."""
+    (x, right), kind = e.args, halves(e.args[1])
+    if kind is None or len(e.over) != 1 or not x.free & right.free >= set(e.over):
+        return None
+    left = Cast(F32, Cast(kind, Op("exp", x)))
+    return Contraction(e, left, right, *_axes(e, left, right), e.over[0], exponents=x)
+
+
+def _axes(e: Reduce, left: Expr, right: Expr) -> tuple[tuple[Axis, ...], ...]:
+    """The axes of both factors, of the left one alone and of the right one alone, but for those that are folded."""
+    pick = lambda axes: tuple(sorted(axes - set(e.over), key=lambda a: a.id))
+    return pick(left.free & right.free), pick(left.free - right.free), pick(right.free - left.free)
 
 
 def factors_of(e: Expr) -> list[Expr]:
@@ -111,16 +130,28 @@ def few_in_tf32(c: Contraction, hints: Hints) -> bool:
 def chained(c: Contraction, inner: Contraction | None) -> bool:
     """Can `inner`, in the left factor of `c`, be made within a step of it: its columns are the depth of `c`, and a program can hold its depth and the
     columns of `c`?"""
-    if inner is None or not multiplied(inner) or inner.digits or c.digits or inner.batch or c.batch or inner.fold.free - c.fold.free != {c.depth}:
+    if inner is None or not multiplied(inner) or inner.digits or c.digits or inner.batch != c.batch or inner.fold.free - c.fold.free != {c.depth}:
         return False
-    held = [inner.depth, *c.columns]
-    return len(c.columns) == 1 and set(inner.fold.free) - {c.depth} == set(c.rows) and all((a.extent.constant or NARROW + 1) <= NARROW for a in held)
+    held, most = [inner.depth, *c.columns], NARROW if c.exponents is None else WIDE
+    rows = set(inner.fold.free) - {c.depth} == {*c.rows, *c.batch}
+    return (not c.batch or c.exponents is not None) and len(c.columns) == 1 and rows and all((a.extent.constant or most + 1) <= most for a in held)
 
 
 def size_text(c: Contraction, hints: Hints) -> str:
     """Extents and type for people: 16x4096x4096 bf16, rows by depth by columns."""
     b, m, n, k = c.sizes(hints)
     return f"{f'{b} of ' if b > 1 else ''}{m}x{k}x{n} {product_type(c) or c.left.dtype}"
+
+
+def contractions(graph: Graph) -> dict[Opaque, Contraction]:
+    """The calls of torch that are contractions."""
+    return {n: c for n in graph.nodes if isinstance(n, Opaque) and n.meaning is not None and (c := within(n.meaning)) is not None}
+
+
+def within(meaning: Expr) -> Contraction | None:
+    """The one contraction in a call's meaning."""
+    folds = [e for e in walk(meaning) if isinstance(e, Reduce)]
+    return contraction(folds[0]) if len(folds) == 1 else None
 
 
 def summed(e: Expr, c: Contraction) -> bool:

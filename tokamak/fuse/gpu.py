@@ -8,7 +8,7 @@ from ..ir.index import Index, as_index
 from ..ir.ops import CARRIERS, OPS
 from . import narrow
 from .axes import Group, fold_of
-from .contraction import contraction, of_vector
+from .contraction import contraction, held as products, of_vector
 from .cost import BLOCK, Hints, contiguous_axis, is_heavy, parallelism
 from .legal import Roles, inner_reads
 from .lines import MOST_BESIDE, abreast, apart, piece
@@ -244,6 +244,8 @@ def infeasible(group: Group, r: Roles, hints: Hints, target) -> Reason | None:
     """Why no program can run `group` in parallel over `r.parallel`, or None."""
     if narrow.stepped(group, r):
         return narrow.infeasible([x for m in group.members for x in m.roots()], r.parallel, frozenset(group.nodes()))
+    if any(c.exponents is not None and c.fold.free == r.parallel for c in products(group)):
+        return None                 # a step at a time, see `contraction.chained`
     rows = frozenset(a for m in group.members for a in m.free | m.bound) - r.parallel
     if rows and not any(rows <= m.free | m.bound for m in group.members):         # each would be done again for every step along the others' axes
         return Reason("no_common_axes", "infeasible", "no value has all axes that a program runs through")
@@ -262,9 +264,9 @@ def infeasible(group: Group, r: Roles, hints: Hints, target) -> Reason | None:
         return Reason("no_registers", "infeasible", f"{length} elements of a row are held at once")
     if nested and _beyond_stages(group, rows, hints):
         return Reason("no_registers", "infeasible", "more of several rows than registers hold beside what is computed of them")
-    held = _held_together(group, rows, hints) if along and len(rows) > 1 and not beside else 0
-    if held > HELD:
-        return Reason("no_registers", "infeasible", f"{held} elements of several rows are held at once")
+    together = _held_together(group, rows, hints) if along and len(rows) > 1 and not beside else 0
+    if together > HELD:
+        return Reason("no_registers", "infeasible", f"{together} elements of several rows are held at once")
     columns = {a for m in r.local for a in m.bound - r.parallel}
     if r.accumulating and v in r.parallel and hints.count(columns) > COLUMN and all(m.bound for m in r.local):
         return Reason("no_registers", "infeasible", f"columns of {hints.count(columns)} elements are held only to be folded, while rows are")

@@ -18,7 +18,7 @@ from ..ir.index import Axis, Index, as_index, axis, row_major
 from ..ir.substitution import substitute
 from ..ir.rewrite import GraphRewrite
 from ..ir.text import spec_parts
-from .contract import contractions
+from .contraction import contractions
 from .cost import estimates, pinned_nodes
 from .price import PITCH, RATES, UNALIGNED, Rates, writes_any_row
 from .products import PRODUCTS, ragged, vendors

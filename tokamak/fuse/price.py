@@ -27,8 +27,9 @@ class Rates:
     fewer a second that we multiply. `narrow_vendor`, `narrow`: narrow layers, a call each by the vendor and two in a kernel of ours, whose operations
     a second are `narrow_products`. `vendor_more`, `more`: as `vendor_rows` (of several the least) and `few_rows`, of 33 to 64 rows, where few columns
     cost `narrow_more` seconds besides if the depth is long. `far`: bytes a second of so many columns' weights of more than FAR bytes, however many
-    multiprocessors have none at last; 0 where that was not measured. `bytes`: of a factor's element; `tile`: columns of a program where those that
-    have none count, of `processors`, 0 where they do not."""
+    multiprocessors have none at last; 0 where that was not measured. `means`, `attended`: weighted means by us and by the library, seconds
+    (besides, a tile on each multiprocessor, an element of the weights, the same for each element of the width that is multiplied). `bytes`: of a
+    factor's element; `tile`: columns of a program where those that have none count, of `processors`, 0 where they do not."""
     copy: float
     products: float
     call: float
@@ -50,6 +51,8 @@ class Rates:
     tile: int = 0
     processors: int = 1
     far: float = 0.0
+    means: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    attended: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
 
 
 # Triton's words for a machine -> its rates. H200, bf16, device time behind a flushed cache, us, ours against the vendor's calls and passes:
@@ -65,12 +68,14 @@ class Rates:
 #   one row and a ReLU, 4096 to 4096: 11.8, 16.6; to 14336: 32.4, 37.6; to 1024: 5.4, 7.6; GELU MLP of 1024 and 4096: 9.8, 14.8
 #   int8 weights, 4096 to 4096: one row 9.4, 24.1; 16 rows 9.2, 24.4; a scale for each 128: 10.4, 10.5
 #   int4 weights, 4096 to 4096: one row 9.1, 30.5; 16 rows 8.0, 31.1; a scale for each 128: 8.7, 9.2, the vendor's 66.5
+#   weighted means, f16, heads x length x width: 2560 x 512 x 64 450, the library's attention 422; 256 x 4096 x 64 2392, 2252; 128 x 4096 x 128 2099,
+#   1875; 120 x 512 x 64 30.2, 29.3; 320 x 256 x 32 18.6, 23.2; with torch's products and a pass between 1492, 4553, 83, 57 (all but the second)
 #   two layers with a ReLU between, 64, 64 at 262144 rows: 20.5, 47.6; 128, 256 at 131072 rows: 48.4, 83.1; in training 149, 191 and 253, 277
 RATES: dict[tuple, Rates] = {
     ("cuda", 90): Rates(copy=4.2e12, products=700e12, call=6e-6, step=1.8e-6, vendor_rows=(3.4e12, 6.2e-6), few_rows=(3.85e12, 3.6e-6),
                         one_row=(3.9e12, 3.1e-6), wide=3.8e12, more_rows=5e-7, few_tiles=1e-6, unpacked=3e12, narrow_vendor=(2.7e12, 2e-6),
                         narrow=(3.5e12, 2e-6), narrow_products=320e12, vendor_more=((3.4e12, 5.3e-6), (4.3e12, 11.6e-6)), more=(3.63e12, 4.1e-6),
-                        narrow_more=2e-7)}
+                        narrow_more=2e-7, means=(8e-6, 1.1e-6, 1.08e-13, 6.64e-15), attended=(9e-6, 0.8e-6, 1.9e-13, 5.2e-15))}
 # the same of f32 in TF32, us, 4, 32 and 64 rows, and what the vendor's calls and passes take: 1024 to 4096 8.5, 9.1, 10.7; 12.9, 11.8, 11.8;
 #   4096 to 1024 9.8, 11.8, 12.6; 12.9, 13.6, 13.9; 1024 to 14336 22.2, 23.8, 23.5; 25.8, 28.2, 27.0; 14336 to 1024 23.3, 25.6, 28.6; 26.7, 27.4,
 #   28.4; 4096 to 11008 54.8, 62.1, 60.2; 56.3, 58.6, 57.8; 14336 to 14336 209.9, 216.5, 226.7; 207.6, 227.9, 257.6
@@ -84,6 +89,7 @@ WEIGHTS = 1 << 20       # elements of weights below which nothing was measured; 
                         # 13.0 us, the vendor 8.5
 FAMILY = 1 << 16        # the same of several side by side, which take a launch where the vendor's take one each
 TILES = 128 * SIDE      # columns below which programs share the depth of a tile
+MEAN_ROWS = 128         # of a tile of weighted means
 LONG = 2048             # depth from which on they do
 FAR = 256 << 20         # bytes of weights from which on what multiprocessors without a tile lose at last counts for little
 MANY = 96               # rows and columns from which on results are made in tiles of 128
@@ -100,13 +106,16 @@ LEAST = 0.93            # of the vendor's time: a kernel must promise more than 
 class Site:
     """A graph with its contractions; `fronts`: what each can take in that is computed in front of it; `pairs`: narrow
     ones, with those in front of them, see `contract.back_to_back`; `behind`: what the vendor makes behind some; `whole`: of those that are parts
-    of one call (`packed`) the contraction that the vendor makes."""
+    of one call (`packed`) the contraction that the vendor makes; `means`: weighted means, with what their weights are made of; `attended`:
+    the scale between the products of those that the library makes."""
     graph: Graph
     found: dict[Opaque, Contraction]
     fronts: dict[Opaque, tuple[Compute, ...]]
     pairs: dict[Opaque, tuple[Opaque, bool]]
     behind: Mapping[Opaque, Own]
     whole: Mapping[Opaque, Contraction] = field(default_factory=dict)
+    means: Mapping[Opaque, Opaque] = field(default_factory=dict)
+    attended: Mapping[Opaque, float] = field(default_factory=dict)
 
 
 def unprofitable(site: Site, hints: Hints, target) -> dict[Opaque, Reason | None]:
@@ -114,6 +123,8 @@ def unprofitable(site: Site, hints: Hints, target) -> dict[Opaque, Reason | None
     rates = RATES.get(target.arch[:2])
     if rates is None:
         return {n: Reason("vendor", "not attempted", "no kernel was measured on such a machine") for n in site.found}
+    paired, whole = {*site.means, *site.means.values()}, site
+    site = replace(site, found={n: c for n, c in site.found.items() if n not in paired})
     reasons = {n: _alone(site, n, c, hints, rates_of(c, target)) for n, c in site.found.items()}
     for wide in (False, True):
         large = lambda c: (product_type(c) is F32) == wide and min(c.sizes(hints)[1:3]) > MANY
@@ -125,6 +136,9 @@ def unprofitable(site: Site, hints: Hints, target) -> dict[Opaque, Reason | None
             reasons.update(dict.fromkeys(calls))
     for last, (first, stored) in site.pairs.items():
         reasons[last] = reasons[first] = _narrow_layers(site.found[first], site.found[last], stored, hints, rates)
+    for last, first in site.means.items():
+        rates = rates_of(whole.found[last], target)
+        reasons[first], reasons[last] = _weighted_mean(whole.found[first], whole.found[last], last in site.attended, hints, rates)
     return reasons | gradients(GRADIENTS[target.arch[:2]], site.graph, site.found, site.pairs, reasons, hints)
 
 
@@ -163,6 +177,22 @@ def _alone(site: Site, call: Opaque, c: Contraction, hints: Hints, rates: Rates)
     ours, theirs = few(site, dict.fromkeys(_parts_of_one(site, call), rates), hints)
     prices = f"{micro(ours)} in one kernel, the vendor {micro(vendor)} and {micro(theirs - vendor)} around it"
     return None if ours < LEAST * theirs else Reason("vendor", "unprofitable", prices)
+
+
+def _weighted_mean(first: Contraction, last: Contraction, attended: bool, hints: Hints, rates: Rates) -> tuple[Reason | None, Reason | None]:
+    """Two products and what makes weights of the first one's result, in one kernel or by the library's own where it can (`attended`; then the second
+    has a reason and the first has none), against the vendor's products and a pass between them."""
+    b, m, n, k = first.sizes(hints)
+    width = sum(1 << (n - 1).bit_length() for n in (k, hints.count(last.columns))) / 2
+    tiles = max(1.0, b * -(-m // MEAN_ROWS) / rates.processors)
+    elements = n * max(b * -(-m // (MEAN_ROWS // 2)), rates.processors) * MEAN_ROWS // 2
+    ours, own = (besides + tiles * each + elements * (element + width * product) for besides, each, element, product in (rates.means, rates.attended))
+    between = 2 * rates.bytes * b * m * n / rates.copy + rates.step
+    vendor = vendor_time(first, hints, rates) + vendor_time(last, hints, rates)
+    prices = f"{micro(ours)} in one kernel, the vendor's products {micro(vendor)} and {micro(between)} between them"
+    if ours >= LEAST * (vendor + between):
+        return (Reason("vendor", "unprofitable", prices),) * 2
+    return None, Reason("vendor", "unprofitable", f"{prices}; its own attention {micro(own)}") if attended and own < ours else None
 
 
 def _parts_of_one(site: Site, call: Opaque) -> list[Opaque]:

@@ -214,7 +214,7 @@ class Reduce(Expr):
         width = ops.WIDTHS.get(monoid)
         if width is None or len(args) != width or not 0 <= component < width:
             raise TypeError(f"'{monoid}' carries {width} components, not {len(args)} (component {component})")
-        if monoid in ops.CARRIERS and (not args[0].dtype.is_float or any(a.dtype is not args[0].dtype for a in args)):
+        if monoid in (*ops.CARRIERS, *ops.MEANS) and (not args[0].dtype.is_float or any(a.dtype is not args[0].dtype for a in args)):
             raise TypeError(f"'{monoid}' folds floating numbers of one type, not {', '.join(str(a.dtype) for a in args)}")
         if monoid in ("any", "all") and args[0].dtype is not BOOL:
             raise TypeError(f"'{monoid}' folds bool, not {args[0].dtype}")

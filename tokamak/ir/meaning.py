@@ -238,7 +238,16 @@ def _expsum(m, t, dims: tuple[int, ...]) -> tuple[np.ndarray, ...]:
     return top, (t * scale).sum(dims, keepdims=True)
 
 
-CARRIED: dict[str, Callable] = {"moments": _moments, "expsum": _expsum}
+def _expmean(x, v, dims: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+    """`ops.MEANS['expmean']` over the dimensions `dims`, which stay with extent 1."""
+    top = x.max(dims, keepdims=True, initial=-math.inf)
+    top = np.where(top == -math.inf, 0, top)
+    weights = np.exp(x - top)
+    total = weights.sum(dims, keepdims=True)
+    return top + np.log(total), (weights * v).sum(dims, keepdims=True) / total
+
+
+CARRIED: dict[str, Callable] = {"moments": _moments, "expsum": _expsum, "expmean": _expmean}
 
 
 def fold_type(d: DType) -> np.dtype:

@@ -74,7 +74,14 @@ CARRIERS: dict[str, tuple[float, ...]] = {"moments": (0.0, 0.0, 0.0), "expsum": 
              m = max(m1, m2), t = t1 e^(m1 - m) + t2 e^(m2 - m)
 """
 
-WIDTHS: dict[str, int] = MONOIDS | {name: len(neutral) for name, neutral in CARRIERS.items()}
+MEANS: dict[str, int] = {"expmean": 2}
+"""Pairs of floating numbers of one type that contractions carry and rescale. No scan takes them, and no other kernel.
+
+    expmean  (l, y): the logarithm of the sum of e^x, and the mean of v weighted by e^x. One element is (x, v). Two sets: l = log(e^l1 + e^l2),
+             y = y1 e^(l1 - l) + y2 e^(l2 - l). NaN where an x is NaN or infinite, where v is NaN, and (y) where all x are -inf
+"""
+
+WIDTHS: dict[str, int] = MONOIDS | {name: len(neutral) for name, neutral in CARRIERS.items()} | MEANS
 
 
 def result_type(name: str, args: tuple[DType, ...]) -> DType:

@@ -349,7 +349,7 @@ class _Grid:
         dims = tuple(self.dims[a] for a in e.over)
         args = [self._spread(a, mask, dims) for a in e.args]
         d = e.args[0].dtype
-        if e.monoid in ops.CARRIERS:
+        if e.monoid in CARRIED:
             wide = [a.astype(fold_type(d)) for a in np.broadcast_arrays(*args)]
             return convert(CARRIED[e.monoid](*wide, dims)[e.component], e.dtype, F64)
         if len(args) == 2:

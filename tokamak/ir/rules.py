@@ -16,7 +16,7 @@ from .dtype import BOOL, I64, DType
 from .expr import Cast, Const, Coord, Expr, Load, Op, Reduce, Scan, _fetches, round_to
 from .index import as_index
 from .ranges import nonnegative, positive
-from .ops import CARRIERS
+from .ops import CARRIERS, MEANS
 from .meaning import MEANING, array_type, convert
 
 
@@ -388,7 +388,7 @@ def _unrounded_arguments(e: Expr) -> Expr | None:
             return None
         new = Op(e.name, *map(unrounded, e.args))
     elif isinstance(e, Reduce):
-        new = e if len(e.args) > 1 and e.monoid not in CARRIERS else Reduce(e.monoid, e.over, tuple(map(unrounded, e.args)), e.component)
+        new = e if len(e.args) > 1 and e.monoid not in (*CARRIERS, *MEANS) else Reduce(e.monoid, e.over, tuple(map(unrounded, e.args)), e.component)
     else:
         new = e if len(e.args) > 1 else Scan(e.monoid, e.along, tuple(map(unrounded, e.args)), e.component, e.reverse)
     return None if new is e else new

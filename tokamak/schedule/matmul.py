@@ -84,7 +84,7 @@ def choose(b: Body, hints: Hints, target, alone: bool = True) -> tuple[Body, Mat
     """A body whose folds are contractions, its depth perhaps as slices, and its schedule; None for any other. `alone`: its programs have the machine
     to themselves, and if there are few they share the depth."""
     found = folds_of(b)
-    if found is None or product_type(found[0]) is F32 and min(found[0].sizes(hints)[1:3]) > TURNED:
+    if found is None or found[0].exponents is not None or product_type(found[0]) is F32 and min(found[0].sizes(hints)[1:3]) > TURNED:
         return None
     if sums_beside(b):
         made = _choose(b, found, hints, target, alone)

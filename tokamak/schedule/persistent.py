@@ -74,7 +74,7 @@ def choose(b: Body, hints: Hints, target) -> PersistentSchedule | None:
     if target.arch[:1] != ("cuda",) or target.arch[1] < 90 or found is None or inner_of(found) or sums_beside(b):
         return None
     c = found[0]
-    if len(c.rows) != 1 or len(c.columns) != 1 or c.digits or c.outer or c.scales:
+    if c.exponents is not None or len(c.rows) != 1 or len(c.columns) != 1 or c.digits or c.outer or c.scales:
         return None
     dims = first, second = _dims(b, c, hints)
     if min(hints(a.extent) for a in dims) <= TURNED or len(found) > MOST_PRODUCTS or not _enough(found, dims, hints):

@@ -183,7 +183,7 @@ def flops(computed: list[Expr], made: Iterable[Store], hints: Hints) -> int:
         if isinstance(e, Op):
             total += ops.OPS[e.name].flops * hints.count(e.free)
         elif isinstance(e, Reduce):
-            total += hints.count(e.free | frozenset(e.over))
+            total += hints.count(e.free | frozenset(e.over)) * (2 if e.monoid in ops.MEANS else 1)
         elif isinstance(e, Scan):
             total += hints.count(e.free)
     return total + sum(hints.count(s.axes) for s in made if s.monoid not in (None, "last"))

@@ -1,0 +1,44 @@
+"""A MeansSchedule: how weighted means (`fuse.weighted`) run on a GPU. Each program makes the means of a few rows, all columns of them, and runs along
+the depth in steps; the product that the weights are made of is made within a step, of a depth that is held.
+
+40 x 64 heads of 512 x 64 and 4 x 32 of 4096 x 128 f16, us, by rows, steps, stages and warps: 64 by 64, 3, 4 450 and 2386; 128 by 64, 3, 8 467 and
+2235; 2, 8, with 128 registers a thread, so that two programs share a multiprocessor, 544 and 2099; 64 by 128, 3, 8 554 and 2549; 128 by 128, 3, 8 615
+and 2218; the library's attention 422 and 1875. Through descriptors 520, 2413 and 569, 2222 where these took 450, 2386 and 544, 2099; with the next
+step's exponents made while weights are 556 for 459, since ptxas runs such products one by one.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from ..fuse.contraction import WIDE, chained
+from ..fuse.cost import Hints
+from .body import Body
+from .matmul import MatmulSchedule, _schedule, _side, folds_of, inner_of
+from .tile_stages import power
+
+NARROW_WIDTH = 64       # of the columns, and of the depth within, up to which registers and shared memory hold several programs of 64 rows
+STEP = 64               # along the depth
+REGISTERS = 128         # a thread of two programs of 8 warps to a multiprocessor
+
+
+@dataclass(frozen=True)
+class MeansSchedule(MatmulSchedule):
+    """A MatmulSchedule of weighted means."""
+
+
+def choose(b: Body, hints: Hints, target) -> MeansSchedule | None:
+    """The schedule of a body whose folds are one weighted mean, and the product that its weights are made of; None for any other body."""
+    found = folds_of(b)
+    if found is None or len(found) != 1 or found[0].exponents is None:
+        return None
+    c, within = found[0], inner_of(found)
+    if len(within) > 1 or within and not chained(c, within[0]):
+        return None
+    rows, (columns,) = max(c.rows, key=lambda a: hints(a.extent)), c.columns
+    inner = within[0].depth if within else None
+    width = max(power(a.extent.constant or WIDE) for a in (columns, inner) if a is not None)
+    narrow = width <= NARROW_WIDTH or hints(rows.extent) <= NARROW_WIDTH
+    sizes = {rows: _side(rows, 64 if narrow else 128, hints), columns: power(columns.extent.constant or WIDE), c.depth: _side(c.depth, STEP, hints)}
+    made = _schedule(b, c, sizes, hints, inner=inner, stages=3 if narrow else 2, warps=4 if narrow else 8)
+    plain = {f.name: getattr(made, f.name) for f in fields(made)}
+    return MeansSchedule(**plain | {"registers": 0 if narrow or target.arch[:1] != ("cuda",) else REGISTERS})
