@@ -82,8 +82,9 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mappi
         one = partial(compile_or_fall_back, options=chosen, frame=frame_of(gm, chosen), ahead=ahead, rehearsal=rehearsal)
         with uncollected():
             free = chosen.policy == "fast" and not chosen.opaque_only
-            made = aot.autograd(gm, example_inputs, one, arithmetic_dropout=free, layouts=free,
-                                parts=not chosen.opaque_only and _gpu_graph(example_inputs, chosen),
+            tiles = not chosen.opaque_only and _gpu_graph(example_inputs, chosen)
+            made = aot.autograd(gm, example_inputs, one, arithmetic_dropout=free, layouts=free, parts=tiles,
+                                attention=free and tiles and chosen.streaming and chosen.contractions == "",
                                 coming=ahead.expect if ahead is not None else None)
     except TokamakError as error:
         raise _shortened(error, sys._getframe()) from None

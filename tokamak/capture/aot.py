@@ -30,10 +30,11 @@ CompileOne = Callable[[fx.GraphModule, Sequence[Any], str], Callable[[list], Any
 
 
 def autograd(gm: fx.GraphModule, example_inputs: Sequence[Any], compile_one: CompileOne, arithmetic_dropout: bool = False,
-             parts: bool = False, layouts: bool = False, coming: Callable[[fx.GraphModule], None] | None = None) -> Callable:
+             parts: bool = False, layouts: bool = False, attention: bool = False, coming: Callable[[fx.GraphModule], None] | None = None) -> Callable:
     """The function that runs Dynamo's graph `gm`, whose forward, backward and inference graphs `compile_one` has compiled; it is not `hidden`.
     `arithmetic_dropout`: as for `partition`. `parts`: a training step holds the parts of what `decompose` has in TRAINING; which of them backward
-    then computes again is the partitioner's choice by their sizes. `layouts`: convolutions run channels-last where that pays. `coming` is told of a
+    then computes again is the partitioner's choice by their sizes. `layouts`: convolutions run channels-last where that pays. `attention`:
+    written out it is the library's. `coming` is told of a
     backward graph as soon as there is one, before the forward graph is compiled."""
     def compiler(kind: str):
         def compile_kind(graph, inputs):
@@ -46,7 +47,8 @@ def autograd(gm: fx.GraphModule, example_inputs: Sequence[Any], compile_one: Com
         return compile_kind
 
     def cut(joint, joint_inputs, **others):
-        forward, backward = partition(joint, joint_inputs, arithmetic_dropout=arithmetic_dropout, parts=parts, layouts=layouts, **others)
+        forward, backward = partition(joint, joint_inputs, arithmetic_dropout=arithmetic_dropout, parts=parts, layouts=layouts, attention=attention,
+                                      **others)
         if coming is not None:
             coming(backward)
         return forward, backward

@@ -105,7 +105,8 @@ def plus(product: Tensor | None, added: Tensor, beta=1, alpha=1) -> Tensor | Non
 
 def attended(left, right, values, scale):
     """softmax(scale * left @ right) @ values of batches of matrices, by the library's attention."""
-    made = torch.nn.functional.scaled_dot_product_attention(left.unsqueeze(1), right.mT.unsqueeze(1), values.unsqueeze(1), scale=scale)
+    rows = lambda x: (x if x.stride(-1) == 1 else x.contiguous()).unsqueeze(1)          # the library's fast kernels take no others
+    made = torch.nn.functional.scaled_dot_product_attention(rows(left), rows(right.mT), rows(values), scale=scale)
     return made.squeeze(1).contiguous()
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 from torch._functorch import partitioners
 
+from .attended import attended
 from .compared import keep_compared
 from .decompose import TRACED
 from .equal import equal_calls_once
@@ -33,11 +34,13 @@ _LISTING = threading.Lock()
 
 
 def partition(joint: fx.GraphModule, joint_inputs, *, num_fwd_outputs: int, arithmetic_dropout: bool = False,
-              parts: bool = False, layouts: bool = False, **others) -> tuple[fx.GraphModule, fx.GraphModule]:
+              parts: bool = False, layouts: bool = False, attention: bool = False, **others) -> tuple[fx.GraphModule, fx.GraphModule]:
     """(forward, backward) graphs of `joint`. The arguments are those of torch's partition functions, whether what dropout leaves may be computed
     again of its mask, whether backward may read `parts` of operators in the place of what they return, and whether convolutions may run
-    channels-last (`layouts`)."""
+    channels-last (`layouts`), and whether attention written out may be the library's (`attention`)."""
     without_identities(joint)
+    if attention:
+        attended(joint)
     if layouts:
         choose_layouts(joint)
     if parts:

@@ -22,7 +22,7 @@ def replace(joint: fx.GraphModule, table: Mapping[Any, Callable]) -> None:
     known: dict[tuple, tuple[tuple, list] | None] = {}          # what a call says -> its parts and their results' places, if it has any
     for node in list(joint.graph.nodes):
         parts = table.get(node.target) if node.op == "call_function" else None
-        if parts is not None and all(u.target is getitem for u in node.users) and all(map(_plain, node.all_input_nodes)):
+        if parts is not None and all(u.target is getitem for u in node.users) and all(map(plain, node.all_input_nodes)):
             says = _says(node)
             if says is None or says not in known:
                 traced = _traced(joint.graph, node, parts)
@@ -33,7 +33,7 @@ def replace(joint: fx.GraphModule, table: Mapping[Any, Callable]) -> None:
     joint.recompile()
 
 
-def _plain(node: fx.Node) -> bool:
+def plain(node: fx.Node) -> bool:
     """Is it a tensor of constant sizes? A symbolic number would have to be a node of its own."""
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and not any(isinstance(s, torch.SymInt) for s in (*value.shape, *value.stride()))
@@ -52,7 +52,7 @@ def _traced(graph: fx.Graph, node: fx.Node, parts: Callable) -> tuple[tuple, lis
     """Puts its parts in the place of `node`: these, behind the nodes that it reads, and the place among them of each of its results. None where it
     stays."""
     values = lambda args: fx.map_arg(args, lambda n: n.meta["val"])
-    written = _Written(graph, node)
+    written = Written(graph, node)
     with torch.no_grad(), torch._C._DisableAutocast(), graph.inserting_before(node), written:
         made = parts(*values(node.args), **values(node.kwargs))
     if made is NotImplemented:
@@ -109,7 +109,7 @@ def _take_place(graph: fx.Graph, node: fx.Node, nodes: list, results: list) -> N
     graph.erase_node(node)
 
 
-class _Written(TorchDispatchMode):
+class Written(TorchDispatchMode):
     """Every call within becomes a node of `graph`, with the metadata of `node`, which it is a part of."""
 
     def __init__(self, graph: fx.Graph, node: fx.Node):
@@ -118,6 +118,16 @@ class _Written(TorchDispatchMode):
         self.made: dict[int, fx.Node] = {id(n.meta["val"]): n for n in node.all_input_nodes}        # a tensor's id -> the node that is its value
         self.kept: list = []                                                                        # for as long as ids stand for them
         self.nodes: list[fx.Node] = []
+
+    def value(self, node: fx.Node) -> torch.Tensor:
+        """What stands for the value of `node`, for calls to read."""
+        found = node.meta["val"]
+        self.made[id(found)] = node
+        return found
+
+    def within(self, node: fx.Node) -> None:
+        """What follows is part of `node`."""
+        self.meta = _meta(node)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
