@@ -26,8 +26,8 @@ VIEWS = {_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default, 
 SCALES = {_aten.mul.Tensor: lambda a: a, _aten.div.Tensor: lambda a: 1 / a}
 TURNED = {_aten.transpose.int, _aten.permute.default}
 WIDEST = 256            # columns of a head that the library takes
-LEAST = 1 << 21         # elements of p from which on it was measured to pay: backward of 32 heads of 256 x 64 f16, us, by cuDNN 18.2, as written 20.9; of
-                        # 64 22.0, 28.2; of 160 of 512 x 64 106, 202 (by FlashAttention 139); of 32 of 2048 x 128 346, 578 (614)
+LEAST = 1 << 21         # elements of p from which on it was measured to pay: backward of heads of 256 x 64 f16, us, by cuDNN and as written, of 32
+                        # 18.2, 20.9, of 64 22.0, 28.2; of 160 of 512 x 64 106, 202 (by FlashAttention 139); of 32 of 2048 x 128 346, 578 (614)
 
 
 @dataclass(frozen=True)
