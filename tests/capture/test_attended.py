@@ -124,6 +124,9 @@ def test_on_the_gpu(name, dtype):
     want = step(FORMS[name], [wide(x) for x in inputs])
     usual = step(FORMS[name], [x.detach().clone().requires_grad_() for x in inputs])
     torch._dynamo.reset()
-    got = step(tokamak.compile(FORMS[name], strict=True, dynamic=False), inputs)
+    with recording() as recorder:
+        got = step(tokamak.compile(FORMS[name], strict=True, dynamic=False), inputs)
+    called = [str(n.target) for r in recorder.graphs for n in r.values["aten"].graph.nodes]
+    assert sum("attention" in c and "backward" in c for c in called) == (2 if name == "twice" else 1)
     for g, u, w in zip(got, usual, want, strict=True):
         assert g.shape == u.shape and g.dtype is u.dtype and error(g, w) <= max(1e-4, 1.5 * error(u, w))

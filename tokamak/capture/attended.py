@@ -9,13 +9,12 @@ gradients are what the library's attention and its gradient give: p, which backw
 """
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn.attention import SDPBackend
 
 from .regions import MARK
@@ -212,11 +211,11 @@ def _replace(graph: fx.Graph, a: Attention) -> bool:
 
 
 def _calls(left: torch.Tensor, right: torch.Tensor, values: torch.Tensor, scale: float) -> tuple[Callable, Callable] | None:
-    """The library's attention and its gradient for such values, as torch would choose."""
+    """The library's attention and its gradient for such values, as torch chooses for one head of them: of fake tensors it cannot tell."""
     if left.device.type != "cuda":
         return _CALLS["cpu"]
-    with left.fake_mode if isinstance(left, FakeTensor) else contextlib.nullcontext():
-        given = (torch.empty((len(x), 1, *x.shape[1:]), dtype=x.dtype, device=x.device) for x in (left, right.mT, values))
+    with unset_fake_temporarily(), torch.no_grad():
+        given = (torch.empty((1, 1, *x.shape[1:]), dtype=x.dtype, device=x.device) for x in (left, right.mT, values))
         return _CALLS.get(torch._fused_sdp_choice(*given, None, 0.0, False, scale=scale))
 
 
