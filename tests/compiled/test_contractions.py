@@ -280,6 +280,16 @@ def test_tiles_of_few_rows_fill_the_machine(rows, columns, tile):
     assert tile == made.sizes(made.dims[0]) + made.sizes(made.depth)
 
 
+def test_what_few_rows_are_multiplied_by_leaves_the_cache_first_where_one_program_reads_it():
+    """Many rows' tiles read it more than once; so does each batch that shares it."""
+    linear = lambda x, w: F.linear(x, w)
+    few, = check(linear, values(5, 600), values(180, 600))
+    many, = check(linear, values(100, 600), values(180, 600))
+    own, = check(lambda x, w: torch.bmm(x, w.mT), values(3, 5, 600), values(3, 180, 600))
+    shared, = check(lambda x, w: torch.bmm(x.transpose(0, 1), w.mT.expand(3, 600, 180)), values(5, 3, 600), values(180, 600))
+    assert few.once and own.once and not many.once and not shared.once
+
+
 def test_a_vector_in_a_fixed_order_is_a_fold_like_any_other():
     got, (record,) = run(lambda x, w: (x.float() * w.float()).sum(-1), values(1, 96), values(40, 96), policy="strict")
     assert not any(isinstance(s, MatmulSchedule) for s in schedules(record))
