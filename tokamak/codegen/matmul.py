@@ -223,8 +223,6 @@ class MatmulLowering(TileLowering):
         """The loop over the depth: the register that carries each contraction."""
         s, found, tile = self.schedule, folds_of(self.body_), self.tile
         carried = {c.fold: self.assign(tile, self._nothing(), "a") for c in found}
-        if s.ahead:
-            return self._products_ahead(found, carried, share)
         scope, loops = self._along_depth(share)
         for piece in range(len(s.sizes(s.depth))):
             self.piece[s.depth] = piece
@@ -248,28 +246,6 @@ class MatmulLowering(TileLowering):
             self._open_step(scope, walked, step)
         scope.open = scope.open | {walked, s.depth} | ({self.flat} if self.flat is not None else set())
         return scope, loops
-
-    def _products_ahead(self, found: list[Contraction], carried: dict[Reduce, str], share: str | None) -> dict[Reduce, str]:
-        """As `_products`, with the first axis' factors in registers a step before they are multiplied."""
-        s, tile = self.schedule, self.tile
-        low, end = self._depth_of(share)
-        size, step, held = s.sizes(s.depth)[0], self.fresh("r"), {}
-        first = Scope(tile.lines, tile.open | {s.depth}, tile)
-        self._put_everywhere(first, s.depth, low)
-        for c in found:
-            held[c.fold] = self.assign(tile, self._tile_of(first, "left", self._sides(c)[0], product_type(c)), "h")
-        loop = For(f"for {step} in {self._range(low, end, size)}", [])
-        scope = Scope(loop.lines, tile.open | {s.depth}, tile)
-        behind = self.assign(scope, f"tl.minimum({step} + {size}, {end} - {size})", "r")
-        self._put_everywhere(scope, s.depth, behind, ("left",))
-        self._put_everywhere(scope, s.depth, step, ("right",))
-        nexts = {c.fold: self._tile_of(scope, "left", self._sides(c)[0], product_type(c)) for c in found}
-        for c in found:
-            right = self._tile_of(scope, "right", self._sides(c)[1], product_type(c))
-            scope.lines.append(f"{carried[c.fold]} = tk.dot({held[c.fold]}, {right}, {carried[c.fold]})")
-        scope.lines += [f"{held[fold]} = {name}" for fold, name in nexts.items()]
-        tile.lines.append(loop)
-        return carried
 
     @cached_property
     def worked_on(self) -> frozenset:

@@ -22,7 +22,7 @@ from .vendor import Own
 class Rates:
     """Of a machine; pairs are (bytes a second, seconds besides). `copy`, `products`: bytes and operations a second of large copies and the vendor's
     large products; `call`: what one of these takes besides; `step`: a kernel that does next to nothing. `vendor_rows`, `few_rows`, `one_row`: the
-    weights where rows are few, by the vendor, by us; `wide`: bytes a second of those of so many columns that they are read a step ahead;
+    weights where rows are few, by the vendor, by us; `wide`: bytes a second of those of so many columns that each multiprocessor has 64;
     `more_rows`: what rows from 17 to 32 cost us and save the vendor; `few_tiles`: what few tiles cost us besides; `unpacked`: elements of 8 bits or
     fewer a second that we multiply. `narrow_vendor`, `narrow`: narrow layers, a call each by the vendor and two in a kernel of ours, whose operations
     a second are `narrow_products`. `vendor_more`, `more`: as `vendor_rows` (of several the least) and `few_rows`, of 33 to 64 rows, where few columns
@@ -73,7 +73,7 @@ class Rates:
 #   two layers with a ReLU between, 64, 64 at 262144 rows: 20.5, 47.6; 128, 256 at 131072 rows: 48.4, 83.1; in training 149, 191 and 253, 277
 RATES: dict[tuple, Rates] = {
     ("cuda", 90): Rates(copy=4.2e12, products=700e12, call=6e-6, step=1.8e-6, vendor_rows=(3.4e12, 6.2e-6), few_rows=(3.85e12, 3.6e-6),
-                        one_row=(3.9e12, 3.1e-6), wide=3.8e12, more_rows=5e-7, few_tiles=1e-6, unpacked=3e12, narrow_vendor=(2.7e12, 2e-6),
+                        one_row=(3.9e12, 3.1e-6), wide=3.95e12, more_rows=5e-7, few_tiles=1e-6, unpacked=3e12, narrow_vendor=(2.7e12, 2e-6),
                         narrow=(3.5e12, 2e-6), narrow_products=320e12, vendor_more=((3.4e12, 5.3e-6), (4.3e12, 11.6e-6)), more=(3.63e12, 4.1e-6),
                         narrow_more=2e-7, means=(8e-6, 1.1e-6, 1.08e-13, 6.64e-15), attended=(9e-6, 0.8e-6, 1.9e-13, 5.2e-15))}
 # the same of f32 in TF32, us, 4, 32 and 64 rows, and what the vendor's calls and passes take: 1024 to 4096 8.5, 9.1, 10.7; 12.9, 11.8, 11.8;
@@ -93,7 +93,7 @@ MEAN_ROWS = 128         # of a tile of weighted means
 LONG = 2048             # depth from which on they do
 FAR = 256 << 20         # bytes of weights from which on what multiprocessors without a tile lose at last counts for little
 MANY = 96               # rows and columns from which on results are made in tiles of 128
-WIDE = 64 * 132         # columns from which on weights are read a step ahead
+WIDE = 64 * 132         # columns from which on each multiprocessor has a tile of 64
 PITCH = 8               # elements of 16 bits, 16 bytes: where every row of a matrix begins that the vendor's fast kernels and the copy engine move
 UNALIGNED = {1: 96e12, 2: 245e12, 4: 262e12}     # operations a second of the vendor's products of other rows, by the power of two that divides the
                         # extents, where the rate is 700e12: products of 4096 x 1024 x 50257 in 4.40 ms forward, 3.06 and 2.88 backward, 0.58, 0.53

@@ -8,7 +8,6 @@ depth.
     inner       the depth of a contraction within the left factor, all of which is held; its result's columns are the depth
     outer       an axis around the depth that is run through instead: all of the depth is one slice, and `pieces` says how many slices a step takes
     early       what is read beside the products is read before them
-    ahead       factors along the first axis are read into registers, a step ahead
     resident    programs that make all tiles between them, one after the other; 0: a program each
     group       tiles along the first axis that are worked on together, so that what they read along the second is in the cache
 
@@ -47,11 +46,13 @@ HELD_STAGES = 3         # tiles of rows under way then: 131072 rows, 128 to 256 
 TALL = 128              # rows by eight warps where a mask is read beside the products: what lies between them stays in registers. 131072 rows, 128
                         # to 256 to 128, a ReLU's: 59 us; 66 in turned tiles, where it goes through shared memory. What is more than compared spills
 ABREAST = 2             # products with a vector that a program carries at once: each holds a tile of f32
-AHEAD = 256             # elements of a step along the depth of what is read a step ahead
-DEEP = 8192             # elements of the depth up to which it pays
+DEEP = 8192             # elements of the depth from which on weights of few bits have tiles of FEWEST rows, and more rows in TF32 tiles of 128
 STEPS = 8               # steps along the depth that a program should have at least
 FEW_SHARED = 100 << 10  # the same where a result is turned: two programs to a multiprocessor
-FILLED = 60             # columns a multiprocessor from which on tiles of 64 leave few without one
+FILLED = 32             # columns a multiprocessor, more of which tiles of 64 need not share the depth of
+SPREAD = 24             # the same of tiles of 32, for several products with more than 32 rows: a gate of two, 64 rows, 4096 to 4096 25.5 us by 64
+                        # columns, whose programs share the depth, 21.7; 2048 to 3584 14.9, 12.5; 1024 to 4096 8.9, 8.4; 11008 to 4096 54.1, 51.0; but
+                        # 4096 to 2560 17.9, 20.6
 SLICES = 4              # that a step takes, a warp each
 PACKED = 256            # elements of a slice of what is unpacked
 UNPACKED = 256          # bytes of one of what is not
@@ -67,11 +68,10 @@ class MatmulSchedule(TileSchedule):
     resident: int = 0
     outer: Axis | None = None
     early: bool = False
-    ahead: bool = False
 
     def __str__(self) -> str:
         parts = {f"group({self.group})": self.group > 1, f"share(depth / {self.programs})": self.programs > 1,
-                 f"resident({self.resident})": self.resident > 0, "early": self.early, "ahead": self.ahead}
+                 f"resident({self.resident})": self.resident > 0, "early": self.early}
         return " ".join((f"contraction {super().__str__()}", *(text for text, shown in parts.items() if shown)))
 
 
@@ -88,7 +88,7 @@ def choose(b: Body, hints: Hints, target, alone: bool = True) -> tuple[Body, Mat
         return None
     if sums_beside(b):
         made = _choose(b, found, hints, target, alone)
-        return (b, made) if made is not None and not made.ahead else None
+        return (b, made) if made is not None else None
     if not multiplied(found[0]):
         if target.ordered or len(found) > ABREAST:
             return None
@@ -117,9 +117,6 @@ def _choose(b: Body, found: list[Contraction], hints: Hints, target, alone: bool
     result = next(s.address for s in b.stores if s.axes == b.parallel)
     few, many = sorted((rows, columns), key=lambda a: (hints(a.extent), result.coefficient(a) != 1))
     turned = hints(few.extent) <= TURNED
-    if _wide(many, few, c, len(found), b, hints, target):
-        sizes = {many: 64, few: max(SIDE, power(hints(few.extent))), c.depth: AHEAD}
-        return _schedule(b, c, sizes, hints, stages=1, early=True, ahead=True)
     cut = _tiles_of_slices if c.outer else _tiles
     sizes = _few_rows(many, few, c, hints, target, alone, len(found)) if turned else cut(rows, columns, c, hints)
     first, second = list(sizes)[:2]
@@ -132,16 +129,6 @@ def _choose(b: Body, found: list[Contraction], hints: Hints, target, alone: bool
     shared = SHARED if not turned or alone and tiles * shares <= target.threads else FEW_SHARED
     return _schedule(b, c, sizes, hints, programs=shares, group=1 if turned else GROUP, warps=_warps(sizes, c), early=turned,
                      stages=_stages(sizes, found, shared, turned), once=turned and _read_once(b, found, many, few))
-
-
-def _wide(many: Axis, few: Axis, c: Contraction, products: int, b: Body, hints: Hints, target) -> bool:
-    """Are there columns for tiles of 64 on every multiprocessor, and weights that registers take as they are, in whole steps, not too many? They
-    leave the cache first then. 4 rows, 4096 to 14336: 33.9 us, 37.2 by the pipeline, 39.9 the vendor's; 14336 to 11008 106.8, 86.1, 91.5; but two
-    such products, in half the steps, 64, 62."""
-    plain = not c.digits and not c.outer and hints(few.extent) <= SIDE and products == 1 and _width(c, many) == 2
-    depth = c.depth.extent.constant
-    whole = depth is not None and 0 < depth <= DEEP and depth % AHEAD == 0
-    return plain and whole and not b.parallel - {many, few} and hints(many.extent) >= 64 * target.threads
 
 
 def _read_once(b: Body, found: list[Contraction], many: Axis, few: Axis) -> bool:
@@ -160,11 +147,12 @@ def tile_of_rows(many: Axis, few: Axis, c: Contraction, hints: Hints, target) ->
 
 
 def _few_rows(many: Axis, few: Axis, c: Contraction, hints: Hints, target, alone: bool, products: int) -> dict[Axis, int]:
-    """Narrow tiles of the many, so that there are programs for all of the machine, in steps of 512 bytes along what is read of them: 16 by 16 by 256
-    of bf16 and by 512 of int8 were the best, or near it, of ten shapes at three sizes, and of 35 tiles at 4096 to 4096. More columns than three such
-    tiles a multiprocessor: 32. Tiles of 64 by steps of 64 where those fill the machine, by 128 where it has one each: 2 rows of bf16, 14336 to 14336,
-    104.0 us, 119.8 by 16, 117.3 a step ahead, 113.3 the vendor's; 32 rows, 1024 to 14336, 12.5, 17.2, the vendor's 14.9; 16 rows, 8192 to 8192, by
-    64, 32 and 16 columns 40.8, 42.5, 47.7."""
+    """Tiles of 64 of the many where there is one for every second multiprocessor or more; else narrow ones, so that there are programs for all of the
+    machine, in steps of 512 bytes along what is read of them: 16 by 16 by 256 of bf16 and by 512 of int8 were the best, or near it, of ten shapes at
+    three sizes, and of 35 tiles at 4096 to 4096. 16 rows of bf16 behind 4096, us, by 16 and 64 columns: 4352 14.0, 13.3; 5120 15.2, 14.3; 7680 20.5
+    (by 32), 19.4; 8192 by 64, 32 and 16 36.8, 39.1, 43.2; 32 rows, 4608 20.6, 13.8; 6144 22.0, 16.8; 16 rows of a gate of two, 5120 30.9, 25.3. Those
+    of 64 by steps of 128; by 64 where each multiprocessor has one: 16 rows, 4096 to 11008 26.2, 26.6, 32 rows 27.7, 29.8; but of several products up
+    to 16 rows by 128: a gate, 4096 to 11008, 16 rows 52.4 by 64, 48.9; 5120 to 13824, 4 rows 78.3, 75.0; 32 rows 53.4, 58.3."""
     columns, processors = hints(many.extent), target.threads
     rows = tile_of_rows(many, few, c, hints, target) if alone and products == 1 else max(SIDE, power(hints(few.extent)))
     if c.outer:
@@ -175,12 +163,12 @@ def _few_rows(many: Axis, few: Axis, c: Contraction, hints: Hints, target, alone
         return {many: side, few: rows, c.depth: whole, c.outer[0]: min(slices, power(hints(c.outer[0].extent)))}
     if product_type(c) is F32 and (found := _few_in_tf32(rows, columns, hints(c.depth.extent), processors, products) if alone else (32, UNSHARED)):
         return {many: _side(many, found[0], hints), few: rows, c.depth: _side(c.depth, found[1], hints)}
-    if not c.digits and _width(c, many) > 1 and columns >= (FILLED if alone else 64) * processors:
-        return {many: 64, few: rows, c.depth: _side(c.depth, 64 if columns > 64 * processors or products > 1 else 128, hints)}
+    if not c.digits and _width(c, many) > 1 and columns > (FILLED if alone else 64) * processors:
+        long = columns <= 64 * processors or products > 1 and rows <= SIDE
+        return {many: 64, few: rows, c.depth: _side(c.depth, 128 if long else 64, hints)}
     if rows > LITTLE:
-        return {many: _side(many, 64, hints), few: rows, c.depth: _side(c.depth, 128, hints)}
-    if not c.digits and _width(c, many) == 2 and alone and products == 1 and columns > 3 * SIDE * processors:
-        return {many: 32, few: rows, c.depth: _side(c.depth, STEP // 2, hints)}
+        side = 32 if alone and products > 1 and columns > SPREAD * processors else 64
+        return {many: _side(many, side, hints), few: rows, c.depth: _side(c.depth, 128, hints)}
     return {many: SIDE, few: rows, c.depth: _side(c.depth, STEP // _width(c, many) // (4 if c.digits else 1), hints)}
 
 
@@ -318,7 +306,7 @@ def _vector(b: Body, c: Contraction, hints: Hints) -> VectorSchedule | None:
 
 def _schedule(b: Body, c: Contraction, sizes: dict[Axis, int], hints: Hints, stages: int, inner: Axis | None = None, programs: int = 1,
               group: int = 1, resident: int = 0, warps: int = 4, early: bool = False, blocks: int = 1,
-              ahead: bool = False, once: bool = False) -> MatmulSchedule:
+              once: bool = False) -> MatmulSchedule:
     first, second, depth, *outer = sizes
     walked = outer[0] if outer else depth
     others = tuple(sorted(b.parallel - {first, second}, key=b.axes.index))
@@ -330,7 +318,7 @@ def _schedule(b: Body, c: Contraction, sizes: dict[Axis, int], hints: Hints, sta
     looped = frozenset(() if blocks > 1 else (walked,))
     return MatmulSchedule(order, (first, second), each_once, looped, (), programs, exact, warps, stages, wide=wide(b, hints),
                           unrolled=frozenset(c.digits), depth=depth, group=group, inner=inner, resident=resident,
-                          outer=outer[0] if outer else None, early=early, ahead=ahead, once=ahead or once)
+                          outer=outer[0] if outer else None, early=early, once=once)
 
 
 def _stages(sizes: dict[Axis, int], found: list[Contraction], shared: int, turned: bool) -> int:
