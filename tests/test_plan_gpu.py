@@ -115,6 +115,12 @@ def test_how_many_programs_share_rows_whose_column_sums_they_carry(columns, sums
     assert carrying(columns, sums, read, aligned, LARGE) == programs
 
 
+@pytest.mark.parametrize("columns, sums, read, programs", [(65536, 2, 12, 8), (81920, 1, 12, 8), (81928, 1, 12, 0), (65544, 2, 12, 0)])
+def test_a_program_carries_somewhat_more_of_rows_of_32_bits_where_no_fewer_would_do(columns, sums, read, programs):
+    assert carrying(columns, sums, read, True, LARGE, narrowest=4) == programs
+    assert carrying(columns, sums, read, True, LARGE, narrowest=2) == 0
+
+
 @pytest.mark.parametrize("rows, columns, programs", [(1000, 30011, 8), (4096, 16383, 8), (512, 30011, 0), (4096, 10001, 0)])
 def test_many_rows_of_32_bits_that_begin_anywhere_are_shared(rows, columns, programs):
     """Read element by element by more than two; not where one program could carry all, or few rows are left to each cluster."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import pytest
 
-from tokamak.codegen.stages import schedule_plan
+from tokamak.codegen.stages import lower_plan, render_plan, schedule_plan
 from tokamak.fuse.plan import plan
 from tokamak.fuse.widen import widened
 from tokamak.ir.graph import Compute
@@ -96,7 +96,8 @@ def first(text: str, type: str, rows: int, columns: int) -> str:
     (8192, 128, "f16", "i0:8, i1:128) warps(4)"), (32768, 128, "f16", "i0:8, i1:128) warps(2)"), (8192, 256, "f16", "i0:4, i1:256) warps(2)"),
     (8192, 512, "f16", "i0:2, i1:512) warps(1)"), (8192, 64, "f16", "i0:64, i1:64) warps(4)"), (32768, 31, "f16", "i0:16, i1:32?) warps(4)"),
     (32768, 65, "f16", "i0:8, i1:64+1) warps(1)"),
-    (32768, 33, "f16", "i0:16, i1:32+1) warps(1)")])
+    (32768, 33, "f16", "i0:16, i1:32+1) warps(1)"), (4096, 512, "f32", "i1:512) warps(1)"), (4096, 128, "f32", "i0:4, i1:128) warps(1)"),
+    (65536, 512, "f32", "i0:2, i1:512) warps(1)")])
 def test_rows_that_are_held(rows, columns, type, found):
     assert first(SOFTMAX, type, rows, columns).startswith(f"tile({found}")
 
@@ -159,16 +160,19 @@ def test_columns_of_few_rows(rows, columns, type, found):
     assert first(DOWN, type, rows, columns).startswith(f"tile({found}")
 
 
-@pytest.mark.parametrize("rows, columns, found", [(257, 511, "i1:64?, i2:64?) looped(i1) warps(16)"), (96, 512, "i1:16, i2:64) looped(i1) warps(1)"),
-                                                  (33, 8191, "i1:64?, i2:64?) looped(i1) warps(16)")])
-def test_columns_of_many_matrices(rows, columns, found):
-    """Each of few columns: what was measured on one long line does not hold for them."""
+@pytest.mark.parametrize("rows, columns, type, found", [
+    (257, 511, "f16", "i1:32?, i2:64?) looped(i1) warps(8)"), (96, 512, "f16", "i1:16, i2:64) looped(i1) warps(1)"),
+    (33, 8191, "f16", "i1:32?, i2:64?) looped(i1) warps(8)"), (257, 511, "f32", "i1:32?, i2:64?) looped(i1) warps(8)"),
+    (375, 511, "f32", "i1:64?, i2:64?) looped(i1) warps(16)")])
+def test_columns_of_many_matrices(rows, columns, type, found):
+    """Each of few columns: what was measured on one long line does not hold for them. Shorter tiles where they begin anywhere, of 32 bits where
+    longer ones have many idle lanes."""
     text = """graph middle {{
   input %x: {type}[512, {rows}, {columns}]({size}, {columns}, 1)
   %total: f32[512, {columns}]({columns}, 1) for i2<{rows} = sum[i2](f32(%x[i0, i2, i1]))
   return %total
 }}"""
-    assert first(text.replace("{size}", str(rows * columns)), "f16", rows, columns).startswith(f"tile({found}")
+    assert first(text.replace("{size}", str(rows * columns)), type, rows, columns).startswith(f"tile({found}")
 
 
 @pytest.mark.parametrize("rows, columns, part", [
@@ -282,3 +286,63 @@ def test_pointwise_tiles_beside_values_of_the_columns(inverse, found):
     graph = parse_graph(NORMED.format(rows=100352, inverse=inverse))
     (_, schedule), = schedule_plan(plan(graph, LARGE), LARGE).bodies.values()
     assert str(schedule).startswith(f"tile({found}")
+
+
+@pytest.mark.parametrize("rows, columns, values, found", [
+    (132, 96, "%x[i1, i0]", "i0:256?, i1:4) warps(4)"), (132, 96, "%x[i1, i0], %y[i1, i0], %z[i1, i0]", "i0:256?, i1:4) warps(4)"),
+    (32, 8192, "%x[i1, i0], %y[i1, i0], %z[i1, i0]", "i0:32, i1:64) warps(8)")])
+def test_few_columns_of_several_values(rows, columns, values, found):
+    """Partial results, mostly: few columns to a program, all rows at once where registers hold them."""
+    folded = f"moments[i1]({values})" if "%z" in values else f"sum[i1](mul({values}, %y[i1, i0]))"
+    graph = parse_graph(f"""graph late {{{{
+  input %x: f32[{rows}, {columns}]({columns}, 1)
+  input %y: f32[{rows}, {columns}]({columns}, 1)
+  input %z: f32[{rows}, {columns}]({columns}, 1)
+  %total: f32[{columns}](1) for i1<{rows} = {folded}
+  return %total
+}}}}""".replace("{{", "{").replace("}}", "}"))
+    assert str(next(iter(schedule_plan(plan(graph, LARGE), LARGE).bodies.values()))[1]).startswith(f"tile({found}")
+
+
+@pytest.mark.parametrize("rows, columns, found", [(1024, 8, "i0:32, i1:8) warps(1)"), (65536, 8, "i0:512, i1:8) warps(4)")])
+def test_few_short_rows_are_shared_out(rows, columns, found):
+    assert first(ALONG, "f32", rows, columns).startswith(f"tile({found}")
+
+
+def both(text: str, type: str, rows: int, columns: int) -> list[str]:
+    """The schedules of the kernels of a graph, at these sizes."""
+    scheduled = schedule_plan(plan(parse_graph(text.format(type=type, rows=rows, columns=columns)), LARGE), LARGE)
+    return [str(scheduled.bodies[step][1]) for step in scheduled.plan.steps if step in scheduled.bodies]
+
+
+WALKED = """graph walked {{
+  input %x: {type}[{rows}, {columns}]({columns}, 1)
+  input %dy: {type}[{rows}, {columns}]({columns}, 1)
+  %one: f32[{rows}](1) for i1<{columns} = sum[i1](mul(f32(%dy[i0, i1]), f32(%x[i0, i1])))
+  %two: f32[{rows}](1) for i1<{columns} = sum[i1](f32(%dy[i0, i1]))
+  %columns: f32[{columns}](1) for i1<{rows} = sum[i1](mul(f32(%dy[i1, i0]), f32(%x[i1, i0])))
+  %dx: {type}[{rows}, {columns}]({columns}, 1) = {type}(sub(sub(f32(%dy[i0, i1]), %two[i0]), mul(f32(%x[i0, i1]), %one[i0])))
+  return %columns, %dx
+}}"""
+
+
+@pytest.mark.parametrize("rows, columns, type, found", [(256, 262144, "f16", True), (64, 262144, "f32", True), (32, 131072, "f32", False)])
+def test_rows_that_are_walked_down_next_are_summed_last_to_first(rows, columns, type, found):
+    """Where more is read than stays in the cache: a block of a row to a program."""
+    first, second = both(WALKED, type, rows, columns)
+    assert first.endswith("descending") == found and " descending" not in second
+    assert not found or f"split(i1 / {columns // 4096}) by_thread" in first
+
+
+def test_what_a_small_kernel_reads_is_asked_for_first():
+    """Of three values that a second kernel folds, no load waits for what is written of another."""
+    graph = parse_graph("""graph late {
+  input %x: f32[132, 96](96, 1)
+  input %y: f32[132, 96](96, 1)
+  %one: f32[96](1) for i1<132 = sum[i1](%x[i1, i0])
+  %two: f32[96](1) for i1<132 = sum[i1](mul(%x[i1, i0], %y[i1, i0]))
+  return %one, %two
+}""")
+    (built,) = render_plan(lower_plan(schedule_plan(plan(graph, LARGE), LARGE), LARGE)).values()
+    text = built.parts[-1].unit.text
+    assert text.count("tl.load(") == 2 and text.rindex("tl.load(") < text.index("tl.sum(")

@@ -83,6 +83,8 @@ def schedule_plan(plan: Plan, target, table: Table = _NONE) -> Scheduled:
             bodies[g] = made if target.kind != "gpu" else (made[0], tile_sequence.after(made, before, hints))
             if getattr(bodies[g][1], "backward", False):
                 bodies[last] = before[0], tile_sequence.leaving(before, hints)
+            elif target.kind == "gpu" and (found := tile_sequence.rows_last(made, before, hints)) is not None:
+                bodies[last] = before[0], found
         if made is None or target.kind != "gpu" or not tile_sequence.small(made[0], hints):
             before, last = made, g
     return Scheduled(plan, bodies, copies)

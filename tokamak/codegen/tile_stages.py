@@ -34,6 +34,7 @@ class StagedLowering(TileLowering):
     swaps = 0
     room = 0                        # bytes in which numbers of several rows are exchanged
     stages: "list | tuple" = ()
+    beside: "list | tuple" = ()
 
     @property
     def row(self) -> frozenset:
@@ -56,18 +57,21 @@ class StagedLowering(TileLowering):
         self.lanes_of = self.assign(self.program, f"tl.arange(0, {power(self.s.sharers)})", "i")
         return self.assign(self.program, f"{number} // {self.s.sharers}", "b"), as_index(self.s.sharers)
 
-    def _begin(self, a: Axis, start: int) -> str:
+    def _begin(self, a: Axis, start: int, size: int) -> str:
+        """Programs take pieces of rows side by side in turn, so that those of a cluster read what lies together: EvoNorm of 32 x 256 x 56 x 56 in
+        NHWC in bf16 41.2 us, 43.8, GroupNorm backward 65.8, 67.2."""
         if a is not self.s.staged or self.s.sharers == 1:
-            return super()._begin(a, start)
-        return f"{self.member} * {self._share()}" + (f" + {start}" if start else "")
+            return super()._begin(a, start, size)
+        each, before = (size, start * self.s.sharers) if self.side else (self._share(), start)
+        return f"{self.member} * {each}" + (f" + {before}" if before else "")
 
     def _share(self) -> int:
         """Elements of a row to one program."""
         sizes = self.s.sizes(self.s.staged)
         return sum(sizes if self.s.shift is None else sizes[:-1])
 
-    def _behind(self, a: Axis) -> int:
-        return (self.s.sharers - 1) * self._share() if a is self.s.staged else 0
+    def _behind(self, a: Axis, start: int, size: int) -> int:
+        return (self.s.sharers - 1) * (start + size if self.side else self._share()) if a is self.s.staged else 0
 
     def _outermost(self, before: str, behind: str) -> tuple[str, str]:
         if self.s.sharers == 1:
@@ -91,6 +95,8 @@ class StagedLowering(TileLowering):
         roots = [s.expr for s in stores] + [s.guard for s in stores if s.guard is not None] + [x for e in crossing for x in e.args]
         roots += [x.expr for s in stores for x in all_atoms(s.address) if isinstance(x, Fetch)]
         folds = {(e.monoid, e.over, e.args): e for e in walk(*roots) if isinstance(e, Reduce) and self.row & set(e.over)}
+        self.beside = [x for x in walk(*(s.expr for s in stores)) if isinstance(x, Load) and self.s.staged not in x.free and x.guard is None
+                       and not any(isinstance(a, Fetch) for i in x.index for a in i.atoms())]
         before = lambda exprs: max(map(self._folded, exprs), default=0)
         last = max([1 + before(e.args) for e in folds.values()] + [before((s.expr,)) for s in stores] + [before(e.args) for e in crossing], default=0)
         self.scope = self.stage = outer
@@ -103,8 +109,7 @@ class StagedLowering(TileLowering):
             self._store_all(self.stage, [s for s in stores if before((s.expr,)) == n])
             if parts:
                 whole = self._exchange(parts)
-                self.scope = self.stage = Scope(outer.lines, outer.open, self.stage)
-                self.stages.append(self.stage)
+                self._next_stage()
                 for (e, choice), values in whole:
                     self.piece.update(choice)
                     self._remember(self.stage, e, values)
@@ -264,7 +269,30 @@ class StagedLowering(TileLowering):
 
     def _held_fold(self, e: Reduce) -> tuple[Value, ...]:
         """Piece after piece, so that one of them is there in the width it is computed in; all that is read is asked for first."""
-        pieces: dict = {}               # length -> the choices of pieces that have it
+        pieces = self._asked_for(e)
+        if self.side and self.s.sharers > 1:
+            self._ask_beside()
+        if e.monoid == "moments" and folds_elements(e) and self.s.sharers > 1 and self.side:
+            return self._held_moments(e, pieces)
+        saved = dict(self.piece)
+        folded = self._folded_elements if folds_elements(e) else self._folded_lanes
+        parts = {sizes: folded(e, choices) for sizes, choices in pieces.items()}
+        self.piece.update(saved)
+        return self._lanes(self.scope, e, parts)
+
+    def _ask_beside(self) -> None:
+        """Asks for what is read beside the rows, which would be waited for else once the programs have told each other what they fold: GroupNorm
+        backward of 32 x 256 x 56 x 56 from NHWC in bf16 67.5 us, 71."""
+        for load in self.beside:
+            for choice in self._choices([a for a in self.held if a in load.free]):
+                self.piece.update(choice)
+                self.emit(load)
+        self._first_pieces()
+        self.beside = ()
+
+    def _asked_for(self, e: Reduce) -> dict:
+        """Length -> the choices of pieces that have it, once all that `e` reads of them is asked for."""
+        pieces: dict = {}
         for choice in self._choices([a for a in self.held if a in e.over]):
             pieces.setdefault(tuple(self.s.sizes(a)[n] for a, n in choice.items()), []).append(choice)
         saved = dict(self.piece)
@@ -274,10 +302,48 @@ class StagedLowering(TileLowering):
                 for load in walk(x):
                     if isinstance(load, Load) and self.row & load.free and load.guard is None:
                         self.emit(load)
-        folded = self._folded_elements if folds_elements(e) else self._folded_lanes
-        parts = {sizes: folded(e, choices) for sizes, choices in pieces.items()}
         self.piece.update(saved)
-        return self._lanes(self.scope, e, parts)
+        return pieces
+
+    def _held_moments(self, e: Reduce, pieces: dict) -> tuple[Value, ...]:
+        """The moments of what this program holds, by two sums: the second of squared differences from its own mean, behind which what was read is
+        widened again. Other programs' are exchanged at once then."""
+        total, saved = Reduce("sum", e.over, e.args[:1]), dict(self.piece)
+        first, = self._lanes(self.scope, total, {sizes: self._folded_lanes(total, choices) for sizes, choices in pieces.items()})
+        count = self._counted(e)
+        mean = self.assign(self.scope, f"{first.var} / tl.maximum({count}, 1.0)")
+        self._next_stage()
+        parts: dict = {}
+        for sizes, choices in pieces.items():
+            for choice in choices:
+                self.piece.update(choice)
+                x = self.emit(e.args[0])
+                away = replace(x, var=self.assign(self.scope, f"({x.var} - {mean})"), dims=x.dims | first.dims, block=True)
+                away = self._masked(self.scope, away, self._type(e, 1), e, 1).var
+                square = (self.assign(self.scope, f"({away} * {away})"),)
+                parts[sizes] = self._combined(self.scope, total, parts[sizes], square) if sizes in parts else square
+        self.piece.update(saved)
+        second, = self._lanes(self.scope, total, parts)
+        weight = replace(first, var=self.assign(self.scope, f"tl.zeros_like({first.var}) + {count}"), scope=self.scope)
+        return replace(first, scope=self.scope), second, weight
+
+    def _counted(self, e: Reduce) -> str:
+        """How many elements `e` folds of what this program holds, as text."""
+        a, start, whole, ragged = self.s.staged, 0, 0, []
+        inside = math.prod(sum(self.s.sizes(x)) for x in self.s.dims if x in e.over and x is not a)
+        for n, size in enumerate(self.s.sizes(a)):
+            if self.coords[a, n][1] is None:
+                whole += size * inside
+            else:
+                left = f"tl.minimum({self._number(self.extent(a))} - ({self._begin(a, start, size)}), {size})"
+                ragged.append(f"tl.maximum({left}, 0).to(tl.float32) * {float(inside)}")
+            start += size
+        return self.assign(self.scope, " + ".join([*([f"{float(whole)}"] if whole else []), *ragged])) if ragged else f"{float(whole)}"
+
+    def _next_stage(self) -> None:
+        """What was computed from the row is computed again from here on."""
+        self.scope = self.stage = Scope(self.stages[0].lines, self.stages[0].open, self.stage)
+        self.stages.append(self.stage)
 
     def _folded_lanes(self, e: Reduce, choices: list) -> tuple:
         """The pieces `choices`, of one length, folded lane by lane."""

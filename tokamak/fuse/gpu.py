@@ -34,6 +34,9 @@ CARRIED_BYTES = 256 << 10       # bytes of both that one program holds, the regi
 SHARED_COLUMNS = 16384  # columns of that share at most: RMSNorm backward over 25600 by two programs 73%, 65 by one; fewer than WORDS beside them, of
                         # rows that begin anywhere, do not count
 WORDS = 8               # elements of 16 bits in the longest access
+SHARED_WIDE = 160 << 10         # the same of rows of 32 bits where no cluster holds them with less: f32 LayerNorm backward of 64 rows of 65536, 96 of
+                                # 57344 and 300 of 61440 24 us, 29 and 70, RMSNorm of 128 of 81920 43.5, of 64 of 73728 25; 29, 36, 118, 60 and 31 in
+                                # two kernels. Of 16 bits, with twice the columns, they spill: LayerNorm of 64 of 131072 52 us, 32.5 in two
 FEW_SHARERS = 2         # programs at most that share rows which begin anywhere, or which one could hold: bf16 LayerNorm backward over 16385 columns
                         # 59%, 58 by four, 43 in two kernels; over 65537 by eight 28, 43 in two; RMSNorm over 16385 68, 54 by one; over 25600 by four
                         # 56, 64 by one. Where more share, twice as many: one of a multiprocessor works while the other waits. LayerNorm over 25600
@@ -97,7 +100,10 @@ def busy(group: Group, r: Roles, v, hints: Hints, target) -> bool:
     programs = parallelism(r, v, hints) * max(1, sharing)
     work = max(hints.count(m.free | m.bound) for m in group.members)
     enough = FILL * (NEARLY if _sums_long_rows(group, r, v, hints) else 1)
-    return programs >= enough * target.threads or work <= SHORT * programs or sharing > 0 and 4 * programs >= 3 * target.threads
+    if programs >= enough * target.threads or work <= SHORT * programs or sharing > 0 and 4 * programs >= 3 * target.threads:
+        return True
+    beside = _beside(group, r, hints, target)
+    return beside is not None and programs * beside[3] // beside[2] >= enough * target.threads
 
 
 def _sums_long_rows(group: Group, r: Roles, v, hints: Hints) -> bool:
@@ -191,12 +197,15 @@ def carried_alone(columns: int, sums: int, read: int) -> bool:
     return columns * sums <= CARRIED and columns * (4 * sums + read) <= CARRIED_BYTES
 
 
-def carrying(columns: int, sums: int, read: int, aligned: bool, target, wide: bool = False) -> int:
+def carrying(columns: int, sums: int, read: int, aligned: bool, target, wide: bool = False, narrowest: int = 2) -> int:
     """How many programs of a cluster share rows of so many columns, of each of which they carry `sums` partial results and hold `read` bytes; 0 where
-    that is too much. Rows that are not `aligned` begin anywhere; those that are `wide` are read as quickly element by element."""
+    that is too much. Rows that are not `aligned` begin anywhere; those that are `wide` are read as quickly element by element. `narrowest`: bytes of
+    the narrowest of what is read."""
     if target.ordered or target.arch[:1] != ("cuda",):
         return 0
-    count = 1 << (max(-(-columns * (4 * sums + read) // SHARED_CARRIED), -(-(columns // WORDS * WORDS) // SHARED_COLUMNS)) - 1).bit_length()
+    whole = columns * (4 * sums + read)
+    share = SHARED_WIDE if narrowest >= 4 and target.cluster * SHARED_CARRIED < whole <= target.cluster * SHARED_WIDE else SHARED_CARRIED
+    count = 1 << (max(-(-whole // share), -(-(columns // WORDS * WORDS) // SHARED_COLUMNS)) - 1).bit_length()
     alone = carried_alone(columns, sums, read)
     share = -(-(columns // WORDS * WORDS) // count)
     if (alone or not (aligned or wide)) and count > FEW_SHARERS or alone and share * 4 <= 3 << (share - 1).bit_length():
@@ -229,7 +238,7 @@ def _sharing_carried(group: Group, r: Roles, rows: frozenset, hints: Hints, targ
         return 0
     read = _held(group, v)
     wide = many_wide(min(read, default=4), hints.count(r.parallel), target)
-    count = carrying(hints.count(rows), len(r.accumulating), sum(read), hints.divides(WORDS, v.extent), target, wide)
+    count = carrying(hints.count(rows), len(r.accumulating), sum(read), hints.divides(WORDS, v.extent), target, wide, min(read, default=4))
     return count if count > 1 else 0
 
 
@@ -312,17 +321,22 @@ def side_by_side(group: Group, r: Roles, hints: Hints, target) -> bool:
     """Do the programs of clusters hold side by side what `group` reads of its rows, short pieces of lines among them, and needs again? Not where a
     heavy function is computed again for each of many sums of channels: EvoNorm backward of 32 x 256 x 56 x 56 in NHWC, five, in f32 229 us, 157 in
     five kernels, in bf16 178 and 102."""
+    return _beside(group, r, hints, target) is not None
+
+
+def _beside(group: Group, r: Roles, hints: Hints, target) -> tuple | None:
+    """How they do (`lines.abreast`)."""
     rows = frozenset(a for m in group.members for a in m.free | m.bound) - r.parallel
     if r.accumulating or not any(rows <= m.free and not m.bound for m in group.members):
-        return False
+        return None
     folds = [e for m in group.members for e in walk(*m.roots()) if isinstance(e, (Reduce, Scan))]
-    if any(isinstance(e, Scan) or e.monoid in CARRIERS for e in folds):
-        return False
+    if any(isinstance(e, Scan) or e.monoid in CARRIERS and e.monoid != "moments" for e in folds):
+        return None
     if len({m.node for m in group.members if m.bound & rows and m.bound < rows}) > NESTED and _heavy_along(group, rows):
-        return False
+        return None
     inside = set(group.nodes())
     read = [e for m in group.members for e in m.loads if e.node not in inside]
-    return abreast(read, rows, hints, target, MOST_BESIDE) is not None
+    return abreast(read, rows, hints, target, MOST_BESIDE)
 
 
 def _nested(group: Group, rows: frozenset) -> bool:
@@ -457,6 +471,17 @@ def _apart(a: Group, b: Group) -> bool:
     return not any(n in x.reads for x, y in ((a, b), (b, a)) for n in y.nodes())
 
 
+def _small_fold(a: Group, b: Group, joined: Group, hints: Hints) -> bool:
+    """Does one of two groups fold little, along axes that a large matrix has of which the other folds nothing?"""
+    most = lambda g: max(hints.count(m.free | m.bound) for m in g.members)
+    few, many, small, large = most(a), most(b), set(a.nodes()), set(b.nodes())
+    if few > many:
+        few, many, small, large = many, few, large, small
+    bound = frozenset().union(*(m.bound for m in joined.members if m.node in small))
+    return many >= MATRIX and few <= LITTLE * many and all(not m.bound for m in joined.members if m.node in large) \
+        and any(bound & m.free for m in joined.members if m.node in large)
+
+
 def _little_beside(a: Group, b: Group, joined: Group, hints: Hints) -> bool:
     """Do two groups, each as short as a launch, fold different axes, and make nothing that the other reads?"""
     little = max(hints.count(m.free | m.bound) for m in joined.members) <= SHORT
@@ -478,6 +503,8 @@ def unprofitable(a: Group, b: Group, joined: Group, r: Roles, before: tuple[Role
         return Reason("no_saving", "unprofitable", "a fold of what another gives, which stand apart so that it can be read beside others")
     if saved < LITTLE and r.accumulating and not any(x.accumulating for x in before) and _apart(a, b):
         return Reason("no_saving", "unprofitable", "a fold would be left across programs for the little that both read")
+    if saved < LITTLE and _small_fold(a, b, joined, hints):
+        return Reason("no_saving", "unprofitable", "a small fold would shape the kernel of much that needs none")
     fewest = min(target.threads, *(hints.count(x.parallel) for x in before))
     if _little_beside(a, b, joined, hints) and hints.count(r.parallel) < fewest:
         return Reason("no_parallelism", "unprofitable", f"{hints.count(r.parallel)} programs of two small kernels that need nothing of each other")

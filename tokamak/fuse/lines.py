@@ -18,7 +18,8 @@ from ..ir.graph import Compute, Graph, Input, fold, reads, readers_of
 from ..ir.index import Axis, as_index, axis
 from ..ir.ops import CARRIERS
 from ..ir.rewrite import GraphRewrite
-from .cost import Hints, estimates, is_heavy
+from .cost import Hints, estimates, is_heavy, pinned_nodes
+from .factors import factored, product
 
 LINE = 128              # bytes of memory that are fetched together: of longer pieces nothing is gained
 HELD = 32768            # elements of a group that one program holds
@@ -65,7 +66,7 @@ def abreast(read, over, hints: Hints, target, most: int = 1) -> tuple[Axis, Axis
     """(the contiguous axis of the pieces, the axis of groups, how many side by side make whole lines, how many programs of a cluster share them)
     where one of the loads `read` is of short pieces of lines, at most so many are along all axes `over`, and programs hold all that is folded of
     them; else None. With the incoming gradient beside it EvoNorm backward in bf16 takes 159 us, 134 by columns."""
-    c = piece([e for e in read if not _in_runs(e, over, hints)], over, hints)
+    c = _pieces(read, over, hints)
     whole = {(e.node, e.index): e for e in read if set(over) <= e.offset().axes()}.values()
     e = next((e for e in whole if c is not None and e.offset().coefficient(c) == 1), None)
     if e is None or len(whole) > most or target.ordered or target.arch[:1] != ("cuda",) or any(hints.exactly(a.extent) is None for a in over):
@@ -86,6 +87,11 @@ def abreast(read, over, hints: Hints, target, most: int = 1) -> tuple[Axis, Axis
             return c, g, count, sharers
         count //= 2
     return None
+
+
+def _pieces(read, over, hints: Hints) -> Axis | None:
+    """`piece` of those of `read` that do not read whole lines along other axes."""
+    return piece([e for e in read if not _in_runs(e, over, hints)], over, hints)
 
 
 def _in_runs(e: Load, over, hints: Hints) -> bool:
@@ -147,7 +153,7 @@ def pays(n: Compute, part: Reduce, readers: dict, hints: Hints, target) -> bool:
     32 x 256 x 56 x 56 bf16 46%, 28 by programs that hold a group, in f32 backward 29, 22; where little is, GroupNorm 44, 53 by programs that hold a
     group."""
     read = loads(*part.args)
-    if part.monoid not in MONOIDS or piece(read, part.over, hints) is None or held(n, part, readers, hints, target):
+    if part.monoid not in MONOIDS or _pieces(read, part.over, hints) is None or held(n, part, readers, hints, target):
         return False
     return hints.count(part.over) > HELD or _heavy(_beside([e.node for e in read], readers, hints))
 
@@ -185,9 +191,12 @@ def whole_lines(graph: Graph, target) -> Graph:
              and pays(n, part, readers, hints, target)}
     if not whole:
         return graph
-    found = _changed(graph, lambda n, _, parts: columns_first(n, hints, parts), whole)
+    stored = lambda graph: pinned_nodes(graph) if target.fast else None
+    pinned = stored(graph)
+    found = _changed(graph, lambda n, _, parts: columns_first(n, hints, parts, pinned), whole)
     done = {x for n in found.nodes if isinstance(n, Compute) for x in of_columns(n, hints)}
-    return _changed(found, lambda n, _, parts: rows_first(n, done, hints, parts), set(found.nodes))
+    pinned = stored(found)
+    return _changed(found, lambda n, _, parts: rows_first(n, done, hints, parts, pinned), set(found.nodes))
 
 
 def runs_in_common(graph: Graph, hints: Hints, target) -> dict:
@@ -276,19 +285,19 @@ class _Changes(GraphRewrite):
         made = self.make(new, node, self.parts) if node in self.which else None
         if made is None:
             return new
-        self.wholes.update((part, made) for part in reads(made))
+        self.wholes.update((part, made) for part in reads(made) if isinstance(part, Compute) and fold(part) is not None)
         return made
 
 
-def columns_first(n: Compute, hints: Hints, parts: dict) -> Compute | None:
+def columns_first(n: Compute, hints: Hints, parts: dict, pinned: frozenset | None = None) -> Compute | None:
     """`n`, a fold of pieces of lines, as a fold of what its columns give; None where it is none. `parts`: what was made for other components of
     it."""
     part = fold(n)
-    c = piece(loads(*part.args), part.over, hints)
-    return in_two(n, part, tuple(a for a in part.over if a is not c), parts) if c is not None else None
+    c = _pieces(loads(*part.args), part.over, hints)
+    return in_two(n, part, tuple(a for a in part.over if a is not c), parts, pinned=pinned) if c is not None else None
 
 
-def rows_first(n: Compute, done: set, hints: Hints, parts: dict) -> Compute | None:
+def rows_first(n: Compute, done: set, hints: Hints, parts: dict, pinned: frozenset | None = None) -> Compute | None:
     """`n`, a fold along more axes than other folds of columns, `done`, of memory laid out as what it reads, as a fold along theirs first: one kernel
     reads it for all; None where it is none."""
     part = fold(n)
@@ -299,7 +308,7 @@ def rows_first(n: Compute, done: set, hints: Hints, parts: dict) -> Compute | No
         for layout, steps in done:
             first = tuple(a for a in part.over if at.coefficient(a) in steps)
             if layout == (e.node.shape, e.node.strides) and len(first) == len(steps) < len(part.over):
-                return in_two(n, part, first, parts, leading=True)
+                return in_two(n, part, first, parts, leading=True, pinned=pinned)
     return None
 
 
@@ -318,10 +327,14 @@ def _large(part: Reduce, hints: Hints) -> list[Load]:
     return [e for e, axes in read if set(part.over) <= axes and hints.count(axes) * e.dtype.bytes >= LEAST]
 
 
-def in_two(n: Compute, part: Reduce, first: tuple[Axis, ...], parts: dict, leading: bool = False) -> Compute:
+def in_two(n: Compute, part: Reduce, first: tuple[Axis, ...], parts: dict, leading: bool = False, pinned: frozenset | None = None) -> Compute:
     """`n`, the fold `part`, as a fold along its other axes of what folds along `first` give, in whose memory those stand behind the others, or
-    `leading`."""
+    `leading`. `pinned`: values that are stored, where factors may be taken out of sums along `first`."""
     rank, rest = len(n.shape), tuple(a for a in part.over if a not in first)
+    factors: list = []
+    if pinned is not None and part.monoid == "sum" and part.args[0].dtype.is_float:
+        left, factors = factored(part.args[0], frozenset(first), pinned)
+        part = Reduce("sum", part.over, (left,))
     key = part.monoid, part.over, part.args, first, n.shape, n.device
     if key not in parts:
         many, at = len(rest), 0 if leading else rank
@@ -335,7 +348,10 @@ def in_two(n: Compute, part: Reduce, first: tuple[Axis, ...], parts: dict, leadi
         parts[key] = [Compute(shape, None, Reduce(part.monoid, over, args, k), n.device) for k in range(len(args))]
     every = tuple(Axis(rank + k, a.extent) for k, a in enumerate(rest))
     own, others = tuple(axis(d, s) for d, s in enumerate(n.shape)), tuple(map(as_index, every))
-    out: Expr = Reduce(part.monoid, every, tuple(Load(x, (*others, *own) if leading else (*own, *others)) for x in parts[key]), part.component)
+    names = {a: as_index(b) for a, b in zip(rest, every)}
+    factors = [(Rewriter(names)(x), divides) for x, divides in factors]
+    made = tuple(product(Load(x, (*others, *own) if leading else (*own, *others)), factors) for x in parts[key])
+    out: Expr = Reduce(part.monoid, every, made, part.component)
     return Compute(n.shape, n.strides, _cast(n.expr, out), n.device, n.tag)
 
 

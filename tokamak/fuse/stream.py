@@ -10,7 +10,8 @@ rows with infinities, where they are what the two folds would have given: NaN, m
 instances; nothing here knows them. Pointwise producers between the folds and their operands are looked through.
 
 It pays where no program can hold the folded elements between the two folds (`gpu.reread`), or where long rows are only folded: in pieces, more are
-under way at once.
+under way at once. Where the programs of a cluster hold them side by side they tell each other what they have folded once rather than twice: EvoNorm
+of 32 x 256 x 56 x 56 in NHWC in bf16 44.5 us, 46.3.
 """
 from __future__ import annotations
 
@@ -141,7 +142,7 @@ class _Finder:
     def _pays(self, n: Compute, part: Reduce) -> bool:
         """Would folding again what `part`, the fold of `n`, folds mean reading it again, or may it be folded in pieces?"""
         if lines.held(n, part, self.readers, self.hints, self.target):
-            return False
+            return part.monoid == "sum" and not CHAINS[0].shifts(part)
         if lines.pays(n, part, self.readers, self.hints, self.target):
             return True
         return gpu.reread(n, part, self.hints, self.target) or self.hints.count(part.over) > gpu.PASSING and self._folded_away(n)

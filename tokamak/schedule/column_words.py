@@ -50,6 +50,8 @@ LATE = 4 << 20          # bytes of 32-bit elements up to which the time is that 
 LATE_ROWS = 8192        # elements of a tile then at most: partial results of 128 programs over 127 columns 1.1 us, 3.7 in tiles of 128 x 8 by
 LATE_EACH = 16          # two warps; of 128 over 4097 1.6, 264 over 512 1.6, 512 over 2047 2.4
 LATE_WARPS = 16         # of 1584 over 768 5.1 us, 10.2 in tiles of half as many elements
+SEVERAL_EACH = 8        # of a tile of several values, of LATE bytes together: BatchNorm's partial results of 132 programs over 96 columns, three
+                        # numbers each, 2.0 us, 3.4 in tiles of 256 x 8 that take them in one after the other; of 66 over 256 2.1, 3.3
 LATE_COLUMNS = 4, 64    # columns of such a tile: the fewer, the more programs; 16 over 32768 1.5 us by 64, 2.5 by 16
 
 
@@ -69,8 +71,10 @@ def choose(b: Body, line: Axis | None, rows: list[Axis], crossed: frozenset[Axis
     """How programs fold the columns of `b`, where it only folds one contiguous value of 16 or 32 bits down one axis; None where it does something
     else, or other tiles do it as well."""
     down = next(iter((*rows, *crossed)), None)
-    if len(rows) + len(crossed) != 1 or line not in b.parallel - crossed or target.ordered or (size := _one_value(b, down, line)) not in (2, 4):
+    if len(rows) + len(crossed) != 1 or line not in b.parallel - crossed or target.ordered:
         return None
+    if (size := _one_value(b, down, line)) not in (2, 4):
+        return _several_late(b, down, line, hints, target) if not crossed else None
     others = math.prod(hints(a.extent) for a in b.parallel - crossed if a is not line)
     blocks = lambda columns: -(-hints(line.extent) // columns) * others
     touched = hints(down.extent) * hints(line.extent) * others * size
@@ -112,6 +116,23 @@ def _late(many: int, across: int, down: int, target) -> Columns:
     columns = min(max(least, min(most, _power(many // target.threads))), _power(across))
     rows = min(_power(down), LATE_ROWS // columns)
     return Columns(rows, columns, max(1, min(LATE_WARPS, rows * columns // (32 * LATE_EACH))))
+
+
+def _several_late(b: Body, down: Axis, line: Axis, hints: Hints, target) -> Columns | None:
+    """Tiles for columns of several values, or of statistics, whose few bytes are late."""
+    found = list(walk(*exprs_of(b)))
+    folds = {(e.monoid, e.over, e.args) for e in found if isinstance(e, Reduce)}
+    read = {(e.node, e.index): e for e in found if isinstance(e, Load) and down in e.axes()}.values()
+    if not folds or any(isinstance(e, Scan) for e in found) or any(down in s.axes or s.monoid is not None for s in b.stores) \
+            or any(over != (down,) for _, over, _ in folds) or any(e.dtype.bytes > 4 or e.index[0].coefficient(line) != 1 for e in read) \
+            or any(isinstance(x, Reduce) for _, _, args in folds for a in args for x in walk(a)):
+        return None
+    across = hints.count(b.parallel)
+    if sum(hints(down.extent) * across * e.dtype.bytes for e in read) > LATE:
+        return None
+    tile = _late(across, hints(line.extent), hints(down.extent), target)
+    rows = max(1, min(tile.rows, LATE_ROWS // (tile.columns * _power(len(read)))))
+    return Columns(rows, tile.columns, max(1, min(LATE_WARPS, rows * tile.columns // (32 * SEVERAL_EACH))))
 
 
 def _few_of_any(b: Body, line: Axis, down: Axis, blocks, hints: Hints, target) -> Columns | None:

@@ -18,6 +18,7 @@
     backward    the first program takes the last block: what the kernel before has read last is still in the cache
     kept        of 64 parts of what a program's loop over split axes reads, those that it reads last, which stay in the cache for the next kernel: the
                 others leave it first
+    descending  programs that share a row are neighbours of the grid, and the last rows come first: the first ones are still in the cache
     ahead       what a turn of the loop over split axes reads is read a turn ahead, into registers
     exact       tiled axes whose pieces cover the extent exactly: no mask
     registers   the most that a thread may have, so that so many programs as are meant to run at once; 0 leaves it open
@@ -77,6 +78,7 @@ class TileSchedule:
     kept: int = 0
     flat: int = 0
     ahead: bool = False
+    descending: bool = False
 
     def sizes(self, a: Axis) -> tuple[int, ...]:
         """The lengths of the pieces that cover tiled axis `a`."""
@@ -109,6 +111,7 @@ class TileSchedule:
         flags = "".join(f" {name}" for name in ("wide", "once", "backward") if getattr(self, name))
         flags += f" kept({self.kept})" if self.kept else ""
         flags += " ahead" if self.ahead else ""
+        flags += " descending" if self.descending else ""
         return " ".join((*parts, f"warps({self.warps}) stages({self.stages}){most}{flags}"))
 
 

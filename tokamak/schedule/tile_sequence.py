@@ -51,6 +51,23 @@ def _ordered(s: TileSchedule, first: TileSchedule, shared) -> tuple[Axis, ...]:
     return tuple(sorted(s.order, key=lambda a: not crossed(a)))
 
 
+def rows_last(made: tuple[Body, TileSchedule], before: tuple[Body, TileSchedule] | None, hints: Hints) -> TileSchedule | None:
+    """The schedule of `before`, whose programs share long rows that they fold, where this kernel runs down blocks of the same rows' columns, and more
+    is read than stays in the cache: rows one after the other, a block of each to a program, the last first. LayerNorm backward of 256 rows of 262144
+    bf16 169 us, 178, RMSNorm 165, 174, f32 of 64 of 262144 89, 93. None where that is not so."""
+    if before is None or not (before[1].once and before[1].by_thread and len(before[1].dims) == 1 and before[1].split == before[1].dims) \
+            or len(made[1].split) != 1 or made[1].split[0] in made[1].dims:
+        return None
+    (b, s), (line,) = before, before[1].dims
+    down, = made[1].split
+    again = {e.node: e.index[0].coefficient(down) for e in walk(*exprs_of(made[0])) if isinstance(e, Load) and down in e.index[0].axes()}
+    rows = {e.node: [e.index[0].coefficient(a) for a in e.index[0].axes() - {line}] for e in walk(*exprs_of(b))
+            if isinstance(e, Load) and line in e.index[0].axes()}
+    if not any(again.get(m) in steps for m, steps in rows.items()):
+        return None
+    return replace(s, programs=-(-hints(line.extent) // sum(s.sizes(line))), once=False, descending=True)
+
+
 def leaving(made: tuple[Body, TileSchedule], hints: Hints) -> TileSchedule:
     """The schedule of a kernel before one that runs `after` it backward: what it reads last stays in the cache."""
     b, s = made

@@ -148,6 +148,8 @@ def side_by_side(b: Body, rows: list[Axis], read: list[Load], hints: Hints, targ
     inside = tuple(1 << k for k in reversed(range(length.bit_length())) if length >> k & 1)
     most = power(32 * warps * LANES // (count * sum(inside)) + 1) // 2
     found = {shared: pieces(n, max(1, min(most, power(n)))), inner: inside}
+    if most < n and any(isinstance(e, Reduce) and e.monoid == "moments" for e in walk(*exprs_of(b))):
+        found[shared] = (most,) * -(-n // most)         # with a last one of another length Triton lays all of them out anew, and spills
     if sum(found[shared]) * sharers > IDLE * hints.exactly(shared.extent):
         return None
     return Stages(shared, sharers, found, warps, SIDE_REGISTERS, beside=(axis, count))
@@ -213,7 +215,7 @@ def carrying(b: Body, rows: list[Axis], line: Axis | None, crossed: frozenset, h
     n = hints.exactly(line.extent)
     read = {(e.node, e.index): e.dtype.bytes for e in walk(*exprs_of(b)) if isinstance(e, Load) and line in e.index[0].axes()}.values()
     aligned, wide = hints.divides(gpu.WORDS, line.extent), gpu.many_wide(min(read, default=4), hints.count(crossed), target)
-    sharers = gpu.carrying(n, sum(len(e.args) for e in across.values()), sum(read), aligned, target, wide)
+    sharers = gpu.carrying(n, sum(len(e.args) for e in across.values()), sum(read), aligned, target, wide, min(read, default=4))
     if sharers < 2:
         return None
     share = -(-(n if aligned or sharers > gpu.FEW_SHARERS else n // gpu.WORDS * gpu.WORDS) // sharers)

@@ -16,6 +16,8 @@ ALONE_RESIDENT = 2      # 59%, 58; InstanceNorm3D in NDHWC 55, 54
 ALONE_ROUNDS = 6        # blocks a program then: those two have 12 and 8
 CARRIED = 32            # numbers that a thread carries, of sums, from which on two programs have the registers of a multiprocessor: of five sums of
                         # bf16, EvoNorm backward in NHWC, 49.6 us, 52.9 by three that spill; of f32, half as many numbers, 77.4 and 71.2
+MANY_SUMS = 4           # of those that take several rows at once from which on it is two programs, too: EvoNorm backward of 32 x 256 x 56 x 56 in
+                        # NHWC, four, bf16 39 us, f32 72, 84 and 122 by three that spill
 SUMS_AT_ONCE = 2        # of sums, which are read a turn ahead: backward of InstanceNorm3D in NDHWC 39 us, 48 with four and none ahead; one-pass
                         # statistics gain nothing by that (24 us, 23; 31, 31). Five sums of f32 a row at a step 71.2, 76.4 with none ahead
 
@@ -33,8 +35,9 @@ def several_rows(of: TileFacts, pieces: dict[Axis, tuple[int, ...]]) -> dict[Axi
 
 def resident(of: TileFacts) -> int:
     """Programs of a multiprocessor where tiles have `several_rows`."""
-    numbers = sum(len(e.args) for e in of.crossing) * (WORD // of.narrowest())
-    return ALONE_RESIDENT if _alone(of) or of.only_sums() and numbers > CARRIED else ACROSS_RESIDENT
+    sums = sum(len(e.args) for e in of.crossing)
+    many = sums * (WORD // of.narrowest()) > CARRIED or MANY_SUMS <= sums and of.carried() <= MOST_CARRIED
+    return ALONE_RESIDENT if _alone(of) or of.only_sums() and many else ACROSS_RESIDENT
 
 
 def _alone(of: TileFacts) -> bool:

@@ -16,10 +16,11 @@ from .tile_access import once
 from .tile_facts import ALONE, CHUNK, SECTOR
 from .tile_schedule import WASTE, Shift, TileSchedule, blocks, cover, shifted
 from .tile_stages import power
-from .tile_threads import COLUMNS, REGISTERS, RESIDENT, SHORT_FROM, TileThreads
+from .tile_threads import COLUMNS, REGISTERS, RESIDENT, SHORT_FEW, SHORT_FROM, TileThreads
 
 TILE = 4096             # elements of a tile that a program works on at once, at least where the sizes allow
-SMALLEST = 256          # of a pointwise tile where there are few: 65536 elements in 1.6 us, 1.9 with POINTWISE
+SMALLEST = 256          # of a pointwise tile where there are few: 65536 elements in 1.6 us, 1.9 with POINTWISE; and of rows that are only folded:
+                        # 1024 of 8 1.5 us, 2.6 by two programs
 RAGGED = 1024           # of a tile with rows that begin anywhere and are too short for whole words: f32 softmax over 65 columns 77%, f16 LayerNorm
                         # 57; 61 and 54 with twice as many, 36 and 31 with TILE
 RAGGED_FOLDED = 2048    # the same where rows are only folded: f32 sums along 65 and 17 columns 95 and 91%, 66 and 82 with TILE
@@ -31,6 +32,16 @@ STORED_WIDE = 512       # of rows of 32-bit elements that are written, too, as m
 RAGGED_STORED = 2048    # the same of longer rows that are written, too: see RAGGED_EACH
 PIECES = 512            # of a tile of rows of 16 bits that are one piece of a warp's width and written, too: bf16 LayerNorm of 32768 and 131072 rows
                         # of 31 4.0 and 10.9 us, f16 softmax of 32768 of 31 4.0, by four warps; 4.9, 11.8 and 5.1 with RAGGED by one
+ACROSS_BYTES = 16384    # bytes of a tile along rows that programs run through, and along a short axis that something else lies along: sums of
+                        # GroupNorm backward, the gradient in channels-first, of 16 x 256 x 112 x 112 bf16 97 us, of 4 x 512 x 128 x 128 92, f32 of
+                        # 16 x 256 x 96 x 90 117; 155, 116 and 132 in tiles of half and twice as many, 797, 380 and 713 along the rows alone
+ACROSS_LEAST = 8        # bytes of such an axis at least: of 16 x 128 x 121 x 97 bf16, four channels a group, 69 us, 248 without
+RAGGED_DOWN = 2048      # elements of a tile that walks down columns of one of several matrices where rows begin anywhere: bf16 sums along the middle
+                        # of 512 x 257 x 511 51.2 us, of 2048 x 65 x 255 33.6, of 33 x 1000 x 8191 208, f16 of 1000 x 100 x 333 31.7; 55.5, 50.6, 246
+                        # and 39.2 with TILE. Of 32 bits where that leaves fewer lanes idle: f32 of 512 x 257 x 255 42.0, 42.8; but of
+                        # 30 x 3000 x 1025 108, 103
+WIDE_ROW = 512          # of tiles of aligned rows of 32 bits that are written, up to SHORT_FEW elements: f32 softmax of 4096 rows of 512 5.5 us, of
+                        # 8192 of 256 5.6, LayerNorm of 4096 of 128 2.8; 6.3, 6.2 and 3.2 with RAGGED. Of 8192 of 512 RMSNorm 10.0, 9.4
 SPREAD = 8              # of tiles of short rows that are only folded and begin anywhere, that a multiprocessor should have where they are few, and
                         # two rows a tile at least: bf16 sums of 2048 rows of 513 2.65 us, 3.33 with ROWS
 ROWS = 8                # of such tiles at least: f32 sums along 257 columns 85%, 40 with one
@@ -217,13 +228,39 @@ class _Chooser(TileThreads):
                 self.pieces[inner] = (*shifted(n, group), 2 * group)
             return
         self.looped.update(self.rows)
-        down = SCANNED_ROWS if self.scans_many() else (LONE if self.lone() else TILE) // self.columns()
+        down = SCANNED_ROWS if self.scans_many() else (LONE if self.lone() else RAGGED_DOWN if self._few_down() else TILE) // self.columns()
         chunk = down if self.line not in self.rows else self._passing_bytes() // self.narrowest() if self.passing() else \
             PLACES_CHUNK if any(e.monoid.startswith("arg") for e in self.folds) else CHUNK
         self.pieces[inner] = (min(chunk, power(self.hints(inner.extent))),)
+        beside = self._read_across()
+        if beside is not None:
+            self.pieces[beside] = (power(self.hints(beside.extent)),)
+            self.pieces[inner] = (min(ACROSS_BYTES // self.narrowest() // self.pieces[beside][0], power(self.hints(inner.extent))),)
+            return
         self.shift = self._shift(inner) if self.line is inner and not self.carries_rows else None
         if self.shift is not None:
             self.pieces[inner] = (self.pieces[inner][0], 2 * self.shift.group)
+
+    def _read_across(self) -> Axis | None:
+        """A short parallel axis along which something lies contiguously that strides along the rows, which programs run through: tiles of both read
+        whole words of it, too."""
+        if self.rows != [self.line]:
+            return None
+        for _, address, _ in strides_of(self.b):
+            step = address.coefficient(self.line)
+            if step.terms and step != 1:
+                for a in self.b.parallel:
+                    if address.coefficient(a) == 1 and ACROSS_LEAST // self.narrowest() <= self.hints(a.extent) <= TURNED:
+                        return a
+        return None
+
+    def _few_down(self) -> bool:
+        """Are columns of several matrices folded that begin anywhere, of 16 bits, or so short that larger tiles would leave many lanes idle?"""
+        if self.line not in self.b.parallel or not self.folds or len(self.rows) != 1 or not self.begin_anywhere() \
+                or not any(a is not self.line and self.hints(a.extent) > 1 for a in self.b.parallel):
+            return False
+        n = self.hints(self.rows[0].extent)
+        return self.narrowest() == 2 or -n % (TILE // self.columns()) * WASTE > n
 
     def _passing_bytes(self) -> int:
         return SUMMED_BYTES if self.summed() or self.one_long() and self.narrowest() == 2 and self.begin_anywhere() else CHUNK_BYTES
@@ -285,9 +322,13 @@ class _Chooser(TileThreads):
                 fitting = max(1, STORED_WIDE // (power(have + 1) // 2)) * have
                 want = fitting if self.narrowest() >= 4 else PIECES if self.one_piece() else max(RAGGED, min(ROWS * have, RAGGED_STORED))
             elif have >= SHORT_FROM:
-                want = RAGGED
+                want = WIDE_ROW if self.narrowest() >= 4 and hints.count(self.b.axes) <= SHORT_FEW else RAGGED
         elif self.line in self.rows and not self.looped and self.begin_anywhere():
             want = max(RAGGED, ROWS * have)
+        if self.looped and not self.crossed and self._few_down():
+            want = min(want, RAGGED_DOWN)
+        if self.rows and not self.crossed and not (self.line in self.rows and self.stored_along()):
+            want = min(want, max(SMALLEST, power(hints.count(self.b.axes) // self.target.threads)))
         if self.streams():
             want = self._passing_bytes() // self.narrowest()
         parallel = [a for a in self.order if a in self.b.parallel]
