@@ -416,14 +416,15 @@ _WRITES_OF_TWO = ("{0}.copy_({1})", "{0}.add_({1})", "{0}.sub_({1})", "{0}.mul_(
 
 
 def _write(w: _Writer) -> None:
-    a = w.value(lambda v: v.tensor.numel() > 0 and _apart(v.tensor))
+    """Scalars are left out: torch 2.13 traces what is copied into one wrongly, and crashes in eager code that Dynamo has made."""
+    a = w.value(lambda v: v.tensor.dim() > 0 and v.tensor.numel() > 0 and _apart(v.tensor))
     if a is None:
         return
     spot = a.name
-    if a.tensor.dim() and w.flag():
+    if w.flag():
         d = w.dim(a.tensor)
-        spot = w.choose((f"{a.name}.narrow({d}, {a.tensor.shape[d] // 2}, {(a.tensor.shape[d] + 1) // 2})", f"{a.name}.select({d}, -1)",
-                         f"{a.name}.movedim({d}, 0)[::2]", f"{a.name}.unsqueeze({d})", f"{a.name}.detach()"))
+        spot = w.choose((f"{a.name}.narrow({d}, {a.tensor.shape[d] // 2}, {(a.tensor.shape[d] + 1) // 2})", f"{a.name}.movedim({d}, 0)[::2]",
+                         f"{a.name}.unsqueeze({d})", f"{a.name}.detach()", *[f"{a.name}.select({d}, -1)"][:a.tensor.dim() - 1]))
     fits = lambda v: _kind(a.tensor) == "f" or _kind(v.tensor) == _kind(a.tensor) and not v.rough
     b = w.value(lambda v: _broadcasts(v.tensor, a.tensor) and fits(v))
     if b is None or w.flag():
