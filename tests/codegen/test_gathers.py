@@ -126,3 +126,23 @@ def test_indices_that_all_rows_use_are_computed_once(name, dtype):
     text = "\n".join(STAGE_TEXTS["render"](g) for g in recorder.graphs)
     rows = text[text.rindex("in parallel"):] if "loadw" in text else ""
     assert "loadw_" in rows and "lanes_div" not in rows and "load_i64(u" in rows
+
+
+@pytest.mark.parametrize("shape, outputs, wide", [((2, 3, 56, 56), (13, 13), True), ((1, 2, 7, 9), (5, 4), False), ((3, 1, 5, 30), (7, 11), True)])
+def test_quotients_of_places_are_taken_once_for_windows_that_share_them(shape, outputs, wide):
+    """An adaptive pool's gradient: an element is divided by the size of its window before the windows of a position are summed. The end of a window
+    is one for all lanes, where they run along it (`wide`)."""
+    g = torch.Generator().manual_seed(0)
+    pool = lambda x: F.adaptive_avg_pool2d(x, outputs)
+    mine = torch.randn(shape, generator=g, requires_grad=True)
+    theirs, along = mine.detach().clone().requires_grad_(), torch.randn((*shape[:2], *outputs), generator=g)
+    torch._dynamo.reset()
+    with recording(strict=True) as recorder:
+        got = torch.compile(pool, backend="tokamak", dynamic=False)(mine)
+        got.backward(along)
+    torch.testing.assert_close(got, pool(theirs))
+    pool(theirs).backward(along)
+    torch.testing.assert_close(mine.grad, theirs.grad)
+    (forward,), backward = ([b.text for b in graph.values["render"].values()] for graph in recorder.graphs)
+    assert [text.count("cast_i64_f32") > 0 for text in backward] == [True, False]
+    assert ("lane_of(" in forward) == wide

@@ -13,7 +13,7 @@ import torch
 
 from ..ir import ops
 from ..ir.dtype import I32, I64
-from ..ir.expr import Const, Coord, Expr, Op
+from ..ir.expr import Const, Coord, Expr, Op, walk
 from ..ir.index import Index, as_index
 from ..ir.normal import divide_exact, maximum, minimum
 from ..ir.ranges import bounds, nonnegative
@@ -276,7 +276,10 @@ def _average_backward(b, grad: Tensor, dims, include_pad: bool = False, divisor:
     if empty(grad.shape) or empty(shape):
         return b.tensor(shape, Const(0, grad.dtype))
     windows = [d.backward() for d in dims]
-    value = windowed(_divide(grad, dims, include_pad, divisor), shape[-len(dims):], windows)
+    quotient = _divide(grad, dims, include_pad, divisor)
+    if any(isinstance(e, Coord) and e.free for e in walk(quotient.expr)):
+        quotient = b.realize(quotient)
+    value = windowed(quotient, shape[-len(dims):], windows)
     return b.reduce("sum", value, _fold_dims(value, windows))
 
 

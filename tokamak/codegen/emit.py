@@ -381,7 +381,12 @@ class Emitter:
     def _lane_step(self, i: Index) -> int:
         """How much `i` grows from lane to lane, where it is an integer plus a positive multiple of the lane's number; else 0."""
         step = i.coefficient(self.vector).constant if self.vector is not None else None
-        return step if step is not None and 0 < step < STEPS and all(isinstance(a, Axis) or not varies(a) for a in i.atoms()) else 0
+        return step if step is not None and 0 < step < STEPS and all(isinstance(a, Axis) or self._even(a) for a in i.atoms()) else 0
+
+    def _even(self, a) -> bool:
+        """Is this atom an integer of the loops around, the same in all lanes?"""
+        inside = all_atoms(Index({(a,): 1}))
+        return not varies(a) or self.vector not in Index({(a,): 1}).axes() and not any(isinstance(x, (FetchAtom, Named)) for x in inside)
 
     def _emit_lane_compare(self, e: Op, name: str, i: Index, other, step: int, block: Block) -> Entry:
         arg = self.emit(other, block)

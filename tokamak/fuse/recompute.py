@@ -43,7 +43,7 @@ def recomputed(plan, hints: Hints, target) -> frozenset:
             kept |= made[1]
     for p, into in outside.items():
         operands = {e.node for e in _loads(p)}
-        if p not in moved and p not in kept and not operands & moved and _cheaper(p, into, owner, stored, hints):
+        if p not in moved and p not in kept and not operands & moved and _cheaper(p, into, owner, stored, hints, target.kind == "cpu"):
             found.update((p, n) for n, _ in into)
             moved.add(p)
             kept |= operands
@@ -92,7 +92,8 @@ def _accessed(e: Load, hints: Hints) -> int:
     return hints.count(e.free)
 
 
-def _cheaper(p: Compute, outside, owner, stored, hints: Hints) -> bool:
+def _cheaper(p: Compute, outside, owner, stored, hints: Hints, cpu: bool) -> bool:
+    """Is `p` cheaper computed again by its readers `outside`? On a CPU not where they read its elements several times, in windows that overlap."""
     keep = node_bytes(p, hints)
     again = 0.0
     flops = sum(ops.OPS[x.name].flops for x in walk(p.expr) if isinstance(x, Op))
@@ -100,7 +101,8 @@ def _cheaper(p: Compute, outside, owner, stored, hints: Hints) -> bool:
     for n, e in outside:
         touched = _accessed(e, hints)
         keep += touched * p.dtype.bytes
-        if isinstance(n, Compute) and _domain(n, hints) > touched * LARGEST_DOMAIN and (flops or _by_lanes(p, n, e)):
+        apart = min(touched, hints.extents(p.shape)) if cpu else touched
+        if isinstance(n, Compute) and _domain(n, hints) > apart * LARGEST_DOMAIN and (flops or _by_lanes(p, n, e)):
             return False
         have = {x.node for m in owner[n].members for x in _loads(m.node)}
         again += touched * flops / FLOPS_A_BYTE
