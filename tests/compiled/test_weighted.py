@@ -15,6 +15,7 @@ from tokamak.backend import ACTIVATED, ADDED, ALONE, ATTENDED
 from tokamak.capture.aten_matmul import attended
 from tokamak.codegen.stages import lower_plan, render_plan, schedule_plan
 from tokamak.fuse.contract import contract
+from tokamak.fuse.inline import inline
 from tokamak.fuse.plan import plan
 from tokamak.fuse.weighted import weighted
 from tokamak.ir.graph import Compute, Opaque, fold
@@ -101,6 +102,23 @@ def test_masks_biases_and_strides():
     got, records = run(fn, q, k, v, bias, keep)
     want = fn(*map(wide, (q, k, v, bias)), keep)
     assert not calls(records[0]) and error(got, want) <= TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.parametrize("contractions", ["kernels", ""])
+def test_of_one_projection(contractions):
+    """Queries, keys and values side by side in one matrix: an axis of columns is the depth of the scores and what the means have."""
+    torch.manual_seed(7)
+    x, w = values(2, 50, 64, dtype=torch.float16), values(64, 192, dtype=torch.float16) / 8
+
+    def fn(x, w):
+        q, k, v = ((x @ w)[..., 64 * n:64 * n + 64].unflatten(-1, (2, 32)).transpose(1, 2) for n in range(3))
+        return torch.softmax(causal(scores(q, k)), -1) @ v
+    _, (record, *_) = run(fn, x, w, contractions="vendor")
+    graph = contract(weighted(record.values["simplify"], LARGE), LARGE, contractions, ACTIVATED, ADDED, ALONE, ATTENDED)
+    lowered = lower_plan(schedule_plan(plan(inline(graph, LARGE), LARGE), LARGE), LARGE)
+    assert sum(getattr(s, "inner", None) is not None for _, s in lowered.bodies.values()) == 1
+    got, _ = run(fn, x, w)
+    assert error(got, fn(wide(x), wide(w))) <= 2 * TOLERANCE[torch.float16]
 
 
 def test_rows_without_numbers():

@@ -122,7 +122,7 @@ def _schedule(g: Group, plan: Plan, target, hints: Hints, memories: dict, table:
         if (stays := persistent.choose(b, hints, target)) is not None:
             return b, stays
         if (mean := means.choose(b, hints, target)) is not None:
-            return b, mean
+            return mean
         if (product := matmul.choose(b, hints, target)) is not None:
             return rows.whole(*product, hints, target) or product
         if (together := beside.choose(b, hints, target)) is not None:

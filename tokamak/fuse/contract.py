@@ -4,7 +4,7 @@
 """
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import count
 from types import MappingProxyType
@@ -258,6 +258,7 @@ class _Decided(GraphRewrite):
         self.taken_in = {m for found in self.fronts.values() for m in found}
         self.meanings: dict[Opaque, Expr] = {}          # of calls that become nodes, over new nodes
         self.factors = {e.node for n, r in reasons.items() if r is None for e in loads(*_factors(within(n.meaning)))}
+        self.factors |= {source for n in self.factors for source in _copied(n)}
 
     def result(self) -> Graph:
         """What the vendor makes behind a call comes from where the call does."""
@@ -350,6 +351,13 @@ class _Decided(GraphRewrite):
         fold, product = within(self.meanings[node.opaque]).fold, Load(made, tuple(axis(i, s) for i, s in enumerate(made.shape)))
         around = Rewriter(leaf=lambda e: product if e is fold else None)(self.meanings[node.opaque])
         return Compute(node.shape, node.strides, _rounding(around) if node in self.factors else around, node.device)
+
+
+def _copied(node) -> Iterator:
+    """What `node` copies, and what that does: readers read it in the place of the copy."""
+    while isinstance(node, Compute) and isinstance(node.expr, Load):
+        node = node.expr.node
+        yield node
 
 
 def _factors(c: Contraction) -> tuple[Expr, ...]:

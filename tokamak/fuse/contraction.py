@@ -171,7 +171,7 @@ def shared_roles(group: Group, found: list[Contraction], hints: Hints) -> Roles 
     """The roles in a group of contractions and of what is computed pointwise from their results, in parallel over all coordinates of these; None for
     a group that holds anything else. One may stand in front of another, see `chained`; beside a single one there may be sums of its factors, and
     what is computed pointwise from these."""
-    outer = [c for c in found if not any(c.fold.free - x.fold.free == {x.depth} for x in found)]
+    outer = [c for c in found if c.exponents is not None or not any(c.fold.free - x.fold.free == {x.depth} for x in found)]
     inner = [c for c in found if c not in outer]
     if not outer or len(inner) > 1 or inner and (len(outer) > 1 or not chained(outer[0], inner[0])):
         return None

@@ -8,10 +8,12 @@ step's exponents made while weights are 556 for 459, since ptxas runs such produ
 """
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
-from ..fuse.contraction import WIDE, chained
+from ..fuse.contraction import WIDE, Contraction, chained
 from ..fuse.cost import Hints
+from ..ir.expr import Rewriter
+from ..ir.index import Axis, as_index
 from .body import Body
 from .matmul import MatmulSchedule, _schedule, _side, folds_of, inner_of
 from .tile_stages import power
@@ -26,11 +28,14 @@ class MeansSchedule(MatmulSchedule):
     """A MatmulSchedule of weighted means."""
 
 
-def choose(b: Body, hints: Hints, target) -> MeansSchedule | None:
-    """The schedule of a body whose folds are one weighted mean, and the product that its weights are made of; None for any other body."""
+def choose(b: Body, hints: Hints, target) -> tuple[Body, MeansSchedule] | None:
+    """A body whose folds are one weighted mean, and the product that its weights are made of, and its schedule; None for any other body."""
     found = folds_of(b)
     if found is None or len(found) != 1 or found[0].exponents is None:
         return None
+    if inner_of(found) and inner_of(found)[0] is not None:
+        b = _apart(b, found[0], inner_of(found)[0])
+        found = folds_of(b)
     c, within = found[0], inner_of(found)
     if len(within) > 1 or within and not chained(c, within[0]):
         return None
@@ -41,4 +46,14 @@ def choose(b: Body, hints: Hints, target) -> MeansSchedule | None:
     sizes = {rows: _side(rows, 64 if narrow else 128, hints), columns: power(columns.extent.constant or WIDE), c.depth: _side(c.depth, STEP, hints)}
     made = _schedule(b, c, sizes, hints, inner=inner, stages=3 if narrow else 2, warps=4 if narrow else 8)
     plain = {f.name: getattr(made, f.name) for f in fields(made)}
-    return MeansSchedule(**plain | {"registers": 0 if narrow or target.arch[:1] != ("cuda",) else REGISTERS})
+    return b, MeansSchedule(**plain | {"registers": 0 if narrow or target.arch[:1] != ("cuda",) else REGISTERS})
+
+
+def _apart(b: Body, c: Contraction, inner: Contraction) -> Body:
+    """`b` with an axis of its own for the depth of `inner`, where columns of one memory are both that (queries, keys) and what `c` has (values)."""
+    if inner.depth not in c.columns:
+        return b
+    axis = Axis(max(a.id for a in b.axes) + 700000, inner.depth.extent)
+    made = Rewriter({inner.depth: as_index(axis)})(inner.fold)
+    rewrite = Rewriter(leaf=lambda e: made if e is inner.fold else None)
+    return Body((*b.axes, axis), tuple(replace(s, expr=rewrite(s.expr)) for s in b.stores), b.parallel)
