@@ -308,6 +308,16 @@ def test_an_input_and_what_was_copied_into_it_stay_apart(how):
     assert first == fourth == x.untyped_storage().data_ptr() != second == third
 
 
+def test_a_copy_of_a_view_that_torch_makes_is_a_copy(how):
+    """`as_strided` of what lies before the input's first element is torch's."""
+    def fn(x):
+        seen = x.as_strided([2, 3], [1, 2], 1)
+        return seen.clone(), seen, seen[1:], seen.clone().t()
+    x = torch.arange(30.)[5:25].view(4, 5)
+    first, second, third, fourth = (t.untyped_storage().data_ptr() for t in check(how, fn, x)(x))
+    assert first != x.untyped_storage().data_ptr() == second == third != fourth
+
+
 def test_chunked_outputs_share_memory(how):
     def fn(x):
         return (x * 2).chunk(3, dim=1)

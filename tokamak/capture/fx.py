@@ -48,6 +48,7 @@ class Capture:
         self.inputs: list = []
         self.constants: dict[Input, torch.Tensor] = {}
         self.storages: dict[Input, int] = {}       # whose memory an output may share
+        self.shown: dict[Result, int] = {}         # a view that torch makes -> whose memory it shows
         self.writes: list[Write] = []
         self.origins: dict = {}
         self.opaques = self.b.opaques
@@ -281,6 +282,8 @@ class Capture:
                 continue
             r = Result(call, i, s.shape, s.strides, s.dtype, s.device)
             self._note(r, node)
+            if aliases(target):
+                self.shown[r] = storage_of(val[i] if isinstance(val, (tuple, list)) else val)
             outs.append(self._identity(r))
         if isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             raise Unsupported(f"{target} returns a {type(val).__name__}")
@@ -319,7 +322,7 @@ class Capture:
         """Outputs in order, with the traced strides. What eager gives memory of its own (not an input's, not another output's) gets a node of its
         own. `views`: position -> (name of an input, a tensor that lies in it as the output does, where it begins there)."""
         found = found if isinstance(found, (tuple, list)) else (found,)
-        owners: dict = dict(self.storages)
+        owners: dict = self.storages | self.shown
         bases = self._bases(found)
         out = []
         inputs = {i.name: i for i in self.inputs if isinstance(i, Input)}
