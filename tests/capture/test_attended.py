@@ -120,7 +120,8 @@ def test_on_the_gpu(name, dtype):
     torch.manual_seed(1)
     inputs = [torch.randn(4, 16, 256, 64, device="cuda").to(dtype).requires_grad_() for _ in range(3)]
     if name in ("by bmm", "heads behind positions"):
-        inputs = [torch.randn(1, 64, 256, 64, device="cuda").to(dtype).requires_grad_() for _ in range(3)]
+        shape = (1, 64, 256, 64) if name == "by bmm" else (1, 256, 64, 64)
+        inputs = [torch.randn(shape, device="cuda").to(dtype).requires_grad_() for _ in range(3)]
     want = step(FORMS[name], [wide(x) for x in inputs])
     usual = step(FORMS[name], [x.detach().clone().requires_grad_() for x in inputs])
     torch._dynamo.reset()
