@@ -9,6 +9,7 @@ import torch
 from ..ir.expr import Expr, Op, Reduce
 from ..ir.index import Axis, Index, as_index, axis
 from .aten_activation import gelu
+from .attended import contiguous_rows
 from .promote import Term
 from .registry import ACTIVATED, ACTIVATED_ON_CPU, ADDED, ALONE, ATTENDED, INTO, MATRICES, means
 from .tensor import Tensor, broadcast_shapes, cast, compute, constant
@@ -105,9 +106,8 @@ def plus(product: Tensor | None, added: Tensor, beta=1, alpha=1) -> Tensor | Non
 
 def attended(left, right, values, scale):
     """softmax(scale * left @ right) @ values of batches of matrices, by the library's attention."""
-    rows = lambda x: (x if x.stride(-1) == 1 else x.contiguous()).unsqueeze(1)          # the library's fast kernels take no others
-    made = torch.nn.functional.scaled_dot_product_attention(rows(left), rows(right.mT), rows(values), scale=scale)
-    return made.squeeze(1).contiguous()
+    q, k, v = (contiguous_rows(x).unsqueeze(1) for x in (left, right.mT, values))
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scale).squeeze(1).contiguous()
 
 
 ATTENDED[aten.bmm.default] = attended

@@ -136,13 +136,7 @@ def _passes(n: fx.Node) -> bool:
         moved = n.kwargs.get("device", before.device) != before.device or not set(n.kwargs) <= {"dtype", "layout", "device"}
         return not moved and before.is_floating_point() and after.is_floating_point()
     if n.target in TURNED:
-        order = list(range(before.dim()))
-        if n.target is _aten.permute.default:
-            order = [d % len(order) for d in n.args[1]]
-        else:
-            i, j = (d % len(order) for d in n.args[1:])
-            order[i], order[j] = j, i
-        order = [d for d in order if before.shape[d] != 1]
+        order = [d for d in _order(n) if before.shape[d] != 1]
         return order == sorted(order)
     return n.target in VIEWS and before.numel() == after.numel()
 
@@ -173,11 +167,19 @@ def _readers(n: fx.Node, factor: float = 1.0) -> Iterator[tuple[fx.Node, int, fl
             yield from ((u, i, factor) for i, a in enumerate(u.args) if a is n)
 
 
+def _order(n: fx.Node) -> list[int]:
+    """The dimensions of what `n`, one of TURNED, reads in the order in which it has them."""
+    order = list(range(n.args[0].meta["val"].dim()))
+    if n.target is _aten.permute.default:
+        return [order[d] for d in n.args[1]]
+    i, j = n.args[1:]
+    order[i], order[j] = order[j], order[i]
+    return order
+
+
 def _turns(n: fx.Node) -> bool:
     """Does `n` exchange the last two of three dimensions?"""
-    if n.target not in TURNED or n.meta["val"].dim() != 3:
-        return False
-    return list(n.args[1]) == [0, 2, 1] if n.target is _aten.permute.default else sorted(d % 3 for d in n.args[1:]) == [1, 2]
+    return n.target in TURNED and _order(n) == [0, 2, 1]
 
 
 def _is_turned(n: fx.Node, of: fx.Node) -> bool:
@@ -194,14 +196,14 @@ def _replace(graph: fx.Graph, a: Attention) -> bool:
     written = Written(graph, a.made)
     value = written.value
     with torch.no_grad(), graph.inserting_before(a.made), written:
-        q, k, v = (_alone(x).unsqueeze(1) for x in (value(a.left), value(a.right).transpose(1, 2), value(a.values)))
+        q, k, v = (contiguous_rows(x).unsqueeze(1) for x in (value(a.left), value(a.right).transpose(1, 2), value(a.values)))
         out, *kept = forward(q, k, v, a.scale)
         made = out.squeeze(1)
     results = {a.made: made}
     first = min((a.d_left, a.d_right, a.d_values), key=order.__getitem__)
     written.within(first)
     with torch.no_grad(), graph.inserting_before(first), written:
-        dq, dk, dv = backward(_alone(value(a.gradient)).unsqueeze(1), q, k, v, out, kept, a.scale)
+        dq, dk, dv = backward(contiguous_rows(value(a.gradient)).unsqueeze(1), q, k, v, out, kept, a.scale)
         results |= {a.d_left: dq.squeeze(1), a.d_right: dk.squeeze(1).transpose(1, 2), a.d_values: dv.squeeze(1)}
     for old, new in results.items():
         node = written.made[id(new)]
@@ -219,7 +221,7 @@ def _calls(left: torch.Tensor, right: torch.Tensor, values: torch.Tensor, scale:
         return _CALLS.get(torch._fused_sdp_choice(*given, None, 0.0, False, scale=scale))
 
 
-def _alone(x: torch.Tensor) -> torch.Tensor:
+def contiguous_rows(x: torch.Tensor) -> torch.Tensor:
     """`x` with contiguous rows: the library takes no others."""
     return x if x.stride(-1) == 1 else x.clone(memory_format=torch.contiguous_format)
 

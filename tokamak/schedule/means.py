@@ -33,10 +33,9 @@ def choose(b: Body, hints: Hints, target) -> tuple[Body, MeansSchedule] | None:
     found = folds_of(b)
     if found is None or len(found) != 1 or found[0].exponents is None:
         return None
-    if inner_of(found) and inner_of(found)[0] is not None:
-        b = _apart(b, found[0], inner_of(found)[0])
-        found = folds_of(b)
-    c, within = found[0], inner_of(found)
+    b = _apart(b, found[0], inner_of(found))
+    c, = folds_of(b)
+    within = inner_of([c])
     if len(within) > 1 or within and not chained(c, within[0]):
         return None
     rows, (columns,) = max(c.rows, key=lambda a: hints(a.extent)), c.columns
@@ -49,10 +48,12 @@ def choose(b: Body, hints: Hints, target) -> tuple[Body, MeansSchedule] | None:
     return b, MeansSchedule(**plain | {"registers": 0 if narrow or target.arch[:1] != ("cuda",) else REGISTERS})
 
 
-def _apart(b: Body, c: Contraction, inner: Contraction) -> Body:
-    """`b` with an axis of its own for the depth of `inner`, where columns of one memory are both that (queries, keys) and what `c` has (values)."""
-    if inner.depth not in c.columns:
+def _apart(b: Body, c: Contraction, within: list[Contraction | None]) -> Body:
+    """`b` with an axis of its own for the depth of the contraction `within`, where columns of one memory are both that (queries, keys) and what `c`
+    has (values)."""
+    if len(within) != 1 or within[0] is None or within[0].depth not in c.columns:
         return b
+    inner, = within
     axis = Axis(max(a.id for a in b.axes) + 700000, inner.depth.extent)
     made = Rewriter({inner.depth: as_index(axis)})(inner.fold)
     rewrite = Rewriter(leaf=lambda e: made if e is inner.fold else None)
