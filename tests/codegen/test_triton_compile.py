@@ -16,7 +16,8 @@ TARGETS = {"sm_90": (("cuda", 90, 32), "ptx"), "sm_100": (("cuda", 100, 32), "pt
 
 
 def operations_kernel(d, turned: bool = False) -> tuple[str, dict[str, str]]:
-    """(text, signature) of one kernel with every operation on `d`, and every cast of a `d`. `turned`: of a row and a column, operations of several."""
+    """(text, signature) of one kernel with every operation on `d`, and every cast of a `d`; `turned`: with those of two and more, on a row and a
+    column."""
     pointers, lines = {"p0": triton_ops.pointer_type(d), "p1": triton_ops.pointer_type(d), "c": "*i1"}, []
     convert = ".to(tl.int1)" if d is BOOL else ""
     row, column = ("tl.arange(0, 64)[None, :]", "tl.arange(0, 2)[:, None]") if turned else ("at", "at")
