@@ -20,6 +20,7 @@ from torch._functorch._aot_autograd.schemas import OutputType
 from torch._functorch.aot_autograd import aot_module_simplified
 
 from ..ir.index import as_index
+from .attended import attended
 from .decompose import ALWAYS, TRAINING
 from .layouts import choose_layouts
 from .partition import partition
@@ -41,6 +42,8 @@ def autograd(gm: fx.GraphModule, example_inputs: Sequence[Any], compile_one: Com
             _keep_saved()
             if kind != "backward":
                 _mark_views(graph)
+            if attention and kind == "inference":
+                attended(graph)
             if layouts and kind == "inference":
                 choose_layouts(graph)
             return hidden(compile_one)(graph, inputs, kind)
