@@ -67,7 +67,9 @@ def _bert(attention: str):
 def _gpt2(dropout: bool, layers: int | None):
     import transformers as tf
     off = {} if dropout else {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    return tf.GPT2LMHeadModel(tf.GPT2Config(n_embd=1024, n_layer=layers or 24, n_head=16, use_cache=False, **off))
+    model = tf.GPT2LMHeadModel(tf.GPT2Config(n_embd=1024, n_layer=layers or 24, n_head=16, use_cache=False, **off))
+    model.loss_type = "ForCausalLM"         # which it is without, too; but then transformers logs a warning, for which Dynamo gives up three captures
+    return model
 
 
 def _llama(dropout: bool, layers: int | None):

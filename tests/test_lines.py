@@ -13,7 +13,7 @@ import tokamak
 from tokamak.codegen.stages import lower_plan, render_plan, schedule_plan
 from tokamak.codegen.tile_kernel import For
 from tokamak.codegen.tile_parts import lower_tiles
-from tokamak.fuse import gpu, lines
+from tokamak.fuse import column_folds, gpu, lines, sharing
 from tokamak.fuse.axes import Group
 from tokamak.fuse.cost import Hints, estimates
 from tokamak.fuse.plan import plan
@@ -154,7 +154,7 @@ def test_norms_of_groups_agree_with_float64(monkeypatch, dtype, channels, height
     """Also of ten channels a group, which are no whole words."""
     monkeypatch.setattr(lines, "LEAST", 1)
     monkeypatch.setattr(lines, "HELD", 1)
-    monkeypatch.setattr(gpu, "SHARED_FROM", 1)
+    monkeypatch.setattr(column_folds, "SHARED_FROM", 1)
     assert_norms_of_groups(channels, height, width, dtype, lambda x, g, b: F.group_norm(x, 4, g, b))
 
 
@@ -295,7 +295,7 @@ def test_what_is_read_last_is_read_by_a_loop_of_its_own():
 
 def test_statistics_of_many_blocks_are_right_with_loads_ahead(monkeypatch):
     """Programs take several blocks each, the last of them with rows that do not exist."""
-    monkeypatch.setattr(gpu, "SHARED_FROM", 1)
+    monkeypatch.setattr(column_folds, "SHARED_FROM", 1)
     x = (torch.randn(3001, 64) * 2 + 5).bfloat16()
     fn = lambda x: torch.var_mean(x.float(), 0)
     got = tokamak.compile(fn, target="interpret", strict=True)(x)
@@ -349,7 +349,7 @@ def test_other_folds_of_planes_stay_as_they_are(text):
 def test_gradients_of_a_norm_of_groups_in_channels_first_agree_with_float64(monkeypatch, dtype, channels, height, width):
     for name, value in (("LEAST", 1), ("RUN", 16), ("HELD", 64)):
         monkeypatch.setattr(lines, name, value)
-    monkeypatch.setattr(gpu, "STAGED", 1024)
+    monkeypatch.setattr(sharing, "STAGED", 1024)
     x = (torch.randn(2, channels, height, width) + 3).to(dtype)
     assert_close_to_float64(evonorm, (x, *(torch.randn(1, channels, 1, 1).to(dtype) for _ in range(3))))
 

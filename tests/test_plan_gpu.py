@@ -11,7 +11,7 @@ from tokamak.codegen.stages import lower_plan, render_plan, schedule_plan
 from tokamak.codegen.tile_parts import lower_tiles
 from tokamak.fuse.axes import Group
 from tokamak.fuse.cost import Hints
-from tokamak.fuse.gpu import HELD, carrying, many_wide
+from tokamak.fuse.sharing import HELD, carrying, many_wide
 from tokamak.fuse.plan import plan
 from tokamak.ir.parse import parse_graph
 from tokamak.ir.rewrite import simplify

@@ -3,6 +3,7 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import tokamak
@@ -71,11 +72,24 @@ KINDS = {"plain": nn.Conv2d(8, 12, 3, padding=1), "groups": nn.Conv2d(8, 12, 3, 
          "transposed": nn.ConvTranspose2d(8, 12, 2, 2), "transposed groups": nn.ConvTranspose2d(8, 12, 3, 2, output_padding=1, groups=2)}
 
 
+def untied(body, *shape):
+    """Random images of which `body` makes some in whose 2 x 2 windows no two largest elements are a rounding apart, as in one draw of some thousands:
+    it is chance then which one the gradient goes to, of eager in float32 and in float64, too. (Equal ones, of equal images, are as good.)"""
+    while True:
+        x = torch.randn(shape)
+        with torch.no_grad():
+            made = copy.deepcopy(body)(x)
+        first, second = F.unfold(made.flatten(0, 1).unsqueeze(1), 2, stride=2).topk(2, 1).values.unbind(1)
+        apart = first - second
+        if not ((apart > 0) & (apart < 1e-6)).any():
+            return x
+
+
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_kinds_of_convolutions(kind, grad, always):
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), KINDS[kind], nn.Hardswish(), nn.MaxPool2d(2)).train(grad)
-    recorder = like_eager(net, torch.randn(2, 3, 14, 15), grad=grad)
+    recorder = like_eager(net, untied(net[:-1], 2, 3, 14, 15), grad=grad)
     assert all(last(recorder))
 
 

@@ -176,3 +176,56 @@ def test_graphs_are_written_as_text_for_readers_alone(read, monkeypatch):
     x = torch.randn(8, 8, requires_grad=True)
     tokamak.compile(lambda x: x.sin().cos(), strict=True)(x)
     assert bool(texts) is read and graph_compile._log_joint_graph is theirs
+
+
+def renormed(x, mean, var):
+    """A batch renorm: its statistics are read, and then moved towards the batch's."""
+    m, s = x.mean(0), x.std(0, unbiased=False) + 1e-5
+    ratio, shift = (s.detach() / var.sqrt()).clamp(1 / 3, 3), ((m.detach() - mean) / var.sqrt()).clamp(-5, 5)
+    with torch.no_grad():
+        mean.lerp_(m, 0.1)
+        var.mul_(0.9).add_(s * s, alpha=0.1)
+    return (x - m) / s * ratio + shift
+
+
+def scaled(x, mean, var):
+    """What is written is needed itself, by way of a view, and of another size than what is kept of it."""
+    out = x * mean.exp() + x.square() * var.view(1, -1).expand(len(x), -1).sin()
+    mean.add_(x.detach().sum(0))
+    var.zero_()
+    return out
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("fn", [renormed, scaled])
+def test_backward_sees_written_inputs_as_they_were(fn, dynamic):
+    x, state = torch.randn(12, 5, dtype=torch.float64), [torch.rand(5, dtype=torch.float64) + 0.5 for _ in range(2)]
+    results = []
+    for run in (fn, tokamak.compile(fn, strict=True, dynamic=dynamic)):
+        given, held = x.clone().requires_grad_(), [s.clone() for s in state]
+        for step in (1, 2):
+            (run(given, *held) * torch.arange(60.0).view(12, 5) * step).sum().backward()
+        results.append((given.grad, *held))
+    for want, got in zip(*results):
+        torch.testing.assert_close(got, want)
+
+
+def test_backward_sees_a_value_of_autograd_as_it_was_before_it_is_written():
+    """torch writes it behind forward, and would refuse to go back."""
+    def fn(x, w):
+        y = w * x.detach().exp()
+        x.mul_(2)
+        return y
+    grads = []
+    for run in (fn, tokamak.compile(fn, strict=True)):
+        x, w = torch.arange(5.0, requires_grad=True), torch.ones(5, requires_grad=True)
+        run(x * 0.5, w).sum().backward()
+        grads.append(w.grad)
+    torch.testing.assert_close(grads[1], grads[0])
+
+
+def test_statistics_that_backward_does_not_need_are_not_copied():
+    module, x = nn.BatchNorm1d(WIDE), torch.randn(ROWS, WIDE, requires_grad=True)
+    with tokamak.recording() as seen:
+        tokamak.compile(module, strict=True)(x)
+    assert all(node.name != "clone" for graph in seen.graphs for node in graph.values["aten"].graph.nodes)

@@ -15,23 +15,27 @@ targets = pytest.importorskip("triton.backends.compiler")
 TARGETS = {"sm_90": (("cuda", 90, 32), "ptx"), "sm_100": (("cuda", 100, 32), "ptx"), "gfx942": (("hip", "gfx942", 64), "amdgcn")}
 
 
-def operations_kernel(d) -> tuple[str, dict[str, str]]:
-    """(text, signature) of one kernel with every operation on `d`, and every cast of a `d`."""
+def operations_kernel(d, turned: bool = False) -> tuple[str, dict[str, str]]:
+    """(text, signature) of one kernel with every operation on `d`, and every cast of a `d`; `turned`: with those of two and more, on a row and a
+    column."""
     pointers, lines = {"p0": triton_ops.pointer_type(d), "p1": triton_ops.pointer_type(d), "c": "*i1"}, []
     convert = ".to(tl.int1)" if d is BOOL else ""
-    lines = [f"a = tl.load(p0 + at){convert}", f"b = tl.load(p1 + at){convert}", "m = tl.load(c + at).to(tl.int1)"]
+    row, column = ("tl.arange(0, 64)[None, :]", "tl.arange(0, 2)[:, None]") if turned else ("at", "at")
+    lines = [f"a = tl.load(p0 + {row}){convert}", f"b = tl.load(p1 + {column}){convert}", "m = tl.load(c + at).to(tl.int1)"]
     out = []
     for info in OPS.values() if not d.is_half else ():
-        if d not in (t for kind in info.takes for t in TYPES[kind]):
+        if d not in (t for kind in info.takes for t in TYPES[kind]) or turned and info.arity == 1:
             continue
         args = ("m", "a", "b") if info.name == "where" else ("a", "b")[:info.arity]
         checked = can_fail(info.name, d)
         text = triton_ops.division(info.name, d, "a", "b", "m", "err", 1) if checked else triton_ops.op(info.name, d, args)
         out.append((BOOL if info.result == "bool" else d, text))
-    out += [(t, triton_ops.cast(t, d, "a")) for t in ALL]
+    out += [(t, triton_ops.cast(t, d, "a")) for t in ALL if not turned]
     lines += [f"tl.store(o_{t} + {128 * k} + at, {text})" for k, (t, text) in enumerate(out)]
     pointers |= {f"o_{t}": triton_ops.pointer_type(t) for t in ALL} | {"err": "*i32"}
-    return f"@triton.jit\ndef all_{d}({', '.join(pointers)}):\n    at = tl.arange(0, 128)\n    " + "\n    ".join(lines) + "\n\n\n", pointers
+    at = "tl.arange(0, 64)[None, :] + 64 * tl.arange(0, 2)[:, None]" if turned else "tl.arange(0, 128)"
+    name = f"{'turned' if turned else 'all'}_{d}"
+    return f"@triton.jit\ndef {name}({', '.join(pointers)}):\n    at = {at}\n    " + "\n    ".join(lines) + "\n\n\n", pointers
 
 
 def fold_signature(monoid: str, d) -> dict[str, str]:
@@ -42,7 +46,7 @@ def fold_signature(monoid: str, d) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_everything_compiles(name, tmp_path):
-    kernels = {f"all_{d}": operations_kernel(d) for d in ALL}
+    kernels = {f"all_{d}": operations_kernel(d) for d in ALL} | {f"turned_{d}": operations_kernel(d, True) for d in ALL if not d.is_half}
     kernels |= {f"{m}_{d}": (rows.fold_kernel(m, d), fold_signature(m, d)) for m, d in rows.FOLDS if d.bytes in (1, 4)}
     kernels |= {k: (text, {"p0": "*i64", "p1": "*i64", "out": "*fp32", "err": "*i32", "n": "i32"})
                 for k, text in zip(rows.RANDOM_KERNELS, rows.RANDOM_TEXT.split("\n\n\n"))}

@@ -16,7 +16,7 @@ from tokamak.codegen import stages
 from tokamak.codegen.stages import schedule_plan
 from tokamak.codegen.tile_parts import lower_tiles
 from tokamak.codegen.triton import render
-from tokamak.fuse import gpu, widen
+from tokamak.fuse import column_folds, gpu, sharing, widen
 from tokamak.fuse.cost import Hints
 from tokamak.fuse.plan import plan
 from tokamak.ir.parse import parse_graph
@@ -156,7 +156,7 @@ def test_columns_that_a_program_holds(monkeypatch, shape, dtype, tile):
 @pytest.mark.parametrize("columns, dtype", [(515, torch.float32), (1030, torch.float16), (1024, torch.float32)])
 def test_columns_that_are_summed_where_they_are_written(monkeypatch, columns, dtype):
     """Gradients of few rows and of their weights, by programs that hold all rows of some columns."""
-    monkeypatch.setattr(gpu, "WALKED_FROM", 256)
+    monkeypatch.setattr(column_folds, "WALKED_FROM", 256)
     x, w, s = torch.randn(13, columns, dtype=dtype), torch.randn(columns, dtype=dtype), torch.rand(13) + 1
     run = tokamak.compile(lambda x, w, s: ((x.float() * s[:, None]).sum(0), (x.float() * (w.float() + s[:, None])).to(dtype)),
                           target="interpret", strict=True, dynamic=False, cache_dir="")
@@ -168,10 +168,10 @@ def test_columns_that_are_summed_where_they_are_written(monkeypatch, columns, dt
 @pytest.mark.parametrize("rows, columns, dtype", [(5, 1030, torch.float32), (6, 2048, torch.float16)])
 def test_gradients_of_few_long_rows_beside_sums_of_their_columns(monkeypatch, rows, columns, dtype):
     """Of a LayerNorm whose rows no program holds: the rows' sums by themselves, those of the columns where the gradient is written."""
-    monkeypatch.setattr(gpu, "sharers", lambda *args: 0)
+    monkeypatch.setattr(sharing, "sharers", lambda *args: 0)
     monkeypatch.setattr(gpu, "SHORT", 64)
-    monkeypatch.setattr(gpu, "ALONE_EACH", 64)
-    monkeypatch.setattr(gpu, "WALKED_FROM", 256)
+    monkeypatch.setattr(column_folds, "ALONE_EACH", 64)
+    monkeypatch.setattr(column_folds, "WALKED_FROM", 256)
     x, w, b = torch.randn(rows, columns, dtype=dtype), torch.randn(columns, dtype=dtype), torch.randn(columns, dtype=dtype)
     fn = lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b)
     inputs = [v.requires_grad_() for v in (x, w, b)]

@@ -11,7 +11,7 @@ import tokamak
 from tests.compiled.harness import agree
 from tests.compiled.interpreted import check, values
 from tokamak.codegen import stages as pipeline
-from tokamak.fuse import gpu
+from tokamak.fuse import sharing
 from tokamak.schedule import tile_stages, tiles
 
 pytest.importorskip("triton")
@@ -36,9 +36,9 @@ def small(patch) -> None:
     for name, value in (("FROM", 256), ("FROM_WIDE", 256), ("WARPS", 1), ("LANES", 2)):
         patch.setattr(tile_stages, name, value)
     patch.setattr(tiles, "HELD", 128)
-    patch.setattr(gpu, "STAGED", 1024)
-    patch.setattr(gpu, "SHARE", 512)
-    patch.setattr(gpu, "RUN", 4)
+    patch.setattr(sharing, "STAGED", 1024)
+    patch.setattr(sharing, "SHARE", 512)
+    patch.setattr(sharing, "RUN", 4)
 
 
 def staged(found) -> list[int]:
@@ -73,7 +73,7 @@ def test_16_bits(chosen, columns):
                                                             (2, 200, torch.float16, 2), (4, 256, torch.float32, 1)])
 def test_few_rows_are_shared_by_more_programs(chosen, monkeypatch, rows, columns, dtype, programs):
     """Rows that one program could hold, too few for the multiprocessors."""
-    monkeypatch.setattr(gpu, "LEAST_SHARE", 64)
+    monkeypatch.setattr(sharing, "LEAST_SHARE", 64)
     check(lambda x: torch.softmax(x, -1), values(2, rows, columns, dtype=dtype)[0], tolerance=1e-5)
     assert rows == 1 or staged(chosen)[0] == programs
     check(layer_norm, values(rows, columns, dtype=dtype), values(columns, dtype=dtype), values(columns, dtype=dtype), tolerance=1e-5)
@@ -190,7 +190,7 @@ def test_weights_beside_rows_that_begin_anywhere(chosen, monkeypatch, rows, colu
     """Programs take every so many rows and keep the weights, two to a register."""
     monkeypatch.setattr(tiles, "HELD", 4096)
     monkeypatch.setattr(tile_stages, "WARPS", 2)
-    monkeypatch.setattr(gpu, "STAGED", 1 << 14)
+    monkeypatch.setattr(sharing, "STAGED", 1 << 14)
     check(lambda x, w: F.rms_norm(x, (columns,), w), values(rows, columns, dtype=dtype), values(columns, dtype=dtype))
     schedule, = chosen
     assert schedule.staged is not None and schedule.split and schedule.shift is not None
@@ -202,7 +202,7 @@ def test_weights_beside_rows_that_begin_anywhere(chosen, monkeypatch, rows, colu
 def test_gradients_of_groups_of_channels(chosen, monkeypatch, shape, groups, dtype, layout):
     """Sums of each channel and of those sums, of rows that one program holds; read along channels and written along pixels too."""
     monkeypatch.setattr(tiles, "HELD", 4096)
-    monkeypatch.setattr(gpu, "STAGED", 1 << 16)
+    monkeypatch.setattr(sharing, "STAGED", 1 << 16)
     norm = (lambda x, w, b: F.group_norm(x.contiguous(), groups, w, b)) if layout == "turned" else lambda x, w, b: F.group_norm(x, groups, w, b)
     x = values(*shape, dtype=dtype).contiguous(memory_format=torch.contiguous_format if layout == "contiguous" else torch.channels_last)
     check(norm, x.requires_grad_(), *(values(shape[1], dtype=dtype, grad=True) for _ in range(2)))
@@ -214,7 +214,7 @@ def test_gradients_of_groups_of_channels(chosen, monkeypatch, shape, groups, dty
 def test_column_sums_beside_shared_rows(chosen, monkeypatch, norm, rows, columns, dtype):
     """Programs of a cluster take row after row, exchange by turns what they fold of each, and carry the sums of their columns."""
     for name, value in (("SHARED_CARRIED", 4096), ("SHARED_COLUMNS", 256), ("CARRIED", 256), ("FEW_SHARERS", 8)):
-        monkeypatch.setattr(gpu, name, value)
+        monkeypatch.setattr(sharing, name, value)
     inputs = [values(*s, dtype=dtype) for s in ((rows, columns), (columns,), (columns,), (rows, columns))]
 
     def gradients(fn, *inputs):

@@ -95,6 +95,7 @@ def test_advice_on_recompiles(reason, words):
 def test_advice_on_breaks():
     assert "capture_scalar_outputs" in for_break("Unsupported Tensor.item() call")
     assert "print behind" in for_break("Failed to trace builtin operator `print`")
+    assert "ignore_logger_methods" in for_break("logging.Logger method not supported for non-export cases")
     assert "fullgraph=True" in for_break("unheard of")
 
 

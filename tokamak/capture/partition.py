@@ -26,6 +26,7 @@ from .layouts import choose_layouts
 from .registry import TABLE
 from .replaced import replace as replace_operators
 from .windows import places_in_windows
+from .written import copy_written, without_copies
 
 _aten = torch.ops.aten
 IDENTITIES = {_aten.detach.default, _aten.alias.default, _aten.lift_fresh.default}      # in a functional graph: their argument
@@ -49,8 +50,11 @@ def partition(joint: fx.GraphModule, joint_inputs, *, num_fwd_outputs: int, arit
     if arithmetic_dropout:
         dropout_of_masks(joint)
     keep_compared(joint)
+    copies = copy_written(joint)
     with _fusible({getattr(o, "overloadpacket", o) for o in TABLE}):
-        return partitioners.min_cut_rematerialization_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **others)
+        forward, backward = partitioners.min_cut_rematerialization_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **others)
+    without_copies(forward, copies)
+    return forward, backward
 
 
 @contextlib.contextmanager

@@ -131,7 +131,7 @@ def divisor(b, mask, err, code):
 @triton.jit
 def pow_int(a, e):
     """Integer a to the power e by squaring, wrapping; a power below 0 is 1 or -1 for a = 1 and a = -1, else 0."""
-    r, square, left = a * 0 + 1, a + e * 0, tl.where(e > 0, e, 0) + a * 0
+    r, square, left = a * 0 + e * 0 + 1, a + e * 0, tl.where(e > 0, e, 0) + a * 0          # of one shape: a loop carries them
     for _ in range(a.dtype.primitive_bitwidth):
         r = tl.where((left & 1) == 1, r * square, r)
         square = square * square

@@ -14,6 +14,7 @@ from ..ir.index import Axis, as_index
 from . import beside, gpu, lines
 from .alike import Part, Planned, parts
 from .axes import Group, Unifier, fold_of, remap, singleton
+from .column_folds import sums_rows_across
 from .cost import GRAIN, Hints, contiguous_axis, estimates, idle_lanes, node_bytes, parallelism, pinned_nodes, row_bytes, scattered, weight
 from .legal import Roles
 from .inline import inline
@@ -380,7 +381,7 @@ class _Planner:
         if not roles.parallel and any(self.roles[g].parallel for g in (a, b)):
             return Reason("no_common_axes", "unprofitable", "one thread would run all, at any size")
         if t.kind == "gpu":
-            if gpu.sums_rows_across(joined, roles, hints, t) and self._written_of(roles, hints):
+            if sums_rows_across(joined, roles, hints, t) and self._written_of(roles, hints):
                 return Reason("no_saving", "unprofitable", "columns are summed where what is made of the rows' sums is written")
             share = saved / max(1, self._moved(a.nodes()) + self._moved(b.nodes()))
             return gpu.unprofitable(a, b, joined, roles, (self.roles[a], self.roles[b]), hints, t, share) or self._too_large(joined)

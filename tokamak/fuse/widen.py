@@ -18,7 +18,7 @@ from ..ir.normal import floordiv
 from ..ir.ops import CARRIERS, can_fail
 from ..ir.rewrite import replaced
 from .cost import Hints, estimates
-from .gpu import walks_down
+from .column_folds import walks_down
 
 LINE = 128              # bytes of memory that are fetched together
 WIDE = 512              # elements that rows counted as one have at most

@@ -3,7 +3,8 @@ programs, whether a row is needed again. Nothing here is chosen."""
 from __future__ import annotations
 
 from ..fuse.cost import Hints
-from ..fuse.gpu import LONG_SUM, walks_down
+from ..fuse.column_folds import walks_down
+from ..fuse.gpu import LONG_SUM
 from ..ir.expr import Const, Load, Reduce, Scan, walk
 from ..ir.index import Axis
 from .body import Body, exprs_of

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..fuse import gpu
+from ..fuse import sharing
 from ..fuse.cost import Hints
 from ..fuse.lines import MOST_BESIDE, abreast, alone, apart
 from ..ir.expr import Load, Op, Reduce, Scan, walk
@@ -72,7 +72,7 @@ def possible(b: Body, rows: list[Axis], line: Axis | None, hints: Hints, target)
     known?"""
     if target.ordered or line not in rows or len(rows) > 3 or any(hints.exactly(a.extent) is None for a in rows):
         return False
-    short = hints.least(line.extent) < (gpu.RUN if hints.count(rows) > gpu.HELD else SIDE)
+    short = hints.least(line.extent) < (sharing.RUN if hints.count(rows) > sharing.HELD else SIDE)
     beside = abreast(held(b, frozenset(rows)), rows, hints, target, MOST_BESIDE)
     if short and beside is None:
         return False
@@ -84,7 +84,7 @@ def possible(b: Body, rows: list[Axis], line: Axis | None, hints: Hints, target)
     nested = any(not whole <= set(e.over) for e in folds)
     if nested and any(e.monoid in CARRIERS for e in folds):
         return False
-    if nested and beside is None and hints.count(rows) > gpu.HELD and one_each(b, rows, held(b, whole), hints, target) is None:
+    if nested and beside is None and hints.count(rows) > sharing.HELD and one_each(b, rows, held(b, whole), hints, target) is None:
         return False
     again = any(isinstance(x, Reduce) for e in folds for a in e.args for x in walk(a)) or \
         any(s.axes & whole and any(isinstance(e, Reduce) for e in walk(s.expr)) for s in b.stores)
@@ -114,16 +114,16 @@ def stages(b: Body, rows: list[Axis], line: Axis, hints: Hints, target) -> Stage
     whole -= whole % 16
     nested = any(not frozenset(rows) <= set(e.over) for e in walk(*exprs_of(b)) if isinstance(e, Reduce))
     least = FROM if any(e.dtype.is_half for e in read) else FROM_WIDE
-    sharers = gpu.sharers(whole, target, 0 if nested else hints.count(b.parallel)) if whole > least else 0
+    sharers = sharing.sharers(whole, target, 0 if nested else hints.count(b.parallel)) if whole > least else 0
     sharers = 0 if nested and sharers > 1 else sharers
     warps = max(1, WARPS // 2) if sharers > 1 and whole <= NARROW * sharers else WARPS if whole <= WIDE * sharers else 2 * WARPS
     others = sorted((a for a in rows if a is not line), key=lambda a: -n[a])
-    turned = warps == WARPS and any(e.index[0].coefficient(a) == 1 for e in read for a in others if n[a] < gpu.RUN)
+    turned = warps == WARPS and any(e.index[0].coefficient(a) == 1 for e in read for a in others if n[a] < sharing.RUN)
     warps = warps // 2 if turned else warps         # GroupNorm of 32 x 256 x 56 x 56 bf16 from NHWC to NCHW 42.6 us, 45.3 with twice as many
     for shared in ((line, *others, line) if n[line] >= sharers * UNBROKEN else (*others, line)) if sharers else ():
         found = _covered({**n, shared: -(-n[shared] // sharers)}, _order(read, line, others, n), 32 * warps * LANES)
         if len(rows) == 1 or math.prod(map(sum, found.values())) * sharers <= IDLE * math.prod(n.values()):
-            long = n[line] >= gpu.RUN or warps > WARPS
+            long = n[line] >= sharing.RUN or warps > WARPS
             if turned:
                 return Stages(shared, sharers, found, warps, 2 * REGISTERS)
             return Stages(shared, sharers, found, warps) if long else Stages(shared, sharers, found, warps // 2, 2 * REGISTERS)
@@ -141,7 +141,7 @@ def side_by_side(b: Body, rows: list[Axis], read: list[Load], hints: Hints, targ
     several, turns = len(held_whole) > 1, any(e.index[0].coefficient(inner) != 1 for e in held_whole)
     pieces_stored = any(whole <= s.axes and s.address.coefficient(inner) == 1 for s in b.stores)
     wide = turns and not all(e.dtype.is_half for e in held_whole)       # f32 is laid out anew in twice as many bytes: GroupNorm backward 149 us, 141
-    if not pieces_stored and alone(read, rows, heavy, hints) or wide and hints.count(rows) <= gpu.HELD:
+    if not pieces_stored and alone(read, rows, heavy, hints) or wide and hints.count(rows) <= sharing.HELD:
         return None
     (shared,), warps = (a for a in rows if a is not inner), SIDE_WARPS * (1 + several)
     n, length = -(-hints.exactly(shared.extent) // sharers), hints.exactly(inner.extent)
@@ -175,11 +175,11 @@ def turns(b: Body, rows: list[Axis], line: Axis, hints: Hints, target) -> Stages
     where rows are shorter or few, or what is read beside them is too much to keep."""
     loads = {(e.node, e.index): e for e in walk(*exprs_of(b)) if isinstance(e, Load) and line in e.index[0].axes()}.values()
     size = hints.count(rows) * sum(e.dtype.bytes for e in held(b, frozenset(rows)))
-    sharers = 1 << (-(-size // gpu.SHARE) - 1).bit_length()
-    if rows != [line] or len(b.parallel) != 1 or size < gpu.STAGED or not 1 < sharers <= target.cluster:
+    sharers = 1 << (-(-size // sharing.SHARE) - 1).bit_length()
+    if rows != [line] or len(b.parallel) != 1 or size < sharing.STAGED or not 1 < sharers <= target.cluster:
         return None
     share = -(-hints.count(rows) // sharers)
-    if hints.count(b.parallel) < TURNS * gpu.clusters(sharers, target) or share * sum(e.dtype.bytes for e in loads) > BESIDE * gpu.SHARE:
+    if hints.count(b.parallel) < TURNS * sharing.clusters(sharers, target) or share * sum(e.dtype.bytes for e in loads) > BESIDE * sharing.SHARE:
         return None
     found = pieces(share, 32 * WARPS * LANES)
     return Stages(line, sharers, {line: found}, WARPS, 2 * REGISTERS, True, UNDER_WAY) if fits(UNDER_WAY, b, {line: found}, b.parallel) else None
@@ -190,7 +190,7 @@ def keeping(b: Body, row: Axis, group: int, hints: Hints, target) -> Stages | No
     read = {(e.node, e.index): e.dtype for e in walk(*exprs_of(b)) if isinstance(e, Load) and row in e.index[0].axes()}
     words = hints.exactly(row.extent) // group * group
     size = words * 2 * len(read)
-    alone, sharers = gpu.sharers(words * 2, target), 1 << (-(-size // KEPT) - 1).bit_length()
+    alone, sharers = sharing.sharers(words * 2, target), 1 << (-(-size // KEPT) - 1).bit_length()
     if not all(d.is_half for d in read.values()) or words * 2 <= FROM or not alone or sharers > target.cluster:
         return None
     by_itself = {row: pieces(words, 32 * WARPS * LANES)}
@@ -203,7 +203,7 @@ def keeping(b: Body, row: Axis, group: int, hints: Hints, target) -> Stages | No
 def carrying(b: Body, rows: list[Axis], line: Axis | None, crossed: frozenset, hints: Hints, target) -> Stages | None:
     """How the programs of a cluster share rows that they take in a loop, and carry what is folded along `crossed`, the loop, beside them; None where
     a program by itself carries it, or none can. (`gpu.infeasible` lets such a kernel be planned.)"""
-    if target.ordered or rows != [line] or hints.exactly(line.extent) is None or hints.least(line.extent) < gpu.RUN or b.base is not None:
+    if target.ordered or rows != [line] or hints.exactly(line.extent) is None or hints.least(line.extent) < sharing.RUN or b.base is not None:
         return None
     folds = [e for e in walk(*exprs_of(b)) if isinstance(e, (Reduce, Scan))]
     across = {(e.monoid, e.over, e.args): e for e in folds if isinstance(e, Reduce) and set(e.over) == crossed}
@@ -214,11 +214,11 @@ def carrying(b: Body, rows: list[Axis], line: Axis | None, crossed: frozenset, h
         return None
     n = hints.exactly(line.extent)
     read = {(e.node, e.index): e.dtype.bytes for e in walk(*exprs_of(b)) if isinstance(e, Load) and line in e.index[0].axes()}.values()
-    aligned, wide = hints.divides(gpu.WORDS, line.extent), gpu.many_wide(min(read, default=4), hints.count(crossed), target)
-    sharers = gpu.carrying(n, sum(len(e.args) for e in across.values()), sum(read), aligned, target, wide, min(read, default=4))
+    aligned, wide = hints.divides(sharing.WORDS, line.extent), sharing.many_wide(min(read, default=4), hints.count(crossed), target)
+    sharers = sharing.carrying(n, sum(len(e.args) for e in across.values()), sum(read), aligned, target, wide, min(read, default=4))
     if sharers < 2:
         return None
-    share = -(-(n if aligned or sharers > gpu.FEW_SHARERS else n // gpu.WORDS * gpu.WORDS) // sharers)
+    share = -(-(n if aligned or sharers > sharing.FEW_SHARERS else n // sharing.WORDS * sharing.WORDS) // sharers)
     warps = max(1, min(WARPS, power(share) // (32 * CARRYING)))
     most = 32 * warps * CARRYING
     found = (most,) if share <= most else _in_words(share, most, 64 * warps)

@@ -3,9 +3,10 @@ from __future__ import annotations
 
 import math
 
-from ..fuse import gpu
+from ..fuse import sharing
 from ..fuse.cost import Hints
-from ..fuse.gpu import FILL, HELD
+from ..fuse.gpu import FILL
+from ..fuse.sharing import HELD
 from ..ir.expr import Const, Coord, Load, Random, Reduce, Scan, walk
 from ..ir.index import Axis, Fetch, Index, Size
 from ..ir.ops import CARRIERS
@@ -159,7 +160,7 @@ class _Chooser(TileThreads):
     def _staged(self, s: tile_stages.Stages) -> TileSchedule:
         """One row to a program, or to several."""
         self.pieces.update(s.pieces)
-        self.shift = None if self.crossed and s.sharers > gpu.FEW_SHARERS else self._shift(self.line)
+        self.shift = None if self.crossed and s.sharers > sharing.FEW_SHARERS else self._shift(self.line)
         exact = frozenset(a for a in s.pieces if self.hints.exactly(a.extent) == sum(s.pieces[a]) * (s.sharers if a is s.shared else 1))
         if s.beside is not None:
             axis, count = s.beside
@@ -174,7 +175,7 @@ class _Chooser(TileThreads):
         split = tuple(a for a in self.order if a in self.crossed) if self.crossed else kept
         self.resident = REGISTERS // (32 * s.warps * s.registers)
         if s.sharers > 1:
-            self.resident *= gpu.clusters(s.sharers, self.target) / self.target.threads
+            self.resident *= sharing.clusters(s.sharers, self.target) / self.target.threads
         return TileSchedule(self.order, dims, tuple((a, self.pieces[a]) for a in dims), frozenset(), split,
                             self._programs(split) if split else 1, exact, s.warps, s.stages, wide=self.wide,
                             shift=self.shift, staged=s.shared, sharers=s.sharers, registers=s.registers)
@@ -298,7 +299,7 @@ class _Chooser(TileThreads):
     def _cover_parallel(self) -> None:
         """Parallel axes that fill up the tile: the contiguous one first, then one that an access runs along, then the innermost."""
         if self.down:
-            self.pieces[self.line] = (min(TILE, power(self.hints(self.line.extent) // gpu.WORDS * gpu.WORDS)),)
+            self.pieces[self.line] = (min(TILE, power(self.hints(self.line.extent) // sharing.WORDS * sharing.WORDS)),)
             self.shift = self._shift(self.line)
             if self.shift is not None:
                 self.pieces[self.line] += (2 * self.shift.group,)

@@ -22,6 +22,7 @@ BREAKS = (
     (r"graph_break\(\)|Call to `torch\._dynamo\.graph_break", "remove the call of torch._dynamo.graph_break()"),
     (r"branches on a tensor's value|generic_jump|[Dd]ata.dependent", "torch.where(condition, a, b) in place of the branch, or torch.cond"),
     (r"\.item\(\)|Tensor\.item|_local_scalar_dense|scalar_outputs", "keep it a tensor, or torch._dynamo.config.capture_scalar_outputs = True"),
+    (r"logging\.Logger", "torch._dynamo.config.ignore_logger_methods.add(logging.Logger.warning), or whichever method logs there"),
     (r"\bprint\b|logging|warnings", "print behind the compiled function, or torch._dynamo.config.reorderable_logging_functions.add(print)"),
     (r"nonzero|dynamic.output|dynamic shape operator", "torch._dynamo.config.capture_dynamic_output_shape_ops = True"),
     (r"torch\.compiler\.disable|disable\(|is marked|skip", "call what is kept out of the compiler before or behind the compiled function"),
