@@ -75,6 +75,7 @@ SPENT = {
     "added twice as low": lambda q, k, v, m: within(scores(q, k) + (at_most(q, m) / 4 + torch.where(m[:1], 0.0, -1e30).to(q.dtype)), v),
     "added, not very low": lambda q, k, v, m: within(scores(q, k) + torch.where(m, 0.0, -1e4).to(q.dtype), v),
 }
+SPENT |= {"rows left out, " + name: lambda q, k, v, m, fn=fn: fn(q, k, v, m[..., :1]) for name, fn in SPENT.items() if "twice" not in name}
 CAUSAL = {
     "filled": lambda q, k, v: within(scores(q, k).masked_fill(torch.ones(length(q), length(q), dtype=torch.bool).triu(1), INF), v),
     "filled with -1e9": lambda q, k, v: within(scores(q, k).masked_fill(torch.tril(torch.ones(length(q), length(q))) == 0, -1e9), v),

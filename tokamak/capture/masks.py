@@ -361,6 +361,9 @@ def bias(b: Between, value, dtype: torch.dtype, rows: Rows) -> Bias:
     if condition is not None:
         total = torch.zeros_like(condition, dtype=dtype) if total is None else total
         total = total.masked_fill(~condition, -math.inf)
+    columns = b.first.meta["val"].shape[-1]
+    if total.shape[-1] != columns:          # one number for a row
+        total = total.expand(*total.shape[:-1], columns).contiguous()
     if rows.zero:
         left = condition.any(-1, True)
         return Bias(total.masked_fill(~left, 0.0), left)
