@@ -159,7 +159,7 @@ def test_norms_of_groups_agree_with_float64(monkeypatch, dtype, channels, height
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("channels, height, width", [(32, 37, 9), (48, 17, 5)])
+@pytest.mark.parametrize("channels, height, width", [(32, 37, 9), (48, 17, 5), (96, 17, 5), (16, 37, 9)])
 def test_groups_that_clusters_hold_side_by_side_agree_with_float64(monkeypatch, dtype, channels, height, width):
     """Channels of a group that are one or two powers of two, pixels that programs share unevenly."""
     monkeypatch.setattr(lines, "LEAST", 1)
