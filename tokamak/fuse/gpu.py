@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from ..ir.dtype import BOOL, DType
-from ..ir.expr import Load, Op, Reduce, Scan, walk
+from ..ir.expr import Load, Op, Reduce, Scan, loads, walk
 from ..ir.graph import Compute, Scatter
 from ..ir.ops import CARRIERS, OPS
 from . import narrow, sharing
@@ -11,7 +11,7 @@ from .column_folds import cuts_lines, folds_elsewhere, shares_columns, walked
 from .contraction import contraction, held as products, of_vector
 from .cost import BLOCK, Hints, contiguous_axis, is_heavy, parallelism
 from .legal import Roles
-from .lines import MOST_BESIDE, abreast, apart, piece
+from .lines import MOST_BESIDE, abreast, apart, by_columns, piece
 from .reason import Reason
 from .sizes import runs_along
 
@@ -21,6 +21,9 @@ UNHELD = ("accumulators", "no_registers")       # reasons against folds beside o
 MORE = 1.33             # bytes that kernels which hold no rows may move for one of those that do: they reach 86 to 99% of the copy limit,
                         # programs that carry sums of 16384 columns 66
 COLUMN = 64             # elements of a column that are held beside folds along rows, where nothing but folds comes of it
+ABREAST = 4             # times FILL programs where each takes several rows at once, through which something else strides: sums of GroupNorm backward
+                        # from NHWC, the gradient in NCHW, of 16 x 256 x 112 x 112 bf16 79.5 us, which programs share, 97 by 512 programs, f32 of
+                        # 12 x 256 x 64 x 65 40, 57; of 4 x 512 x 128 x 128 bf16 48, 93 by 128, of 2 x 512 x 160 x 161 41, 207 by 64
 FILL = 2                # programs that each multiprocessor should have
 NEARLY = 0.95           # of them will do where each sums a long row by many warps: sums of 256 rows of 32768, 65536 and 131072 f32 12.5, 19.6 and
                         # 36.9 us, 14.6, 21.1 and 38.5 shared by four each; of 32768 bf16 7.8, 8.5. Rows of 131071 bf16, which few warps sum, 30.9,
@@ -53,13 +56,23 @@ def busy(group: Group, r: Roles, v, hints: Hints, target) -> bool:
     """Are there programs for every multiprocessor, or is each of the few done before another kernel would have begun? Programs that hold long rows
     have half of one's threads at least, or all of them."""
     sharers = sharing.row_sharers(group, r, hints, target)
-    programs = parallelism(r, v, hints) * max(1, sharers)
+    programs = parallelism(r, v, hints) * max(1, sharers) // _abreast(group, r, v, hints)
     work = max(hints.count(m.free | m.bound) for m in group.members)
     enough = FILL * (NEARLY if _sums_long_rows(group, r, v, hints) else 1)
     if programs >= enough * target.threads or work <= SHORT * programs or sharers > 0 and 4 * programs >= 3 * target.threads:
         return True
     beside = _beside(group, r, hints, target)
     return beside is not None and programs * beside[3] // beside[2] >= enough * target.threads
+
+
+def _abreast(group: Group, r: Roles, v, hints: Hints) -> int:
+    """By how many rows along `v` fewer programs are a fill: those that one takes at once, since something that it reads strides along them and lies
+    contiguously beside them."""
+    if v in r.parallel:
+        return 1
+    read = [e.offset() for m in group.members for e in m.loads]
+    return max((ABREAST * min(hints(a.extent), BLOCK) for at in read if at.coefficient(v).terms and at.coefficient(v) != 1
+                for a in r.parallel if at.coefficient(a) == 1), default=1)
 
 
 def _sums_long_rows(group: Group, r: Roles, v, hints: Hints) -> bool:
@@ -81,9 +94,13 @@ def _row_bytes(part: Reduce) -> int:
 
 def reread(node: Compute, part: Reduce, hints: Hints, target) -> bool:
     """Would a second fold over the axes of `part`, the fold of `node`, that needs its result read everything again? Not where a program holds what it
-    folds: a row whose extents are known, contiguous or short, unless rows are so few that programs share them."""
+    folds: a row whose extents are known, contiguous or short, unless rows are so few that programs share them, or groups of channels are folded by
+    columns."""
     length, rows = hints.count(part.over), hints.extents(node.shape)
     if any(hints.most(a.extent) is None for a in part.over):
+        return True
+    read = loads(*part.args)
+    if by_columns(read, part.over, hints) and abreast(read, part.over, hints, target) is None:
         return True
     contiguous = any(runs_along(e, a) for e in walk(*part.args) if isinstance(e, Load) for a in part.over)
     known = all(hints.exactly(a.extent) is not None for a in part.over) and any(sharing.long_run(e, part.over, hints) for e in walk(*part.args))

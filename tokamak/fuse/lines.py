@@ -23,14 +23,23 @@ from .factors import factored, product
 
 LINE = 128              # bytes of memory that are fetched together: of longer pieces nothing is gained
 HELD = 32768            # elements of a group that one program holds
-SHARE = 32 << 10        # bytes of groups side by side that each of the programs of a cluster holds: EvoNorm of 32 x 256 x 56 x 56 in bf16 46.6 us,
+SHARE = 40 << 10        # bytes of groups side by side that each of the programs of a cluster holds: EvoNorm of 32 x 256 x 56 x 56 in bf16 46.6 us,
                         # 50.0 with twice as many and twice the warps, 53.6 by columns; GroupNorm of 16 x 512 x 64 x 64 from NHWC in f16 49.9, 55.6,
-                        # 66.7
-MOST_BESIDE = 2         # values that the programs of a cluster hold side by side, SHARE of each: GroupNorm backward, input and gradient in NHWC, of
+                        # 66.7. Of 24 x 256 x 57 x 41, which have whole lines so, 24.3, 27 with 32 KB and half lines
+SHARE_OF_TWO = 64 << 10         # the same of two values, by twice the warps
+MOST_SHARE = 64 << 10   # the same of one where that is not enough, by twice the warps, of a SECTOR of each line at least: GroupNorm from NHWC of
+                        # 16 x 256 x 112 x 112 bf16 80 us, 90 by columns, of 2 x 512 x 100 x 101 25, 28, f32 of 64 x 96 x 64 x 64 73, 142;
+                        # of 4 x 512 x 128 x 128 62, 60
+MOST_BESIDE = 2         # values that the programs of a cluster hold side by side: GroupNorm backward, input and gradient in NHWC, of
                         # 32 x 256 x 56 x 56 in bf16 70 us, 82 in four kernels, in f32 117 and 143; with the gradient in NCHW 72 and 90 in bf16
-ALONE = 64 << 10        # bytes of a group that one program holds instead, where little is computed
+ALONE = 64 << 10        # bytes of a group that one program holds instead, where little is computed and its pieces are whole sectors: GroupNorm of
+                        # 64 x 512 x 31 x 31 from NHWC in bf16 49.8 us, 63 by clusters
+TINY = 8 << 10          # the same of shorter pieces, whose sectors two programs read: of 256 x 256 x 14 x 14 25 us, 31 by clusters, but of
+                        # 128 x 256 x 28 x 28 53, 41, of 32 x 256 x 56 x 56 42.7, 37.7
 HALF = 64               # of a line at least
-PIECES = 2              # powers of two at most that make up the channels of such a group
+SECTOR = 32             # bytes that are read together
+PIECES = 2              # powers of two at most that make up the channels of such a group; one where they are no whole words of 16 bits: with two
+                        # Triton makes a kernel of 58000 instructions of ten channels
 WORD = 16               # bytes of the widest access of a thread
 RUN = 256               # elements at least of runs that folds along more axes have in common
 PLANE = 64 << 10        # bytes of a plane that each program of a cluster holds as its own: SiLU behind a GroupNorm, backward, of 64 x 64 x 128 x 128
@@ -73,7 +82,7 @@ def abreast(read, over, hints: Hints, target, most: int = 1) -> tuple[Axis, Axis
         return None
     at, size = e.offset(), hints(c.extent) * e.dtype.bytes
     first, *rest = sorted((a for a in over if a is not c), key=lambda a: hints(at.coefficient(a)))
-    if size % WORD or hints(c.extent).bit_count() > PIECES:
+    if hints(c.extent).bit_count() > (1 if size % WORD and e.dtype.is_half else PIECES):
         return None
     if any(at.coefficient(b) is not at.coefficient(a) * a.extent for a, b in zip((first, *rest), rest)):
         return None
@@ -81,11 +90,13 @@ def abreast(read, over, hints: Hints, target, most: int = 1) -> tuple[Axis, Axis
     while count * size < LINE and hints.divides(2 * count, g.extent):
         count *= 2
     group = hints.count(over) * sum(e.dtype.bytes for e in whole)
-    while count * size >= HALF:
-        sharers = 1 << (-(-count * group // (SHARE * len(whole))) - 1).bit_length()
-        if sharers <= target.cluster:
-            return c, g, count, sharers
-        count //= 2
+    for share, least in ((SHARE, HALF), (MOST_SHARE, SECTOR)) if len(whole) == 1 else ((SHARE_OF_TWO, HALF),):
+        n = count
+        while n * size >= least:
+            sharers = 1 << (-(-n * group // share) - 1).bit_length()
+            if sharers <= target.cluster:
+                return c, g, n, sharers
+            n //= 2
     return None
 
 
@@ -122,9 +133,11 @@ def apart(rows: frozenset, folds, read, hints: Hints, target) -> Axis | None:
 
 
 def alone(read, over, heavy: bool, hints: Hints) -> bool:
-    """Is what a program by itself holds of a group so little, and so little computed of it, that it is faster so? GroupNorm of 32 x 256 x 56 x 56
-    from NHWC in bf16 45 us, 49 by clusters; in f32 88 and 72."""
-    return not heavy and hints.count(over) * sum(e.dtype.bytes for e in read if set(over) <= e.offset().axes()) <= ALONE
+    """Is what a program by itself holds of a group so little, and so little computed of it, that it is faster so?"""
+    whole = [e for e in read if set(over) <= e.offset().axes()]
+    pieces = [hints(a.extent) * e.dtype.bytes for e in whole for a in over if e.offset().coefficient(a) == 1]
+    most = ALONE if min(pieces, default=0) >= SECTOR else TINY
+    return not heavy and hints.count(over) * sum(e.dtype.bytes for e in whole) <= most
 
 
 def held(n: Compute, part: Reduce, readers: dict, hints: Hints, target) -> bool:
@@ -155,7 +168,16 @@ def pays(n: Compute, part: Reduce, readers: dict, hints: Hints, target) -> bool:
     read = loads(*part.args)
     if part.monoid not in MONOIDS or _pieces(read, part.over, hints) is None or held(n, part, readers, hints, target):
         return False
-    return hints.count(part.over) > HELD or _heavy(_beside([e.node for e in read], readers, hints))
+    return by_columns(read, part.over, hints) or _heavy(_beside([e.node for e in read], readers, hints))
+
+
+def by_columns(read, over, hints: Hints) -> bool:
+    """Are the loads `read` of pieces of lines better folded by columns than by programs that hold a group each? What is no whole words such a
+    program reads element by element."""
+    c = _pieces(read, over, hints)
+    if c is None:
+        return False
+    return hints.count(over) > HELD or any(hints(c.extent) * e.dtype.bytes % WORD for e in read if e.offset().coefficient(c) == 1)
 
 
 def _heavy(values) -> bool:
@@ -213,7 +235,7 @@ def runs_in_common(graph: Graph, hints: Hints, target) -> dict:
         common = frozenset.intersection(*folds.values())
         if not any(step == 1 for step in common) or any(steps == common for steps in folds.values()):
             continue
-        if all(_beyond(fold(n), common, hints) for n in folds):
+        if _long(folds, common, hints) and any(2 * hints.count(fold(n).over) > HELD for n in folds):
             size = sum(x.dtype.bytes for x in _sources(folds, hints))
             found.update((n, common) for n in folds if not _in_cluster(n, common, size, readers, hints, target))
     return found
@@ -250,10 +272,10 @@ def _sources(folds, hints: Hints) -> set:
     return found
 
 
-def _beyond(part: Reduce, common: frozenset, hints: Hints) -> bool:
-    """Are runs of `part` along the `common` steps long, and is all that it folds more than a program holds of two values?"""
-    e = _large(part, hints)[0].offset()
-    return hints.count(a for a in part.over if e.coefficient(a) in common) >= RUN and 2 * hints.count(part.over) > HELD
+def _long(folds, common: frozenset, hints: Hints) -> bool:
+    """Are the runs of `folds` along the `common` steps long?"""
+    parts = [(part := fold(n), _large(part, hints)[0].offset()) for n in folds]
+    return all(hints.count(a for a in part.over if at.coefficient(a) in common) >= RUN for part, at in parts)
 
 
 def _runs_first(n: Compute, steps: frozenset, hints: Hints, parts: dict) -> Compute:

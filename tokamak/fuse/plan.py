@@ -348,7 +348,9 @@ class _Planner:
                 for e in m.loads:
                     shared.setdefault(e.node, ([], []))[side].append(e)
         both = [(node, la, lb) for node, (la, lb) in shared.items() if la and lb]
+        axes = lambda e: -len(frozenset().union(*(i.axes() for i in e.index)))        # what says most of the axes first
         for _, la, lb in sorted(both, key=lambda x: -node_bytes(x[0], self.hints)):
+            la, lb = sorted(la, key=axes), sorted(lb, key=axes)
             any(all(u.follow(x, y) for x, y in zip(ea.index, eb.index)) for ea in la[:FOLLOWED] for eb in lb[:FOLLOWED])
         joined = u.result(a, b)
         members = tuple(sorted(joined.members, key=lambda m: self.position[m.node]))

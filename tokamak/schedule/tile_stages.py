@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ..fuse import sharing
 from ..fuse.cost import Hints
-from ..fuse.lines import MOST_BESIDE, abreast, alone, apart
+from ..fuse.lines import MOST_BESIDE, SHARE, abreast, alone, apart
 from ..ir.expr import Load, Op, Reduce, Scan, walk
 from ..ir.index import Axis
 from ..ir.ops import CARRIERS, OPS
@@ -27,6 +27,8 @@ WIDE = 64 << 10         # of a row, or a share, from which on it takes a multipr
 NARROW = 16 << 10       # of a share up to which it takes half as many threads, so that all clusters of few rows run at once
 WARPS = 16              # of a program that holds a row, or a share of one, up to WIDE; a longer one has twice as many
 LANES = 8               # elements of a piece to a thread: 16 bytes of a 16-bit type
+NESTED_LANES = 32       # the same where some folds are along some of the axes alone, each of which waits for all warps once a piece: GroupNorm
+                        # backward in NCHW of 128 x 1024 x 14 x 19 bf16 99 us, 113 with half as many, 163 with LANES; of 24 x 640 x 20 x 20 19.7, 21.6
 KEPT = 64 << 10         # bytes of a row that begins anywhere, and of what is kept beside it for all rows of a program, where two programs share a
                         # multiprocessor: RMS of 4095 rows of 16385 bf16 87, against 65 kept as loaded. With a layer norm's two weights one program
                         # has it, rows under way: 73; two that share each row 63
@@ -116,17 +118,20 @@ def stages(b: Body, rows: list[Axis], line: Axis, hints: Hints, target) -> Stage
     least = FROM if any(e.dtype.is_half for e in read) else FROM_WIDE
     sharers = sharing.sharers(whole, target, 0 if nested else hints.count(b.parallel)) if whole > least else 0
     sharers = 0 if nested and sharers > 1 else sharers
+    if whole <= least and len(rows) > 1 and WASTE * (_rounded(rows, hints) - hints.count(rows)) > hints.count(rows):
+        # GroupNorm of 24 x 640 x 20 x 20 f16 12.7 us, 15.8 as it is, of 64 x 1280 x 16 x 12 bf16 25, 32
+        sharers = min(1, sharing.sharers(whole, target))
     warps = max(1, WARPS // 2) if sharers > 1 and whole <= NARROW * sharers else WARPS if whole <= WIDE * sharers else 2 * WARPS
     others = sorted((a for a in rows if a is not line), key=lambda a: -n[a])
     turned = warps == WARPS and any(e.index[0].coefficient(a) == 1 for e in read for a in others if n[a] < sharing.RUN)
     warps = warps // 2 if turned else warps         # GroupNorm of 32 x 256 x 56 x 56 bf16 from NHWC to NCHW 42.6 us, 45.3 with twice as many
     for shared in ((line, *others, line) if n[line] >= sharers * UNBROKEN else (*others, line)) if sharers else ():
-        found = _covered({**n, shared: -(-n[shared] // sharers)}, _order(read, line, others, n), 32 * warps * LANES)
+        found = _covered({**n, shared: -(-n[shared] // sharers)}, _order(read, line, others, n), 32 * warps * (NESTED_LANES if nested else LANES))
         if len(rows) == 1 or math.prod(map(sum, found.values())) * sharers <= IDLE * math.prod(n.values()):
-            long = n[line] >= sharing.RUN or warps > WARPS
             if turned:
                 return Stages(shared, sharers, found, warps, 2 * REGISTERS)
-            return Stages(shared, sharers, found, warps) if long else Stages(shared, sharers, found, warps // 2, 2 * REGISTERS)
+            long = len(rows) == 1 and (n[line] >= sharing.RUN or warps > WARPS)
+            return Stages(shared, sharers, found, warps) if long else Stages(shared, sharers, found, max(1, warps // 2), 2 * REGISTERS)
     return None
 
 
@@ -138,12 +143,11 @@ def side_by_side(b: Body, rows: list[Axis], read: list[Load], hints: Hints, targ
     if beside is None or len(rows) != 2:
         return None
     (inner, axis, count, sharers), held_whole = beside, [e for e in read if whole <= e.index[0].axes()]
-    several, turns = len(held_whole) > 1, any(e.index[0].coefficient(inner) != 1 for e in held_whole)
     pieces_stored = any(whole <= s.axes and s.address.coefficient(inner) == 1 for s in b.stores)
-    wide = turns and not all(e.dtype.is_half for e in held_whole)       # f32 is laid out anew in twice as many bytes: GroupNorm backward 149 us, 141
-    if not pieces_stored and alone(read, rows, heavy, hints) or wide and hints.count(rows) <= sharing.HELD:
+    if not pieces_stored and alone(read, rows, heavy, hints):
         return None
-    (shared,), warps = (a for a in rows if a is not inner), SIDE_WARPS * (1 + several)
+    share = count * hints.count(rows) * sum(e.dtype.bytes for e in held_whole) // sharers
+    (shared,), warps = (a for a in rows if a is not inner), SIDE_WARPS * (2 if len(held_whole) > 1 or share > SHARE else 1)
     n, length = -(-hints.exactly(shared.extent) // sharers), hints.exactly(inner.extent)
     inside = tuple(1 << k for k in reversed(range(length.bit_length())) if length >> k & 1)
     most = power(32 * warps * LANES // (count * sum(inside)) + 1) // 2
@@ -153,6 +157,12 @@ def side_by_side(b: Body, rows: list[Axis], read: list[Load], hints: Hints, targ
     if sum(found[shared]) * sharers > IDLE * hints.exactly(shared.extent):
         return None
     return Stages(shared, sharers, found, warps, SIDE_REGISTERS, beside=(axis, count))
+
+
+def _rounded(rows: list[Axis], hints: Hints) -> int:
+    """Lanes of a tile that holds all of `rows`, each but the longest as a power of two."""
+    *others, longest = sorted(map(lambda a: hints.count((a,)), rows))
+    return math.prod(map(power, others)) * longest
 
 
 def one_each(b: Body, rows: list[Axis], read: list[Load], hints: Hints, target) -> Stages | None:

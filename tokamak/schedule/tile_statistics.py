@@ -13,7 +13,8 @@ AT_ONCE = 4             # rows at a step: one-pass statistics of 200704 x 256 bf
 ACROSS_RESIDENT = 3     # such programs of a multiprocessor: four spill, 43 us
 ALONE_AT_ONCE = 8       # the same where one value is read and nothing but moments carried: 31.6 us, 32.9 with 4 and three programs. BatchNorm in NHWC
 ALONE_RESIDENT = 2      # 59%, 58; InstanceNorm3D in NDHWC 55, 54
-ALONE_ROUNDS = 6        # blocks a program then: those two have 12 and 8
+ALONE_ROUNDS = 1        # blocks a program then: those two have 12 and 8; BatchNorm in NHWC of 16 x 768 x 28 x 27 bf16 24.4 us, 25.3 with 4 at once,
+                        # of 8 x 256 x 64 x 64 f16 19.5, 20.5
 CARRIED = 32            # numbers that a thread carries, of sums, from which on two programs have the registers of a multiprocessor: of five sums of
                         # bf16, EvoNorm backward in NHWC, 49.6 us, 52.9 by three that spill; of f32, half as many numbers, 77.4 and 71.2
 MANY_SUMS = 4           # of those that take several rows at once from which on it is two programs, too: EvoNorm backward of 32 x 256 x 56 x 56 in

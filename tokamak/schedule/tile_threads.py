@@ -26,11 +26,13 @@ RAGGED_EACH = 64        # of longer rows that begin anywhere and are written, to
 PIECE_EACH = 4          # of such rows that are one piece of a warp's width, 512 elements to a program (`tiles.PIECES`)
 SHORT_EACH = 256        # elements up to which rows that begin anywhere and are only folded have RAGGED_EACH, too: bf16 sums of 32768 and 262144 rows
                         # of 127 5.3 and 21.5 us by one warp, 6.5 and 28.8 by two
-SHORT_FROM = 128        # elements from which on aligned rows that are written lie in tiles of 1024, with PER_THREAD of up to SHORT_EACH: RMSNorm of
+SHORT_FROM = 96         # elements from which on aligned rows that are written lie in tiles of 1024, with PER_THREAD of up to SHORT_EACH: RMSNorm of
                         # 8192 and 65536 rows of 128 bf16 2.7 and 10.1 us, of 32768 of 512 18.0, LayerNorm of 65536 of 256 19.0, softmax of 8192 of
-                        # 256 3.9; 3.3, 10.6, 19.2, 21.0 and 4.8 with larger tiles and 32 a thread
-SHORT_FEW = 1 << 21     # elements of all rows of SHORT_FROM of 16 bits up to which half as many to a thread are quicker: LayerNorm of 8192 and 16384
-                        # rows of 128 bf16 3.0 and 4.4 us, 3.3 and 4.5; RMSNorm of 8192 2.7, 2.9
+                        # 256 3.9; 3.3, 10.6, 19.2, 21.0 and 4.8 with larger tiles and 32 a thread. LayerNorm and softmax of 131072 of 96 15.5 and
+                        # 14.8, 19.2 and 16.7; but RMSNorm of 60000 of 80 7.1, 6.8, LayerNorm of 100000 of 64 8.7, 8.5
+SHORT_HALF = 128        # elements of a row of 16 bits of which half as many to a thread are quicker,
+SHORT_FEW = 1 << 21     # where all rows have so many at most: LayerNorm of 8192 and 16384 rows of 128 bf16 3.0 and 4.4 us, 3.3 and 4.5; RMSNorm of
+                        # 8192 2.7, 2.9
 KEPT_REGISTERS = 64     # of a thread, as counted, from which on half of RESIDENT warps keep weights beside rows of 16 bits that begin anywhere, each
                         # CARRY_STAGES rows under way: LayerNorm of 65536 rows of 257 and 513 22.3 and 38.5 us, 25.3 and 47.6 a row at a time by
                         # RESIDENT warps; of 8192 of 511 7.5, 8.9; of 4096 of 257 and 1025, two rows at least a warp, 3.9 and 7.5, 5.1 and 9.5
@@ -179,7 +181,7 @@ class TileThreads(TileFacts):
             if self.begin_anywhere() and not self.stored_along():
                 each = RAGGED_EACH
             elif not self.begin_anywhere() and self.stored_along() and short >= SHORT_FROM:
-                few = short == SHORT_FROM and self.narrowest() == 2 and self.hints.count(self.b.axes) <= SHORT_FEW
+                few = short == SHORT_HALF and self.narrowest() == 2 and self.hints.count(self.b.axes) <= SHORT_FEW
                 each = PER_THREAD // 2 if few else PER_THREAD
         if self.width > 1 and not (shares and any(e.monoid == "moments" for e in self.crossing)):
             each = max(each // self.width, 8)

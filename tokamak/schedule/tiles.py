@@ -7,9 +7,9 @@ from ..fuse import sharing
 from ..fuse.cost import Hints
 from ..fuse.gpu import FILL
 from ..fuse.sharing import HELD
-from ..ir.expr import Const, Coord, Load, Random, Reduce, Scan, walk
+from ..ir.expr import Const, Coord, Load, Op, Random, Reduce, Scan, walk
 from ..ir.index import Axis, Fetch, Index, Size
-from ..ir.ops import CARRIERS
+from ..ir.ops import CARRIERS, OPS
 from . import column_words, tile_flat, tile_stages, tile_statistics
 from .body import Body, exprs_of
 from .schedule import strides_of
@@ -46,6 +46,11 @@ WIDE_ROW = 512          # of tiles of aligned rows of 32 bits that are written, 
 SPREAD = 8              # of tiles of short rows that are only folded and begin anywhere, that a multiprocessor should have where they are few, and
                         # two rows a tile at least: bf16 sums of 2048 rows of 513 2.65 us, 3.33 with ROWS
 ROWS = 8                # of such tiles at least: f32 sums along 257 columns 85%, 40 with one
+TURNED_TILE = 4096      # elements of a pointwise tile that is read along one axis and written along another, TURNED of each where pieces of the one
+                        # lie side by side: the last kernel of GroupNorm backward from NHWC of 4 x 512 x 128 x 128 bf16 51 us, 54 with POINTWISE,
+                        # forward 33.7, 36, of f32 of 16 x 256 x 96 x 90 67, 78
+HEAVY_CHUNK = 1024      # of a chunk of a looped row at least, where the last one of longer chunks would compute a heavy function in many idle lanes:
+                        # sums of EvoNorm backward over planes of 9120 f16 50 us in chunks of 2048, 74 of 8192
 POINTWISE = 1024        # elements of a pointwise tile: 8 to a thread, one 16-byte access of a 16-bit type
 COLUMN_VALUES = 3       # values of the columns alone, read beside what is made of all, from which on a tile has twice as many elements: the last
                         # kernel of BatchNorm in NHWC of 32 x 96 x 57 x 57 bf16 9.1 us, 10.2, of 64 x 256 x 56 x 56 47.0, 48.0
@@ -58,6 +63,7 @@ LONG = 16384            # elements of a looped row from which on each has a prog
                         # forward over 32000 and 50257 columns 88 and 90%, 81 and 83 with as many programs as run at once
 FOLDED = 16384          # bytes at least of held rows that one program folds: f16 rows of 1024 88%, 76 a row a program
 TOGETHER = 32           # columns of a tile whose columns, and whose rows across programs, are summed where they begin anywhere: see TOGETHER_THREAD
+TOGETHER_MOST = 8192    # elements of such a tile at most: RMSNorm backward along the middle of 16 x 512 x 2049 bf16 76 us, 134 with TOGETHER
 SCANNED = 64            # rows of columns from which on their prefixes are made in a loop, several tiles under way: 4096 x 16384 of f32 91%, 70 with
                         # one; 64 x 1024 x 1024 of bf16 along the middle about 50, 27 held
 SCANNED_ROWS = 16       # rows of a tile of theirs where one warp makes them: see `tile_facts.SCANNING`
@@ -232,6 +238,8 @@ class _Chooser(TileThreads):
         down = SCANNED_ROWS if self.scans_many() else (LONE if self.lone() else RAGGED_DOWN if self._few_down() else TILE) // self.columns()
         chunk = down if self.line not in self.rows else self._passing_bytes() // self.narrowest() if self.passing() else \
             PLACES_CHUNK if any(e.monoid.startswith("arg") for e in self.folds) else CHUNK
+        while self.line in self.rows and chunk > HEAVY_CHUNK and self._idles(inner, chunk):
+            chunk //= 2
         self.pieces[inner] = (min(chunk, power(self.hints(inner.extent))),)
         beside = self._read_across()
         if beside is not None:
@@ -241,6 +249,11 @@ class _Chooser(TileThreads):
         self.shift = self._shift(inner) if self.line is inner and not self.carries_rows else None
         if self.shift is not None:
             self.pieces[inner] = (self.pieces[inner][0], 2 * self.shift.group)
+
+    def _idles(self, a: Axis, chunk: int) -> bool:
+        """Would much be computed in idle lanes of the last chunk along `a`?"""
+        n = self.hints(a.extent)
+        return -n % chunk * WASTE > n and any(isinstance(e, Op) and OPS[e.name].heavy for f in self.folds for x in f.args for e in walk(x))
 
     def _read_across(self) -> Axis | None:
         """A short parallel axis along which something lies contiguously that strides along the rows, which programs run through: tiles of both read
@@ -311,7 +324,9 @@ class _Chooser(TileThreads):
         hints = self.hints
         have = math.prod(sum(s) for s in self.pieces.values())
         pointwise = not self.rows and not self.crossed
+        turned = self.turned()
         least, most = 0, 2 * POINTWISE if self.columns_read() >= COLUMN_VALUES else POINTWISE
+        most = max(most, TURNED_TILE) if pointwise and turned is not None else most
         want = min(most, max(SMALLEST, power(hints.count(self.b.parallel) // (FILL * self.target.threads)))) if pointwise else TILE
         if self.line in self.rows and not self.looped and not self.crossed:
             if not self.stored_along():
@@ -333,9 +348,9 @@ class _Chooser(TileThreads):
         if self.streams():
             want = self._passing_bytes() // self.narrowest()
         parallel = [a for a in self.order if a in self.b.parallel]
-        turned = self.turned()
         if self.line in parallel:
-            most = min(TOGETHER if self._takes_columns() and self.begin_anywhere() else self.columns(), max(SECTOR, HELD // (2 * have))) \
+            together = self._takes_columns() and self.begin_anywhere()
+            most = min(TOGETHER if together else self.columns(), max(SECTOR, (TOGETHER_MOST if together else HELD // 2) // have)) \
                 if self.rows else TURNED if turned is not None else want // have
             if self.crossed and self.line not in self.crossed:
                 most = tile_statistics.columns(self, COLUMNS)
