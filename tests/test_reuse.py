@@ -106,3 +106,34 @@ def added(fn, *args) -> list[int]:
 def test_products_write_over_what_is_added_to_them(fn, count):
     args = half(128, 128), half(128, 128, seed=1), half(128, 128, seed=2), half(128, 128, seed=3)
     assert added(fn, *args) == [count]
+
+
+@pytest.mark.parametrize("fn", [
+    lambda b, x, y: b.mul_(0.9).add_(x @ y, alpha=0.1),
+    lambda b, x, y: b.copy_((x @ y).relu()),
+    lambda b, x, y: b.lerp_(torch.tanh(x @ y), 0.3),
+    lambda b, x, y: b.add_((s := (x @ y).softmax(1)) + s.sum(0)),
+], ids=["moved", "copied", "lerp", "folded"])
+def test_what_is_written_into_an_input_lies_there(fn):
+    def step(b, x, y):
+        fn(b, x, y)
+        return x.sum()
+    run = tokamak.compile(step, target="interpret", strict=True, cache_dir="", contractions="vendor")
+    held, want = square(seed=2), square(seed=2)
+    for seed in (3, 4):
+        x, y = square(seed=seed), square(seed=seed + 10)
+        torch.testing.assert_close(run(held, x, y), step(want, x, y), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(held, want, rtol=1e-4, atol=1e-5)
+
+
+def test_a_value_that_an_input_receives_takes_over_no_memory():
+    def fn(b, x):
+        held = b.repeat(3, 1) * 1
+        b.copy_((held * x).sum(0))
+        rows = b.repeat(3, 1)
+        b.lerp_(rows[0] + x[0], 0.3)
+        return held, rows
+    run = tokamak.compile(fn, target="interpret", strict=True, cache_dir="")
+    held, want, x = square()[0], square()[0], square(seed=1)[:3]
+    torch.testing.assert_close(run(held, x), fn(want, x))
+    torch.testing.assert_close(held, want)

@@ -37,7 +37,7 @@ def reused(plan: Plan, built: dict) -> dict:
             found_here = _operands(store, kernel.body) if _pointwise(kernel.body) else _added(store, kernel)
             gone = next((m for m in found_here if m not in taken and m not in kept and last.get(m) == i
                          and _alike(m, store.memory.node)), None)
-            if gone is not None and store.memory.node not in plan.inplace:
+            if gone is not None and isinstance(store.memory.node, Compute):        # what is written into an input has its memory
                 found[store.memory.node] = gone
                 taken.add(gone)
     return found
