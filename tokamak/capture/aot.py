@@ -22,6 +22,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from ..ir.index import as_index
 from .attended import attended
 from .decompose import ALWAYS, TRAINING
+from .hooked import Hooked
 from .layouts import choose_layouts
 from .partition import partition
 from .tensor import overlapping
@@ -37,6 +38,8 @@ def autograd(gm: fx.GraphModule, example_inputs: Sequence[Any], compile_one: Com
     then computes again is the partitioner's choice by their sizes. `layouts`: convolutions run channels-last where that pays. `attention`:
     written out it is the library's. `coming` is told of a
     backward graph as soon as there is one, before the forward graph is compiled."""
+    hooked = Hooked()
+
     def compiler(kind: str):
         def compile_kind(graph, inputs):
             _keep_saved()
@@ -46,7 +49,8 @@ def autograd(gm: fx.GraphModule, example_inputs: Sequence[Any], compile_one: Com
                 attended(graph)
             if layouts and kind == "inference":
                 choose_layouts(graph)
-            return hidden(compile_one)(graph, inputs, kind)
+            made = hidden(compile_one)(graph, inputs, kind)
+            return hooked.forward(made) if kind == "forward" else hooked.backward(made, graph) if kind == "backward" else made
         return compile_kind
 
     def cut(joint, joint_inputs, **others):
