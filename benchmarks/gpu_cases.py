@@ -47,7 +47,9 @@ MORE: tuple[str, ...] = (
     "logsumexp_f32_65536x1025", "l1norm_f16_1024x65535", "l2norm_bf16_1024x65535", "sum_outer_f16_65536x1025", "sum_outer_f16_1048576x65",
     "sum_outer_f16_1024x65537", "sum_inner_f16_524288x257", "sum_inner_f16_262144x513",
     "sum_middle_f32_64x1024x1024", "sum_middle_bf16_512x257x511", "layernorm_f32_3000x5003", "rmsnorm_f16_20011x3001",
-    "softmax_f32_999x99991", "layernorm_bwd_f32_1000x30011", "cross_entropy_f16_4093x65537", "bias_gelu_bwd_bf16_16383x4095")
+    "softmax_f32_999x99991", "layernorm_bwd_f32_1000x30011", "cross_entropy_f16_4093x65537", "bias_gelu_bwd_bf16_16383x4095",
+    "causal_attention_bf16_4x16x1024x64", "causal_attention_bwd_bf16_4x16x1024x64", "padded_attention_bf16_8x16x512x64",
+    "padded_attention_bwd_bf16_8x16x512x64")
 
 # a sample of every kind of schedule, for symbolic sizes beside static ones
 SYMBOLIC: tuple[str, ...] = (

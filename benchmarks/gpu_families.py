@@ -235,6 +235,36 @@ def _naive_attention(d, batch, heads, length, width):
     return Recipe(attention, (stream(d, batch, heads, length, width),) * 3, flops=4 * batch * heads * length * length * width, ratio=2.5)
 
 
+def _in_heads(fn):
+    """`fn` of heads that lie behind positions, as a projection leaves them, and back."""
+    return lambda q, k, v, *masks: fn(*(x.transpose(1, 2) for x in (q, k, v)), *masks).transpose(1, 2).flatten(2)
+
+
+def causal_attention(q, k, v):
+    """Attention to what came before."""
+    later = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).triu(1)
+    return torch.softmax((q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).masked_fill(later, -math.inf), -1) @ v
+
+
+def padded_attention(q, k, v, lengths):
+    """Attention to as many keys as each of the batch has, and one."""
+    there = torch.arange(k.shape[-2], device=q.device) <= lengths[:, None]
+    mask = torch.where(there, torch.zeros((), dtype=q.dtype, device=q.device), torch.finfo(q.dtype).min)[:, None, None]
+    return torch.softmax(q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) + mask, -1) @ v
+
+
+@family("causal_attention", "attention")
+def _causal_attention(d, batch, heads, length, width):
+    return Recipe(_in_heads(causal_attention), (stream(d, batch, length, heads, width),) * 3,
+                  flops=2 * batch * heads * length * length * width, ratio=2.5)
+
+
+@family("padded_attention", "attention")
+def _padded_attention(d, batch, heads, length, width):
+    return Recipe(_in_heads(padded_attention), (*(stream(d, batch, length, heads, width),) * 3, index(length, batch)),
+                  flops=4 * batch * heads * length * length * width, ratio=2.5)
+
+
 def alibi_attention(q, k, v, slopes):
     """Attention with a bias that falls with the distance."""
     at = torch.arange(q.shape[-2], device=q.device)
