@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from ..ir.expr import Reduce, Scan, walk
-from ..ir.graph import Compute, Graph, Input, Opaque, Result, Scatter, is_pointwise, reads
+from ..ir.graph import Compute, Graph, Input, Opaque, Result, Scatter, fold, is_pointwise, reads
 from ..ir.index import Axis, as_index
 from . import beside, gpu, lines
 from .alike import Part, Planned, parts
@@ -57,6 +57,13 @@ def plan(graph: Graph, target) -> Plan:
             break
         made = _Planner(inline(made.graph, target, moves), target, known).run()
     return made
+
+
+def _components(a: Group, b: Group) -> bool:
+    """Do both have components of one fold? They read alike: what is read at two places is aligned by the one that says most of the axes."""
+    folds = [{(f.monoid, f.over, f.args) for m in g.members if isinstance(m.node, Compute) and isinstance(f := fold(m.node), Reduce)}
+             for g in (a, b)]
+    return bool(folds[0] & folds[1])
 
 
 class _Planner:
@@ -348,7 +355,8 @@ class _Planner:
                 for e in m.loads:
                     shared.setdefault(e.node, ([], []))[side].append(e)
         both = [(node, la, lb) for node, (la, lb) in shared.items() if la and lb]
-        axes = lambda e: -len(frozenset().union(*(i.axes() for i in e.index)))        # what says most of the axes first
+        most = _components(a, b)
+        axes = lambda e: -len(frozenset().union(*(i.axes() for i in e.index))) * most
         for _, la, lb in sorted(both, key=lambda x: -node_bytes(x[0], self.hints)):
             la, lb = sorted(la, key=axes), sorted(lb, key=axes)
             any(all(u.follow(x, y) for x, y in zip(ea.index, eb.index)) for ea in la[:FOLLOWED] for eb in lb[:FOLLOWED])
