@@ -18,6 +18,11 @@ NORM = """graph norm {{
   %out: {d}[{n}, {p}, 32*{each}]({p}*32*{each}, 1, {p}) = {d}(mul(f32(%x[i0, i1, i2]), %sum[i0, (i2 // {each})]))
   return %out
 }}"""
+RUNS = """graph runs {{
+  input %x: {d}[{n}, {p}, 32*{each}]({p}*32*{each}, 32*{each}, 1)
+  %sum: f32[{n}, 32](32, 1) for i2<{p}, i3<{each} = sum[i2, i3](f32(%x[i0, i2, i1*{each} + i3]))
+  return %sum
+}}"""
 LAST = """graph last {
   input %x: bf16[4, 16384, 32, 16](8388608, 512, 16, 1)
   input %sum: f32[4, 32](32, 1)
@@ -90,6 +95,14 @@ def test_groups_of_channels_that_programs_hold(d, n, p, each):
     """Those that are tiny, or of whole sectors."""
     schedule, = schedules(NORM.format(d=d, n=n, p=p, each=each))
     assert schedule.sharers == 1 and not schedule.split
+
+
+@pytest.mark.parametrize("d, n, p, each, found", [("f32", 12, 3080, 32, "i1:128?, i3:32) looped(i1, i3) warps(4)"),
+                                                  ("bf16", 12, 9312, 64, "i1:128?, i3:64) looped(i1, i3) warps(4)")])
+def test_runs_of_looped_rows_lie_beside_each_other_in_a_tile(d, n, p, each, found):
+    """Each run a line or more; programs take whole groups, not runs of several."""
+    schedule, = schedules(RUNS.format(d=d, n=n, p=p, each=each))
+    assert str(schedule).startswith(f"tile({found}") and not schedule.split
 
 
 @pytest.mark.parametrize("each, p", [(5, 4288), (10, 3136), (12, 3136)])

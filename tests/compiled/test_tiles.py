@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 import tokamak
 from tests.compiled.harness import agree
-from tests.compiled.interpreted import check, flat, indices, values
+from tests.compiled.interpreted import check, flat, indices, schedules, values
 from tokamak.codegen import stages
 from tokamak.codegen.scope import Unschedulable
 from tokamak.fuse.plan import plan
@@ -52,6 +52,14 @@ def test_extremes():
 
 def test_group_norm():
     check(lambda x, w, b: F.group_norm(x, 2, w, b), values(4, 6, 5, 7, grad=True), values(6, grad=True), values(6, grad=True))
+
+
+@pytest.mark.parametrize("n, plane, each", [(16, 303, 33), (16, 300, 48), (40, 20, 300)])
+def test_runs_of_looped_rows(n, plane, each):
+    """Sums over planes and channels of a group, the channels contiguous: the last tile of a plane is not full, nor is each run."""
+    x = values(n, plane, 3, each)
+    assert all(re.match(r"tile\(i1:\d+\?, i3:\d+\?\) looped\(i1, i3\)", s) for s in schedules(lambda x: x.sum((1, 3)), x))
+    check(lambda x: (x.sum((1, 3)), x.amax((1, 3)), x.var((1, 3))), x)
 
 
 @pytest.mark.parametrize("dim", [0, 1])

@@ -238,9 +238,12 @@ class _Chooser(TileThreads):
         down = SCANNED_ROWS if self.scans_many() else (LONE if self.lone() else RAGGED_DOWN if self._few_down() else TILE) // self.columns()
         chunk = down if self.line not in self.rows else self._passing_bytes() // self.narrowest() if self.passing() else \
             PLACES_CHUNK if any(e.monoid.startswith("arg") for e in self.folds) else CHUNK
-        while self.line in self.rows and chunk > HEAVY_CHUNK and self._idles(inner, chunk):
+        across = self._across_lines()
+        while self.line in self.rows and chunk > HEAVY_CHUNK and self._idles(inner, across, chunk):
             chunk //= 2
         self.pieces[inner] = (min(chunk, power(self.hints(inner.extent))),)
+        if across is not None:
+            self._tile(across, chunk // self.pieces[inner][0])
         beside = self._read_across()
         if beside is not None:
             self.pieces[beside] = (power(self.hints(beside.extent)),)
@@ -250,10 +253,17 @@ class _Chooser(TileThreads):
         if self.shift is not None:
             self.pieces[inner] = (self.pieces[inner][0], 2 * self.shift.group)
 
-    def _idles(self, a: Axis, chunk: int) -> bool:
-        """Would much be computed in idle lanes of the last chunk along `a`?"""
-        n = self.hints(a.extent)
+    def _idles(self, inner: Axis, across: Axis | None, chunk: int) -> bool:
+        """Would much be computed in idle lanes of the last chunk, along `across` where it holds several runs of `inner`?"""
+        n, run = self.hints(inner.extent), power(self.hints(inner.extent))
+        if across is not None and run < chunk:
+            n, chunk = self.hints(across.extent), chunk // run
         return -n % chunk * WASTE > n and any(isinstance(e, Op) and OPS[e.name].heavy for f in self.folds for x in f.args for e in walk(x))
+
+    def _across_lines(self) -> Axis | None:
+        """The longest axis of looped rows beside their contiguous one: tiles of rows whose contiguous runs are short hold several of them."""
+        others = [a for a in self.rows if a is not self.line] if self.line in self.rows else []
+        return max(others, key=lambda a: self.hints(a.extent), default=None)
 
     def _read_across(self) -> Axis | None:
         """A short parallel axis along which something lies contiguously that strides along the rows, which programs run through: tiles of both read
