@@ -61,6 +61,8 @@ MASKED = {
     "dropout of nothing": (triangle, lambda q, k, v, m: torch.nn.functional.dropout(
         torch.softmax(scores(q, k).masked_fill(~m, INF), -1), 0.0, True) @ v),
     "taken away": (lambda n: (torch.rand(2, 1, 1, n) < 0.3).bfloat16(), lambda q, k, v, m: within(scores(q, k) - m * 1e9, v)),
+    "filled anew": (triangle, lambda q, k, v, m: within(scores(q, k) + torch.where(m, q.new_zeros(()), q.new_full(m.shape, -1e9)), v)),
+    "taken away twice": (triangle, lambda q, k, v, m: within(scores(q, k) + torch.rsub(m.to(q.dtype), 2, alpha=2) * -1e9, v)),
     "within the product": (lambda n: torch.randn(n, n).bfloat16(), lambda q, k, v, m: within(torch.baddbmm(m, q[0], k[0].mT), v[0])),
     "by einsum": (lambda n: triangle(n)[:4, :4], lambda q, k, v, m: torch.einsum("bhij,bjhd->bihd", torch.softmax(
         (torch.einsum("bihd,bjhd->bhij", q, k) * 0.1).masked_fill(~m, INF), -1), v)),
@@ -216,6 +218,33 @@ def test_causal_masks_of_constants(name, monkeypatch):
     pytest.importorskip("triton")
     call, = compared(CAUSAL[name], operands(torch.float32), monkeypatch)
     assert call.args[4] is True and call.kwargs.get("attn_mask") is None
+
+
+def test_a_bias_of_constants_that_only_looks_like_a_mask(monkeypatch):
+    """What is taken away is multiplied within the call."""
+    pytest.importorskip("triton")
+    below = lambda q: torch.sub(torch.zeros(32, 32), torch.ones(32, 32).triu(1) * 1e9, alpha=1e-9).to(q.dtype)
+    call, = compared(lambda q, k, v: within(scores(q, k) + below(q), v), operands(torch.float32), monkeypatch)
+    assert not call.args[4:] and call.kwargs.get("attn_mask") is not None
+
+
+UNLIKE = {                  # softmax, or nearly so, over something else than rows
+    "no axes": lambda x: x.mean().softmax(0) * x,
+    "the largest of all": lambda x: (e := torch.exp(x - x.amax())) / e.sum(-1, True),
+    "the sum of all": lambda x: (e := torch.exp(x - x.amax(-1, True))) / torch.sum(e, dim=None, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", UNLIKE)
+def test_softmax_that_is_none_of_rows(name, grad):
+    pytest.importorskip("triton")
+    torch._dynamo.reset()
+    torch.manual_seed(7)
+    x = torch.randn(4, 5)
+    functions = UNLIKE[name], tokamak.compile(UNLIKE[name], target="interpret", strict=True, cache_dir="")
+    want, got = (step(fn, [x.clone().requires_grad_()]) if grad else [fn(x)] for fn in functions)
+    torch.testing.assert_close(got, want)
 
 
 def test_a_mask_of_constants_that_leaves_all(monkeypatch):

@@ -57,8 +57,8 @@ class Attention:
 def attended(graph: fx.GraphModule, least: int = LEAST, long: int = LONG) -> int:
     """Puts the library's calls in the place of attention of `graph` with `least` elements of p, where it has some, forward and backward; where there
     is no backward, of such as is causal, with `long` columns of p. How many."""
-    behind = [n for n in graph.graph.nodes if n.target is _aten._softmax_backward_data.default]
-    ends = [] if behind else [n for n in graph.graph.nodes if n.target in ENDS]
+    behind = [n for n in graph.graph.nodes if n.target is _aten._softmax_backward_data.default and n.meta["val"].dim()]
+    ends = [] if behind else [n for n in graph.graph.nodes if n.target in ENDS and n.meta["val"].dim()]
     if behind or ends:
         turned_once(graph.graph)
     known: dict = {}
@@ -156,7 +156,7 @@ def _factors_gradients(behind: fx.Node, a: Attention) -> tuple[fx.Node, fx.Node]
 def _exponents(p: fx.Node) -> fx.Node | None:
     """x where `p` is its softmax along the last dimension, whole or in parts; or None."""
     last = p.meta["val"].dim() - 1
-    along = lambda n, target, of: n.target is target and n.args[0] is of and [d % (last + 1) for d in n.args[1]] == [last] and n.args[2:3] == (True,)
+    along = lambda n, target, of: n.target is target and n.args[0] is of and n.args[1:3] in (([last], True), ([-1], True))
     if p.target is _aten._softmax.default:
         return p.args[0] if p.args[1] % (last + 1) == last else None
     two = lambda n, target: n.target is target and all(isinstance(a, fx.Node) for a in n.args[:2])

@@ -201,7 +201,7 @@ def levels(n, most: int = 24) -> frozenset[float] | None:
     if n.meta["val"].dtype is torch.bool:
         return frozenset({0.0, 1.0})
     read, combine = _LEVELS.get(n.target, (None, None))
-    if read is None:
+    if read is None or "alpha" in n.kwargs or n.target is _aten.rsub.Scalar and len(n.args) > 2:
         return None
     given = []
     for a in read(*n.args):
@@ -221,7 +221,7 @@ _LEVELS = {
                     (lambda x, *_: (x,), _either)),
     **dict.fromkeys((_aten.zeros.default, _aten.zeros_like.default, _aten.new_zeros.default), (lambda *_: (0,), _either)),
     **dict.fromkeys((_aten.ones.default, _aten.ones_like.default, _aten.new_ones.default), (lambda *_: (1,), _either)),
-    **dict.fromkeys((_aten.full.default, _aten.full_like.default, _aten.new_full.default), (lambda _, x: (x,), _either)),
+    **dict.fromkeys((_aten.full.default, _aten.full_like.default, _aten.new_full.default), (lambda *given: given[-1:], _either)),
     **dict.fromkeys((_aten.triu.default, _aten.tril.default), (lambda x, *_: (x, 0), _either)),
     **dict.fromkeys(_FILLED, (lambda x, _, by: (x, by), _either)),
     _aten.where.self: (lambda _, a, b: (a, b), _either),
