@@ -413,6 +413,17 @@ def test_constants_of_the_program(how):
     check(how, lambda x: x + torch.tensor([1.0, 2.0, 3.0]), torch.randn(2, 3))
 
 
+def test_constants_that_are_returned_are_new_at_every_call(how):
+    def fn(x):
+        y = torch.tensor([1.0, 2.0])
+        return y, y.view(2, 1), torch.tensor([3.0, 4.0]) * 1, torch.tensor([5, 6])[1:], x + 1
+    run, x = how.compile(fn), torch.randn(2)
+    for t in (made := run(x)):
+        t.add_(1)
+    assert torch.equal(made[0], torch.tensor([3.0, 4.0])) and torch.equal(made[1][:, 0], made[0])
+    how.same(list(run(x)), list(fn(x)))
+
+
 def test_complex_sparse_and_negated_values(how):
     check(how, lambda x: (x * 1j).abs() + torch.fft.fft(x).real, torch.randn(8))
     check(how, lambda x: torch.fft.fft(x).conj().imag * 2, torch.randn(8))

@@ -320,9 +320,10 @@ class Capture:
 
     def _outputs(self, found, views: dict) -> tuple:
         """Outputs in order, with the traced strides. What eager gives memory of its own (not an input's, not another output's) gets a node of its
-        own. `views`: position -> (name of an input, a tensor that lies in it as the output does, where it begins there)."""
+        own; a constant is the program's, and no output. `views`: position -> (name of an input, a tensor that lies in it as the output does, where
+        it begins there)."""
         found = found if isinstance(found, (tuple, list)) else (found,)
-        owners: dict = self.storages | self.shown
+        owners: dict = self.storages | self.shown | {c: t.untyped_storage()._cdata for c, t in self.constants.items()}
         bases = self._bases(found)
         out = []
         inputs = {i.name: i for i in self.inputs if isinstance(i, Input)}
