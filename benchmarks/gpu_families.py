@@ -265,6 +265,39 @@ def _padded_attention(d, batch, heads, length, width):
                   flops=4 * batch * heads * length * length * width, ratio=2.5)
 
 
+def _repeated(x, heads):
+    """Keys or values, copied for each of the heads that share them."""
+    return x[:, :, None].expand(-1, -1, heads // x.shape[1], -1, -1).flatten(1, 2)
+
+
+def cached_attention(q, k, v):
+    """Attention of few queries to a cache, written out, as models do: keys are copied for each head."""
+    return attention(q, _repeated(k, q.shape[1]), _repeated(v, q.shape[1]))
+
+
+def cached_sdpa(q, k, v):
+    """The same by torch's call."""
+    return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+
+def cached_sdpa_masked(q, k, v, lengths):
+    """The same of as many keys as each of the batch has, and one; keys are copied for each head."""
+    there = (torch.arange(k.shape[-2], device=q.device) <= lengths[:, None])[:, None, None]
+    return F.scaled_dot_product_attention(q, _repeated(k, q.shape[1]), _repeated(v, q.shape[1]), attn_mask=there)
+
+
+def _cache(fn, *others):
+    """`fn` of `rows` queries a head."""
+    return lambda d, batch, rows, heads, kept, length, width: Recipe(
+        fn, (stream(d, batch, heads, rows, width), *(stream(d, batch, kept, length, width),) * 2, *(o(length, batch) for o in others)),
+        flops=4 * batch * heads * rows * length * width)
+
+
+family("cached_attention", "attention")(_cache(cached_attention))
+family("cached_sdpa", "attention")(_cache(cached_sdpa))
+family("cached_sdpa_masked", "attention")(_cache(cached_sdpa_masked, index))
+
+
 def alibi_attention(q, k, v, slopes):
     """Attention with a bias that falls with the distance."""
     at = torch.arange(q.shape[-2], device=q.device)

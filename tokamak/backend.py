@@ -38,6 +38,7 @@ from .fuse.lines import whole_lines
 from .fuse.pad import padded
 from .fuse.parted import parted
 from .fuse.plan import plan
+from .fuse.price import measured
 from .fuse.sizes import classified, condition
 from .fuse.stream import stream
 from .fuse.unroll import unrolled
@@ -85,6 +86,7 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mappi
             tiles = not chosen.opaque_only and _gpu_graph(example_inputs, chosen)
             made = aot.autograd(gm, example_inputs, one, arithmetic_dropout=free, layouts=free, parts=tiles,
                                 attention=free and tiles and chosen.streaming and chosen.contractions == "",
+                                decoding=lambda device: measured(target(device, interpret=chosen.target == "interpret")),
                                 coming=ahead.expect if ahead is not None else None)
     except TokamakError as error:
         raise _shortened(error, sys._getframe()) from None

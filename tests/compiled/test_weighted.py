@@ -198,13 +198,13 @@ def made_of(graph) -> tuple[list, list]:
 
 
 def test_the_librarys_attention_where_it_is_faster():
-    """By price: of many wide heads without more than a scale the library's; of narrow ones, or with a mask, a kernel; of few rows both products."""
+    """By price: of many wide heads without more than a scale the library's; of narrow ones, or with a mask, or of few rows, a kernel."""
     wide_heads, narrow_heads = operands(8, 8, 512, 512, 128, 128), operands(8, 8, 256, 256, 32, 32)
     assert made_of(decided(FORMS["scaled"], *wide_heads)) == ([attended], [])
     assert made_of(decided(FORMS["scaled"], *narrow_heads)) == ([], ["sum", "expmean"])
     assert made_of(decided(FORMS["causal"], *wide_heads)) == ([], ["sum", "expmean"])
     assert "its own attention" in next(n for n in decided(FORMS["scaled"], *wide_heads).nodes if isinstance(n, Opaque)).reason
-    assert made_of(decided(FORMS["scaled"], *operands(1, 2, 16, 8192, 64, 64)))[0] == [torch.ops.aten.bmm.default] * 2
+    assert made_of(decided(FORMS["scaled"], *operands(1, 2, 16, 8192, 64, 64))) == ([], ["sum", "expmean"])
 
 
 @pytest.mark.parametrize("width", [64, 128])
@@ -242,3 +242,92 @@ def test_on_the_gpu(name, dtype):
         left = calls(recorder.graphs[0])
         assert not any("bmm" in call for call in left) or sizes[0] == 2 and sizes[1] == 3, left
         assert error(got, fn(*map(wide, inputs))) <= TOLERANCE[dtype]
+
+
+# -- few queries, many keys ---------------------------------------------------------------------------------------------------------------------
+def decoding(q, k, v, keep=None):
+    """Attention of few queries to a cache; several heads share its keys, whose copies are written out."""
+    heads = q.shape[1] // k.shape[1]
+    k, v = (x[:, :, None].expand(-1, -1, heads, -1, -1).flatten(1, 2) for x in (k, v)) if heads > 1 else (k, v)
+    x = scores(q, k)
+    return torch.softmax(x if keep is None else x.masked_fill(~keep, -INF), -1) @ v
+
+
+def cache(rows, heads, kept, length, width, batch=2, dtype=torch.bfloat16):
+    return tuple(values(batch, h, n, width, dtype=dtype) for h, n in ((heads, rows), (kept, length), (kept, length)))
+
+
+CACHES = {"a row, four heads to a key": (1, 8, 2, 600, 64), "a row to a key": (1, 2, 2, 600, 64), "rows and heads": (3, 6, 2, 700, 48),
+          "rows alone": (16, 2, 2, 520, 128), "no whole steps": (5, 4, 1, 601, 40)}
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@pytest.mark.parametrize("name", CACHES)
+def test_few_queries_share_the_keys_among_programs(name, masked):
+    """All heads of a key in one tile; whole shares that a mask leaves out count for nothing, and a row of which it leaves nothing is NaN."""
+    torch.manual_seed(3)
+    rows, heads, kept, length, width = CACHES[name]
+    q, k, v = cache(rows, heads, kept, length, width, 1)
+    keep = torch.rand(1, 1, rows, length) < 0.5
+    keep[..., :length // 2 + 64] = False
+    keep[..., 0, -1] = True
+    keep[..., 1:2, :] = False
+    got, (record, *_) = run(decoding, q, k, v, *([keep] if masked else []))
+    made = [s for s in schedules(record) if isinstance(s, MatmulSchedule)]
+    assert len(made) == 1 and made[0].inner is not None and made[0].programs > 1 and made[0].once and not calls(record)
+    assert made[0].sizes(made[0].dims[0])[0] >= rows * heads // kept
+    want = decoding(*map(wide, (q, k, v)), *([keep] if masked else []))
+    assert torch.equal(got.isnan(), want.isnan()) and want.isnan().any() == (masked and rows > 1)
+    assert error(got.nan_to_num(), want.nan_to_num()) <= TOLERANCE[torch.bfloat16]
+
+
+def test_few_queries_without_numbers():
+    """As eager, whichever share they are in: scores that are inf or NaN, and values that are none; of -inf alone there is nothing left."""
+    torch.manual_seed(4)
+    q, k, v = cache(4, 1, 1, 600, 64, 1)
+    bias = torch.zeros(4, 600, dtype=torch.bfloat16)
+    bias[0], bias[1, 3], bias[2, 507], bias[3, :599] = -INF, INF, math.nan, -INF
+    fn = lambda q, k, v, bias: torch.softmax(scores(q, k) + bias, -1) @ v
+    got, want = run(fn, q, k, v, bias)[0], fn(*map(wide, (q, k, v, bias)))
+    torch.testing.assert_close(got.double(), want, rtol=2e-2, atol=2e-2, equal_nan=True)
+    assert got[0, 0, :3].isnan().all() and got[0, 0, 3].isfinite().all()
+    v[0, 0, 5, 2] = INF
+    got, want = run(fn, q, k, v, bias)[0], fn(*map(wide, (q, k, v, bias)))
+    assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.isinf(), want.isinf())
+
+
+def test_heads_behind_positions_are_one_axis_of_rows():
+    torch.manual_seed(5)
+    q, k, v = cache(4, 8, 2, 600, 32)
+    fn = lambda q, k, v: decoding(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2).flatten(2)
+    given = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    got, (record, *_) = run(fn, *given)
+    assert [s.sizes(s.dims[0])[0] for s in schedules(record) if isinstance(s, MatmulSchedule)] == [16] and not calls(record)
+    assert error(got, fn(*map(wide, given))) <= TOLERANCE[torch.bfloat16]
+
+
+def by_price(*inputs, target=LARGE):
+    """The reasons why calls of `decoding` are left to the vendor, and the schedules of its kernels that multiply."""
+    made = decided(decoding, *inputs)
+    lowered = lower_plan(schedule_plan(plan(made, target), target), target)
+    reasons = [n.reason for n in made.nodes if isinstance(n, Opaque) and n.reason]
+    return reasons, [s for _, s in lowered.bodies.values() if isinstance(s, MatmulSchedule)]
+
+
+def test_few_queries_by_price():
+    """A kernel wherever keys are many, with a program to a multiprocessor; few keys as they are written."""
+    reasons, (made,) = by_price(*cache(1, 32, 8, 8192, 128, 1))
+    assert not reasons and made.programs == 16
+    reasons, (made,) = by_price(*cache(1, 32, 8, 1024, 128, 16))
+    assert not reasons and made.programs == 1
+    reasons, made = by_price(*cache(1, 32, 8, 128, 128, 1))
+    assert len(reasons) == 2 and not made
+
+
+def test_kernels_of_few_queries_become_machine_code(tmp_path):
+    """Copies that leave the cache first, nothing of a thread's in memory of its own."""
+    arch = ("cuda", 90, 32)
+    lowered = lower_plan(schedule_plan(plan(decided(decoding, *cache(1, 32, 8, 8192, 128, 1)), LARGE), LARGE), LARGE)
+    units = [part.unit for built in render_plan(lowered).values() for part in built.parts]
+    listings = [compile_job({**asdict(unit), "arch": arch}, str(tmp_path))["listing"] for unit in units]
+    assert len(units) == 2 and "L2::cache_hint" in listings[0] and not any(".local" in x for x in listings)

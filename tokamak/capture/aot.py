@@ -22,6 +22,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from ..ir.index import as_index
 from .attended import attended
 from .decompose import ALWAYS, TRAINING
+from .few_queries import few_queries
 from .hooked import Hooked
 from .layouts import choose_layouts
 from .partition import partition
@@ -32,11 +33,13 @@ CompileOne = Callable[[fx.GraphModule, Sequence[Any], str], Callable[[list], Any
 
 
 def autograd(gm: fx.GraphModule, example_inputs: Sequence[Any], compile_one: CompileOne, arithmetic_dropout: bool = False,
-             parts: bool = False, layouts: bool = False, attention: bool = False, coming: Callable[[fx.GraphModule], None] | None = None) -> Callable:
+             parts: bool = False, layouts: bool = False, attention: bool = False, decoding: Callable[[str], bool] = lambda device: True,
+             coming: Callable[[fx.GraphModule], None] | None = None) -> Callable:
     """The function that runs Dynamo's graph `gm`, whose forward, backward and inference graphs `compile_one` has compiled; it is not `hidden`.
     `arithmetic_dropout`: as for `partition`. `parts`: a training step holds the parts of what `decompose` has in TRAINING; which of them backward
     then computes again is the partitioner's choice by their sizes. `layouts`: convolutions run channels-last where that pays. `attention`:
-    written out it is the library's. `coming` is told of a
+    written out it is the library's, and the library's of few queries to many keys is written out where it will be a kernel: on devices that
+    `decoding` is true of. `coming` is told of a
     backward graph as soon as there is one, before the forward graph is compiled."""
     hooked = Hooked()
 
@@ -47,6 +50,7 @@ def autograd(gm: fx.GraphModule, example_inputs: Sequence[Any], compile_one: Com
                 _mark_views(graph)
             if attention and kind == "inference":
                 attended(graph)
+                few_queries(graph, decoding)
             if layouts and kind == "inference":
                 choose_layouts(graph)
             made = hidden(compile_one)(graph, inputs, kind)

@@ -63,10 +63,14 @@ class MatmulLowering(TileLowering):
             self._store_all(self.tile, [st for st in self.stores if st not in hidden_stores(self.body_)])
         else:
             for fold, name in accumulators.items():
-                self._leave(fold, {self._key(frozenset(s.dims)): (name,)}, share)
+                self._leave(fold, {self._key(frozenset(s.dims)): self._left(fold, name)}, share)
         lines, spaces = (*self.program.lines, *self.after), tuple(self.spaces.values())
         aligned = frozenset(p.name for p in self.params if p.kind == "int" and self.hints.divides(16, p.source))
         return TileKernel(tuple(self.params), lines, grid, s, self.body_, tuple(self.errors), self.sources, spaces, aligned)
+
+    def _left(self, fold: Reduce, name: str) -> tuple[str, ...]:
+        """What a program that shares the depth leaves of what it has added up: a register for each component."""
+        return (name,)
 
     def _make_views(self) -> None:
         s, slices = self.schedule, self._slices()
@@ -416,8 +420,12 @@ class MatmulLowering(TileLowering):
         address, dims = self.text(e.index[0], ("address", e.node))
         masks = self.mask(dims)
         where = f", mask={' & '.join(masks)}, other={zero}" if masks else ""
-        where += ", eviction_policy='evict_first'" if self.schedule.once and self.schedule.dims[0] in dims else ""
+        where += ", eviction_policy='evict_first'" if self.schedule.once and self._leaves_first(dims) else ""
         return f"tl.load({self.memory(e.node)} + {address}{where})", e.index[0].axes() | dims, self._of(e.index[0]), dims, True
+
+    def _leaves_first(self, dims: frozenset) -> bool:
+        """Is what has these dimensions what is read once?"""
+        return self.schedule.dims[0] in dims
 
     def _cut(self, value: Value, depth: frozenset, zero: str = "0.0") -> Value:
         """`value`, 0 where the depth is over."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..fuse.contraction import Contraction, product_type
+from ..fuse.contraction import Contraction, contraction, product_type
 from ..fuse.weighted import scaled
 from ..ir.dtype import F32
 from ..ir.expr import Const, Reduce
@@ -23,8 +23,24 @@ class MeansLowering(MatmulLowering):
     def _products(self, share: str | None) -> dict[Reduce, str]:
         c, = folds_of(self.body_)
         self.weights = self._no_weights()
-        carried = super()._products(share)[c.fold]
-        return {c.fold: self.assign(self.tile, f"{carried} * (1.0 / {self.weights[1]})[:, None]", "a")}
+        carried, (_, total) = super()._products(share)[c.fold], self.weights
+        if share is None:
+            return {c.fold: self.assign(self.tile, f"{carried} * (1.0 / {total})[:, None]", "a")}
+        # keys of which none counts leave 0 (NaN where a value is none): of weight 0 beside others
+        some = self.assign(self.tile, f"tl.where({total} == 0.0, 0.0, 1.0 / {total})", "w")
+        return {c.fold: self.assign(self.tile, f"{carried} * {some}[:, None]", "a")}
+
+    def _left(self, fold: Reduce, name: str) -> tuple[str, ...]:
+        """A share's own mean, and the logarithm of the sum of its weights."""
+        top, total = self.weights
+        self.scope = self.tile
+        scale = self.emit(Const(scaled(contraction(fold).exponents)[1], F32))
+        level = self.assign(self.tile, f"{top} * {scale.var} + tl.log({total})", "w")
+        return self.assign(self.tile, f"tl.broadcast_to({level}[:, None], {self.shape(self.s.dims)})", "w"), name
+
+    def _leaves_first(self, dims: frozenset) -> bool:
+        """Keys and values: what all rows have, along the depth."""
+        return self.schedule.depth in dims and self.schedule.dims[0] not in dims
 
     def _no_weights(self) -> tuple[str, str]:
         """What is carried beside the means for each row, before anything is added: the greatest exponent, and the sum of the weights."""

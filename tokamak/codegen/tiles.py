@@ -13,6 +13,7 @@ from dataclasses import replace
 from ..fuse.gpu import atomic
 from ..ir.expr import Const, Expr, Load, Op, Reduce, Rewriter, Scan, walk
 from ..ir.index import Axis, Fetch, Index, as_index
+from ..ir.ops import MEANS
 from ..schedule.body import Body, Memory, Store, coalesce
 from ..schedule.tile_schedule import TileSchedule
 from . import tile_words as words
@@ -394,6 +395,12 @@ def rounded(body: Body) -> bool:
     return all(rounds(s) for s in body.stores if s.memory.dtype.is_float and len(s.axes) == most) and any(map(rounds, body.stores))
 
 
+def mean_of(share: Axis, level: Expr, mean: Expr) -> Expr:
+    """The weighted mean of all, of what each share leaves (`ops.MEANS['expmean']`)."""
+    weight = Op("exp", Op("sub", level, Reduce("max", (share,), (level,))))
+    return Op("div", Reduce("sum", (share,), (Op("mul", weight, mean),)), Reduce("sum", (share,), (weight,)))
+
+
 def combining(body: Body, schedule: TileSchedule, spaces: dict) -> list[Body]:
     """The bodies that fold the partial results which a first kernel has left, and store what depends on them: one for each set of axes."""
     share = Axis(max((a.id for a in body.axes), default=0) + 300000, as_index(schedule.programs))
@@ -406,7 +413,8 @@ def combining(body: Body, schedule: TileSchedule, spaces: dict) -> list[Body]:
         position = as_index(share) * size + flat if schedule.programs > 1 else flat
         args = tuple(Load(Memory(node, node.dtype), (position,)) for node in nodes)
         for n in range(len(args)):
-            replaced[Reduce(e.monoid, e.over, e.args, n)] = Reduce(e.monoid, (share,), args, n) if schedule.programs > 1 else args[n]
+            again = mean_of(share, *args) if e.monoid in MEANS else Reduce(e.monoid, (share,), args, n)
+            replaced[Reduce(e.monoid, e.over, e.args, n)] = again if schedule.programs > 1 else args[n]
     rewrite = Rewriter()
     rewrite.memo.update(replaced)
     groups: dict = {}

@@ -17,8 +17,8 @@ from ..ir.rewrite import GraphRewrite
 from ..ir.text import spec_parts
 from .axes import Group, Member, split_axes
 from .contraction import (
-    DIGIT, LITTLE, NARROW, SLICE, Contraction, contraction, contractions, factors_of, few_in_tf32, halves, in_tf32, multiplied, product_type,
-    size_text, within)
+    DIGIT, LITTLE, NARROW, SLICE, Contraction, contraction, contractions, factors_of, few_in_tf32, halves, in_tf32, multiplied, of_one_row,
+    product_type, size_text, within)
 from .cost import Hints, estimates
 from .inline import inline, substituted
 from .reason import Reason
@@ -29,7 +29,7 @@ from .products import prices, vector_apart
 from .scales import scales_behind
 from .sizes import runs_along
 from .vendor import Own, activations_behind, sums_behind, vectors_apart
-from .weighted import by_library, means
+from .weighted import by_library, few_means, means
 
 
 def contract(graph: Graph, target, choice: str = "", activated: Mapping = MappingProxyType({}), added: Mapping = MappingProxyType({}),
@@ -78,7 +78,9 @@ def possible(graph: Graph, target, activated: Mapping, added: Mapping,
     """(the graph with its contractions that can be kernels, why any other one cannot). As for `contract`; `whole`: see `price.Site`."""
     graph = _rounded(graph, target)
     found, hints = contractions(graph), estimates(graph, target)
-    reasons = {n: infeasible(c, target, hints) for n, c in found.items()}
+    found |= few_means(found, hints)
+    one_row = {x for pair in means(found).items() for x in pair if of_one_row(found[x])}
+    reasons = {n: infeasible(c, target, hints, n in one_row) for n, c in found.items()}
     taken = fronts(graph, hints)
     sums = sums_behind(graph, added) if target.kind == "gpu" and target.fast and not target.ordered else {}
     behind = {**sums, **activations_behind(graph, activated, target.fast)} if not target.ordered else {}
@@ -121,8 +123,8 @@ def _of_f32(c: Contraction) -> bool:
     return all(isinstance(e, Load) and e.dtype is F32 for e in (c.left, c.right))
 
 
-def infeasible(c: Contraction, target, hints: Hints) -> Reason | None:
-    """Why a contraction cannot become a kernel of ours; None when it can."""
+def infeasible(c: Contraction, target, hints: Hints, one_row: bool = False) -> Reason | None:
+    """Why a contraction cannot become a kernel of ours; None when it can. `one_row`: is it part of a weighted mean of one row?"""
     if target.kind == "cpu":
         return Reason("vendor", "infeasible", "no kernels for it on a CPU")
     if target.ordered:
@@ -134,7 +136,7 @@ def infeasible(c: Contraction, target, hints: Hints) -> Reason | None:
     whole = not long_steps(c.fold, c.depth)
     slices = None if whole and multiplied(c) else in_slices(c.fold)
     forms = [form for form in (c if whole else None, slices) if form is not None]
-    if not forms or not multiplied(c) and not any(map(of_one_row, forms)):
+    if not forms or not multiplied(c) and not one_row and not any(map(of_a_vector, forms)):
         return Reason("vendor", "infeasible", "weights that are not contiguous along the depth" if forms else "its depth is divided")
     return None
 
@@ -154,7 +156,7 @@ def in_slices(fold: Reduce) -> Contraction | None:
     return None if any(long_steps(made.fold, a, 1) for a in made.fold.over if a not in made.digits) else made
 
 
-def of_one_row(c: Contraction) -> bool:
+def of_a_vector(c: Contraction) -> bool:
     """Is one factor a vector, and the other one a matrix that is contiguous along the depth: a fold of rows like any other?"""
     matrix = c.left if not c.columns else c.right
     read = matrix.arg if halves(matrix) is not None else in_tf32(matrix) or matrix

@@ -120,6 +120,11 @@ def of_vector(c: Contraction) -> bool:
     return product_type(c) is not None and bool(c.rows) != bool(c.columns) and not c.batch
 
 
+def of_one_row(c: Contraction) -> bool:
+    """Is it a product of matrices and vectors, one of each for a coordinate that both factors have?"""
+    return product_type(c) is not None and not c.rows and bool(c.columns)
+
+
 def few_in_tf32(c: Contraction, hints: Hints) -> bool:
     """Is it a product in TF32 of so few rows that it is made by addresses, both factors as they lie along the depth in memory?"""
     reads = [in_tf32(e) for e in (c.left, c.right)]
@@ -130,7 +135,9 @@ def few_in_tf32(c: Contraction, hints: Hints) -> bool:
 def chained(c: Contraction, inner: Contraction | None) -> bool:
     """Can `inner`, in the left factor of `c`, be made within a step of it: its columns are the depth of `c`, and a program can hold its depth and the
     columns of `c`?"""
-    if inner is None or not multiplied(inner) or inner.digits or c.digits or inner.batch != c.batch or inner.fold.free - c.fold.free != {c.depth}:
+    if inner is None or not multiplied(inner) and (c.exponents is None or not of_one_row(inner)):
+        return False
+    if inner.digits or c.digits or inner.batch != c.batch or inner.fold.free - c.fold.free != {c.depth}:
         return False
     held, most = [inner.depth, *c.columns], NARROW if c.exponents is None else WIDE
     rows = set(inner.fold.free) - {c.depth} == {*c.rows, *c.batch}
@@ -163,8 +170,9 @@ def summed(e: Expr, c: Contraction) -> bool:
 # -- which groups ----------------------------------------------------------------------------------------------------------
 def held(group: Group) -> list[Contraction]:
     """The contractions among the members of a group."""
-    found = [contraction(f) for m in group.members if isinstance(f := fold_of(m.expr), Reduce)]
-    return [c for c in found if c is not None and multiplied(c)]
+    found = [c for m in group.members if isinstance(f := fold_of(m.expr), Reduce) and (c := contraction(f)) is not None]
+    means = any(c.exponents is not None for c in found)
+    return [c for c in found if multiplied(c) or means and of_one_row(c)]
 
 
 def shared_roles(group: Group, found: list[Contraction], hints: Hints) -> Roles | None:

@@ -279,10 +279,15 @@ def _share_a_matrix(a: Group, b: Group, hints: Hints) -> bool:
     return any(hints.extents(n.shape) >= MATRIX for n in touched[0] & touched[1])
 
 
+def _shares_keys(group: Group) -> bool:
+    """Is it of weighted means, whose programs share the depth?"""
+    return any(c.exponents is not None for c in products(group))
+
+
 def unprofitable(a: Group, b: Group, joined: Group, r: Roles, before: tuple[Roles, Roles], hints: Hints, target, saved: float = 1) -> Reason | None:
     """Why `a` and `b`, whose own roles are `before`, are better two kernels; None when one is. `saved`: of the bytes that they move."""
     reason = infeasible(joined, r, hints, target)
-    if reason is not None:
+    if reason is not None or _shares_keys(joined):
         return reason
     if saved < LITTLE and _in_two_steps(a, b):
         return Reason("no_saving", "unprofitable", "a fold of what another gives, which stand apart so that it can be read beside others")

@@ -28,8 +28,9 @@ class Rates:
     a second are `narrow_products`. `vendor_more`, `more`: as `vendor_rows` (of several the least) and `few_rows`, of 33 to 64 rows, where few columns
     cost `narrow_more` seconds besides if the depth is long. `far`: bytes a second of so many columns' weights of more than FAR bytes, however many
     multiprocessors have none at last; 0 where that was not measured. `means`, `attended`: weighted means by us and by the library, seconds
-    (besides, a tile on each multiprocessor, an element of the weights, the same for each element of the width that is multiplied). `bytes`: of a
-    factor's element; `tile`: columns of a program where those that have none count, of `processors`, 0 where they do not."""
+    (besides, a tile on each multiprocessor, an element of the weights, the same for each element of the width that is multiplied); `few_means`: of
+    few rows by us the keys and values at least. `bytes`: of a factor's element; `tile`: columns of a program where those that have none count, of
+    `processors`, 0 where they do not."""
     copy: float
     products: float
     call: float
@@ -53,6 +54,7 @@ class Rates:
     far: float = 0.0
     means: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
     attended: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    few_means: tuple[float, float] = (1.0, 0.0)
 
 
 # Triton's words for a machine -> its rates. H200, bf16, device time behind a flushed cache, us, ours against the vendor's calls and passes:
@@ -70,12 +72,15 @@ class Rates:
 #   int4 weights, 4096 to 4096: one row 9.1, 30.5; 16 rows 8.0, 31.1; a scale for each 128: 8.7, 9.2, the vendor's 66.5
 #   weighted means, f16, heads x length x width: 2560 x 512 x 64 450, the library's attention 422; 256 x 4096 x 64 2392, 2252; 128 x 4096 x 128 2099,
 #   1875; 120 x 512 x 64 30.2, 29.3; 320 x 256 x 32 18.6, 23.2; with torch's products and a pass between 1492, 4553, 83, 57 (all but the second)
+#   of few rows, bf16, batches x heads of keys of length x width, an einsum by torch's products, keys copied for four heads each by these: 8 of
+#   8192 x 128 14.9, 24.0, 90.6; 64 of 4096 x 128 41.7, 48.8, 317; 8 of 32768 x 128 41.8, 72.2, 329; 128 of 4096 x 128, a row each, 75.3, 78.2
 #   two layers with a ReLU between, 64, 64 at 262144 rows: 20.5, 47.6; 128, 256 at 131072 rows: 48.4, 83.1; in training 149, 191 and 253, 277
 RATES: dict[tuple, Rates] = {
     ("cuda", 90): Rates(copy=4.2e12, products=700e12, call=6e-6, step=1.8e-6, vendor_rows=(3.4e12, 6.2e-6), few_rows=(3.85e12, 3.6e-6),
                         one_row=(3.9e12, 3.1e-6), wide=3.95e12, more_rows=5e-7, few_tiles=1e-6, unpacked=3e12, narrow_vendor=(2.7e12, 2e-6),
                         narrow=(3.5e12, 2e-6), narrow_products=320e12, vendor_more=((3.4e12, 5.3e-6), (4.3e12, 11.6e-6)), more=(3.63e12, 4.1e-6),
-                        narrow_more=2e-7, means=(8e-6, 1.1e-6, 1.08e-13, 6.64e-15), attended=(9e-6, 0.8e-6, 1.9e-13, 5.2e-15))}
+                        narrow_more=2e-7, means=(8e-6, 1.1e-6, 1.08e-13, 6.64e-15), attended=(9e-6, 0.8e-6, 1.9e-13, 5.2e-15),
+                        few_means=(3.9e12, 6.3e-6))}
 # the same of f32 in TF32, us, 4, 32 and 64 rows, and what the vendor's calls and passes take: 1024 to 4096 8.5, 9.1, 10.7; 12.9, 11.8, 11.8;
 #   4096 to 1024 9.8, 11.8, 12.6; 12.9, 13.6, 13.9; 1024 to 14336 22.2, 23.8, 23.5; 25.8, 28.2, 27.0; 14336 to 1024 23.3, 25.6, 28.6; 26.7, 27.4,
 #   28.4; 4096 to 11008 54.8, 62.1, 60.2; 56.3, 58.6, 57.8; 14336 to 14336 209.9, 216.5, 226.7; 207.6, 227.9, 257.6
@@ -118,11 +123,16 @@ class Site:
     attended: Mapping[Opaque, float] = field(default_factory=dict)
 
 
+def measured(target) -> bool:
+    """Are prices of such a machine known? Elsewhere all contractions are the vendor's."""
+    return target.arch[:2] in RATES
+
+
 def unprofitable(site: Site, hints: Hints, target) -> dict[Opaque, Reason | None]:
     """Why each of the contractions is better left to the vendor; None where it is not."""
-    rates = RATES.get(target.arch[:2])
-    if rates is None:
+    if not measured(target):
         return {n: Reason("vendor", "not attempted", "no kernel was measured on such a machine") for n in site.found}
+    rates = RATES[target.arch[:2]]
     paired, whole = {*site.means, *site.means.values()}, site
     site = replace(site, found={n: c for n, c in site.found.items() if n not in paired})
     reasons = {n: _alone(site, n, c, hints, rates_of(c, target)) for n, c in site.found.items()}
@@ -183,14 +193,17 @@ def _weighted_mean(first: Contraction, last: Contraction, attended: bool, hints:
     """Two products and what makes weights of the first one's result, in one kernel or by the library's own where it can (`attended`; then the second
     has a reason and the first has none), against the vendor's products and a pass between them."""
     b, m, n, k = first.sizes(hints)
-    width = sum(1 << (n - 1).bit_length() for n in (k, hints.count(last.columns))) / 2
-    tiles = max(1.0, b * -(-m // MEAN_ROWS) / rates.processors)
-    elements = n * max(b * -(-m // (MEAN_ROWS // 2)), rates.processors) * MEAN_ROWS // 2
-    ours, own = (besides + tiles * each + elements * (element + width * product) for besides, each, element, product in (rates.means, rates.attended))
+    width, little = sum(1 << (n - 1).bit_length() for n in (k, hints.count(last.columns))) / 2, m <= TURNED
+    tiles, whole = max(1.0, b * -(-m // MEAN_ROWS) / rates.processors), b * -(-m // (MEAN_ROWS // 2))
+    seconds = lambda tiled, besides, each, element, product: besides + tiles * each + n * tiled * MEAN_ROWS // 2 * (element + width * product)
+    ours, own = seconds(whole if little else max(whole, rates.processors), *rates.means), seconds(max(whole, rates.processors), *rates.attended)
+    if little:
+        rate, besides = rates.few_means
+        ours = max(ours, rates.bytes * b * n * (k + hints.count(last.columns)) / rate + besides)
     between = 2 * rates.bytes * b * m * n / rates.copy + rates.step
     vendor = vendor_time(first, hints, rates) + vendor_time(last, hints, rates)
     prices = f"{micro(ours)} in one kernel, the vendor's products {micro(vendor)} and {micro(between)} between them"
-    if ours >= LEAST * (vendor + between):
+    if ours >= (vendor + between) * (1 if little else LEAST):
         return (Reason("vendor", "unprofitable", prices),) * 2
     return None, Reason("vendor", "unprofitable", f"{prices}; its own attention {micro(own)}") if attended and own < ours else None
 

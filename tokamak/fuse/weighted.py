@@ -12,14 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import count
 
 from ..ir.expr import Cast, Const, Expr, Load, Op, Random, Reduce, Rewriter, loads, walk
 from ..ir.graph import Compute, Graph, Opaque, Result, View, is_pointwise, readers_of, shown_nodes
 from ..ir.index import Axis, as_index
 from ..ir.rewrite import GraphRewrite, Simplifier
-from .contraction import SIDE, WIDE, Contraction, contractions, halves, multiplied
+from .axes import Group, Member, split_axes
+from .contraction import SIDE, TURNED, WIDE, Contraction, contraction, contractions, halves, multiplied, of_one_row
 from .cost import Hints, estimates, weight
 from .inline import GROWN, substituted
+
+LONG = 256              # keys from which on those of fewer rows are one kernel
 
 
 def weighted(graph: Graph, target) -> Graph:
@@ -38,6 +42,30 @@ def means(found: Mapping[Opaque, Contraction]) -> dict[Opaque, Opaque]:
     """Those of the contractions `found` that are weighted means -> the one that their weights are made of, which is among them, too."""
     made = {n: [e.node.opaque for e in loads(c.exponents) if isinstance(e.node, Result)] for n, c in found.items() if c.exponents is not None}
     return {n: calls[0] for n, calls in made.items() if len(set(calls)) == 1 and calls[0] in found}
+
+
+def _made(c: Contraction) -> bool:
+    """Can a program make it: products of tiles, of a row where keys are read for one alone?"""
+    return multiplied(c) or of_one_row(c)
+
+
+def few_means(found: Mapping[Opaque, Contraction], hints: Hints) -> dict[Opaque, Contraction]:
+    """Those of `found` that are weighted means of few rows, and what their weights are made of, as they are where keys are read as they lie."""
+    pairs = {x: shared(found[x]) for pair in means(found).items() for x in pair}
+    return {x: c for last, first in means(found).items() for x, c in ((last, pairs[last]), (first, pairs[first]))
+            if pairs[last] and pairs[first] and hints.count(pairs[last].rows) <= TURNED}
+
+
+def shared(c: Contraction) -> Contraction | None:
+    """A contraction whose factors are read where they are copied from, over axes that are split where its indices divide them: keys that several
+    heads share have those heads as rows. None where that is none."""
+    copied = lambda e: isinstance(e, Load) and e.guard is None and isinstance(e.node, Compute) and isinstance(e.node.expr, Load)
+    seen = Rewriter(leaf=lambda e: substituted(e, e.node.axes, e.node.expr) if copied(e) else None)
+    fold, last = seen(c.fold), c.fold
+    while fold is not last:
+        fold, last = Rewriter(leaf=seen.leaf)(fold), fold
+    whole = Group((*sorted(fold.free, key=lambda a: a.id), *fold.over), (Member(None, (), fold),))
+    return contraction(split_axes(whole, count(1 << 20)).members[0].expr)
 
 
 def by_library(found: Mapping[Opaque, Contraction], pairs: Mapping[Opaque, Opaque], attended: Mapping) -> dict[Opaque, float]:
@@ -98,8 +126,8 @@ class _Means:
             if not isinstance(read, Load) or read.guard is not None or not is_pointwise(read.node) or c.digits or c.outer or c.scales:
                 continue
             x = self._exponents(self._seen(read), c.depth)
-            if x is not None and self._made_within(call, c, x, values):
-                mean = Reduce("expmean", (c.depth,), (x, values), 1)
+            mean = Reduce("expmean", (c.depth,), (x, values), 1) if x is not None else None
+            if mean is not None and self._made_within(call, contraction(mean), x, values):
                 return Rewriter(leaf=lambda e: mean if e is c.fold else None)(call.meaning)
         return None
 
@@ -142,15 +170,17 @@ class _Means:
     def _made_within(self, call: Opaque, c: Contraction, x: Expr, values: Expr) -> bool:
         """Is x made of one other product's result, which nothing else needs, and can a program hold the depth of that and the columns of this one?"""
         read = {e.node for e in loads(x) if isinstance(e.node, Result) and e.node.opaque in self.products}
-        rows = c.fold.free - values.free
-        if len(read) != 1 or not rows or not multiplied(c) or self.hints.count(rows) < SIDE:
+        c = c and shared(c)
+        if len(read) != 1 or c is None or not _made(c) or self.hints.count(c.rows) < SIDE and self.hints(c.depth.extent) < LONG:
             return False
         result, = read
-        first, chain = self.products[result.opaque], self._behind(result, call)
+        first, chain = shared(self.products[result.opaque]), self._behind(result, call)
         columns = values.free - {c.depth} - x.free
+        if first is None:
+            return False
         held = [*first.fold.over, *columns]
         narrow = len(columns) == 1 and len(first.fold.over) == 1 and all((a.extent.constant or WIDE + 1) <= WIDE for a in held)
-        return narrow and multiplied(first) and chain is not None and not any(e.node in chain for e in loads(values))
+        return narrow and _made(first) and chain is not None and not any(e.node in chain for e in loads(values))
 
     def _behind(self, result: Result, call: Opaque) -> set | None:
         """All that is made of `result` on the way to `call`; None where something else is made of it."""

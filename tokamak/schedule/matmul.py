@@ -19,7 +19,7 @@ import math
 from dataclasses import dataclass
 
 from ..fuse import narrow
-from ..fuse.contraction import LITTLE, SIDE, SLICE, TURNED, Contraction, chained, contraction, multiplied, of_vector, product_type, summed
+from ..fuse.contraction import LITTLE, SIDE, SLICE, TURNED, Contraction, chained, contraction, multiplied, of_one_row, of_vector, product_type, summed
 from ..fuse.cost import Hints
 from ..ir.dtype import F32
 from ..ir.expr import Load, Reduce, Rewriter, Scan, loads, walk
@@ -346,7 +346,12 @@ def folds_of(b: Body) -> list[Contraction] | None:
     alone = len(found) == 1 and not hidden and not first.outer and multiplied(first) and not any(inner_of(found))
     if sums and not (alone and all(summed(e, first) for e in folds_beside(b))):
         return None
-    return found if same and everywhere and beside and (all(map(multiplied, found)) or all(map(of_vector, found)) and not hidden) else None
+    return found if same and everywhere and beside and (all(map(_of_rows, found)) or all(map(of_vector, found)) and not hidden) else None
+
+
+def _of_rows(c: Contraction) -> bool:
+    """Is it made by products of tiles? Weighted means of one row are, whose tiles have more."""
+    return multiplied(c) or c.exponents is not None and of_one_row(c)
 
 
 def hidden_stores(b: Body) -> tuple[Store, ...]:

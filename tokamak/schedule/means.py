@@ -1,5 +1,6 @@
 """A MeansSchedule: how weighted means (`fuse.weighted`) run on a GPU. Each program makes the means of a few rows, all columns of them, and runs along
-the depth in steps; the product that the weights are made of is made within a step, of a depth that is held.
+the depth in steps; the product that the weights are made of is made within a step, of a depth that is held. Few rows, of all the heads that share
+keys, are one tile, whose programs share the keys.
 
 40 x 64 heads of 512 x 64 and 4 x 32 of 4096 x 128 f16, us, by rows, steps, stages and warps: 64 by 64, 3, 4 450 and 2386; 128 by 64, 3, 8 467 and
 2235; 2, 8, with 128 registers a thread, so that two programs share a multiprocessor, 544 and 2099; 64 by 128, 3, 8 554 and 2549; 128 by 128, 3, 8 615
@@ -8,18 +9,21 @@ step's exponents made while weights are 556 for 459, since ptxas runs such produ
 """
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 
-from ..fuse.contraction import WIDE, Contraction, chained
+from ..fuse.contraction import TURNED, WIDE, Contraction, chained
 from ..fuse.cost import Hints
-from ..ir.expr import Rewriter
+from ..ir.expr import Load, Rewriter, loads
 from ..ir.index import Axis, as_index
-from .body import Body
+from ..ir.normal import floordiv, mod
+from .body import Body, rewritten
 from .matmul import MatmulSchedule, _schedule, _side, folds_of, inner_of
 from .tile_stages import power
 
 NARROW_WIDTH = 64       # of the columns, and of the depth within, up to which registers and shared memory hold several programs of 64 rows
 STEP = 64               # along the depth
+STEPS = 4               # along the depth that a program should have at least
 REGISTERS = 128         # a thread of two programs of 8 warps to a multiprocessor
 
 
@@ -38,14 +42,52 @@ def choose(b: Body, hints: Hints, target) -> tuple[Body, MeansSchedule] | None:
     within = inner_of([c])
     if len(within) > 1 or within and not chained(c, within[0]):
         return None
+    if not c.rows and within:
+        b = _with_a_row(b, c, within[0])
+        c, = folds_of(b)
+        within = inner_of([c])
+    if len(c.rows) > 1 and hints.count(c.rows) <= TURNED:
+        b = _as_one(b, c.rows)
+        c, = folds_of(b)
+        within = inner_of([c])
     rows, (columns,) = max(c.rows, key=lambda a: hints(a.extent)), c.columns
     inner = within[0].depth if within else None
     width = max(power(a.extent.constant or WIDE) for a in (columns, inner) if a is not None)
     narrow = width <= NARROW_WIDTH or hints(rows.extent) <= NARROW_WIDTH
     sizes = {rows: _side(rows, 64 if narrow else 128, hints), columns: power(columns.extent.constant or WIDE), c.depth: _side(c.depth, STEP, hints)}
-    made = _schedule(b, c, sizes, hints, inner=inner, stages=3 if narrow else 2, warps=4 if narrow else 8)
+    few = hints(rows.extent) <= TURNED
+    programs = _shares(b, c, sizes, hints, target) if few else 1
+    made = _schedule(b, c, sizes, hints, inner=inner, stages=3 if narrow else 2, warps=4 if narrow else 8, programs=programs, once=few)
     plain = {f.name: getattr(made, f.name) for f in fields(made)}
     return b, MeansSchedule(**plain | {"registers": 0 if narrow or target.arch[:1] != ("cuda",) else REGISTERS})
+
+
+def _shares(b: Body, c: Contraction, sizes: dict[Axis, int], hints: Hints, target) -> int:
+    """Programs that share the depth of a tile, where there are fewer tiles than multiprocessors: one for each of these. 8 heads of 8192 x 128 bf16,
+    four rows each, us, by 16, 33 and 66 16.1, 17.2, 19.2, 16 x 4 rows 17.2, 20.3, 26.7; 64 of 4096 by 2, 4 and 8 44.0, 43.6, 47.2 (by hand)."""
+    tiles = math.prod(-(-hints(a.extent) // sizes.get(a, 1)) for a in b.parallel)
+    steps = -(-hints(c.depth.extent) // sizes[c.depth])
+    shares = max(1, min(target.threads // tiles, steps // STEPS))
+    return -(-steps // -(-steps // shares))
+
+
+def _with_a_row(b: Body, c: Contraction, inner: Contraction) -> Body:
+    """`b`, of whose keys each is read for one row alone, with an axis of that row."""
+    row, vector = Axis(max(a.id for a in b.axes) + 600000, as_index(1)), inner.left if c.depth in inner.right.free else inner.right
+    read = {e: Load(e.node, (e.index[0] + as_index(row) * inner.depth.extent,), e.guard, e.other) for e in loads(vector) if inner.depth in e.free}
+    rewrite = Rewriter(leaf=read.get)
+    return Body((row, *b.axes), tuple(replace(s, expr=rewrite(s.expr), axes=s.axes | {row}) for s in b.stores), b.parallel | {row})
+
+
+def _as_one(b: Body, rows: tuple[Axis, ...]) -> Body:
+    """`b` with its few rows, of several axes (queries of the heads that share keys), as one."""
+    axis, rest, places = Axis(max(a.id for a in b.axes) + 800000, as_index(math.prod((a.extent for a in rows), start=as_index(1)))), None, {}
+    rest = as_index(axis)
+    for n, a in reversed(list(enumerate(rows))):
+        places[a] = mod(rest, a.extent) if n else rest
+        rest = floordiv(rest, a.extent)
+    axes = [x for a in b.axes for x in ((axis,) if a is rows[0] else () if a in rows else (a,))]
+    return rewritten(b, places, axes, (b.parallel - set(rows)) | {axis})
 
 
 def _apart(b: Body, c: Contraction, within: list[Contraction | None]) -> Body:
