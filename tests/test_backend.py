@@ -335,6 +335,19 @@ def test_aliased_outputs(how):
     assert got[2].abs().sum() == 0 and got[3].abs().sum() > 0
 
 
+def test_chains_longer_than_python_recurs(how):
+    def fn(x, *rows):
+        for _ in range(260):
+            x = x * 0.5 + 1
+        return x, sum(rows)
+    limit = sys.getrecursionlimit()
+    given = torch.randn(8), *torch.randn(260, 3).unbind(0)
+    check(how, fn, *given)
+    if not how.exact:
+        how.same(tokamak.compile(fn, strict=True, check=True, cache_dir="")(*given), fn(*given))
+    assert sys.getrecursionlimit() == limit
+
+
 def test_outputs_of_two_calls_share_nothing(how):
     fn = how.compile(lambda x: (x + 1, x * 2))
     x = torch.randn(512, 512)

@@ -47,6 +47,7 @@ from .fuse.widen import widened
 from .garbage import uncollected, watch_dynamo
 from .ir.graph import Compute, Graph, Input, Opaque, Result, Scatter, reads
 from .ir.rewrite import simplify
+from .nesting import deep
 from .options import Options, current, one_of
 from .runtime import gpu, gpu_build, memory, tuned
 from .runtime.build import ROUND_EACH, Build, Unit, build
@@ -149,7 +150,7 @@ def _or_fall_back(work: Callable[[Trace, str], Callable], gm: fx.GraphModule, ki
     name = f"{kind}_{next(_serial)}"
     trace = tracer(name, kind, frame, options)
     try:
-        with uncollected():
+        with uncollected(), deep():
             return work(trace, name)
     except Stopped:
         pass

@@ -35,6 +35,7 @@ from .ir.expr import Expr, Load, Op, Reduce, Scan, walk
 from .ir.graph import Compute, Graph, Input, Opaque, Result, Scatter, View, reads
 from .ir.index import as_index
 from .ir.reference import Evaluation, evaluate
+from .nesting import deep
 
 STEPS = 256
 EPS = {"f64": 2.0**-52, "f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}
@@ -107,7 +108,8 @@ def differences(graph: Graph, args: list, constants: Mapping, made: Mapping, fou
             found(node, wrong)
         eps[node] = 0.0
         return made[node]
-    return evaluate(graph, args, constants=constants, opaque=_opaque(made), observe=observe)
+    with deep():
+        return evaluate(graph, args, constants=constants, opaque=_opaque(made), observe=observe)
 
 
 def _compare(plan: Plan, before: list, known: dict, outputs: list, values: dict, kept: list) -> None:
@@ -197,7 +199,8 @@ def _compare_captured(captured: Graph, before: list, known: dict, outputs: list,
         return [had.get((id(call.results), i)) for i in range(len(call.results))]
     if any(isinstance(n, Result) and (id(n.opaque.results), n.position) not in had for n in captured.nodes):
         return                                   # a value that no array holds
-    expected = evaluate(captured, before, constants=known, opaque=opaque)
+    with deep():
+        expected = evaluate(captured, before, constants=known, opaque=opaque)
     for i, (got, want, view) in enumerate(zip(outputs, expected.outputs, captured.outputs)):
         if not isinstance(want, np.ndarray) or not view.node.dtype.is_float:
             continue
