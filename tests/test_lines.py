@@ -188,6 +188,38 @@ def test_groups_that_are_needed_again_stay_on_chip_side_by_side(d, made, out, be
     assert schedule.staged is not None and schedule.sharers == 8 and schedule.sizes(schedule.dims[0]) == (beside,)
 
 
+def images(text: str, n: int, pixels: int = 3136, each: int = 8) -> str:
+    """A graph of NORM or BEHIND at other sizes."""
+    c = 32 * each
+    for old, new in (("[32, 3136, 256]", f"[{n}, {pixels}, {c}]"), ("802816", f"{pixels * c}"), ("3136", f"{pixels}"), ("[32, 256]", f"[{n}, {c}]"),
+                     ("[32, 32]", f"[{n}, 32]"), ("256", f"{c}"), ("i1*8", f"i1*{each}"), ("// 8", f"// {each}"), ("<8", f"<{each}")):
+        text = text.replace(old, new)
+    return text
+
+
+def first_schedule(text: str):
+    planned = plan(parse_graph(text), LARGE)
+    bodies = schedule_plan(planned, LARGE).bodies
+    return bodies[planned.steps[0]][1]
+
+
+@pytest.mark.parametrize("n, sharers", [(8, 8), (1, 1)])
+def test_few_images_are_held_side_by_side_down_to_a_least_size(n, sharers):
+    assert first_schedule(images(NORM.format(d="bf16", made="neg", out="256, 1"), n)).sharers == sharers
+
+
+def test_few_images_with_columns_beside_are_held_side_by_side():
+    text = images(BEHIND.format(d="bf16", layout="256, 1"), 4)
+    assert len(plan(parse_graph(text), LARGE).steps) == 1 and first_schedule(text).sharers == 8
+
+
+def test_groups_of_channels_that_are_no_whole_words_lie_side_by_side_however_small():
+    """Nine channels of 32 bits, 36 bytes; eight are whole words, of which a program by itself has a group."""
+    norm = NORM.format(d="f32", made="neg", out="1, 3136")
+    nine, eight = (first_schedule(images(norm, 200, 196, each)) for each in (9, 8))
+    assert [len(s.dims) for s in (nine, eight)] == [3, 2] and nine.staged is not None and (4,) in [sizes for _, sizes in nine.pieces]
+
+
 BEHIND = """graph behind {{
   input %x: {d}[32, 3136, 256](802816, 256, 1)
   input %dy: {d}[32, 3136, 256](802816, {layout})
@@ -330,6 +362,10 @@ def test_runs_are_folded_first_where_a_program_could_hold_what_one_of_the_folds_
     assert sorted(folds(lines.whole_lines(parse_graph(channels_first(n=4, p=4096)), LARGE))) == [(4,), (8,), (4096,), (4096,)]
 
 
+def test_runs_of_a_few_megabytes_are_folded_first():
+    assert sorted(folds(lines.whole_lines(parse_graph(channels_first(n=4, g=16)), LARGE))) == [(4,), (8,), (3136,), (3136,)]
+
+
 def test_runs_are_folded_first_of_a_sum_that_reads_another_too():
     """As channels' sums of what a group's sum scales, in the gradient of a norm of groups."""
     text = channels_first().replace("mul(%x[i1, i0, i2], %x[i1, i0, i2])", "mul(%x[i1, i0, i2], %group[i1, (i0 // 8)])")
@@ -351,7 +387,7 @@ def test_other_folds_of_planes_stay_as_they_are(text):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("channels, height, width", [(32, 37, 9), (20, 16, 16)])
 def test_gradients_of_a_norm_of_groups_in_channels_first_agree_with_float64(monkeypatch, dtype, channels, height, width):
-    for name, value in (("LEAST", 1), ("RUN", 16), ("HELD", 64)):
+    for name, value in (("LEAST", 1), ("LEAST_COMMON", 1), ("RUN", 16), ("HELD", 64)):
         monkeypatch.setattr(lines, name, value)
     monkeypatch.setattr(sharing, "STAGED", 1024)
     x = (torch.randn(2, channels, height, width) + 3).to(dtype)

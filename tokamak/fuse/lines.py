@@ -35,7 +35,8 @@ MOST_BESIDE = 2         # values that the programs of a cluster hold side by sid
 ALONE = 64 << 10        # bytes of a group that one program holds instead, where little is computed and its pieces are whole sectors: GroupNorm of
                         # 64 x 512 x 31 x 31 from NHWC in bf16 49.8 us, 63 by clusters
 TINY = 8 << 10          # the same of shorter pieces, whose sectors two programs read: of 256 x 256 x 14 x 14 25 us, 31 by clusters, but of
-                        # 128 x 256 x 28 x 28 53, 41, of 32 x 256 x 56 x 56 42.7, 37.7
+                        # 128 x 256 x 28 x 28 53, 41, of 32 x 256 x 56 x 56 42.7, 37.7. Pieces that are no whole words lie side by side in any case:
+                        # f32 of 200 x 288 x 14 x 14 38.6 us, 149, of 24 x 320 x 33 x 33 33.6, 55.9, of 64 x 320 x 17 x 17 23.0, 32.7
 HALF = 64               # of a line at least
 SECTOR = 32             # bytes that are read together
 PIECES = 2              # powers of two at most that make up the channels of such a group; one where they are no whole words of 16 bits: with two
@@ -48,11 +49,16 @@ LEAST_RUN = 2048        # elements of it at least: GroupNorm backward of 64 x 25
 SHARERS = 2, 4, 8       # planes of a group that the programs of a cluster hold
 MONOIDS = ("sum", "max", "min", *CARRIERS)
 LEAST = 16 << 20        # bytes that are folded, from which on two kernels more cost less
+LEAST_HELD = 2 << 20    # the same that the programs of a cluster hold, of channels that are one power of two: GroupNorm from NHWC of
+                        # 8 x 256 x 56 x 56 bf16 11.8 us, 18.3 in three kernels, backward 23.3, 28.9 in six, of 2 x 256 x 56 x 56 8.9, 14.3; EvoNorm
+                        # 12.1, 18.7; but of 4 x 256 x 28 x 28 7.4, 6.3
+LEAST_COMMON = 2 << 20  # the same of runs in common: EvoNorm backward in NCHW of 4 x 640 x 56 x 56 bf16 31.2 us, 112.8 as two folds, of
+                        # 2 x 320 x 56 x 56 12.3, 29.8, in f32 17.8, 53.5
 
 
-def piece(read, over, hints: Hints) -> Axis | None:
+def piece(read, over, hints: Hints, least: int | None = None) -> Axis | None:
     """Of the axes `over`, along which the loads `read` are folded, the contiguous one where it is a short piece of their lines, and the rest lies in
-    other lines."""
+    other lines; `least`: bytes of what is read at least, LEAST unless told."""
     found = {}
     for e in read:
         at = e.offset()
@@ -68,21 +74,22 @@ def piece(read, over, hints: Hints) -> Axis | None:
         if any(hints(at.coefficient(a)) < far for a in inside if a is not c):
             return None
         found[c] = max(found.get(c, 0), hints.count(at.axes()) * e.dtype.bytes)
-    return next(iter(found)) if len(found) == 1 and max(found.values()) >= LEAST else None
+    return next(iter(found)) if len(found) == 1 and max(found.values()) >= (LEAST if least is None else least) else None
 
 
 def abreast(read, over, hints: Hints, target, most: int = 1) -> tuple[Axis, Axis, int, int] | None:
     """(the contiguous axis of the pieces, the axis of groups, how many side by side make whole lines, how many programs of a cluster share them)
     where one of the loads `read` is of short pieces of lines, at most so many are along all axes `over`, and programs hold all that is folded of
     them; else None. With the incoming gradient beside it EvoNorm backward in bf16 takes 159 us, 134 by columns."""
-    c = _pieces(read, over, hints)
+    much = _pieces(read, over, hints)
+    c = much if much is not None else _pieces(read, over, hints, LEAST_HELD)
     whole = {(e.node, e.index): e for e in read if set(over) <= e.offset().axes()}.values()
     e = next((e for e in whole if c is not None and e.offset().coefficient(c) == 1), None)
     if e is None or len(whole) > most or target.ordered or target.arch[:1] != ("cuda",) or any(hints.exactly(a.extent) is None for a in over):
         return None
     at, size = e.offset(), hints(c.extent) * e.dtype.bytes
     first, *rest = sorted((a for a in over if a is not c), key=lambda a: hints(at.coefficient(a)))
-    if hints(c.extent).bit_count() > (1 if size % WORD and e.dtype.is_half else PIECES):
+    if hints(c.extent).bit_count() > (1 if much is None or size % WORD and e.dtype.is_half else PIECES):
         return None
     if any(at.coefficient(b) is not at.coefficient(a) * a.extent for a, b in zip((first, *rest), rest)):
         return None
@@ -100,9 +107,9 @@ def abreast(read, over, hints: Hints, target, most: int = 1) -> tuple[Axis, Axis
     return None
 
 
-def _pieces(read, over, hints: Hints) -> Axis | None:
+def _pieces(read, over, hints: Hints, least: int | None = None) -> Axis | None:
     """`piece` of those of `read` that do not read whole lines along other axes."""
-    return piece([e for e in read if not _in_runs(e, over, hints)], over, hints)
+    return piece([e for e in read if not _in_runs(e, over, hints)], over, hints, least)
 
 
 def _in_runs(e: Load, over, hints: Hints) -> bool:
@@ -136,6 +143,8 @@ def alone(read, over, heavy: bool, hints: Hints) -> bool:
     """Is what a program by itself holds of a group so little, and so little computed of it, that it is faster so?"""
     whole = [e for e in read if set(over) <= e.offset().axes()]
     pieces = [hints(a.extent) * e.dtype.bytes for e in whole for a in over if e.offset().coefficient(a) == 1]
+    if any(size % WORD for size in pieces):
+        return False
     most = ALONE if min(pieces, default=0) >= SECTOR else TINY
     return not heavy and hints.count(over) * sum(e.dtype.bytes for e in whole) <= most
 
@@ -228,7 +237,7 @@ def runs_in_common(graph: Graph, hints: Hints, target) -> dict:
     readers = readers_of(graph)
     for n in graph.nodes:
         part = fold(n) if isinstance(n, Compute) else None
-        for e in _large(part, hints) if isinstance(part, Reduce) and part.monoid == "sum" else ():
+        for e in _large(part, hints, LEAST_COMMON) if isinstance(part, Reduce) and part.monoid == "sum" else ():
             along.setdefault((e.node.shape, e.node.strides), {})[n] = frozenset(e.offset().coefficient(a) for a in part.over)
     found: dict = {}
     for folds in along.values():
@@ -245,7 +254,7 @@ def _in_cluster(n: Compute, common: frozenset, size: int, readers: dict, hints: 
     """Do the programs of a cluster hold what `n` folds, `size` bytes for each of its elements, each what lies along the `common` steps, and is it
     needed again behind the fold?"""
     part = fold(n)
-    at = _large(part, hints)[0].offset()
+    at = _large(part, hints, LEAST_COMMON)[0].offset()
     runs = frozenset(a for a in part.over if at.coefficient(a) in common)
     rest = frozenset(part.over) - runs
     if len(rest) != 1 or apart(frozenset(part.over), [(runs, rest)], [(at, size)], hints, target) is None:
@@ -262,7 +271,7 @@ def _in_cluster(n: Compute, common: frozenset, size: int, readers: dict, hints: 
 
 def _sources(folds, hints: Hints) -> set:
     """The large values that `folds` read, those they are made of by pointwise operations where they are so made."""
-    found, stack = set(), [e.node for n in folds for e in _large(fold(n), hints)]
+    found, stack = set(), [e.node for n in folds for e in _large(fold(n), hints, LEAST_COMMON)]
     while stack:
         x = stack.pop()
         if isinstance(x, Compute) and fold(x) is None:
@@ -274,14 +283,14 @@ def _sources(folds, hints: Hints) -> set:
 
 def _long(folds, common: frozenset, hints: Hints) -> bool:
     """Are the runs of `folds` along the `common` steps long?"""
-    parts = [(part := fold(n), _large(part, hints)[0].offset()) for n in folds]
+    parts = [(part := fold(n), _large(part, hints, LEAST_COMMON)[0].offset()) for n in folds]
     return all(hints.count(a for a in part.over if at.coefficient(a) in common) >= RUN for part, at in parts)
 
 
 def _runs_first(n: Compute, steps: frozenset, hints: Hints, parts: dict) -> Compute:
     """`n` as a fold of what it gives along the axes of these steps; what is left of it stands where it stands in memory."""
     part = fold(n)
-    at = _large(part, hints)[0].offset()
+    at = _large(part, hints, LEAST_COMMON)[0].offset()
     first = tuple(a for a in part.over if at.coefficient(a) in steps)
     outer = max(hints(at.coefficient(a)) for a in part.over if a not in first) > max((hints(at.coefficient(a)) for a in part.free), default=0)
     return in_two(n, part, first, parts, leading=outer)
@@ -343,10 +352,10 @@ def of_columns(n: Compute, hints: Hints) -> set:
     return {(layout, steps) for layout, steps in found if not any(step == 1 for step in steps)}
 
 
-def _large(part: Reduce, hints: Hints) -> list[Load]:
+def _large(part: Reduce, hints: Hints, least: int | None = None) -> list[Load]:
     """The loads of `part` of which each reads much, along all axes that are folded."""
     read = [(e, e.offset().axes()) for e in loads(*part.args)]
-    return [e for e, axes in read if set(part.over) <= axes and hints.count(axes) * e.dtype.bytes >= LEAST]
+    return [e for e, axes in read if set(part.over) <= axes and hints.count(axes) * e.dtype.bytes >= (LEAST if least is None else least)]
 
 
 def in_two(n: Compute, part: Reduce, first: tuple[Axis, ...], parts: dict, leading: bool = False, pinned: frozenset | None = None) -> Compute:

@@ -236,7 +236,7 @@ class _Planner:
         """Folds, what is made of them and of what they fold, and all groups between the two are one where the programs of clusters hold side by side
         what both read. Says whether they are."""
         if self.target.kind != "gpu" or self.target.ordered or reason.code != "cycle" \
-                or not any(n in b.reads and node_bytes(n, self.hints) >= lines.LEAST for n in a.reads):
+                or not any(n in b.reads and node_bytes(n, self.hints) >= lines.LEAST_HELD for n in a.reads):
             return False
         found = {a, b} | self._all_between(a, b) | self._all_between(b, a)
         if any(not isinstance(g, Group) or isinstance(g.members[0].node, Scatter) for g in found) or sum(len(g.members) for g in found) > LARGEST \
