@@ -335,6 +335,29 @@ def test_aliased_outputs(how):
     assert got[2].abs().sum() == 0 and got[3].abs().sum() > 0
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_value_that_is_returned_twice_is_one_tensor(how, dynamic):
+    """Also where it is shown in strides of its own. Dynamo tells a graph behind a break by that which of its inputs are the same."""
+    def fn(x, i):
+        y = torch.zeros_like(x).scatter_add(-2, i % x.shape[-2], x)
+        return y, y.float(), x.sin()
+    x, i = torch.randn(1, 33, 17), torch.randint(0, 9, (1, 33, 17))
+    got = check(how, fn, x, i, dynamic=dynamic)(x, i)
+    assert got[0] is got[1]
+
+
+@pytest.mark.parametrize("mine", [lambda: torch.arange(24.0).reshape(3, 8)[:, ::2], lambda: torch.arange(20.0)[5:17].view(3, 4)],
+                         ids=["strided", "offset"])
+def test_an_input_that_a_training_step_turns_and_nothing_more_stays_where_it_is(how, mine):
+    def fn(x, y):
+        y.to(y.dtype).t_()
+        return x.sum(-2)
+    turned, theirs, x = mine(), mine(), torch.randn(3, 5, requires_grad=True)
+    fn(x, theirs)
+    how.compile(fn)(x, turned).sum().backward()
+    assert torch.equal(turned, theirs) and turned.stride() == theirs.stride() and turned.storage_offset() == theirs.storage_offset()
+
+
 def test_chains_longer_than_python_recurs(how):
     def fn(x, *rows):
         for _ in range(260):

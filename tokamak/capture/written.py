@@ -51,12 +51,20 @@ def _lie_there(copy: fx.Node, mode: FakeTensorMode) -> None:
 def _written(joint: fx.GraphModule) -> Iterator[fx.Node]:
     """The inputs that `joint` writes, and those that torch writes behind forward."""
     output = joint.graph.output_node()
-    behind = {d.mutated_input for d in output.meta.get("desc", ()) if isinstance(d, InputMutationAOTOutput)}
+    behind = {d.mutated_input for d, n in zip(output.meta.get("desc", ()), output.args[0])
+              if isinstance(d, InputMutationAOTOutput) and not _shows_input(n)}
     for node in joint.graph.nodes:
         if node.op == "placeholder" and node.meta.get("desc") in behind:
             yield node
         elif node.target is _aten.copy_.default and node.args[0].op == "placeholder":
             yield node.args[0]
+
+
+def _shows_input(node: fx.Node) -> bool:
+    """Is it an input, or a view of one? Where that is returned as the input's new value, only its shape is another (`t_`)."""
+    while aliases(node.target):
+        node = node.args[0]
+    return node.op == "placeholder"
 
 
 def without_copies(forward: fx.GraphModule, names: tuple[str, ...]) -> None:

@@ -288,7 +288,12 @@ class _Printer:
         if self.synchronous and self.gpus:
             self.lines.append(f"tk_wait({', '.join(map(str, self.gpus))})")
             self._look(d for d in self.errors if d != "cpu")
-        self.lines.append(f"return [{', '.join(self._value(i) for i in step.items)}]")
+        given = [self._value(i) for i in step.items]
+        for position, text in enumerate(given):
+            if isinstance(step.items[position], Ref) and not text.isidentifier() and given.count(text) > 1:
+                self.lines.append(f"tk_o{position} = {text}")       # one object, as torch's own would be
+                given = [f"tk_o{position}" if g == text else g for g in given]
+        self.lines.append(f"return [{', '.join(given)}]")
 
     # -- values
     def _word(self, kind: str, text: str) -> str:
