@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import tokamak
+from tokamak import backend
 from tokamak.codegen.stages import lower_plan, render_plan, schedule_plan
 from tokamak.codegen.tile_kernel import For
 from tokamak.codegen.tile_parts import lower_tiles
@@ -22,6 +23,7 @@ from tokamak.ir.graph import Compute, fold
 from tokamak.ir.parse import parse_graph
 from tokamak.ir.reference import evaluate
 from tokamak.ir.text import print_expr
+from tokamak.schedule import tiles
 from tokamak.schedule.tiles import choose
 from tokamak.target import Target
 
@@ -512,3 +514,47 @@ def test_what_is_large_is_not_made_behind_folds_across_programs(monkeypatch):
     assert not any(r.final for r in plan(graph, LARGE).roles.values())
     monkeypatch.setattr(gpu, "MATRIX", 1 << 30)
     assert any(r.final for r in plan(graph, LARGE).roles.values())
+
+
+def test_small_folds_of_products_of_f32_are_one_kernel():
+    """A norm's sums of channels, weighted, for two gradients: no kernel of products makes either."""
+    graph = parse_graph("""graph weighted {
+  input %a: f32[4, 640](640, 1)
+  input %b: f32[4, 640](640, 1)
+  input %w: bf16[640](1)
+  %one: f32[4, 32](32, 1) for i2<20 = sum[i2](mul(%a[i0, i1*20 + i2], f32(%w[i1*20 + i2])))
+  %two: f32[4, 32](32, 1) for i2<20 = sum[i2](mul(%b[i0, i1*20 + i2], f32(%w[i1*20 + i2])))
+  return %one, %two
+}""")
+    found, = plan(graph, LARGE).steps
+    assert len(found.members) == 2
+
+
+STATISTICS = """graph statistics {{
+  input %x: bf16[{n}, 1089, 320](348480, 320, 1)
+  %sum: f32[{n}, 320](320, 1) for i2<1089 = sum[i2](f32(%x[i0, i2, i1]))
+  %squares: f32[{n}, 320](320, 1) for i2<1089 = sum[i2](mul(f32(%x[i0, i2, i1]), f32(%x[i0, i2, i1])))
+  %both: f32[{n}, 320](320, 1) = add(%sum[i0, i1], %squares[i0, i1])
+  return %both
+}}"""
+
+
+@pytest.mark.parametrize("n, kernels", [(8, 2), (100, 1)])
+def test_programs_that_share_no_columns_store_what_is_made_of_them(n, kernels):
+    planned = plan(parse_graph(STATISTICS.format(n=n)), LARGE)
+    group, = planned.steps
+    scheduled = schedule_plan(planned, LARGE)
+    assert (scheduled.bodies[group][1].programs == 1) == (kernels == 1)
+    assert len(render_plan(lower_plan(scheduled, LARGE))[group].parts) == kernels
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_programs_store_that_share_no_columns_is_right(monkeypatch, dtype):
+    seen = []
+    monkeypatch.setattr(backend, "target", lambda *_: LARGE)
+    monkeypatch.setattr(tiles._Chooser, "_programs", lambda self, split: seen.append(split) or 1)
+    x = (torch.randn(2, 1500, 64) + 1).to(dtype)
+    fn = lambda x: ((x.sum(1, dtype=torch.float32) * 2 + (x.float() * x.float()).sum(1)).relu(), x.float().var(1))
+    for got, want in zip(tokamak.compile(fn, target="interpret", strict=True)(x), fn(x)):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-3)
+    assert seen

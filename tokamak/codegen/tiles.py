@@ -160,8 +160,28 @@ class TileLowering(TileAhead):
         carried = {e: self._accumulators(self.program, e, first) for e in crossing.values()}
         self._share_loops(share, total, local, tuple(crossing.values()), carried)
         ends = self._ends(self.program, s.split, carried, ())
+        late = [st for st in self.stores if st not in local]
+        if s.programs == 1 and self._finished(late, carried):
+            for e, accumulators in carried.items():
+                for choice in self._choices(e.free):
+                    self.piece.update(choice)
+                    self._remember(self.program, e, self._whole(e, accumulators, ends.get(e)))
+                self._first_pieces()
+            self._store_all(self.program, late)
+            return
         for e, accumulators in carried.items():
             self._leave(e, accumulators, share, ends.get(e))
+
+    def _finished(self, late: list[Store], crossing) -> bool:
+        """Can a program that has all of the split axes to itself store what is made of the folds along them, too? It does so at the coordinates that
+        the folds leave."""
+        kept = self.body_.parallel - set(self.s.split)
+        return all(e.free == kept for e in crossing) and all(s.axes == kept and s.monoid is None for s in late)
+
+    def _whole(self, e: Reduce, accumulators, ends: tuple | None) -> tuple[Value, ...]:
+        """A program's carried values folded, with what the `ends` of its row give."""
+        values = self._finish(self.program, e, accumulators)
+        return values if ends is None else self._with_ends(self.program, e, values, ends)
 
     def _leave(self, e: Reduce, accumulators, share: str, ends: tuple | None = None) -> None:
         """Folds a program's carried values, with what the `ends` of its row give, and stores them: workspace[share, free coordinates]."""
@@ -176,9 +196,7 @@ class TileLowering(TileAhead):
         memories = [Memory(node, node.dtype) for node in made]
         for choice in self._choices(frozenset(free)):
             self.piece.update(choice)
-            values = self._finish(self.program, e, accumulators)
-            if ends is not None:
-                values = self._with_ends(self.program, e, values, ends)
+            values = self._whole(e, accumulators, ends)
             flat = as_index(0)
             for a in free:
                 flat = flat + as_index(a) * strides[a]

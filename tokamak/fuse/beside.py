@@ -11,7 +11,7 @@ from ..ir.expr import Reduce, loads
 from ..ir.graph import Scatter
 from ..ir.index import Axis, Index, as_index
 from .axes import Group, fold_of
-from .contraction import LITTLE, Contraction, contraction, held, of_vector, shared_roles
+from .contraction import LITTLE, Contraction, contraction, held, of_vector, product_type, shared_roles
 from .cost import Hints, node_bytes
 from .legal import Roles
 
@@ -54,7 +54,13 @@ def _folds_little(g: Group, r: Roles, hints: Hints) -> bool:
     if r.accumulating or r.final or any(isinstance(m.node, Scatter) for m in g.members) or sum(node_bytes(n, hints) for n in g.reads) > FOLDED:
         return False
     folds = [f for m in g.members if (f := fold_of(m.expr)) is not None]
-    return bool(folds) and all(isinstance(f, Reduce) and contraction(f) is None for f in folds)
+    return bool(folds) and all(isinstance(f, Reduce) and not _multiplied(f) for f in folds)
+
+
+def _multiplied(f: Reduce) -> bool:
+    """May a kernel of products make it? Of f32 none does."""
+    c = contraction(f)
+    return c is not None and (c.exponents is not None or product_type(c) is not None)
 
 
 def _in_order(g: Group, r: Roles) -> tuple[Axis, ...]:
