@@ -93,7 +93,9 @@ def first(text: str, type: str, rows: int, columns: int) -> str:
     (65536, 511, "f32", "i1:512+8?) shifted(i1 % 4) warps(1)"), (65536, 257, "f32", "i0:2, i1:256+1) warps(1)"),
     (65536, 383, "f32", "i0:2, i1:256+128?) warps(1)"), (65536, 385, "f32", "i1:256+128+8?) shifted(i1 % 4) warps(1)"),
     (131072, 127, "f32", "i0:4, i1:128?) warps(1)"), (16384, 129, "f32", "i0:4, i1:128+1) warps(1)"),
-    (131072, 96, "f16", "i0:8, i1:64+32) warps(1)"), (131072, 80, "f16", "i0:32, i1:64+16) warps(2)"),
+    (131072, 96, "f16", "i0:8, i1:32+32+32) warps(1)"), (131072, 112, "f16", "i0:8, i1:64+64?) warps(2)"),
+    (30000, 144, "f16", "i0:4, i1:32+32+32+32+32?) warps(1)"), (30000, 48, "f32", "i0:64?, i1:16+16+16) warps(4)"),
+    (131072, 80, "f16", "i0:32, i1:64+16) warps(2)"),
     (8192, 128, "f16", "i0:8, i1:128) warps(4)"), (32768, 128, "f16", "i0:8, i1:128) warps(2)"), (8192, 256, "f16", "i0:4, i1:256) warps(2)"),
     (8192, 512, "f16", "i0:2, i1:512) warps(1)"), (8192, 64, "f16", "i0:64, i1:64) warps(4)"), (32768, 31, "f16", "i0:16, i1:32?) warps(4)"),
     (32768, 65, "f16", "i0:8, i1:64+1) warps(1)"),
@@ -347,3 +349,12 @@ def test_what_a_small_kernel_reads_is_asked_for_first():
     (built,) = render_plan(lower_plan(schedule_plan(plan(graph, LARGE), LARGE), LARGE)).values()
     text = built.parts[-1].unit.text
     assert text.count("tl.load(") == 2 and text.rindex("tl.load(") < text.index("tl.sum(")
+
+
+@pytest.mark.parametrize("columns, whole", [(160, True), (128, False)])
+def test_what_rows_in_pieces_share_is_read_as_they_lie_in_threads(columns, whole):
+    planned = plan(parse_graph(WEIGHTED.format(type="bf16", rows=65536, columns=columns)), LARGE)
+    group, = planned.steps
+    part, = render_plan(lower_plan(schedule_plan(planned, LARGE), LARGE))[group].parts
+    read = [line for line in part.unit.text.splitlines() if "tl.load(p1" in line]
+    assert read and all(("tl.zeros([" in line) == whole for line in read)

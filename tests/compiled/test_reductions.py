@@ -380,3 +380,15 @@ def test_long_logarithms_of_prefixes_lose_no_digits(dim):
     torch.testing.assert_close(ours(x).double(), x.double().logcumsumexp(dim), rtol=4e-7, atol=4e-7)
     special = y.movedim(-1, dim).contiguous()
     torch.testing.assert_close(ours(special).double(), special.double().logcumsumexp(dim), rtol=4e-7, atol=4e-7, equal_nan=True)
+
+
+@pytest.mark.parametrize("columns", [112, 144, 160])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_in_equal_pieces_are_right(columns, dtype):
+    """Several to a tile, the last piece masked where there are 112 or 144, with weights beside them."""
+    x, w, b = (torch.randn(s).to(dtype) for s in ((37, columns), (columns,), (columns,)))
+    x[3, columns - 1] = float("inf")
+    fn = lambda x, w, b: (torch.nn.functional.layer_norm(x, x.shape[-1:], w, b), torch.softmax(x, -1), x.amax(-1), x.float().sum(-1))
+    limit = 1e-5 if dtype is torch.float32 else 2e-2
+    for got, want in zip(tokamak.compile(fn, target="interpret", strict=True)(x, w, b), fn(*(t.double() for t in (x, w, b)))):
+        torch.testing.assert_close(got.double(), want.double(), rtol=limit, atol=limit, equal_nan=True)

@@ -179,7 +179,7 @@ class TileValues(TileCoordinates):
         block = bool(whole) or bool(guard and guard.block)
         if block and dims != whole or block and not dims:
             target = f"{memory} + ({address} + tl.zeros({self.shape(whole)}, tl.int32))"
-        full = frozenset(self.s.dims) if self.s.abreast and whole and not whole & set(self.s.split) else None
+        full = frozenset(self.s.dims) if self.s.abreast and whole and not whole & set(self.s.split) or self._beside_rows(whole) else None
         if full is not None:            # as the rows lie in threads that it meets: Triton would lay out a single row otherwise
             target = f"{memory} + ({address} + tl.zeros({self.shape(full)}, tl.int32))"
         text = f"tl.load({target}"
@@ -199,6 +199,13 @@ class TileValues(TileCoordinates):
         if masks and guard is None and e in self.fills:
             self.filled[loaded.var] = self.fills[e]
         return loaded
+
+    def _beside_rows(self, dims) -> bool:
+        """Does what has those dimensions lie along the held rows, in several pieces, of which a tile has several? bf16 RMSNorm of 60000 rows of 192
+        13.1 us, 13.6, LayerNorm of 16384 of 144 5.6, 6.4; but LayerNorm of 65536 of 128, one piece, 11.0, 10.4."""
+        s = self.s
+        plain = not s.split and not s.looped and s.staged is None and s.shift is None and not s.flat
+        return plain and len(s.dims) == 2 and dims == set(s.dims) - self.body_.parallel and all(len(s.sizes(a)) > 1 for a in dims)
 
     def _forget(self) -> None:
         """What this scope knows of held rows is read and computed again where it is needed again: a load that differs from the first is a load."""
