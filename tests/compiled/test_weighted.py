@@ -137,6 +137,35 @@ def test_rows_without_numbers():
     assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.isinf(), want.isinf())
 
 
+def below_all(low: float, device: str = "cpu"):
+    """Attention, and what it is given: rows that hold nothing but a low number, and some that end so or begin so."""
+    torch.manual_seed(8)
+    q, k, v = (x.to(device) for x in operands(2, 4, 70, 300))
+    bias = torch.zeros(70, 300, device=device)
+    bias[::3], bias[1, :200], bias[2, 100:] = low, low, low
+    return (lambda q, k, v, bias: torch.softmax((q @ k.mT).float() + bias, -1).to(q.dtype) @ v), (q, k, v, bias)
+
+
+LOW = [-1e4, -1e9, -1e12, -1e25, -1e35, torch.finfo(torch.float32).min]
+
+
+@pytest.mark.parametrize("low", LOW)
+def test_rows_of_low_numbers(low):
+    """Equal ones have equal weights, as far as scores vanish beside them."""
+    fn, inputs = below_all(low)
+    assert error(one_kernel(fn, *inputs), fn(*map(wide, inputs[:3]), inputs[3])) <= TOLERANCE[torch.float16]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("low", LOW)
+def test_rows_of_low_numbers_on_the_gpu(low):
+    fn, inputs = below_all(low, "cuda")
+    torch._dynamo.reset()
+    got = tokamak.compile(fn, strict=True, dynamic=False)(*inputs)
+    want = fn(*map(wide, inputs[:3]), inputs[3])
+    assert error(got, want) <= max(TOLERANCE[torch.float16], 1.5 * error(fn(*inputs), want))
+
+
 def test_large_scores():
     """Scores that grow from step to step, so that what is carried is rescaled by factors that vanish."""
     q, k, v = torch.full((1, 1, 16, 16), 4.0), torch.linspace(-30, 30, 256)[:, None].expand(1, 1, 256, 16), torch.randn(1, 1, 256, 16)

@@ -26,11 +26,19 @@ def dot(a, b, c):
 @triton.jit
 def weights(x, top, total, scale):
     """Of exponents x scale to the base 2 [m, n], scale > 0, and of rows' greatest x and sum of weights so far [m]: both with these taken in, what was
-    carried is multiplied by [m], and the weights [m, n]. Rows without a number above -inf have weights of 0; NaN and inf make theirs NaN."""
+    carried is multiplied by [m], and the weights [m, n]. Rows without a number above -inf have weights of 0; NaN and inf make theirs NaN.
+
+    A product and a difference are rounded once, so what is taken from the greatest itself is not quite 0, but up to half a unit of the last place of
+    zero. Where that is much (rows that hold nothing but what masks add), neighbours of the greatest weigh nothing beside it by any such scale: by
+    a power of two zero is exact."""
     best = tl.maximum(top, tl.max(x, 1))
-    zero = tl.where(best == float("-inf"), 0.0, best) * scale
-    made = exp2_short(x * scale - zero[:, None])
-    kept = exp2_short(top * scale - zero)
+    zero = tl.where(best == float("-inf"), 0.0, best)
+    power = ((scale.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
+    far = tl.where(tl.abs(zero) < 1.2676506e30, power, 8.6736174e-19)        # 2^100, 2^-60
+    by = tl.where(tl.abs(zero * scale) < 1073741824.0, scale, far)
+    zero = zero * by
+    made = exp2_short(x * by[:, None] - zero[:, None])
+    kept = tl.where(best == top, 1.0, exp2_short(top * by - zero))
     return best, total * kept + tl.sum(made, 1), kept, made
 
 
