@@ -23,6 +23,12 @@ RUNS = """graph runs {{
   %sum: f32[{n}, 32](32, 1) for i2<{p}, i3<{each} = sum[i2, i3](f32(%x[i0, i2, i1*{each} + i3]))
   return %sum
 }}"""
+IN_PLACE = """graph in_place {
+  input %x: bf16[12, 9312, 32, 64](9312*2048, 2048, 64, 1)
+  %sum: f32[12, 32](32, 1) for i2<9312, i3<64 = sum[i2, i3](f32(%x[i0, i2, i1, i3]))
+  %out: bf16[12, 9312, 32, 64](9312*2048, 2048, 64, 1) = bf16(mul(f32(%x[i0, i1, i2, i3]), %sum[i0, i2]))
+  return %out
+}"""
 LAST = """graph last {
   input %x: bf16[4, 16384, 32, 16](8388608, 512, 16, 1)
   input %sum: f32[4, 32](32, 1)
@@ -97,12 +103,17 @@ def test_groups_of_channels_that_programs_hold(d, n, p, each):
     assert schedule.sharers == 1 and not schedule.split
 
 
-@pytest.mark.parametrize("d, n, p, each, found", [("f32", 12, 3080, 32, "i1:128?, i3:32) looped(i1, i3) warps(4)"),
-                                                  ("bf16", 12, 9312, 64, "i1:128?, i3:64) looped(i1, i3) warps(4)")])
+@pytest.mark.parametrize("d, n, p, each, found", [("f32", 12, 3080, 32, "i1:128?, i3:32) looped(i1) warps(4)"),
+                                                  ("bf16", 12, 9312, 64, "i1:128?, i3:64) looped(i1) warps(4)")])
 def test_runs_of_looped_rows_lie_beside_each_other_in_a_tile(d, n, p, each, found):
     """Each run a line or more; programs take whole groups, not runs of several."""
     schedule, = schedules(RUNS.format(d=d, n=n, p=p, each=each))
     assert str(schedule).startswith(f"tile({found}") and not schedule.split
+
+
+def test_groups_that_no_cluster_holds_are_read_several_tiles_ahead():
+    schedule, = schedules(IN_PLACE)
+    assert str(schedule).startswith("tile(i1:64?, i3:64) looped(i1) warps(8) stages(3)")
 
 
 @pytest.mark.parametrize("each, p", [(5, 4288), (10, 3136), (12, 3136)])

@@ -23,6 +23,9 @@ CARRY_THREAD = 16       # elements of a row to one thread where column sums are 
                         # with half as many; f32 83, 78 and 54% against 82, 68 and 41
 RAGGED_EACH = 64        # of longer rows that begin anywhere and are written, too: warps fold their rows by themselves. bf16 LayerNorm over 255 and
                         # 257 columns 47.7 and 38.1 us, 55.1 and 46.6 with tiles of twice as many (RAGGED_STORED) or twice the warps
+RUN_THREAD = 16         # of looped rows whose runs are short (`whole_runs`), CARRY_STAGES tiles under way: moments of groups by a program each, which
+                        # writes them behind, by hand: GroupNorm NHWC of 12 x 2048 x 97 x 96 bf16 358 us, of 12 x 1024 x 55 x 56 f32 130, of
+                        # 16 x 2048 x 56 x 56 f16 184; 481, 136 and 196 with half as many of one tile, 408, 135 and 173 with twice as many of one
 PIECE_EACH = 4          # of such rows that are one piece of a warp's width, 512 elements to a program (`tiles.PIECES`)
 SHORT_EACH = 256        # elements up to which rows that begin anywhere and are only folded have RAGGED_EACH, too: bf16 sums of 32768 and 262144 rows
                         # of 127 5.3 and 21.5 us by one warp, 6.5 and 28.8 by two
@@ -185,6 +188,8 @@ class TileThreads(TileFacts):
                 each = PER_THREAD // 2 if few else PER_THREAD
         if self.width > 1 and not (shares and any(e.monoid == "moments" for e in self.crossing)):
             each = max(each // self.width, 8)
+        if self.whole_runs():
+            each = RUN_THREAD
         if by_thread:
             read = {(e.node, e.index): e.dtype.bytes for x in self.crossing for e in walk(*x.args) if isinstance(e, Load) and self.line in e.axes()}
             return THREAD // 2 if sum(size >= 4 for size in read.values()) > 2 and len(self.crossing) > 1 else THREAD
@@ -196,7 +201,7 @@ class TileThreads(TileFacts):
         warps = max(1, min(most, power(-(-elements // (32 * each)) if shares else elements // (32 * each))))
         if self.shift is not None and self.line in self.rows and len(dims) > 1:
             warps = max(1, sum(self.pieces[dims[0]]) // 2)
-        if not self.streams() and not (self.line in self.looped and self.passing()):
+        if not self.streams() and not (self.looped and self.line in self.rows and self.passing()):
             long = self._one_row(dims) and self.shift is not None and self.narrowest() >= 4 and self.only_summed()
             long = long and len(self.pieces[self.line]) == 2
             return HELD_WARPS if long and self.hints(self.line.extent) * self.narrowest() >= HELD_SUM else warps
@@ -230,9 +235,9 @@ class TileThreads(TileFacts):
 
     def stages(self) -> int:
         """Rows under way at once, as far as shared memory holds them."""
-        if self.streams() or self.line in self.looped and self.passing():
+        if self.streams() or self.looped and self.line in self.rows and self.passing():
             return PASSING_STAGES if self.shift is None and self.narrowest() >= 4 and not self.singly() else 1
-        if self.looped and self.scans_down():
+        if self.looped and (self.scans_down() or self.whole_runs()):
             return CARRY_STAGES
         if not (self.carries or self.down) or self.looped:
             return 1
@@ -254,6 +259,10 @@ class TileThreads(TileFacts):
             return COLUMNS
         share = self.hints.count(self.b.parallel) // self.target.threads
         return max(NARROW, min(COLUMNS, power(share + 1) // 2))
+
+    def whole_runs(self) -> bool:
+        """Does a tile of looped rows hold whole contiguous runs of theirs, side by side?"""
+        return bool(self.looped) and not self.crossed and self.line in self.rows and self.line not in self.looped
 
     def lone(self) -> bool:
         """Do programs walk down the narrowest tiles of columns, no more of them than multiprocessors, and only fold?"""

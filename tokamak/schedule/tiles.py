@@ -248,6 +248,7 @@ class _Chooser(TileThreads):
         self.pieces[inner] = (min(chunk, power(self.hints(inner.extent))),)
         if across is not None:
             self._tile(across, chunk // self.pieces[inner][0])
+            self.looped -= {inner} if self.hints.exactly(inner.extent) == self.pieces[inner][0] else set()
         beside = self._read_across()
         if beside is not None:
             self.pieces[beside] = (power(self.hints(beside.extent)),)
