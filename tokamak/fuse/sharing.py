@@ -14,6 +14,7 @@ SHARE = 64 << 10        # of a longer row that each of the programs of a cluster
 LEAST_SHARE = 8 << 10   # the same where rows are too few for the multiprocessors: bf16 softmax of 64 rows of 16385 and 16 of 262145 5.2 and 11.6 us,
                         # RMSNorm of 64 of 32768 5.1, Inductor's kernels 12.6, 24.2 and 7.1; LayerNorm of 128 of 32768 8.8, 12.9
 RUN = 64                # contiguous elements at least, of a row that is held so: BatchNorm in NCHW 54% in three kernels, 47% so (with 32)
+LINE = 128              # contiguous bytes at least of a row along several axes that is held so: a line of the cache
 CARRIED = 32768         # elements of partial results that one program carries in registers along a row; along several axes half as many
 SHARED_CARRIED = 128 << 10      # bytes of a program's share of a row, and of column sums beside it, where the neighbours of a cluster carry them:
                                 # bf16 LayerNorm backward over 16384, 25600 and 65536 columns 74, 58 and 70%, 59, 47 and 49 by one program or in
@@ -92,7 +93,7 @@ def _read_along(group: Group, fold) -> int:
 
 def long_run(e, over, hints: Hints) -> bool:
     """Does `e` load elements side by side along one of `over`, many of them?"""
-    return isinstance(e, Load) and any(hints.least(a.extent) >= RUN and runs_along(e, a) for a in over)
+    return isinstance(e, Load) and any(hints.least(a.extent) * e.dtype.bytes >= LINE and runs_along(e, a) for a in over)
 
 
 def carried_alone(columns: int, sums: int, read: int) -> bool:

@@ -74,8 +74,10 @@ def possible(b: Body, rows: list[Axis], line: Axis | None, hints: Hints, target)
     known?"""
     if target.ordered or line not in rows or len(rows) > 3 or any(hints.exactly(a.extent) is None for a in rows):
         return False
-    short = hints.least(line.extent) < (sharing.RUN if hints.count(rows) > sharing.HELD else SIDE)
-    beside = abreast(held(b, frozenset(rows)), rows, hints, target, MOST_BESIDE)
+    read = held(b, frozenset(rows))
+    run = sharing.LINE // min((e.dtype.bytes for e in read), default=1)
+    short = hints.least(line.extent) < (run if hints.count(rows) > sharing.HELD else SIDE)
+    beside = abreast(read, rows, hints, target, MOST_BESIDE)
     if short and beside is None:
         return False
     if b.base is not None or any(s.monoid is not None or s.guard is not None for s in b.stores):
