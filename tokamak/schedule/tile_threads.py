@@ -237,7 +237,7 @@ class TileThreads(TileFacts):
         """Rows under way at once, as far as shared memory holds them."""
         if self.streams() or self.looped and self.line in self.rows and self.passing():
             return PASSING_STAGES if self.shift is None and self.narrowest() >= 4 and not self.singly() else 1
-        if self.looped and (self.scans_down() or self.whole_runs()):
+        if self.looped and (self.scans_down() or self.whole_runs() and not self._written_across()):
             return CARRY_STAGES
         if not (self.carries or self.down) or self.looped:
             return 1
@@ -263,6 +263,10 @@ class TileThreads(TileFacts):
     def whole_runs(self) -> bool:
         """Does a tile of looped rows hold whole contiguous runs of theirs, side by side?"""
         return bool(self.looped) and not self.crossed and self.line in self.rows and self.line not in self.looped
+
+    def _written_across(self) -> bool:
+        """Does something lie contiguously along another row axis than the line?"""
+        return any(address.coefficient(a) == 1 for _, address, _ in strides_of(self.b) for a in self.rows if a is not self.line)
 
     def lone(self) -> bool:
         """Do programs walk down the narrowest tiles of columns, no more of them than multiprocessors, and only fold?"""
