@@ -8,7 +8,7 @@ from torch.fx.traceback import annotate
 
 from tests.compiled.linear import TOLERANCE, calls, error, run, schedules, values, wide
 from tokamak.capture import aot
-from tokamak.capture.few_queries import KEYS, LONG
+from tokamak.capture.few_queries import KEYS
 from tokamak.schedule.means import MeansSchedule
 
 pytest.importorskip("triton")
@@ -16,7 +16,7 @@ LIBRARY = str(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 attention = F.scaled_dot_product_attention
 
 
-def cache(rows=1, heads=8, kept=2, length=LONG, width=32, batch=1, dtype=torch.bfloat16):
+def cache(rows=1, heads=8, kept=2, length=600, width=32, batch=1, dtype=torch.bfloat16):
     return tuple(values(batch, h, n, width, dtype=dtype) for h, n in ((heads, rows), (kept, length), (kept, length)))
 
 
@@ -51,8 +51,8 @@ def test_is_one_kernel(fn, rows):
     assert error(got, fn(*map(wide, inputs))) <= TOLERANCE[torch.bfloat16] and lie(got) == lie(fn(*inputs))
 
 
-MASKS = {"of each batch": lambda: torch.rand(2, 1, 1, LONG) < 0.3, "of all": lambda: torch.rand(3, LONG) < 0.3,
-         "a bias of each head": lambda: torch.randn(1, 8, 3, LONG, dtype=torch.bfloat16), "of rows alone": lambda: torch.rand(2, 1, 3, 1) < 2}
+MASKS = {"of each batch": lambda: torch.rand(2, 1, 1, 600) < 0.3, "of all": lambda: torch.rand(3, 600) < 0.3,
+         "a bias of each head": lambda: torch.randn(1, 8, 3, 600, dtype=torch.bfloat16), "of rows alone": lambda: torch.rand(2, 1, 3, 1) < 2}
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -70,10 +70,9 @@ def test_masks_and_biases(fn, name):
 
 
 LEFT = {
-    "few keys that are copied": lambda: (repeated, cache(length=KEYS - 1)),
-    "few keys that are shared": lambda: (shared, cache(length=LONG - 1)),
-    "keys of each head": lambda: (shared, cache(kept=8)),
+    "few keys": lambda: (shared, cache(length=KEYS - 1)),
     "many queries": lambda: (shared, cache(rows=17)),
+    "some queries of many heads": lambda: (shared, cache(rows=20, heads=65, kept=65, width=16)),
     "float32": lambda: (shared, cache(dtype=torch.float32)),
     "wide heads": lambda: (shared, cache(width=136)),
     "causal": lambda: (lambda q, k, v: attention(q, k, v, is_causal=True, enable_gqa=True), cache(3)),

@@ -346,7 +346,11 @@ def by_price(*inputs, target=LARGE):
 def test_few_queries_by_price():
     """A kernel wherever keys are many, with a program to a multiprocessor; few keys as they are written."""
     reasons, (made,) = by_price(*cache(1, 32, 8, 8192, 128, 1))
-    assert not reasons and made.programs == 16
+    assert not reasons and made.programs == 16 and (made.sizes(made.depth), made.stages) == ((64,), 4)
+    reasons, (made,) = by_price(*cache(1, 32, 8, 1024, 64, 1))
+    assert not reasons and made.programs == 8 and (made.sizes(made.depth), made.stages) == ((128,), 3)
+    reasons, (made,) = by_price(*cache(16, 32, 8, 8192, 64, 1))
+    assert not reasons and made.programs == 16 and (made.sizes(made.depth), made.stages) == ((64,), 3)
     reasons, (made,) = by_price(*cache(1, 32, 8, 1024, 128, 16))
     assert not reasons and made.programs == 1
     reasons, made = by_price(*cache(1, 32, 8, 128, 128, 1))

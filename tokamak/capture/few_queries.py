@@ -20,13 +20,12 @@ from .replaced import Written, plain
 _aten = torch.ops.aten
 CALLS = {_aten._scaled_dot_product_flash_attention.default, _aten._scaled_dot_product_efficient_attention.default,
          _aten._scaled_dot_product_cudnn_attention.default, _aten._scaled_dot_product_flash_attention_for_cpu.default}
-COPIES = {_aten.view.default, _aten._unsafe_view.default, _aten.clone.default}
 ROWS = 64               # queries at most of the heads that share keys, those of a tile
-KEYS = 512              # from which on those that are copied for each head that shares them are better read as they lie. bf16, 8 heads of 8192 x 128,
-                        # four queries each: 187 us, 14.9 (16.2 with a mask); of 1024 x 64 20.9, 7.8 with a mask
-LONG = 2048             # the same of those that heads share: 8 heads of 8192 x 128, four queries each 18.2 us, 14.9, of 32768 x 128 45.2, 41.8, of
-                        # 2048 x 128 9.0, 8.7; 64 queries each 97.9, 17.1; but of 1024 x 64 6.1, 6.6. What each query has for itself: 128 heads of
-                        # 4096 x 128 72.4, 75.3
+FEW = 16                # up to which it pays however many heads there are; more where these are HEADS at most, whose keys the library does not share
+HEADS = 64              # among programs: 8 heads of 8192 x 128 bf16, 16 x 4 queries each, 97.6 us, 17.1
+KEYS = 512              # from which on it pays. Four queries each, us: 8 heads of 512 x 64 6.4, 4.4; of 512 x 128 8.2, 5.1; of 8192 x 128 18.1, 15.1;
+                        # a query each: 16 heads of 1024 x 64 6.7, 5.9; 32 of 2048 x 128 17.5, 15.0; 96 of 1024 x 64 13.9, 11.6; 128 of 4096 x 128
+                        # 73.0, 73.9; keys copied for each of 32 heads, 8 of 8192 x 128, 187, 14.9
 WIDEST = 128            # columns of a head that a program holds
 
 
@@ -57,17 +56,12 @@ def _taken(call: fx.Node) -> bool:
     if not call.users or any(u.target is not getitem or u.args[1] != 0 for u in call.users):
         return False
     q, k, v = (n.meta["val"] for n in nodes)
-    least = KEYS if _copied(nodes[1]) or _copied(nodes[2]) else LONG if k.dim() == 4 and k.shape[1] < q.shape[1] else math.inf
-    if q.dim() != 4 or k.shape[2] < least or not q.dtype in (torch.float16, torch.bfloat16) or max(q.shape[3], v.shape[3]) > WIDEST:
+    if q.dim() != 4 or k.shape[2] < KEYS or not q.dtype in (torch.float16, torch.bfloat16) or max(q.shape[3], v.shape[3]) > WIDEST:
         return False
-    return min(q.shape[:3]) > 0 and q.shape[1] % k.shape[1] == 0 and k.shape[:3] == v.shape[:3] and q.shape[1] // k.shape[1] * q.shape[2] <= ROWS
-
-
-def _copied(n: fx.Node) -> bool:
-    """Is `n` a copy of keys or values for each of several heads?"""
-    while n.target in COPIES:
-        n = n.args[0]
-    return n.target is _aten.expand.default and n.meta["val"].numel() > n.args[0].meta["val"].numel()
+    if min(q.shape[:3]) == 0 or q.shape[1] % k.shape[1] != 0 or k.shape[:3] != v.shape[:3]:
+        return False
+    rows, heads = q.shape[1] // k.shape[1] * q.shape[2], k.shape[0] * k.shape[1]
+    return rows <= FEW or rows <= ROWS and heads <= HEADS
 
 
 def _write(graph: fx.Graph, call: fx.Node) -> None:

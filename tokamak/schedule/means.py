@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields, replace
 
-from ..fuse.contraction import TURNED, WIDE, Contraction, chained
+from ..fuse.contraction import SIDE, TURNED, WIDE, Contraction, chained
 from ..fuse.cost import Hints
 from ..ir.expr import Load, Rewriter, loads
 from ..ir.index import Axis, as_index
@@ -22,8 +22,8 @@ from .matmul import MatmulSchedule, _schedule, _side, folds_of, inner_of
 from .tile_stages import power
 
 NARROW_WIDTH = 64       # of the columns, and of the depth within, up to which registers and shared memory hold several programs of 64 rows
-STEP = 64               # along the depth
-STEPS = 4               # along the depth that a program should have at least
+STEP = 64               # along the depth; of up to 16 narrow rows twice as many, of wide ones by four stages: 8 heads of 8192 x 64 bf16, four rows
+                        # each, us, 11.1 by 64, 10.1 by 128; 96 of 1024 x 64, a row each, 14.3, 11.6; 128 of 4096 x 128 75.3 by three, 73.9 by four
 REGISTERS = 128         # a thread of two programs of 8 warps to a multiprocessor
 
 
@@ -53,21 +53,24 @@ def choose(b: Body, hints: Hints, target) -> tuple[Body, MeansSchedule] | None:
     rows, (columns,) = max(c.rows, key=lambda a: hints(a.extent)), c.columns
     inner = within[0].depth if within else None
     width = max(power(a.extent.constant or WIDE) for a in (columns, inner) if a is not None)
+    few, least = hints(rows.extent) <= TURNED, hints(rows.extent) <= SIDE
     narrow = width <= NARROW_WIDTH or hints(rows.extent) <= NARROW_WIDTH
-    sizes = {rows: _side(rows, 64 if narrow else 128, hints), columns: power(columns.extent.constant or WIDE), c.depth: _side(c.depth, STEP, hints)}
-    few = hints(rows.extent) <= TURNED
+    step = 2 * STEP if least and width <= NARROW_WIDTH else STEP
+    sizes = {rows: _side(rows, 64 if narrow else 128, hints), columns: power(columns.extent.constant or WIDE), c.depth: _side(c.depth, step, hints)}
     programs = _shares(b, c, sizes, hints, target) if few else 1
-    made = _schedule(b, c, sizes, hints, inner=inner, stages=3 if narrow else 2, warps=4 if narrow else 8, programs=programs, once=few)
+    stages = 4 if least and step == STEP else 3 if narrow else 2
+    made = _schedule(b, c, sizes, hints, inner=inner, stages=stages, warps=4 if narrow else 8, programs=programs, once=few)
     plain = {f.name: getattr(made, f.name) for f in fields(made)}
     return b, MeansSchedule(**plain | {"registers": 0 if narrow or target.arch[:1] != ("cuda",) else REGISTERS})
 
 
 def _shares(b: Body, c: Contraction, sizes: dict[Axis, int], hints: Hints, target) -> int:
-    """Programs that share the depth of a tile, where there are fewer tiles than multiprocessors: one for each of these. 8 heads of 8192 x 128 bf16,
-    four rows each, us, by 16, 33 and 66 16.1, 17.2, 19.2, 16 x 4 rows 17.2, 20.3, 26.7; 64 of 4096 by 2, 4 and 8 44.0, 43.6, 47.2 (by hand)."""
+    """Programs that share the depth of a tile, where there are fewer tiles than multiprocessors: one for each of these, with a step at least. Four
+    rows each, bf16, us: 8 heads of 8192 x 128 by 16, 33 and 66 programs 16.1, 17.2, 19.2 (16 x 4 rows 17.2, 20.3, 26.7), 64 of 4096 x 128 by 2, 4 and
+    8 44.0, 43.6, 47.2 (by hand); 8 of 1024 x 64 by 4, 8 and 16 6.6, 5.5, 5.0; of 512 x 128 by 2, 4 and 8 7.8, 6.1, 5.1."""
     tiles = math.prod(-(-hints(a.extent) // sizes.get(a, 1)) for a in b.parallel)
     steps = -(-hints(c.depth.extent) // sizes[c.depth])
-    shares = max(1, min(target.threads // tiles, steps // STEPS))
+    shares = max(1, min(target.threads // tiles, steps))
     return -(-steps // -(-steps // shares))
 
 
