@@ -358,3 +358,23 @@ def test_what_rows_in_pieces_share_is_read_as_they_lie_in_threads(columns, whole
     part, = render_plan(lower_plan(schedule_plan(planned, LARGE), LARGE))[group].parts
     read = [line for line in part.unit.text.splitlines() if "tl.load(p1" in line]
     assert read and all(("tl.zeros([" in line) == whole for line in read)
+
+
+@pytest.mark.parametrize("rows, columns, type, found", [
+    (1827, 9184, "bf16", "i1:4096?) looped(i1) warps(8)"), (537, 7816, "f16", "i1:4096?) looped(i1) warps(8)"),
+    (2048, 16384, "f16", "i1:8192) looped(i1) warps(16)")])
+def test_rows_of_sums_that_are_not_long(rows, columns, type, found):
+    assert first(ALONG, type, rows, columns).startswith(f"tile({found}")
+
+
+ALONG_THE_MIDDLE = """graph prefixes {{
+  input %x: {type}[6, {rows}, {columns}]({rows} * {columns}, {columns}, 1)
+  %out: f32[6, {rows}, {columns}]({rows} * {columns}, {columns}, 1) = scan_sum[i1](f32(%x[i0, i1, i2]))
+  return %out
+}}"""
+
+
+@pytest.mark.parametrize("columns, found", [
+    (3279, "i1:64?, i2:32?) looped(i1) warps(4) stages(1)"), (3280, "i1:64?, i2:64?) looped(i1) warps(4) stages(3)")])
+def test_columns_of_prefixes_that_begin_anywhere(columns, found):
+    assert first(ALONG_THE_MIDDLE, "bf16", 1249, columns).startswith(f"tile({found}")

@@ -94,6 +94,10 @@ class TileFacts:
         """Are prefixes down columns all that is made of rows?"""
         return len(self.rows) == 1 and self.line not in self.rows and not self.folds and any(isinstance(e, Scan) for e in walk(*exprs_of(self.b)))
 
+    def scans_ragged(self) -> bool:
+        """Are prefixes made down columns that begin anywhere?"""
+        return self.scans_down() and self.line in self.b.parallel and self.begin_anywhere()
+
     def scans_many(self) -> bool:
         """Are prefixes made down so many columns that a warp for each few fills the machine?"""
         many = self.hints.count(self.b.parallel) >= SCANNING * self.target.threads
@@ -127,6 +131,10 @@ class TileFacts:
     def one_long(self) -> bool:
         """Is a row of much memory summed by a program, and nothing else read along it?"""
         return self.only_summed() and self.hints(self.line.extent) * self.narrowest() >= LONG_SUM
+
+    def short_sums(self) -> bool:
+        """Does a program sum a row of whole words of 16-bit elements that is not long, and nothing else?"""
+        return self.rows == [self.line] and self.only_summed() and self.narrowest() == 2 and not self.one_long() and not self.begin_anywhere()
 
     def only_summed(self) -> bool:
         """Is a row, all that is read along it, summed by a program?"""

@@ -53,6 +53,9 @@ THREAD = 52             # elements of a tile to a thread that folds them into on
 MOST_WARPS = 16         # of a program
 CARRY_WARPS = 32        # of one that carries the sums of columns, lane by lane: RMSNorm backward along the middle of 16 x 1024 x 4096 bf16, which
                         # folds them at each step, 144 us by MOST_WARPS, 154
+SHORT_SUM_WARPS = 8     # of a program that sums a row of 16 bits of less than gpu.LONG_SUM bytes, in chunks of `tile_facts.CHUNK`: bf16 sums of 1827
+                        # rows of 9184 and 3000 of 12000 11.6 and 21.1 us, f16 L2 norms of 537 of 7816 4.7; 12.4, 22.2 and 6.6 in chunks of twice as
+                        # many by half the warps
 PASSING_WARPS = 4       # of a program whose rows pass through chunks of 16384 bytes: eight 16-byte words a thread under way
 SUMMED_WARPS = 16       # and of one that sums chunks of SUMMED_BYTES: f16 sums of rows of 65536 and 4194304 89 and 84%, 83 and 82 as other rows; with
                         # 8 warps 84 and 82. Cross entropy loses, 89 to 84 with 8 warps
@@ -85,6 +88,8 @@ STAGED = 160 << 10      # bytes of shared memory at most that hold rows under wa
 LANES = 32              # rows of a tile from which on several are under way: with fewer, what is one number a row is laid out again and again: f16
                         # LayerNorm backward over 256 and 512 columns 38 and 57%, 80 and 70 with one
 COLUMNS = 64            # columns of a tile that folds across rows: 128 bytes of a 16-bit type
+RAGGED_COLUMNS = 32     # columns that begin anywhere of a tile down which prefixes are made, 64 rows at a time by four warps, none under way: along
+                        # the middle of 6 x 1249 x 3279 bf16 70.8 us, of 10 x 1000 x 2001 f32 88.0; 143.6 and 284.9 by 64 columns and 16 warps
 NARROW = 8              # columns at least, of a tile that folds across rows: 32 bytes of f32, one sector
 
 
@@ -176,7 +181,7 @@ class TileThreads(TileFacts):
         if plain and self._one_row(dims) and self.stored_along() and self.hints.count(self.b.parallel) <= self.target.threads:
             each = PER_THREAD
         if self.looped and not self.crossed and self.line in self.b.parallel:
-            each = LONE_THREAD if self.lone() else RAGGED_THREAD if self.begin_anywhere() else each
+            each = LONE_THREAD if self.lone() or self.scans_ragged() else RAGGED_THREAD if self.begin_anywhere() else each
         if plain and self.line in self.rows and self.stored_along() and self.begin_anywhere():
             each = PIECE_EACH if self.one_piece() else RAGGED_EACH
         short = sum(self.pieces.get(self.line, (0,)))
@@ -207,6 +212,8 @@ class TileThreads(TileFacts):
             return HELD_WARPS if long and self.hints(self.line.extent) * self.narrowest() >= HELD_SUM else warps
         if self.one_long():
             return min(LONG_WARPS, LONG_WARPS * self.narrowest() // 4)
+        if self.short_sums():
+            return SHORT_SUM_WARPS
         return WORDS_WARPS if words else min(warps, SUMMED_WARPS if self.summed() else PASSING_WARPS)
 
     def one_piece(self) -> bool:
@@ -237,6 +244,8 @@ class TileThreads(TileFacts):
         """Rows under way at once, as far as shared memory holds them."""
         if self.streams() or self.looped and self.line in self.rows and self.passing():
             return PASSING_STAGES if self.shift is None and self.narrowest() >= 4 and not self.singly() else 1
+        if self.looped and self.scans_ragged():
+            return 1
         if self.looped and (self.scans_down() or self.whole_runs() and not self._written_across()):
             return CARRY_STAGES
         if not (self.carries or self.down) or self.looped:
@@ -257,6 +266,8 @@ class TileThreads(TileFacts):
         """Columns of a tile that folds across rows: narrow where there are few, so that there are programs for every multiprocessor."""
         if self.line is None or self.crossed:
             return COLUMNS
+        if self.scans_ragged():
+            return RAGGED_COLUMNS
         share = self.hints.count(self.b.parallel) // self.target.threads
         return max(NARROW, min(COLUMNS, power(share + 1) // 2))
 

@@ -239,7 +239,8 @@ class _Chooser(TileThreads):
                 self.pieces[inner] = (*shifted(n, group), 2 * group)
             return
         self.looped.update(self.rows)
-        down = SCANNED_ROWS if self.scans_many() else (LONE if self.lone() else RAGGED_DOWN if self._few_down() else TILE) // self.columns()
+        elements = LONE if self.lone() else RAGGED_DOWN if self._few_down() else TILE
+        down = SCANNED if self.scans_ragged() else SCANNED_ROWS if self.scans_many() else elements // self.columns()
         chunk = down if self.line not in self.rows else self._passing_bytes() // self.narrowest() if self.passing() else \
             PLACES_CHUNK if any(e.monoid.startswith("arg") for e in self.folds) else CHUNK
         across = self._across_lines()
@@ -292,6 +293,8 @@ class _Chooser(TileThreads):
         return self.narrowest() == 2 or -n % (TILE // self.columns()) * WASTE > n
 
     def _passing_bytes(self) -> int:
+        if self.short_sums():
+            return CHUNK * self.narrowest()
         return SUMMED_BYTES if self.summed() or self.one_long() and self.narrowest() == 2 and self.begin_anywhere() else CHUNK_BYTES
 
     def _shift(self, a: Axis) -> Shift | None:
@@ -377,7 +380,7 @@ class _Chooser(TileThreads):
             have *= self._tile(turned, min(TURNED, room))
         candidates = sorted((a for a in parallel if a not in self.pieces), key=lambda a: (a in self.crossed, self.order.index(a)), reverse=True)
         # a third axis of a large tile is spilled: backward sums of InstanceNorm3D in NDHWC 49 us, 55 with images in it
-        few, beside, many = self.statistics(), sum(a not in self.crossed for a in self.pieces), self.scans_many()
+        few, beside, many = self.statistics(), sum(a not in self.crossed for a in self.pieces), self.scans_many() or self.scans_ragged()
         for a in candidates:
             most_axes = 1 + beside if few and have * 8 > want else 3
             room = max(want // 4, min(want, RAGGED), least) if self.rows and self.line in self.rows else want
