@@ -127,9 +127,9 @@ def test_tiles_that_turn_have_pieces_of_lines_side_by_side():
 
 @pytest.mark.parametrize("n, shared", [(4, True), (32, True), (64, False)])
 def test_few_rows_that_are_taken_several_at_once_are_shared(n, shared):
-    """Their groups are summed by another kernel then."""
+    """Their groups are summed by another kernel, which weights what it reads."""
     first, *rest = schedules(SUMS.format(n=n))
-    assert (not first.looped) == shared and bool(rest) == shared
+    assert (not first.looped) == shared and rest
 
 
 def test_moments_of_what_is_shifted_are_one_kernel_with_the_sum():
@@ -152,3 +152,26 @@ def test_chunks_of_heavy_functions_leave_few_lanes_idle(columns, made, found):
 def test_columns_that_are_held_together_fit_registers(rows, columns):
     schedule, = [s for s in schedules(DOWN.format(rows=rows)) if s.together]
     assert schedule.sizes(schedule.dims[-1]) == (columns,)
+
+
+TURNED = """graph turned {{
+  input %x: {d}[64, 1152, 32, {each}](1152*32*{each}, 32*{each}, {each}, 1)
+  input %dy: {d}[64, 1152, 32, {each}](1152*32*{each}, 1, {each}*1152, 1152)
+  %sums: f32[64, 32, {each}](32*{each}, {each}, 1) for i3<1152 = sum[i3](mul(f32(%x[i0, i3, i1, i2]), f32(%dy[i0, i3, i1, i2])))
+  %group: f32[64, 32](32, 1) for i2<{each} = sum[i2](mul(%sums[i0, i1, i2], 3.0:f32))
+  %dx: {d}[64, 1152, 32, {each}](1152*32*{each}, 1, {each}*1152, 1152) = {d}(mul({product}, %group[i0, i2]))
+  return %sums, %dx
+}}"""
+
+
+@pytest.mark.parametrize("d, each, held", [("f32", 10, False), ("f32", 8, True), ("bf16", 24, True)])
+def test_two_values_of_32_bits_are_held_side_by_side_where_channels_are_one_power_of_two(d, each, held):
+    found = schedules(TURNED.format(d=d, each=each, product="mul(f32(%dy[i0, i1, i2, i3]), f32(%x[i0, i1, i2, i3]))"))
+    assert (found[0].staged is not None) == held and len(found) == (1 if held else 3)
+
+
+@pytest.mark.parametrize("p, each, warps", [(3600, 10, 16), (4096, 16, 8)])
+def test_moments_of_groups_with_idle_lanes_have_more_threads(p, each, warps):
+    moments = RUNS.replace("sum[", "moments.1[").replace("+ i3])", "+ i3]), 0.0:f32, 1.0:f32")
+    schedule, = schedules(moments.format(d="f16", n=2, p=p, each=each))
+    assert schedule.split and schedule.warps == warps

@@ -378,3 +378,23 @@ ALONG_THE_MIDDLE = """graph prefixes {{
     (3279, "i1:64?, i2:32?) looped(i1) warps(4) stages(1)"), (3280, "i1:64?, i2:64?) looped(i1) warps(4) stages(3)")])
 def test_columns_of_prefixes_that_begin_anywhere(columns, found):
     assert first(ALONG_THE_MIDDLE, "bf16", 1249, columns).startswith(f"tile({found}")
+
+
+MIDDLE_NORM = """graph middle {{
+  input %x: {type}[485, {rows}, {columns}]({rows} * {columns}, {columns}, 1)
+  %squares: f32[485, {columns}]({columns}, 1) for i2<{rows} = sum[i2](mul(f32(%x[i0, i2, i1]), f32(%x[i0, i2, i1])))
+  %out: {type}[485, {rows}, {columns}]({rows} * {columns}, {columns}, 1) = {type}(mul(f32(%x[i0, i1, i2]), rsqrt(%squares[i0, i2])))
+  return %out
+}}"""
+
+
+@pytest.mark.parametrize("rows, found", [(80, "i1:16+16+16+16+16, i2:64?)"), (96, "i1:32+32+32, i2:64?)"), (64, "i1:64, i2:64?)")])
+def test_rows_along_the_middle_are_held_in_equal_pieces(rows, found):
+    assert first(MIDDLE_NORM, "bf16", rows, 648).startswith(f"tile({found}")
+
+
+@pytest.mark.parametrize("columns, type, found", [
+    (100, "bf16", "i0:32, i1:128?) split(i0 / 264) warps(8) stages(1)"), (320, "bf16", "i0:8, i1:512?)"), (192, "bf16", "i0:16, i1:128+64)"),
+    (72, "f32", "i0:32, i1:128?)"), (51, "f32", "i0:16, i1:32+16+4?)")])
+def test_rows_with_a_little_piece_whose_column_sums_are_carried_are_one_piece(columns, type, found):
+    assert first(BACKWARD, type, 300000, columns).startswith(f"tile({found}")

@@ -392,3 +392,20 @@ def test_rows_in_equal_pieces_are_right(columns, dtype):
     limit = 1e-5 if dtype is torch.float32 else 2e-2
     for got, want in zip(tokamak.compile(fn, target="interpret", strict=True)(x, w, b), fn(*(t.double() for t in (x, w, b)))):
         torch.testing.assert_close(got.double(), want.double(), rtol=limit, atol=limit, equal_nan=True)
+
+
+@pytest.mark.parametrize("rows", [80, 96])
+def test_rows_along_the_middle_in_equal_pieces_are_right(rows):
+    x = torch.randn(3, rows, 72)
+    fn = lambda x: x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + 1e-6)
+    torch.testing.assert_close(tokamak.compile(fn, target="interpret", strict=True)(x), fn(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("columns", [72, 100])
+def test_rows_in_one_piece_with_column_sums_beside_are_right(columns):
+    given = [torch.randn(s).requires_grad_() for s in ((700, columns), (columns,), (columns,))]
+    weight = torch.randn(700, columns)
+    fn = lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b)
+    got = torch.autograd.grad(tokamak.compile(fn, target="interpret", strict=True)(*given), given, weight)
+    for a, b in zip(got, torch.autograd.grad(fn(*given), given, weight)):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)

@@ -8,10 +8,10 @@ from ..ir.ops import CARRIERS, OPS
 from . import narrow, sharing
 from .axes import Group, fold_of
 from .column_folds import cuts_lines, folds_elsewhere, shares_columns, walked
-from .contraction import contraction, held as products, of_vector
+from .contraction import contraction, factors_of, held as products, of_vector
 from .cost import BLOCK, Hints, contiguous_axis, is_heavy, parallelism
 from .legal import Roles
-from .lines import MOST_BESIDE, abreast, apart, by_columns, piece
+from .lines import MOST_BESIDE, abreast, apart, by_columns, in_columns, own_piece
 from .reason import Reason
 from .sizes import runs_along
 
@@ -232,7 +232,9 @@ def _pieces(group: Group, r: Roles, hints: Hints, target) -> bool:
     inside = set(group.nodes())
     rows = {a for m in group.members for a in m.free | m.bound} - r.parallel
     read = [e for m in group.members for e in m.loads if e.node not in inside]
-    if piece(read, rows, hints) is None or abreast(read, rows, hints, target, MOST_BESIDE) is not None:
+    if in_columns(read, rows, hints):
+        return True
+    if own_piece(read, rows, hints) is None or abreast(read, rows, hints, target, MOST_BESIDE) is not None:
         return False
     return hints.count(rows) > sharing.HELD or any(is_heavy(x) for m in group.members if m.free >= rows for x in m.roots())
 
@@ -243,12 +245,14 @@ def _times_vector(m, hints: Hints) -> bool:
     return c is not None and of_vector(c) and hints.count(m.free | m.bound) >= MATRIX
 
 
-def _in_two_steps(a: Group, b: Group) -> bool:
-    """Does one fold, as they are, the results of a fold of the same kind that the other makes?"""
+def _in_two_steps(a: Group, b: Group, joined: Group, hints: Hints) -> bool:
+    """Does one fold, as they are, the results of a fold of the same kind that the other makes? Or weighted, where both read short pieces of lines."""
     made = {m.node: f.monoid for m in (*a.members, *b.members) if isinstance(f := fold_of(m.expr), Reduce)}
     parts = [(m.node, f) for m in (*a.members, *b.members) if isinstance(f := fold_of(m.expr), Reduce)]
-    return any(len(f.args) == 1 and isinstance(e := f.args[0], Load) and made.get(e.node) == f.monoid and (e.node in a.nodes()) != (n in a.nodes())
-               for n, f in parts)
+    bound = frozenset().union(*(m.bound for m in joined.members))
+    pieces = own_piece([e for m in joined.members for e in m.loads], bound, hints) is not None
+    return any(isinstance(e, Load) and made.get(e.node) == f.monoid and (e.node in a.nodes()) != (n in a.nodes())
+               for n, f in parts if len(f.args) == 1 for e in (factors_of(f.args[0]) if pieces else f.args))
 
 
 def _apart(a: Group, b: Group) -> bool:
@@ -289,7 +293,7 @@ def unprofitable(a: Group, b: Group, joined: Group, r: Roles, before: tuple[Role
     reason = infeasible(joined, r, hints, target)
     if reason is not None or _shares_keys(joined):
         return reason
-    if saved < LITTLE and _in_two_steps(a, b):
+    if saved < LITTLE and _in_two_steps(a, b, joined, hints):
         return Reason("no_saving", "unprofitable", "a fold of what another gives, which stand apart so that it can be read beside others")
     if saved < LITTLE and r.accumulating and not any(x.accumulating for x in before) and _apart(a, b):
         return Reason("no_saving", "unprofitable", "a fold would be left across programs for the little that both read")

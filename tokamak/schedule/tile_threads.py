@@ -79,6 +79,9 @@ BESIDE = 16             # registers of a thread beside those that hold a row and
                         # 4095 77 (63), RMSNorm 90 (84)
 SPLIT_REGISTERS = 80    # of a thread, for what it carries and reads in a loop that folds across programs: one-pass statistics of 64x256x56x56 bf16 in
                         # 36 us with 8 warps a tile, 44 to 59 with 16, whose accesses are shorter
+RAGGED_CARRIED = 2      # numbers more of each where lanes may be idle, and so have counts of their own, which spill else: moments of groups of
+                        # channels, GroupNorm from NHWC of 4 x 320 x 60 x 60 f16 19.9 us, 48.8, EvoNorm of 1 x 640 x 96 x 97 24.9, 42.7, of
+                        # 1 x 192 x 75 x 75 bf16 9.6, 22.4
 PASSING_STAGES = 2      # tiles under way at once where exponentials of 32-bit elements are summed; where elements are folded as they are, one: f32
                         # sums of 64 rows of 262144, which programs share, 20.8 us, 23.9 with two, of 2048 of 16384 38.3, 42.0
 CARRY_STAGES = 3        # rows under way at once in a loop that carries column sums: 77 to 85, 73 to 87, 76 to 89% (aligned rows); bf16 rows that
@@ -198,7 +201,8 @@ class TileThreads(TileFacts):
         if by_thread:
             read = {(e.node, e.index): e.dtype.bytes for x in self.crossing for e in walk(*x.args) if isinstance(e, Load) and self.line in e.axes()}
             return THREAD // 2 if sum(size >= 4 for size in read.values()) > 2 and len(self.crossing) > 1 else THREAD
-        return min(each, SPLIT_REGISTERS // self.carried()) if shares else each
+        ragged = any(e.monoid == "moments" for e in self.crossing) and not all(self.hints.divides(sum(self.pieces[a]), a.extent) for a in dims)
+        return min(each, SPLIT_REGISTERS // (self.carried() + ragged * RAGGED_CARRIED)) if shares else each
 
     def _warps(self, dims: tuple[Axis, ...], elements: int, each: int, most: int, words: bool) -> int:
         """Of a program whose threads have `each` of a tile's elements; `words`: programs share rows in whole words."""
@@ -251,7 +255,8 @@ class TileThreads(TileFacts):
         if not (self.carries or self.down) or self.looped:
             return 1
         row = sum(size for _, address, size in set(strides_of(self.b)) if self.line in address.axes() and address.axes() & self.crossed)
-        if 1 < math.prod(sum(self.pieces[a]) for a in self.pieces if a in self.b.parallel) < LANES:
+        beside = math.prod(sum(self.pieces[a]) for a in self.pieces if a in self.b.parallel)
+        if 1 < beside < LANES or beside > 1 and self.shift is None and self.begin_anywhere():
             return 1
         if CARRY_STAGES * row * sum(self.pieces.get(self.line, (1,))) > STAGED:
             return 1

@@ -34,6 +34,11 @@ RAGGED_STORED = 2048    # the same of longer rows that are written, too: see RAG
 EVEN = 64               # bytes of a piece at least where all pieces of rows are alike of which a tile has several: bf16 RMSNorm of 131072 rows of 112
                         # 16.5 us, softmax of 60000 of 160 11.8, logsumexp of 131072 of 112 12.2, f32 log-softmax of 60000 of 200 24.8; 18.9, 13.5,
                         # 15.5 and 28.5 in pieces of 64 + 32 + 16; but bf16 RMSNorm of 60000 of 80 in pieces of 32 bytes 7.7, 6.7
+EVEN_ROWS = 8           # rows of such a piece at least along a middle axis: RMSNorm along the middle of 485 x 80 x 648 bf16 46.1 us, 72.1, of
+                        # 300 x 96 x 1000 f16 41.1, 62.0, of 500 x 48 x 1024 bf16 37.2, 50.8
+LITTLE_PIECE = 4        # rows whose column sums are carried, and whose last piece is so small a part of their first one: as one piece with idle lanes
+WHOLE_WORD = 8          # where they begin at words of 8 bytes. LayerNorm backward of 300000 rows of 100 bf16 65.4 us, 114.9, of 60000 of 320 64.5,
+                        # 78.1, f32 of 300000 of 72 78.3, 89.4, of 65536 of 160 45.5, 55.4; but bf16 of 65536 of 192 37.9, 34.8, f32 of 51 401, 340
 PIECES = 512            # of a tile of rows of 16 bits that are one piece of a warp's width and written, too: bf16 LayerNorm of 32768 and 131072 rows
                         # of 31 4.0 and 10.9 us, f16 softmax of 32768 of 31 4.0, by four warps; 4.9, 11.8 and 5.1 with RAGGED by one
 ACROSS_BYTES = 16384    # bytes of a tile along rows that programs run through, and along a short axis that something else lies along: sums of
@@ -393,11 +398,18 @@ class _Chooser(TileThreads):
     def _lay_alike(self) -> None:
         """Held rows of which a tile has several, in equal pieces: of pieces of different lengths each has its own layout of threads, and what is one
         number a row is laid out anew for each."""
-        n = self.hints.exactly(self.line.extent) if self.rows == [self.line] and not self.looped else None
-        if n is None or self.shift is not None or self.crossed or self.target.ordered or len(self.pieces[self.line]) < 2 \
-                or len(self.pieces) < 2 or self.begin_anywhere():
+        if len(self.rows) != 1 or self.looped or self.shift is not None or self.target.ordered or len(self.pieces) < 2:
             return
-        self.pieces[self.line] = evenly(n, EVEN // self.narrowest()) or self.pieces[self.line]
+        row, = self.rows
+        n, found = self.hints.exactly(row.extent), self.pieces[row]
+        if n is None or len(found) < 2:
+            return
+        if not self.crossed and not (row is self.line and self.begin_anywhere()):
+            self.pieces[row] = evenly(n, EVEN // self.narrowest() if row is self.line else EVEN_ROWS) or found
+        elif self.carries and row is self.line and n * self.narrowest() % WHOLE_WORD == 0 and LITTLE_PIECE * found[-1] <= found[0]:
+            other, = (a for a in self.pieces if a is not row) if len(self.pieces) == 2 else (None,)
+            if other in self.crossed and sum(self.pieces[other]) > 1 and power(n) < TILE:
+                self.pieces.update({row: (power(n),), other: (TILE // power(n),)})
 
     def _side_by_side(self) -> bool:
         """Are rows that begin anywhere short and many, and is all that is read and written along them theirs, so that a program may hold several?"""
