@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch.fx.traceback import annotate
 
 from tests.compiled.linear import TOLERANCE, calls, error, run, schedules, values, wide
-from tokamak.capture import aot
+from tokamak.capture import aot, few_queries
 from tokamak.capture.few_queries import KEYS
 from tokamak.schedule.means import MeansSchedule
 
@@ -49,6 +49,15 @@ def test_is_one_kernel(fn, rows):
     assert isinstance(made, MeansSchedule) and made.programs > 1 and made.sizes(made.dims[0])[0] == 16 and not calls(record)
     lie = lambda x: [s for n, s in zip(x.shape, x.stride()) if n > 1]
     assert error(got, fn(*map(wide, inputs))) <= TOLERANCE[torch.bfloat16] and lie(got) == lie(fn(*inputs))
+
+
+def test_copies_for_many_heads_are_none(monkeypatch):
+    """However many heads there are: the library reads the copies."""
+    monkeypatch.setattr(few_queries, "HEADS", 4)
+    inputs = cache()
+    got, (record, *_) = run(repeated, *inputs, contractions="")
+    assert not calls(record) and error(got, repeated(*map(wide, inputs))) <= TOLERANCE[torch.bfloat16]
+    assert calls(run(shared, *cache(kept=8), contractions="")[1][0]) == [LIBRARY]
 
 
 MASKS = {"of each batch": lambda: torch.rand(2, 1, 1, 600) < 0.3, "of all": lambda: torch.rand(3, 600) < 0.3,

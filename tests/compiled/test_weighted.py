@@ -349,6 +349,8 @@ def test_few_queries_by_price():
     assert not reasons and made.programs == 16 and (made.sizes(made.depth), made.stages) == ((64,), 4)
     reasons, (made,) = by_price(*cache(1, 32, 8, 1024, 64, 1))
     assert not reasons and made.programs == 8 and (made.sizes(made.depth), made.stages) == ((128,), 3)
+    reasons, (made,) = by_price(*cache(1, 32, 8, 1024, 64, 1), torch.rand(1, 1, 1, 1024) < 0.5)
+    assert not reasons and made.programs == 16 and (made.sizes(made.depth), made.stages) == ((64,), 3)
     reasons, (made,) = by_price(*cache(16, 32, 8, 8192, 64, 1))
     assert not reasons and made.programs == 16 and (made.sizes(made.depth), made.stages) == ((64,), 3)
     reasons, (made,) = by_price(*cache(1, 32, 8, 1024, 128, 16))

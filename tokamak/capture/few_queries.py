@@ -20,12 +20,14 @@ from .replaced import Written, plain
 _aten = torch.ops.aten
 CALLS = {_aten._scaled_dot_product_flash_attention.default, _aten._scaled_dot_product_efficient_attention.default,
          _aten._scaled_dot_product_cudnn_attention.default, _aten._scaled_dot_product_flash_attention_for_cpu.default}
+COPIES = {_aten.view.default, _aten._unsafe_view.default, _aten.clone.default}
 ROWS = 64               # queries at most of the heads that share keys, those of a tile
-FEW = 16                # up to which it pays however many heads there are; more where these are HEADS at most, whose keys the library does not share
-HEADS = 64              # among programs: 8 heads of 8192 x 128 bf16, 16 x 4 queries each, 97.6 us, 17.1
+FEW = 16                # up to which it pays however many heads there are; but of one query to a key, and of more, where these are HEADS at most,
+HEADS = 64              # whose keys the library does not share among programs: 8 heads of 8192 x 128 bf16, 16 x 4 queries each, 97.6 us, 17.1; but
+                        # 128 of 4096 x 128, a query each, 72.7, 74.9
 KEYS = 512              # from which on it pays. Four queries each, us: 8 heads of 512 x 64 6.4, 4.4; of 512 x 128 8.2, 5.1; of 8192 x 128 18.1, 15.1;
-                        # a query each: 16 heads of 1024 x 64 6.7, 5.9; 32 of 2048 x 128 17.5, 15.0; 96 of 1024 x 64 13.9, 11.6; 128 of 4096 x 128
-                        # 73.0, 73.9; keys copied for each of 32 heads, 8 of 8192 x 128, 187, 14.9
+                        # a query each: 16 heads of 1024 x 64 6.7, 5.9; 32 of 2048 x 128 17.5, 15.0; keys copied for each of 32 heads, 8 of
+                        # 8192 x 128, 187, 14.9
 WIDEST = 128            # columns of a head that a program holds
 
 
@@ -61,7 +63,14 @@ def _taken(call: fx.Node) -> bool:
     if min(q.shape[:3]) == 0 or q.shape[1] % k.shape[1] != 0 or k.shape[:3] != v.shape[:3]:
         return False
     rows, heads = q.shape[1] // k.shape[1] * q.shape[2], k.shape[0] * k.shape[1]
-    return rows <= FEW or rows <= ROWS and heads <= HEADS
+    return heads <= HEADS and rows <= ROWS or rows <= FEW and (rows > 1 or _copied(nodes[1]) or _copied(nodes[2]))
+
+
+def _copied(n: fx.Node) -> bool:
+    """Is `n` a copy of keys or values for each of several heads?"""
+    while n.target in COPIES:
+        n = n.args[0]
+    return n.target is _aten.expand.default and n.meta["val"].numel() > n.args[0].meta["val"].numel()
 
 
 def _write(graph: fx.Graph, call: fx.Node) -> None:

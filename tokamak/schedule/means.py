@@ -14,7 +14,8 @@ from dataclasses import dataclass, fields, replace
 
 from ..fuse.contraction import SIDE, TURNED, WIDE, Contraction, chained
 from ..fuse.cost import Hints
-from ..ir.expr import Load, Rewriter, loads
+from ..fuse.weighted import scaled
+from ..ir.expr import Cast, Load, Rewriter, loads
 from ..ir.index import Axis, as_index
 from ..ir.normal import floordiv, mod
 from .body import Body, rewritten
@@ -23,7 +24,8 @@ from .tile_stages import power
 
 NARROW_WIDTH = 64       # of the columns, and of the depth within, up to which registers and shared memory hold several programs of 64 rows
 STEP = 64               # along the depth; of up to 16 narrow rows twice as many, of wide ones by four stages: 8 heads of 8192 x 64 bf16, four rows
-                        # each, us, 11.1 by 64, 10.1 by 128; 96 of 1024 x 64, a row each, 14.3, 11.6; 128 of 4096 x 128 75.3 by three, 73.9 by four
+                        # each, us, 11.1 by 64, 10.1 by 128; 96 of 1024 x 64, a row each, 14.3, 11.6; but where a mask is read, too, 10.0 by 64, 14.5
+                        # by 128; 8 of 2048 x 128 8.1 by three stages, 7.8 by four, 128 of 4096 x 128 75.3, 74.9, of 1024 x 128 22.5, 23.5
 REGISTERS = 128         # a thread of two programs of 8 warps to a multiprocessor
 
 
@@ -55,13 +57,21 @@ def choose(b: Body, hints: Hints, target) -> tuple[Body, MeansSchedule] | None:
     width = max(power(a.extent.constant or WIDE) for a in (columns, inner) if a is not None)
     few, least = hints(rows.extent) <= TURNED, hints(rows.extent) <= SIDE
     narrow = width <= NARROW_WIDTH or hints(rows.extent) <= NARROW_WIDTH
-    step = 2 * STEP if least and width <= NARROW_WIDTH else STEP
+    step = 2 * STEP if least and width <= NARROW_WIDTH and within and _nothing_between(c, within[0]) else STEP
     sizes = {rows: _side(rows, 64 if narrow else 128, hints), columns: power(columns.extent.constant or WIDE), c.depth: _side(c.depth, step, hints)}
     programs = _shares(b, c, sizes, hints, target) if few else 1
-    stages = 4 if least and step == STEP else 3 if narrow else 2
+    stages = 4 if least and width > NARROW_WIDTH else 3 if narrow else 2
     made = _schedule(b, c, sizes, hints, inner=inner, stages=stages, warps=4 if narrow else 8, programs=programs, once=few)
     plain = {f.name: getattr(made, f.name) for f in fields(made)}
     return b, MeansSchedule(**plain | {"registers": 0 if narrow or target.arch[:1] != ("cuda",) else REGISTERS})
+
+
+def _nothing_between(c: Contraction, inner: Contraction) -> bool:
+    """Are the exponents nothing but the product `inner` times a number?"""
+    x = scaled(c.exponents)[0]
+    while isinstance(x, Cast):
+        x = x.arg
+    return x is inner.fold
 
 
 def _shares(b: Body, c: Contraction, sizes: dict[Axis, int], hints: Hints, target) -> int:
