@@ -52,10 +52,10 @@ MOMENTS = """graph moments {
   return %mean, %square, %weight, %sum
 }"""
 PLANES = """graph planes {{
-  input %x: f16[24, {c}, {p}]({c}*{p}, {p}, 1)
-  input %w: f16[{c}](1)
-  %sum: f32[24](1) for i1<{c}, i2<{p} = sum[i1, i2](f32(%x[i0, i1, i2]))
-  %out: f16[24, {c}, {p}]({c}*{p}, {p}, 1) = f16(mul(mul(f32(%x[i0, i1, i2]), %sum[i0]), f32(%w[i1])))
+  input %x: {d}[{n}, {c}, {p}]({c}*{p}, {p}, 1)
+  input %w: {d}[{c}](1)
+  %sum: f32[{n}](1) for i1<{c}, i2<{p} = sum[i1, i2](f32(%x[i0, i1, i2]))
+  %out: {d}[{n}, {c}, {p}]({c}*{p}, {p}, 1) = {d}(mul(mul(f32(%x[i0, i1, i2]), %sum[i0]), f32(%w[i1])))
   return %out
 }}"""
 ALONG = """graph along {{
@@ -140,7 +140,14 @@ def test_moments_of_what_is_shifted_are_one_kernel_with_the_sum():
 
 @pytest.mark.parametrize("c, p, found", [(20, 400, "i1:16+4, i2:256+128+16) staged"), (32, 256, "i1:32, i2:256) warps")])
 def test_planes_that_would_leave_lanes_idle_are_held_in_pieces(c, p, found):
-    assert str(schedules(PLANES.format(c=c, p=p))[0]).startswith(f"tile({found}")
+    assert str(schedules(PLANES.format(d="f16", n=24, c=c, p=p))[0]).startswith(f"tile({found}")
+
+
+@pytest.mark.parametrize("p, found", [(3080, "i1:2+1, i2:2048+1024+8) staged(i1 / 4)"), (3072, "i1:8+4, i2:512+256) staged(i2 / 4)")])
+def test_shares_of_planes_begin_with_whole_words(p, found):
+    """Where programs would share planes elsewhere, each has planes of its own."""
+    schedule, = schedules(PLANES.format(d="f32", n=64, c=12, p=p))
+    assert str(schedule).startswith(f"tile({found}")
 
 
 @pytest.mark.parametrize("columns, made, found", [(9120, "sigmoid", 2048), (16384, "sigmoid", 8192), (9120, "neg", 8192)])

@@ -127,7 +127,8 @@ def stages(b: Body, rows: list[Axis], line: Axis, hints: Hints, target) -> Stage
     others = sorted((a for a in rows if a is not line), key=lambda a: -n[a])
     turned = warps == WARPS and any(e.index[0].coefficient(a) == 1 for e in read for a in others if n[a] < sharing.RUN)
     warps = warps // 2 if turned else warps         # GroupNorm of 32 x 256 x 56 x 56 bf16 from NHWC to NCHW 42.6 us, 45.3 with twice as many
-    for shared in ((line, *others, line) if n[line] >= sharers * UNBROKEN else (*others, line)) if sharers else ():
+    unbroken = sharers and n[line] >= sharers * UNBROKEN and not _breaks_words(n[line], sharers, min(e.dtype.bytes for e in read))
+    for shared in ((line, *others, line) if unbroken else (*others, line)) if sharers else ():
         found = _covered({**n, shared: -(-n[shared] // sharers)}, _order(read, line, others, n), 32 * warps * (NESTED_LANES if nested else LANES))
         if len(rows) == 1 or math.prod(map(sum, found.values())) * sharers <= IDLE * math.prod(n.values()):
             if turned:
@@ -135,6 +136,11 @@ def stages(b: Body, rows: list[Axis], line: Axis, hints: Hints, target) -> Stage
             long = len(rows) == 1 and (n[line] >= sharing.RUN or warps > WARPS)
             return Stages(shared, sharers, found, warps) if long else Stages(shared, sharers, found, max(1, warps // 2), 2 * REGISTERS)
     return None
+
+
+def _breaks_words(n: int, sharers: int, size: int) -> bool:
+    """Do shares of contiguous rows, n elements of so many bytes each, begin within words of 16 bytes, where rows begin with one?"""
+    return n * size % WORD == 0 and -(-n // sharers) * size % WORD != 0
 
 
 def side_by_side(b: Body, rows: list[Axis], read: list[Load], hints: Hints, target) -> Stages | None:
