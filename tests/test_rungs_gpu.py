@@ -398,3 +398,17 @@ def test_rows_along_the_middle_are_held_in_equal_pieces(rows, found):
     (72, "f32", "i0:32, i1:128?)"), (51, "f32", "i0:16, i1:32+16+4?)")])
 def test_rows_with_a_little_piece_whose_column_sums_are_carried_are_one_piece(columns, type, found):
     assert first(BACKWARD, type, 300000, columns).startswith(f"tile({found}")
+
+
+ONE_PASS = """graph statistics {{
+  input %x: {type}[{rows}, {columns}]({columns}, 1)
+  %mean: f32[{columns}](1) for i1<{rows} = moments[i1](f32(%x[i1, i0]), 0.0:f32, 1.0:f32)
+  %square: f32[{columns}](1) for i1<{rows} = moments.1[i1](f32(%x[i1, i0]), 0.0:f32, 1.0:f32)
+  return %mean, %square
+}}"""
+
+
+@pytest.mark.parametrize("rows, columns, count, programs", [(12096, 768, 6, 22), (103968, 96, 5, 88), (200704, 256, 8, 66)])
+def test_statistics_are_read_in_full_turns(rows, columns, count, programs):
+    schedule, *_ = schedule_plan(plan(parse_graph(ONE_PASS.format(type="bf16", rows=rows, columns=columns)), LARGE), LARGE).bodies.values()
+    assert schedule[1].programs == programs and len(schedule[1].sizes(schedule[1].split[0])) == count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from ..fuse.cost import Hints
 from ..ir.index import Axis
 from .tile_facts import MOST_CARRIED, TileFacts
 
@@ -19,6 +20,8 @@ CARRIED = 32            # numbers that a thread carries, of sums, from which on 
                         # bf16, EvoNorm backward in NHWC, 49.6 us, 52.9 by three that spill; of f32, half as many numbers, 77.4 and 71.2
 MANY_SUMS = 4           # of those that take several rows at once from which on it is two programs, too: EvoNorm backward of 32 x 256 x 56 x 56 in
                         # NHWC, four, bf16 39 us, f32 72, 84 and 122 by three that spill
+LEAST_TURNED = 4        # rows at once from which on fewer may be: BatchNorm in NHWC of 16 x 768 x 28 x 27 bf16, six for eight, 23.1 us, 24.1, of
+                        # 32 x 96 x 57 x 57, five, 22.4, 23.0, of 64 x 2048 x 7 x 7, seven, 20.4, 21.2
 SUMS_AT_ONCE = 2        # of sums, which are read a turn ahead: backward of InstanceNorm3D in NDHWC 39 us, 48 with four and none ahead; one-pass
                         # statistics gain nothing by that (24 us, 23; 31, 31). Five sums of f32 a row at a step 71.2, 76.4 with none ahead
 
@@ -32,6 +35,15 @@ def several_rows(of: TileFacts, pieces: dict[Axis, tuple[int, ...]]) -> dict[Axi
     rows = 32 * WORD_WARPS * (WORD // of.narrowest()) // math.prod(sum(p) for a, p in pieces.items() if a not in of.crossed)
     count = 1 if of.carried() > MOST_CARRIED else ALONE_AT_ONCE if _alone(of) else SUMS_AT_ONCE if of.only_sums() else AT_ONCE
     return {down[0]: (rows,) * count} if rows and of.hints(down[0].extent) >= rows * count else {}
+
+
+def in_turns(several: dict[Axis, tuple[int, ...]], programs: int, hints: Hints) -> dict[Axis, tuple[int, ...]]:
+    """`several`, of half as many pieces at least where `programs` then read fewer rows in all their turns: the last turn of each is fuller."""
+    if not several or max(map(len, several.values())) < LEAST_TURNED:
+        return several
+    (down, sizes), = several.items()
+    rows = lambda count: -(-(-(-hints(down.extent) // (count * sizes[0]))) // programs) * count
+    return {down: sizes[:min(range(len(sizes), len(sizes) // 2 - 1, -1), key=lambda count: (rows(count), -count))]}
 
 
 def resident(of: TileFacts) -> int:

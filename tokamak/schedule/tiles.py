@@ -120,14 +120,16 @@ class _Chooser(TileThreads):
         several = tile_statistics.several_rows(self, self.pieces)
         self.pieces.update(several)
         dims = self._dims()
-        exact = frozenset(a for a in dims if self._exact(a))
         self.together = self._together()
         self.carries = self.carries and not self.together
         split = tuple(a for a in self.order if a in self.crossed) or self._shared_rows()
         threads = self.threads(dims, split, bool(several))
         self.resident = threads.resident
+        programs = self._programs(split) if split else 1
+        self.pieces.update(tile_statistics.in_turns(several, programs, self.hints))
+        exact = frozenset(a for a in dims if self._exact(a))
         return TileSchedule(self.order, dims, tuple((a, self.pieces[a]) for a in dims), frozenset(self.looped), split,
-                            self._programs(split) if split else 1, exact, threads.warps, threads.stages, wide=self.wide,
+                            programs, exact, threads.warps, threads.stages, wide=self.wide,
                             once=once(self.b, self.line, self.looped, self.hints, self.target), shift=self.shift, registers=threads.registers,
                             together=self.together, ahead=bool(several) and self.only_sums(), by_thread=threads.by_thread, reread=threads.reread)
 
