@@ -9,10 +9,14 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo import eval_frame
+from torch._higher_order_ops import triton_kernel_wrap
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 import tokamak
+from tokamak.backend import compile_graph
+from tokamak.options import Options
 
 
 class How:
@@ -356,6 +360,32 @@ def test_an_input_that_a_training_step_turns_and_nothing_more_stays_where_it_is(
     fn(x, theirs)
     how.compile(fn)(x, turned).sum().backward()
     assert torch.equal(turned, theirs) and turned.stride() == theirs.stride() and turned.storage_offset() == theirs.storage_offset()
+
+
+class Kernel:
+    """Stands for a kernel of the user's, in Triton: o = a + n b, of tensors on the CPU."""
+    arg_names = ["a", "b", "o", "n"]
+
+    def __getitem__(self, grid):
+        def launch(a, b, o, n, **_):
+            o.copy_(a + n * b)
+        return launch
+
+
+def test_a_users_kernel_is_a_call(how):
+    """Its results have names."""
+    table = triton_kernel_wrap.kernel_side_table
+    kernel, numbers = table.add_kernel(Kernel()), table.add_constant_args({"n": 3})
+
+    def fn(x, y):
+        made = triton_kernel_wrap.triton_kernel_wrapper_functional(
+            kernel_idx=kernel, constant_args_idx=numbers, grid=[(1, 1, 1)], tma_descriptor_metadata={},
+            kwargs={"a": x.sin(), "b": y, "o": torch.empty_like(x)}, tensors_to_clone=["b", "o"])
+        return made["o"] * 2 + made["b"]
+    x, y = torch.randn(4, 5), torch.randn(4, 5)
+    options = Options(opaque_only=how.exact, strict=True, cache_dir="")
+    run = compile_graph(make_fx(fn, tracing_mode="fake")(x, y), [x, y], options, lambda stage, value: value)
+    torch.testing.assert_close(run([x, y])[0], (x.sin() + 3 * y) * 2 + y)
 
 
 def test_chains_longer_than_python_recurs(how):

@@ -248,7 +248,8 @@ class Capture:
         return t
 
     def _opaque(self, node, target, args, kwargs, val, reason):
-        if isinstance(val, (tuple, list)) and any(isinstance(v, (tuple, list)) for v in val):      # a call within a call (of random numbers, say)
+        # a call within a call (of random numbers, say), or a user's kernel, whose results have names
+        if isinstance(val, dict) or isinstance(val, (tuple, list)) and any(isinstance(v, (tuple, list)) for v in val):
             leaves, structure = pytree.tree_flatten(val)
             return pytree.tree_unflatten(self._opaque(node, Flat(target), args, kwargs, tuple(leaves), reason), structure)
         traced: dict = {}
@@ -411,7 +412,7 @@ def _parts(node: fx.Node):
 
 
 class Flat:
-    """Calls `target` and returns its results, tuples within tuples, as one tuple."""
+    """Calls `target` and returns its results, tuples within tuples or values by names, as one tuple."""
 
     def __init__(self, target):
         self.target, self.__name__ = target, getattr(target, "__name__", str(target))
