@@ -8,8 +8,8 @@ import sys
 import threading
 from collections.abc import Iterator
 
-FRAMES = 4000           # chains of 1000 operations. A call of an object with `__call__` takes up to 1 KB of the machine's stack, too, of which a thread
-                        # may have no more than 2 MB
+FRAMES = 4000           # chains of 1000 operations. A call of an object with `__call__` takes up to 1 KB of the machine's stack, too, of which a
+                        # thread may have no more than 2 MB
 
 _lock = threading.Lock()
 _within = 0             # compiles under way, in all threads: the limit is the process's
