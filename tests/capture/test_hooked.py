@@ -61,6 +61,15 @@ def test_saved_tensors_that_lie_otherwise(make, hooks, dynamic, target):
             torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
 
 
+def test_another_type_is_refused():
+    """Kernels would read its bits as those of what was saved, and memory of another device not at all."""
+    run = tokamak.compile(lambda x: (x.sin() * x.exp()).softmax(-1), strict=True)
+    with saved_tensors_hooks(lambda t: t.detach(), lambda t: t.double()):
+        loss = run(torch.randn(4, 6, requires_grad=True)).square().sum()
+    with pytest.raises(RuntimeError, match="gave torch.float64 on cpu where torch.float32 on cpu was saved"):
+        loss.backward()
+
+
 def test_hooks_that_come_later():
     """The first calls had none; backward of a call before them runs behind it."""
     module = Turned()

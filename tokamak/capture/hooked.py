@@ -28,10 +28,15 @@ class Hooked:
 
     def backward(self, fn: Callable[[list], list], graph: fx.GraphModule) -> Callable[[list], list]:
         """`fn`, which is handed its arguments as they were traced in `graph`."""
-        traced = [_sizes(n.meta.get("val")) for n in graph.graph.nodes if n.op == "placeholder"]
+        vals = [n.meta.get("val") for n in graph.graph.nodes if n.op == "placeholder"]
+        traced = [_sizes(val) for val in vals]
+        kinds = [(val.device, val.dtype) if isinstance(val, torch.Tensor) else None for val in vals]
 
         def run(args: list) -> list:
             if self.seen:
+                for given, kind in zip(args, kinds):
+                    if kind is not None and isinstance(given, torch.Tensor) and (given.device, given.dtype) != kind:
+                        raise RuntimeError(f"a hook on saved tensors gave {given.dtype} on {given.device} where {kind[1]} on {kind[0]} was saved")
                 args[:] = _laid(args, traced)
             return fn(args)
         run._boxed_call = True
