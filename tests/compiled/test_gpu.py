@@ -266,3 +266,10 @@ def test_updates_that_meet(dtype, how):
     got = compiled(lambda x, i, v: x.scatter_reduce(0, i, v, how), Seen(), target="cuda")(into.cuda(), at.cuda(), given.cuda()).cpu()
     loose = {torch.float16: 2e-3, torch.float32: 2e-4, torch.float64: 1e-9}.get(dtype, 0)
     torch.testing.assert_close(got.to(want.dtype), want, rtol=loose, atol=10 * loose, equal_nan=True)
+
+
+def test_a_zero_keeps_its_sign_where_many_share_a_divisor():
+    x = torch.tensor([-0.0, 0.0], device="cuda").repeat(500)
+    by = torch.tensor(3.0, device="cuda")
+    for fn in (lambda x, by: x / 3, lambda x, by: x / by):
+        assert torch.equal(kernel(fn)(x, by).signbit(), x.signbit())
