@@ -123,3 +123,9 @@ def test_malformed(line, message):
     with pytest.raises(TextError, match="line 3: ") as found:
         parse_graph(f"graph g {{\n  input %x: f32[3](1)\n  {line}\n}}\n")
     assert message in str(found.value)
+
+
+def test_host_numbers_of_one_name_have_their_own_types():
+    """Graphs of one process may call a number of each type by the same name."""
+    kept = [Scalar("n.item()", d) for d in (I64, F64, F32)]
+    assert [s.dtype for s in kept] == [I64, F64, F32] and all(Scalar("n.item()", s.dtype) is s for s in kept)

@@ -33,6 +33,7 @@ class Expr:
 
     @classmethod
     def _intern(cls, dtype: DType, free: Callable[[], frozenset], *values):
+        """The expression of `values`, its fields; what follows these tells expressions of equal fields apart."""
         key = (cls, *values)
         known = _KNOWN.get(key)
         found = known() if known is not None else None
@@ -152,12 +153,7 @@ class Scalar(Expr):
     fields = ("argument",)
 
     def __new__(cls, argument: str, dtype: DType):
-        known = _KNOWN.get((cls, argument, dtype))
-        found = known() if known is not None else None
-        if found is None:
-            found = cls._intern(dtype, frozenset, argument)
-            _TABLE.put((cls, argument, dtype), found)
-        return found
+        return cls._intern(dtype, frozenset, argument, dtype)
 
 
 class Coord(Expr):
