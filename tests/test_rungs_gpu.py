@@ -36,6 +36,11 @@ WEIGHTED = """graph weighted {{
   %out: {type}[{rows}, {columns}]({columns}, 1) = {type}(mul(mul(f32(%x[i0, i1]), rsqrt(%squares[i0])), f32(%w[i1])))
   return %out
 }}"""
+VARIANCE = """graph variance {{
+  input %x: {type}[{rows}, {columns}]({columns}, 1)
+  %squares: f32[{rows}](1) for i1<{columns} = moments.1[i1](f32(%x[i0, i1]), 0.0:f32, 1.0:f32)
+  return %squares
+}}"""
 BACKWARD = """graph backward {{
   input %x: {type}[{rows}, {columns}]({columns}, 1)
   input %dy: {type}[{rows}, {columns}]({columns}, 1)
@@ -412,3 +417,12 @@ ONE_PASS = """graph statistics {{
 def test_statistics_are_read_in_full_turns(rows, columns, count, programs):
     schedule, *_ = schedule_plan(plan(parse_graph(ONE_PASS.format(type="bf16", rows=rows, columns=columns)), LARGE), LARGE).bodies.values()
     assert schedule[1].programs == programs and len(schedule[1].sizes(schedule[1].split[0])) == count
+
+
+@pytest.mark.parametrize("rows, columns, type, found", [
+    (487, 103168, "bf16", "i1:2048+1024+256) split(i1 / 4) by_thread"), (8000, 20000, "bf16", "i1:4096?) split(i1 / 1) by_thread"),
+    (300, 50001, "f16", "i1:4096+16?) shifted(i1 % 8) split(i1 / 3) by_thread"), (576, 87352, "f16", "i1:4096?) looped(i1)"),
+    (4000, 20000, "f32", "i1:4096?) split(i1 / 1) by_thread warps(4) stages(1) registers(128)"), (8000, 16000, "bf16", "i1:4096?) looped(i1)"),
+    (300, 60000, "f32", "i1:4096?) split(i1 / 3) by_thread warps(4) stages(1) registers(128)")])
+def test_moments_of_long_rows(rows, columns, type, found):
+    assert first(VARIANCE, type, rows, columns).startswith(f"tile({found}")

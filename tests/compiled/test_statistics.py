@@ -76,10 +76,10 @@ def test_statistics_a_lane_a_thread(shape):
     check(norm, values(*shape, grad=True), values(shape[1], grad=True), tolerance=1e-3)
 
 
-@pytest.mark.parametrize("shape, at_once", [((8, 64, 16, 16), 4), ((32, 256, 8, 8), 4), ((8, 96, 16, 16), 4), ((9, 64, 15, 31), 4),
+@pytest.mark.parametrize("shape, at_once", [((8, 64, 16, 16), 4), ((32, 256, 8, 8), 4), ((8, 96, 16, 16), 4), ((9, 64, 15, 31), 2),
                                             ((7, 40, 17, 17), 4)])
 def test_statistics_of_several_rows_at_once(shape, at_once):
-    """Rows of channels enter the statistics as many at a time as divide them; those whose number nothing divides one at a time."""
+    """Rows of channels enter the statistics several at a time; fewer where the last turn of each program would be emptier."""
     x = uneven(*shape).contiguous(memory_format=torch.channels_last)
     pieces = schedules(moments, x)[0].split(",")[0]
     assert pieces.count("+") == max(at_once - 1, 0)
@@ -90,13 +90,14 @@ def test_statistics_of_several_rows_at_once(shape, at_once):
     check(norm, x.requires_grad_(), values(shape[1], grad=True), tolerance=1e-2)
 
 
-@pytest.mark.parametrize("shape, dtype", [((8, 64, 32, 16), torch.bfloat16), ((9, 64, 31, 31), torch.float16)])
-def test_statistics_of_one_value(shape, dtype, monkeypatch):
+@pytest.mark.parametrize("shape, dtype, at_once", [((8, 64, 32, 16), torch.bfloat16, tile_statistics.ALONE_AT_ONCE),
+                                                   ((9, 64, 31, 31), torch.float16, tile_statistics.ALONE_AT_ONCE - 1)])
+def test_statistics_of_one_value(shape, dtype, at_once, monkeypatch):
     """More rows at once where moments alone are carried: of elements of 16 bits, which need no sum beside them."""
     monkeypatch.setattr(tile_statistics, "ALONE_ROUNDS", 0)
     x = (uneven(*shape) / 4).to(dtype).contiguous(memory_format=torch.channels_last)
     fn = lambda x: moments(x.float())
-    assert schedules(fn, x)[0].split(",")[0].count("+") == tile_statistics.ALONE_AT_ONCE - 1
+    assert schedules(fn, x)[0].split(",")[0].count("+") == at_once - 1
     got = tokamak.compile(fn, target="interpret", strict=True, dynamic=False, cache_dir="")(x)
     for g, w in zip(got, moments(x.double())):
         torch.testing.assert_close(g.double(), w, rtol=2e-5, atol=2e-5)
@@ -130,3 +131,18 @@ def test_places_along_rows_of_columns_that_programs_share(columns):
     x = torch.randint(-9, 10, (500, 4, columns)).float()
     x[:, 1] = float("-inf")
     check(lambda x: torch.cumsum(x, 0).argmax(-1), x)
+
+
+@pytest.mark.parametrize("rows, columns, dtype, alone", [(3, 66560, torch.bfloat16, False), (2, 50001, torch.float16, False),
+                                                         (40, 20000, torch.bfloat16, True), (40, 20001, torch.float32, True)])
+def test_moments_of_long_rows(rows, columns, dtype, alone):
+    """Each thread folds its own elements, of a part of a row or, `alone`, of all of it; what is made of them is stored behind."""
+    x = values(rows, columns, dtype=dtype) + 3
+    made = lambda x: (x.var(-1), x.float().mean(-1).exp(), x.std(-1, correction=0))
+    first, *rest = schedules(made, x)
+    assert " by_thread " in first and ("split(i1 / 1)" in first) == alone and bool(rest) != alone
+    check(made, x, tolerance={torch.bfloat16: 1e-2, torch.float16: 2e-3}.get(dtype, 1e-5))
+
+
+def test_moments_of_rows_that_are_not_long():
+    assert not any("by_thread" in s for s in schedules(lambda x: x.var(-1), values(40, 16000, dtype=torch.bfloat16)))

@@ -17,7 +17,7 @@ from ..fuse.reason import Decision, Reason
 from ..fuse.roles import best_roles, plainest_roles
 from ..ir.expr import Expr
 from ..schedule.body import Body, Memory, body, coalesce, renamed, shared_extremes, unfolded, whole_words
-from ..schedule import beside, matmul, means, persistent, rows, tile_sequence, tiles
+from ..schedule import beside, matmul, means, persistent, row_moments, rows, tile_sequence, tiles
 from ..schedule.pieces import in_pieces, lanes_in_pieces
 from ..schedule.schedule import Schedule, choose, in_buffers, vector_axis
 from ..schedule.tile_schedule import TileSchedule
@@ -129,9 +129,11 @@ def _schedule(g: Group, plan: Plan, target, hints: Hints, memories: dict, table:
             return together
         if (stepped := rows.choose(b, hints, target)) is not None:
             return b, stepped
-        b = whole_words(b)
-        s, plain = tuned.choose(b, hints, target, table), unfolded(b)
-        return (b, s) if plain is b or s.shift is not None else (plain, tuned.choose(plain, hints, target, table))
+        b, chosen = whole_words(b), lambda b: tuned.choose(b, hints, target, table)
+        if (moments := row_moments.choose(b, hints, target, chosen)) is not None:
+            return moments
+        s, plain = chosen(b), unfolded(b)
+        return (b, s) if plain is b or s.shift is not None else (plain, chosen(plain))
     b = in_pieces(b, vector_axis(b, hints, target), hints, target.threads)
     b = lanes_in_pieces(b, vector_axis(b, hints, target))
     return b, choose(b, hints, target)
