@@ -205,7 +205,7 @@ class TileValues(TileCoordinates):
         13.1 us, 13.6, LayerNorm of 16384 of 144 5.6, 6.4; but LayerNorm of 65536 of 128, one piece, 11.0, 10.4."""
         s = self.s
         plain = not s.split and not s.looped and s.staged is None and s.shift is None and not s.flat
-        return plain and len(s.dims) == 2 and dims == set(s.dims) - self.body_.parallel and all(len(s.sizes(a)) > 1 for a in dims)
+        return plain and len(s.dims) == 2 and bool(dims) and dims == set(s.dims) - self.body_.parallel and all(len(s.sizes(a)) > 1 for a in dims)
 
     def _forget(self) -> None:
         """What this scope knows of held rows is read and computed again where it is needed again: a load that differs from the first is a load."""
