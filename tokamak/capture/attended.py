@@ -16,7 +16,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from .library_attention import Calls, chosen
-from .masks import Between, between, Bias, bias, order_of, passes, readers, Rows, spent, TURNED, turned_once, VIEWS, whole
+from .masks import Between, between, Bias, bias, order_of, passes, readers, Rows, spent, TURNED, turned_once, whole
 from .regions import MARK, storage_of
 from .replaced import Written, plain
 

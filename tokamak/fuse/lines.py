@@ -83,7 +83,7 @@ def abreast(read, over, hints: Hints, target, most: int = 1) -> tuple[Axis, Axis
     them; else None. With the incoming gradient beside it EvoNorm backward in bf16 takes 159 us, 134 by columns."""
     much = own_piece(read, over, hints)
     c = much if much is not None else own_piece(read, over, hints, LEAST_HELD)
-    whole = {(e.node, e.index): e for e in read if set(over) <= e.offset().axes()}.values()
+    whole = _along_all(read, over)
     e = next((e for e in whole if c is not None and e.offset().coefficient(c) == 1), None)
     if e is None or len(whole) > most or target.ordered or target.arch[:1] != ("cuda",) or any(hints.exactly(a.extent) is None for a in over):
         return None
@@ -119,8 +119,12 @@ def in_columns(read, over, hints: Hints) -> bool:
     of f32 of 24 x 320 x 33 x 33 59.8 us, 98.8 by clusters, of 32 x 384 x 35 x 33 95.3, 145.4, of 128 x 160 x 35 x 37 197, 261; but bf16 of
     16 x 768 x 35 x 37 98.4, 85.9."""
     c = own_piece(read, over, hints)
-    whole = {(e.node, e.index): e for e in read if set(over) <= e.offset().axes()}.values()
-    return c is not None and _of_two(whole, c, hints)
+    return c is not None and _of_two(_along_all(read, over), c, hints)
+
+
+def _along_all(read, over) -> list[Load]:
+    """Those of the loads `read` that are along all axes `over`, each once."""
+    return list({(e.node, e.index): e for e in read if set(over) <= e.offset().axes()}.values())
 
 
 def own_piece(read, over, hints: Hints, least: int | None = None) -> Axis | None:

@@ -22,6 +22,7 @@ from .inplace import written_in_place
 from .reason import Decision, Reason
 from .roles import best_roles
 from .recompute import recomputed
+from .running_order import running_order
 
 LATE = 256          # elements made of a complete sum, by one thread and one by one, that are cheaper than a kernel of their own: about a microsecond.
                     # An optimiser's step of 3 million elements behind the norm of all gradients: 26.5 ms with them, 4.8 without
@@ -448,43 +449,9 @@ class _Planner:
             if isinstance(g, Group):
                 inside = set(g.nodes())
                 stores[g] = tuple(n for n in g.nodes() if n in self.pinned or any(r not in inside for r in self.readers[n]))
-        steps = tuple(self._order(groups))
+        steps = tuple(running_order(groups, self.group, self.sources, self.position))
         return Plan(self.graph, steps, stores, {g: self.roles[g] for g in groups if isinstance(g, Group)}, tuple(self._decisions()),
                     written_in_place(self.graph, steps, stores))
-
-    def _order(self, groups) -> list:
-        """Steps so that producers run first; among those ready the one that stands first in the graph."""
-        import heapq
-        owner = dict(self.group)
-        needs: dict = {g: set() for g in groups}
-        for g in groups:
-            for n in (g.nodes() if isinstance(g, Group) else (g,)):
-                for r in self.sources[n]:
-                    src = owner.get(r.opaque if isinstance(r, Result) else r)
-                    if src is not None and src is not g:
-                        needs[g].add(src)
-        users: dict = {g: [] for g in groups}
-        for g, srcs in needs.items():
-            for s in srcs:
-                users[s].append(g)
-        first = {g: min(self.position[n] for n in (g.nodes() if isinstance(g, Group) else (g,))) for g in groups}
-        left = {g: len(needs[g]) for g in groups}
-        ready = [(first[g], i) for i, g in enumerate(groups) if not left[g]]
-        number = {g: i for i, g in enumerate(groups)}
-        heapq.heapify(ready)
-        out = []
-        while ready:
-            _, i = heapq.heappop(ready)
-            g = groups[i]
-            out.append(g)
-            for u in users[g]:
-                left[u] -= 1
-                if not left[u]:
-                    heapq.heappush(ready, (first[u], number[u]))
-        if len(out) != len(groups):
-            from ..errors import InternalError
-            raise InternalError("the groups depend on each other in a circle")
-        return out
 
     def _decisions(self):
         for n in self.graph.nodes:

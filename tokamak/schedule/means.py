@@ -40,18 +40,15 @@ def choose(b: Body, hints: Hints, target) -> tuple[Body, MeansSchedule] | None:
     if found is None or len(found) != 1 or found[0].exponents is None:
         return None
     b = _apart(b, found[0], inner_of(found))
-    c, = folds_of(b)
-    within = inner_of([c])
+    c, within = _products(b)
     if len(within) > 1 or within and not chained(c, within[0]):
         return None
     if not c.rows and within:
         b = _with_a_row(b, c, within[0])
-        c, = folds_of(b)
-        within = inner_of([c])
+        c, within = _products(b)
     if len(c.rows) > 1 and hints.count(c.rows) <= TURNED:
         b = _as_one(b, c.rows)
-        c, = folds_of(b)
-        within = inner_of([c])
+        c, within = _products(b)
     rows, (columns,) = max(c.rows, key=lambda a: hints(a.extent)), c.columns
     inner = within[0].depth if within else None
     width = max(power(a.extent.constant or WIDE) for a in (columns, inner) if a is not None)
@@ -64,6 +61,12 @@ def choose(b: Body, hints: Hints, target) -> tuple[Body, MeansSchedule] | None:
     made = _schedule(b, c, sizes, hints, inner=inner, stages=stages, warps=4 if narrow else 8, programs=programs, once=few)
     plain = {f.name: getattr(made, f.name) for f in fields(made)}
     return b, MeansSchedule(**plain | {"registers": 0 if narrow or target.arch[:1] != ("cuda",) else REGISTERS})
+
+
+def _products(b: Body) -> tuple[Contraction, list[Contraction | None]]:
+    """The weighted mean of `b`, and what its weights are made of."""
+    c, = folds_of(b)
+    return c, inner_of([c])
 
 
 def _nothing_between(c: Contraction, inner: Contraction) -> bool:
@@ -94,8 +97,8 @@ def _with_a_row(b: Body, c: Contraction, inner: Contraction) -> Body:
 
 def _as_one(b: Body, rows: tuple[Axis, ...]) -> Body:
     """`b` with its few rows, of several axes (queries of the heads that share keys), as one."""
-    axis, rest, places = Axis(max(a.id for a in b.axes) + 800000, as_index(math.prod((a.extent for a in rows), start=as_index(1)))), None, {}
-    rest = as_index(axis)
+    axis = Axis(max(a.id for a in b.axes) + 800000, math.prod((a.extent for a in rows), start=as_index(1)))
+    rest, places = as_index(axis), {}
     for n, a in reversed(list(enumerate(rows))):
         places[a] = mod(rest, a.extent) if n else rest
         rest = floordiv(rest, a.extent)

@@ -210,7 +210,7 @@ class TileThreads(TileFacts):
         warps = max(1, min(most, power(-(-elements // (32 * each)) if shares else elements // (32 * each))))
         if self.shift is not None and self.line in self.rows and len(dims) > 1:
             warps = max(1, sum(self.pieces[dims[0]]) // 2)
-        if not self.streams() and not (self.looped and self.line in self.rows and self.passing()):
+        if not self.streams() and not self._passes_through():
             long = self._one_row(dims) and self.shift is not None and self.narrowest() >= 4 and self.only_summed()
             long = long and len(self.pieces[self.line]) == 2
             return HELD_WARPS if long and self.hints(self.line.extent) * self.narrowest() >= HELD_SUM else warps
@@ -246,7 +246,7 @@ class TileThreads(TileFacts):
 
     def stages(self) -> int:
         """Rows under way at once, as far as shared memory holds them."""
-        if self.streams() or self.looped and self.line in self.rows and self.passing():
+        if self.streams() or self._passes_through():
             return PASSING_STAGES if self.shift is None and self.narrowest() >= 4 and not self.singly() else 1
         if self.looped and self.scans_ragged():
             return 1
@@ -275,6 +275,10 @@ class TileThreads(TileFacts):
             return RAGGED_COLUMNS
         share = self.hints.count(self.b.parallel) // self.target.threads
         return max(NARROW, min(COLUMNS, power(share + 1) // 2))
+
+    def _passes_through(self) -> bool:
+        """Does a program run through its contiguous rows, and only fold them?"""
+        return bool(self.looped) and self.line in self.rows and self.passing()
 
     def whole_runs(self) -> bool:
         """Does a tile of looped rows hold whole contiguous runs of theirs, side by side?"""
