@@ -32,6 +32,25 @@ def kernel(fn, *args):
     return found
 
 
+def test_captures_behind_those_that_torch_remembers_are_told_of_too():
+    """It keeps what it says of the last 64: new ones may be where the memory of old ones was, and more may come while it is listened to."""
+    def fn(x):
+        y = x * 2
+        torch._dynamo.graph_break()
+        return y + 1
+    with recording(strict=True) as seen:
+        for _ in range(34):
+            torch._dynamo.reset()
+            tokamak.compile(fn)(torch.randn(4))
+    assert len(seen.breaks) == 34
+    assert torch._dynamo.utils._compilation_metrics.maxlen == 64
+    for _ in range(3):
+        torch._dynamo.reset()
+        with recording(strict=True) as again:
+            tokamak.compile(fn)(torch.randn(4))
+        assert len(again.breaks) == 1
+
+
 def test_every_stage_is_recorded_with_its_time():
     graph, = record(softmax, torch.randn(8, 32))
     assert graph.seconds.keys() == STAGES.keys() and all(t >= 0 for t in graph.seconds.values())

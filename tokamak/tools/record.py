@@ -21,6 +21,8 @@ from ..runtime.gpu_build import GpuBuild
 from .aten import AtenCall, aten_calls, labels, output_labels
 from .dynamo import Break, Frame, Recompile, graph_breaks, recompiles
 
+_CAPTURES = 1 << 14         # whose metrics are kept while they are recorded
+
 
 @dataclass
 class GraphRecord:
@@ -121,9 +123,22 @@ class Recorder:
 @contextlib.contextmanager
 def recording(into: Recorder | None = None, **options) -> Iterator[Recorder]:
     """Within it, every compile is recorded, in `into` or a new Recorder; `options` as for `tokamak.scope`."""
-    recorder, before = into or Recorder(), set(map(id, torch._dynamo.utils.get_compilation_metrics()))
-    with scope(recorder=recorder, **options):
+    recorder = into or Recorder()
+    with _captures() as metrics, scope(recorder=recorder, **options):
         try:
             yield recorder
         finally:
-            recorder.finish([m for m in torch._dynamo.utils.get_compilation_metrics() if id(m) not in before])
+            recorder.finish(metrics())
+
+
+@contextlib.contextmanager
+def _captures() -> Iterator[Callable[[], list]]:
+    """Within it: a function that returns the metrics of Dynamo's captures since it was entered, of which torch keeps the last 64 elsewhere."""
+    dynamo = torch._dynamo.utils
+    before, most = dynamo.get_compilation_metrics(), dynamo._compilation_metrics.maxlen
+    known = {id(m) for m in before}         # of none but these: `before` keeps them
+    dynamo.set_compilation_metrics_limit(max(most, _CAPTURES))
+    try:
+        yield lambda: [m for m in dynamo.get_compilation_metrics() if id(m) not in known]
+    finally:
+        dynamo.set_compilation_metrics_limit(most)
