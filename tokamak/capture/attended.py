@@ -6,10 +6,14 @@
 Where the joint graph has all of these, products of batches of matrices with nothing but a number a, masks and biases that take no gradient (`masks`),
 views and changes of type between them, y and the gradients are what the library's attention and its gradient give: p, which backward would need, is
 neither kept nor made. Of inference graphs `fuse.weighted` sees to that, with anything between the products.
+
+Weights may be dropped at random: y = d(p) v, dv = d(p)' dy, dp = d(dy v'), where d leaves out what it drew and divides the rest by the chance to
+stay. The library draws by torch's generator too, so `torch.manual_seed` makes a step again, with other numbers than as written.
 """
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from operator import getitem
 
 import torch
 from torch import fx
@@ -44,7 +48,8 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Attention:
-    """The nodes of one: factors, what stands between, the result. `heads`: as what batches and heads the batches of matrices count."""
+    """The nodes of one: factors, what stands between, the result. `heads`: as what batches and heads the batches of matrices count. `dropout`: what
+    leaves out weights at random."""
     left: fx.Node
     right: fx.Node
     values: fx.Node
@@ -52,6 +57,12 @@ class Attention:
     heads: tuple[int, int]
     made: fx.Node
     gradients: Gradients | None = None
+    dropout: fx.Node | None = None
+
+    @property
+    def dropped(self) -> float:
+        """The share of the weights that is left out."""
+        return self.dropout.args[1] if self.dropout is not None else 0.0
 
 
 def attended(graph: fx.GraphModule, least: int = LEAST, long: int = LONG) -> int:
@@ -66,7 +77,8 @@ def attended(graph: fx.GraphModule, least: int = LEAST, long: int = LONG) -> int
         found = [(a, _masks(a, known)) for a in (*map(trained, behind), *map(attention, ends)) if a is not None and _taken(a, least)]
     count = sum(_replace(graph.graph, a, m) for a, m in found if m is not None and (a.gradients or m.causal and _long(a) >= long))
     if count:
-        graph.graph.eliminate_dead_code()
+        dropouts = {a.dropout for a, _ in found}
+        graph.graph.eliminate_dead_code(lambda n: n.is_impure() and n not in dropouts)
         graph.recompile()
     return count
 
@@ -93,11 +105,12 @@ def trained(behind: fx.Node) -> Attention | None:
     while passes(softmax):
         softmax = softmax.args[0]
     a = attention(softmax, behind) if dim % behind.meta["val"].dim() == behind.meta["val"].dim() - 1 else None
-    turned = a and next(r for r, *_ in readers(softmax) if r not in (a.made, behind))
+    turned = a and next(r for r, *_ in readers(_weights(softmax)[0]) if r not in (a.made, behind))
     read = list(readers(turned)) if turned else []
     if len(read) != 1 or read[0][0].target is not _aten.bmm.default or read[0][1:] != (0, 1, frozenset()):
         return None
-    d_values, d_scores = read[0][0], between(behind.args[0])
+    dp = _before_dropout(behind.args[0], a.dropout)
+    d_values, d_scores = read[0][0], dp and between(dp)
     if d_scores is None or d_scores.scale != 1 or d_scores.masked:
         return None
     d_weights, gradient = d_scores.first, d_values.args[1]
@@ -114,20 +127,52 @@ def attention(softmax: fx.Node, behind: fx.Node | None = None) -> Attention | No
     `behind`, the softmax's gradient, what these need."""
     x = _exponents(softmax) if plain(softmax) else None
     scores = x and between(x)
+    weights, dropout = _weights(softmax) if scores and behind else (softmax, None)
+    if weights is None:
+        return None
     found: dict = {}
-    for reader, place, times, masks in readers(softmax) if scores else ():
-        kind = "last" if reader.target is _aten.bmm.default and place == 0 else "behind" if behind and (reader, place) == (behind, 1) else \
-            "turned" if behind and _turns(reader) else None
-        if times != 1 or masks or kind is None or kind in found:
-            return None
-        found[kind] = reader
+    for of in dict.fromkeys((weights, softmax)) if scores else ():
+        for reader, place, times, masks in readers(of):
+            if reader is dropout:
+                continue
+            kind = "behind" if of is softmax and behind and (reader, place) == (behind, 1) else None if of is not weights else \
+                "last" if reader.target is _aten.bmm.default and place == 0 else "turned" if behind and _turns(reader) else None
+            if times != 1 or masks or kind is None or kind in found:
+                return None
+            found[kind] = reader
     if len(found) != (3 if behind else 1) or "last" not in found:
         return None
     shape, last = scores.first.meta["val"].shape, found["last"]
     if last.args[0].meta["val"].shape != shape or softmax.meta["val"].shape[-1] != shape[-1]:
         return None
     heads = _heads(softmax.meta["val"].shape, scores)
-    return heads and Attention(*scores.factors, last.args[1], scores, heads, last)
+    return heads and Attention(*scores.factors, last.args[1], scores, heads, last, dropout=dropout)
+
+
+def _weights(softmax: fx.Node) -> tuple[fx.Node | None, fx.Node | None]:
+    """(what values are multiplied by, the dropout that leaves it): of `softmax`, or that itself; no node where a dropout is of another kind."""
+    found = [r for r in readers(softmax) if r[0].target is _aten.native_dropout.default]
+    if not found:
+        return softmax, None
+    (dropout, *how), *others = found
+    share, train = dropout.args[1:3]
+    results = {u.args[1]: u for u in dropout.users if u.target is getitem}
+    if others or how != [0, 1, frozenset()] or not isinstance(share, float) or not 0 < share < 1 or train is False or \
+            len(results) != len(dropout.users) or set(results) != {0, 1} or len(results[1].users) != 1:
+        return None, None
+    return results[0], dropout
+
+
+def _before_dropout(dp: fx.Node, dropout: fx.Node | None) -> fx.Node | None:
+    """The gradient of what `dropout` leaves, where `dp` is that of what it is given."""
+    while dropout is not None and passes(dp):
+        dp = dp.args[0]
+    if dropout is None:
+        return dp
+    if dp.target is not _aten.native_dropout_backward.default or not plain(dp) or not all(isinstance(x, fx.Node) for x in dp.args[:2]):
+        return None
+    _, mask, times = dp.args
+    return dp.args[0] if mask.target is getitem and mask.args[0] is dropout and abs(times * (1 - dropout.args[1]) - 1) < 1e-6 else None
 
 
 def _heads(shape: torch.Size, scores: Between) -> tuple[int, int] | None:
@@ -217,7 +262,7 @@ def _replace(graph: fx.Graph, a: Attention, masks: Masks) -> bool:
         told = bias(a.scores, lambda n: _as_scores(written.value(n), a), q.dtype, masks.rows) if masks.rows else Bias()
         added = told.added if told.added is None else told.added.expand(*a.heads, rows, columns)
         q = q if told.left is None else q.masked_fill(~told.left, 0.0)
-        out, kept = forward(q, k, v, added, masks.causal, scale)
+        out, kept = forward(q, k, v, added, masks.causal, scale, a.dropped)
         made = {a.made: _forms(out, out.reshape(batches, rows, width))}
     if d is not None:
         first = min((d.left, d.right, d.values), key=order.__getitem__)
@@ -225,7 +270,7 @@ def _replace(graph: fx.Graph, a: Attention, masks: Masks) -> bool:
         with torch.no_grad(), graph.inserting_before(first), written:
             dy = heads(d.result, rows, width)
             dy = dy if told.shares is None else (dy * told.shares).to(dy.dtype)
-            dq, dk, dv = backward(dy, q, k, v, out, kept, added, masks.causal, scale)
+            dq, dk, dv = backward(dy, q, k, v, out, kept, added, masks.causal, scale, a.dropped)
             dq = dq if told.left is None else dq.masked_fill(~told.left, 0.0)
             made |= {d.left: _forms(dq, dq.reshape(batches, rows, width)), d.values: _forms(dv, dv.reshape(batches, columns, width)),
                      d.right: _forms(dk.transpose(2, 3), dk.reshape(batches, columns, width).transpose(1, 2))}
@@ -244,7 +289,7 @@ def _calls(a: Attention, masks: Masks) -> Calls | None:
     given = [n.meta["val"].unsqueeze(1) for n in (a.left, a.right, a.values)]
     given[1] = given[1].mT
     added = a.scores.first.meta["val"].unsqueeze(1) if masks.rows else None
-    return chosen(given, added, masks.causal, a.scores.scale)
+    return chosen(given, added, masks.causal, a.scores.scale, a.dropped)
 
 
 def _as_scores(mask: torch.Tensor, a: Attention) -> torch.Tensor:

@@ -13,47 +13,49 @@ from torch.nn.attention import SDPBackend
 
 _aten = torch.ops.aten
 
-# forward(q, k, v, bias, causal, scale) -> (result, what backward wants)
-# backward(dy, q, k, v, result, what it wants, bias, causal, scale) -> the gradients of q, k and v
+# forward(q, k, v, bias, causal, scale, dropped) -> (result, what backward wants); dropped: the share of the weights that is left out at random
+# backward(dy, q, k, v, result, what it wants, bias, causal, scale, dropped) -> the gradients of q, k and v
 Calls = tuple[Callable, Callable]
 
 
-def chosen(given: Sequence[torch.Tensor], bias: torch.Tensor | None, causal: bool, scale: float) -> Calls | None:
-    """What torch chooses for such queries, keys and values, and None where it has nothing better than what is written. It cannot tell of fake
-    tensors, so it is asked of one head of real ones."""
+def chosen(given: Sequence[torch.Tensor], bias: torch.Tensor | None, causal: bool, scale: float, dropped: float = 0.0) -> Calls | None:
+    """What torch chooses for such queries, keys and values, and None where it has nothing better than what is written: on a CPU nothing that leaves
+    out weights. It cannot tell of fake tensors, so it is asked of one head of real ones."""
     if given[0].device.type != "cuda":
-        return CALLS["cpu"]
+        return CALLS["cpu"] if not dropped else None
     with unset_fake_temporarily(), torch.no_grad():
         one = lambda x: torch.empty((1, 1, *x.shape[2:]), dtype=x.dtype, device=x.device)
-        return CALLS.get(torch._fused_sdp_choice(*map(one, given), None if bias is None else one(bias), 0.0, causal, scale=scale))
+        return CALLS.get(torch._fused_sdp_choice(*map(one, given), None if bias is None else one(bias), dropped, causal, scale=scale))
 
 
-def _flash(q, k, v, bias, causal, scale):
-    out, *kept = _aten._scaled_dot_product_flash_attention.default(q, k, v, 0.0, causal, False, scale=scale)
+def _flash(q, k, v, bias, causal, scale, dropped):
+    out, *kept = _aten._scaled_dot_product_flash_attention.default(q, k, v, dropped, causal, False, scale=scale)
     return out, kept
 
 
-def _flash_backward(dy, q, k, v, out, kept, bias, causal, scale):
+def _flash_backward(dy, q, k, v, out, kept, bias, causal, scale, dropped):
     lse, *counts, seed, offset, _ = kept
-    return _aten._scaled_dot_product_flash_attention_backward.default(dy, q, k, v, out, lse, *counts, 0.0, causal, seed, offset, scale=scale)
+    call = _aten._scaled_dot_product_flash_attention_backward.default
+    return call(dy, q, k, v, out, lse, *counts, dropped, causal, seed, offset, scale=scale)
 
 
-def _cudnn(q, k, v, bias, causal, scale):
-    out, *kept = _aten._scaled_dot_product_cudnn_attention.default(q, k, v, bias, True, 0.0, causal, False, scale=scale)
+def _cudnn(q, k, v, bias, causal, scale, dropped):
+    out, *kept = _aten._scaled_dot_product_cudnn_attention.default(q, k, v, bias, True, dropped, causal, False, scale=scale)
     return out, kept
 
 
-def _cudnn_backward(dy, q, k, v, out, kept, bias, causal, scale):
+def _cudnn_backward(dy, q, k, v, out, kept, bias, causal, scale, dropped):
     lse, *counts, seed, offset, _ = kept
-    return _aten._scaled_dot_product_cudnn_attention_backward.default(dy, q, k, v, out, lse, seed, offset, bias, *counts, 0.0, causal, scale=scale)
+    call = _aten._scaled_dot_product_cudnn_attention_backward.default
+    return call(dy, q, k, v, out, lse, seed, offset, bias, *counts, dropped, causal, scale=scale)
 
 
-def _on_cpu(q, k, v, bias, causal, scale):
+def _on_cpu(q, k, v, bias, causal, scale, dropped):
     out, *kept = _aten._scaled_dot_product_flash_attention_for_cpu.default(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
     return out, kept
 
 
-def _on_cpu_backward(dy, q, k, v, out, kept, bias, causal, scale):
+def _on_cpu_backward(dy, q, k, v, out, kept, bias, causal, scale, dropped):
     call = _aten._scaled_dot_product_flash_attention_for_cpu_backward.default
     return call(dy, q, k, v, out, *kept, 0.0, causal, attn_mask=bias, scale=scale)
 
