@@ -270,6 +270,6 @@ def test_updates_that_meet(dtype, how):
 
 def test_a_zero_keeps_its_sign_where_many_share_a_divisor():
     x = torch.tensor([-0.0, 0.0], device="cuda").repeat(500)
-    by = torch.tensor(3.0, device="cuda")
-    for fn in (lambda x, by: x / 3, lambda x, by: x / by):
-        assert torch.equal(kernel(fn)(x, by).signbit(), x.signbit())
+    for by in (torch.tensor(3.0, device="cuda"), torch.tensor(-3.0, device="cuda")):
+        for fn in (lambda x, by: x / 3, lambda x, by: x / -3, lambda x, by: x / by):
+            assert torch.equal(kernel(fn)(x, by).signbit(), fn(x, by).signbit())

@@ -142,13 +142,13 @@ def within(b):
 @triton.jit
 def quotient(a, b, inverse, near):
     """a / (b / near), where many a share b, near = within(b / near) and inverse = 1 / b: rounded once, unless a or the quotient is nearly subnormal
-    (1.4 units of the last place). Infinite remainders say that the product is the quotient already. -0 by what is positive stays -0."""
+    (1.4 units of the last place). Remainders of 0, whose quotient may be -0, and infinite ones say that the product is the quotient already."""
     if INTERPRETED:
         return a / b * near
     else:
         q = a * inverse
-        r = tl.fma(q, b, -a)
-        return tl.where(tl.abs(r) < float("inf"), tl.fma(-r, inverse, q), q) * near
+        r = tl.fma(-q, b, a)
+        return tl.where((r != 0) & (tl.abs(r) < float("inf")), tl.fma(r, inverse, q), q) * near
 
 
 @triton.jit
