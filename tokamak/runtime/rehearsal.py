@@ -19,10 +19,11 @@ from .steps import Alloc, Call, Host, ints, made, Program, Ref, TensorSpec
 
 aten = torch.ops.aten
 _PLAIN = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten._addmm_activation.default,
-                    aten.convolution.default, aten.convolution_backward.default, aten._scaled_dot_product_flash_attention_backward.default,
-                    aten._scaled_dot_product_efficient_attention_backward.default, aten._scaled_dot_product_cudnn_attention_backward.default})
-_DROPPING = {aten._scaled_dot_product_flash_attention.default: 3, aten._scaled_dot_product_efficient_attention.default: 5,
-             aten._scaled_dot_product_cudnn_attention.default: 5}          # -> position of the share that is dropped at random
+                    aten.convolution.default, aten.convolution_backward.default})
+_DROPPING = {                           # -> position of the share that is dropped at random
+    aten._scaled_dot_product_flash_attention.default: 3, aten._scaled_dot_product_flash_attention_backward.default: 10,
+    aten._scaled_dot_product_efficient_attention.default: 5, aten._scaled_dot_product_efficient_attention_backward.default: 9,
+    aten._scaled_dot_product_cudnn_attention.default: 5, aten._scaled_dot_product_cudnn_attention_backward.default: 13}
 LARGEST = 2 << 30                       # bytes of a call's arguments
 _made: set[tuple] = set()               # by this process
 
