@@ -49,7 +49,8 @@ MORE: tuple[str, ...] = (
     "sum_middle_f32_64x1024x1024", "sum_middle_bf16_512x257x511", "layernorm_f32_3000x5003", "rmsnorm_f16_20011x3001",
     "softmax_f32_999x99991", "layernorm_bwd_f32_1000x30011", "cross_entropy_f16_4093x65537", "bias_gelu_bwd_bf16_16383x4095",
     "causal_attention_bf16_4x16x1024x64", "causal_attention_bwd_bf16_4x16x1024x64", "padded_attention_bf16_8x16x512x64",
-    "padded_attention_bwd_bf16_8x16x512x64", "cached_attention_bf16_1x1x32x8x8192x128", "cached_sdpa_bf16_1x16x32x8x8192x128",
+    "padded_attention_bwd_bf16_8x16x512x64", "dropped_attention_bwd_bf16_8x16x512x64", "cached_attention_bf16_1x1x32x8x8192x128",
+    "cached_sdpa_bf16_1x16x32x8x8192x128",
     "cached_sdpa_bf16_8x1x32x8x4096x128", "cached_sdpa_masked_bf16_1x1x32x8x8192x128")
 
 # a sample of every kind of schedule, for symbolic sizes beside static ones

@@ -265,6 +265,17 @@ def _padded_attention(d, batch, heads, length, width):
                   flops=4 * batch * heads * length * length * width, ratio=2.5)
 
 
+def _dropped_attention(share):
+    """Attention written out, of whose weights a share is dropped at random, as in training."""
+    return _in_heads(lambda q, k, v: F.dropout(torch.softmax(q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]), -1), share) @ v)
+
+
+@family("dropped_attention", "attention")
+def _dropped_attention_case(d, batch, heads, length, width):
+    return Recipe(_dropped_attention(0.1), (stream(d, batch, length, heads, width),) * 3, flops=4 * batch * heads * length * length * width,
+                  ratio=2.5, steady=_dropped_attention(0.0))
+
+
 def _repeated(x, heads):
     """Keys or values, copied for each of the heads that share them."""
     return x[:, :, None].expand(-1, -1, heads // x.shape[1], -1, -1).flatten(1, 2)
