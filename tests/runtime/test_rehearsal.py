@@ -65,8 +65,8 @@ def test_attention_that_drops_at_random_is_left_alone():
     """Its gradient, too: what it would read as the seed is any memory."""
     q = TensorSpec(("1", "1", "4", "8"), ("32", "32", "8", "1"), torch.bfloat16)
     at = [call(aten._scaled_dot_product_flash_attention.default, *[Ref("q")] * 3, *rest, spec=None) for rest in ((), (0.0,), (0.1,))]
-    at += [call(aten._scaled_dot_product_flash_attention_backward.default, *[Ref("q")] * 6, None, None, 4, 4, share, False, Ref("q"), Ref("q"), spec=None)
-           for share in (0.0, 0.1)]
+    at += [call(aten._scaled_dot_product_flash_attention_backward.default, *[Ref("q")] * 6, None, None, 4, 4, share, False, *[Ref("q")] * 2,
+                spec=None) for share in (0.0, 0.1)]
     at += [call(aten._scaled_dot_product_cudnn_attention_backward.default, *[Ref("q")] * 9, None, None, 4, 4, share, False, spec=None)
            for share in (0.0, 0.1)]
     found = calls(Program("p", (), (Alloc("q", q, "64"), *at)), [])
