@@ -108,7 +108,7 @@ def test_lanes_do_not_run_across_images_that_lie_pages_apart():
 
 RESIZED = {"enlarged": lambda x: F.interpolate(x, size=(29, 75), mode="bilinear"),
            "smaller": lambda x: F.interpolate(x, size=(9, 21), mode="bilinear"),
-           "reflected": lambda x: F.pad(x, (5, 3, 2, 1), mode="reflect"), "nearest": lambda x: F.interpolate(x, size=(17, 90))}
+           "repeated": lambda x: F.pad(x.repeat(1, 1, 1, 4), (5, 3, 2, 1), mode="reflect"), "nearest": lambda x: F.interpolate(x, size=(17, 90))}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)

@@ -280,6 +280,8 @@ class Printer(Loops, Partials):
         return "lanes_below(n)" if self.tail else "~(v_bool){0}"
 
     def _lanecompare(self, s: LaneCompare) -> str:
+        if not s.step:
+            return f"v_bool {s.var} = splat_bool(({self.index(s.base)}) {COMPARE[s.op]} {s.arg}[0]);"
         lanes, end = ("lanes()", "W") if s.step == 1 else (f"lanes() * {s.step}", f"{s.step} * W")
         return f"v_bool {s.var} = {lanes} {COMPARE[s.op]} lane_of({s.arg}[0], {self.index(s.base)}, {end});"
 
@@ -342,6 +344,8 @@ class Printer(Loops, Partials):
 
     def _guarded(self, s: Read, p: str, d: DType) -> str:
         active = self._active(s.guard)
+        if s.even:
+            return f"{s.guard}[0] ? {self._plain_read(s.mode, p, d, s.step, s.at)} : {s.other}"
         if s.mode == "gather":
             return f"loadgi_{d}({p}, {s.at}, {active}, {s.other})"
         if s.mode == "splat":

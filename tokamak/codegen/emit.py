@@ -292,8 +292,9 @@ class Emitter:
         elif mode == "gather" and guard is None and not any(isinstance(x, FetchAtom) for x in all_atoms(e.index[0])):
             mode = "window"
         var = self.low.fresh()
+        even = guard is not None and mode != "splat" and self.vector not in e.guard.free
         statement = Read(var, self.low.memory(e.node), e.dtype, address, mode, step, at, guard.var if guard else None, other.var if other else None,
-                         turn=around[2] if around else None)
+                         turn=around[2] if around else None, even=even)
         entries = [x for x in (guard, other) if x is not None]
         gathered = any(isinstance(x, FetchAtom) for x in all_atoms(e.index[0]))
         empty = not all(positive(s) for s in e.node.node.shape)         # then it has no address, and a loop that is never entered reads it
@@ -361,8 +362,10 @@ class Emitter:
     def _emit_op(self, e: Op, block: Block) -> Entry:
         if e.name in _FLIPPED and e.args[0].dtype is I64:
             for position, lane in enumerate(e.args):
-                step = self._lane_step(lane.index) if isinstance(lane, Coord) and self.vector not in e.args[1 - position].free else 0
-                if step:
+                other = e.args[1 - position]
+                step = self._lane_step(lane.index) if isinstance(lane, Coord) and self.vector not in other.free else 0
+                same = isinstance(lane, Coord) and isinstance(other, Const) and all(isinstance(a, Axis) or self._even(a) for a in lane.index.atoms())
+                if step or same and self.vector not in lane.free:
                     return self._emit_lane_compare(e, _FLIPPED[e.name] if position else e.name, lane.index, e.args[1 - position], step, block)
         entries = [self.emit(a, block) for a in e.args]
         whole = isinstance(e.args[0], Reduce)           # once for all that it folds: the mean of equal values is that value

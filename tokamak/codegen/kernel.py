@@ -64,7 +64,7 @@ class Let:
 
 @dataclass(frozen=True)
 class LaneCompare:
-    """var = (base + step * lane) op arg, a comparison of i64; `arg` holds the same in every lane."""
+    """var = (base + step * lane) op arg, a comparison of i64; `arg` holds the same in every lane, and with step 0 so does var."""
     var: str
     op: str
     base: Index
@@ -139,9 +139,9 @@ class Read:
     """var = memory[address]. `mode`: 'splat' (one element), 'unit' (along the vector axis), 'strided' (`step` apart), 'gather' (`at`: i64 register of
     offsets from `address`), 'window' (the same, of lanes that mostly lie near each other), 'around' (along the vector axis from `step`
     on, and from 0 again behind `turn` elements). With `guard` (a bool register) lanes where it is false are not read and are `other`; 'shared' is
-    'splat' with a guard that differs between lanes. `ahead`: the address in the next iteration, `span`: elements that an iteration reads there; where
-    that is much, but not too much to be kept, the next iteration's part is asked for now, when this one's is read again and so comes from a cache.
-    `total`: elements that the kernel reads there, one after the other; where
+    'splat' with a guard that differs between lanes; `even`: it does not, so that all lanes are read or none. `ahead`: the address in the next
+    iteration, `span`: elements that an iteration reads there; where that is much, but not too much to be kept, the next iteration's part is asked for
+    now, when this one's is read again and so comes from a cache. `total`: elements that the kernel reads there, one after the other; where
     they are many, what lies FAR behind is asked for."""
     var: str
     memory: str
@@ -156,6 +156,7 @@ class Read:
     span: Index | None = None
     turn: Index | None = None
     total: Index | None = None
+    even: bool = False
 
 
 @dataclass(frozen=True)

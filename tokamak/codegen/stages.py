@@ -18,8 +18,9 @@ from ..fuse.roles import best_roles, plainest_roles
 from ..ir.expr import Expr
 from ..schedule.body import Body, Memory, body, coalesce, renamed, shared_extremes, unfolded, whole_words
 from ..schedule import beside, matmul, means, persistent, row_moments, rows, tile_sequence, tiles
+from ..schedule.edges import with_edges
 from ..schedule.pieces import in_pieces, lanes_in_pieces
-from ..schedule.schedule import Schedule, choose, in_buffers, vector_axis
+from ..schedule.schedule import BLOCK, Schedule, choose, in_buffers, vector_axis
 from ..schedule.tile_schedule import TileSchedule
 from . import triton, tuned
 from ..runtime.gpu_build import GpuUnit
@@ -136,7 +137,9 @@ def _schedule(g: Group, plan: Plan, target, hints: Hints, memories: dict, table:
         return (b, s) if plain is b or s.shift is not None else (plain, chosen(plain))
     b = in_pieces(b, vector_axis(b, hints, target), hints, target.threads)
     b = lanes_in_pieces(b, vector_axis(b, hints, target))
-    return b, choose(b, hints, target)
+    s = choose(b, hints, target)
+    inside = with_edges(b, s.vector if s.block == BLOCK and not s.reused else None, s.lanes, hints, target)
+    return (b, s) if inside is b else (inside, choose(inside, hints, target))
 
 
 def _lower(b: Body, s: Schedule | TileSchedule, hints: Hints, target, table: Table = _NONE) -> Kernel | tuple[TileKernel, ...]:

@@ -108,12 +108,9 @@ class Tree(Loops):
         else:
             self._look_ahead()
         self._look_far()
-        work = as_index(1)
-        axes: dict = {}
-        for item in items:
-            axes.update((a, None) for a in _axes_of(item))
-        for a in axes:
-            work = work * low.extent(a)
+        work, sets = as_index(0), list(dict.fromkeys(_axes_of(item) for item in items))
+        for axes in (s for s in sets if not any(s < t for t in sets)):
+            work = work + self._count(axes)
         vector_extent = low.extent(self.vector) if self.vector is not None and self.block else None
         return Phase(extents, self.vector, self.block, vector_extent, tuple(self.once.items), tuple(self.root.items), tuple(self.partials),
                      (*self.buffers, *self.tables.values()), work, len(inside))
@@ -177,10 +174,14 @@ class Tree(Loops):
         total = as_index(0)
         for t in self.stores:
             if t.memory is s.memory:
-                count = as_index(1)
-                for a in sorted(t.axes, key=lambda a: a.id):
-                    count = count * self.low.extent(a)
-                total = total + count
+                total = total + self._count(t.axes)
+        return total
+
+    def _count(self, axes) -> Index:
+        """Elements of loops over `axes`."""
+        total = as_index(1)
+        for a in sorted(axes, key=lambda a: a.id):
+            total = total * self.low.extent(a)
         return total
 
     def _place_fold(self, f: Reduce) -> None:
@@ -346,10 +347,7 @@ class Tree(Loops):
 
     def _total(self, s: Read) -> Index:
         """Elements that the kernel reads at the address of `s`."""
-        total = as_index(1)
-        for a in sorted(s.address.axes(), key=lambda a: a.id):
-            total = total * self.low.extent(a)
-        return total
+        return self._count(s.address.axes())
 
     def _span(self, s: Read) -> Index:
         """Elements that an iteration reads at the address of `s`."""

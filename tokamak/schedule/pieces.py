@@ -24,10 +24,11 @@ FEW, LONG = 8, 16       # pieces of the axis along lanes at most, elements of ea
 PARTIAL = 12            # partial results of folds across threads that such pieces may make
 SPREAD = 16             # extent up to which an axis that threads share out is given up for pieces
 TURN = 1024             # elements along lanes that count as one iteration of the others
-SHARES = 16             # iterations of the others for each thread from which on a longer one is, too: a state space model's 32 steps of 2 x 256 x 16
-                        # with backward 10.6 / 7.2
+SHARES = 16             # iterations of the others for each thread, times its pieces, from which on a longer one is, too: a state space model's 32
+                        # steps of 2 x 256 x 16 with backward 10.6 / 7.2; sines and cosines of ten multiples of 8192 x 3 coordinates, side by side
+                        # with these, 8.5 / 0.42
 
-_AT = {"lt": (0,), "ge": (0,), "le": (1,), "gt": (1,), "eq": (0, 1), "ne": (0, 1)}      # where a comparison changes, from its constant on
+COMPARISONS = {"lt": (0,), "ge": (0,), "le": (1,), "gt": (1,), "eq": (0, 1), "ne": (0, 1)}      # where a comparison changes, from its constant on
 
 
 def in_pieces(b: Body, vector: Axis | None, hints: Hints, threads: int) -> Body:
@@ -41,7 +42,8 @@ def in_pieces(b: Body, vector: Axis | None, hints: Hints, threads: int) -> Body:
     bound = {a for f in folds for a in ((f.along,) if isinstance(f, Scan) else f.over)}.union(*(f.free for f in folds))
     small = hints.count(b.parallel) < GRAIN             # one thread runs all
     turns = lambda a: hints.count(b.parallel - {a, vector}) * (1 if vector not in b.parallel else max(1, hints(vector.extent) // TURN))
-    spared = lambda a: small or a.extent.constant <= SPREAD or turns(a) >= SHARES * threads
+    many = lambda a: threads <= turns(a) >= SHARES * threads // max(len(cuts(b.stores[0].expr, a)) - 1, 1)
+    spared = lambda a: small or a.extent.constant <= SPREAD or many(a)
     short = lambda a: a.extent.constant is not None and (a not in b.parallel or alone and spared(a))
     open_axes = [a for a in b.axes if a is not vector and a not in bound and short(a)]
     fresh = count(max((a.id for a in b.axes), default=0) + 1)
@@ -79,7 +81,7 @@ def lanes_in_pieces(b: Body, vector: Axis | None) -> Body:
     own = {n: Axis(first + k, as_index(n)) for k, n in enumerate(sorted(lengths))}
     stores: list[Store] = []
     for s in b.stores:
-        stores += [_part(s, vector, low, own[high - low]) for low, high in zip(pieces[s], pieces[s][1:])] if s in pieces else [s]
+        stores += [part(s, vector, low, own[high - low]) for low, high in zip(pieces[s], pieces[s][1:])] if s in pieces else [s]
     kept = bound.union(*(s.axes for s in stores))
     parallel = b.parallel | set(own.values()) if vector in b.parallel else b.parallel
     return coalesce(Body((*(a for a in b.axes if a in kept), *own.values()), tuple(stores), parallel & kept))
@@ -91,11 +93,11 @@ def cuts(e: Expr, a: Axis) -> list[int]:
     if extent is None:
         return []
     for x in walk(e):
-        if not isinstance(x, Op) or x.name not in _AT or not isinstance(x.args[0], Coord) or not isinstance(x.args[1], Const):
+        if not isinstance(x, Op) or x.name not in COMPARISONS or not isinstance(x.args[0], Coord) or not isinstance(x.args[1], Const):
             continue
         i = x.args[0].index
         if (i - a).constant is not None:
-            found.update(x.args[1].value - (i - a).constant + n for n in _AT[x.name])
+            found.update(x.args[1].value - (i - a).constant + n for n in COMPARISONS[x.name])
         elif i.axes() == {a} and extent <= LENGTH:
             found.update(range(extent))
     at = sorted({0, extent, *(n for n in found if 0 < n < extent)})
@@ -105,30 +107,35 @@ def cuts(e: Expr, a: Axis) -> list[int]:
 def values(s: Store, a: Axis) -> list[Expr]:
     """What `s` stores in each piece of `a`, but for constants."""
     at = cuts(s.expr, a)
-    found = (_part(s, a, low, Axis(a.id, as_index(high - low))).expr for low, high in zip(at, at[1:]))
+    found = (part(s, a, low, Axis(a.id, as_index(high - low))).expr for low, high in zip(at, at[1:]))
     return [e for e in found if not isinstance(e, Const)]
 
 
 def _piece(s: Store, a: Axis, low: int, high: int, fresh) -> Store:
     """What `s` stores where `a` is from `low` on and below `high`."""
-    return _part(s, a, low, as_index(0) if high - low == 1 else as_index(Axis(next(fresh), as_index(high - low))))
+    return part(s, a, low, as_index(0) if high - low == 1 else as_index(Axis(next(fresh), as_index(high - low))))
 
 
-def _part(s: Store, a: Axis, low: int, own: Index | Axis) -> Store:
-    """What `s` stores where `a` is `own` + `low`."""
+def part(s: Store, a: Axis, low: int, own: Index | Axis, renamed: dict = {}) -> Store:
+    """What `s` stores where `a` is `own` + `low`; `renamed`: other axes in the place of those that are folded."""
     own = as_index(own)
-    rewrite = Rewriter({a: own + low}, _known)
+    rewrite = Rewriter({a: own + low, **renamed}, _known)
     return Store(s.memory, rewrite.index(s.address), Simplifier().root(rewrite(s.expr)), (s.axes - {a}) | own.axes())
 
 
 def _known(e: Expr) -> Expr | None:
-    """A comparison of a coordinate with a constant as what it is for every coordinate, if it is the same for all."""
-    if not isinstance(e, Op) or e.name not in _AT or not isinstance(e.args[0], Coord) or not isinstance(e.args[1], Const):
-        return None
-    low, high = (None if x is None else x.constant for x in bounds(e.args[0].index))
+    """A comparison of a coordinate with a constant, or with another, as what it is for every coordinate, if it is the same for all."""
+    d = difference(e)
+    low, high = (None if x is None else x.constant for x in bounds(d)) if d is not None else (None, None)
     if low is None or high is None:
         return None
-    c = e.args[1].value
-    always, never = {"lt": (high < c, low >= c), "ge": (low >= c, high < c), "le": (high <= c, low > c), "gt": (low > c, high <= c),
-                     "eq": (low == high == c, c < low or c > high), "ne": (c < low or c > high, low == high == c)}[e.name]
+    always, never = {"lt": (high < 0, low >= 0), "ge": (low >= 0, high < 0), "le": (high <= 0, low > 0), "gt": (low > 0, high <= 0),
+                     "eq": (low == high == 0, low > 0 or high < 0), "ne": (low > 0 or high < 0, low == high == 0)}[e.name]
     return Const(bool(always), BOOL) if always or never else None
+
+
+def difference(e: Expr) -> Index | None:
+    """What a comparison compares with 0: of a coordinate and a constant, or of two coordinates, the one less the other."""
+    if not isinstance(e, Op) or e.name not in COMPARISONS or not isinstance(e.args[0], Coord) or not isinstance(e.args[1], (Const, Coord)):
+        return None
+    return e.args[0].index - (e.args[1].index if isinstance(e.args[1], Coord) else e.args[1].value)
