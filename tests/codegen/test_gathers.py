@@ -128,6 +128,24 @@ def test_indices_that_all_rows_use_are_computed_once(name, dtype):
     assert "loadw_" in rows and "lanes_div" not in rows and "load_i64(u" in rows
 
 
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("times", [1.5, 3, 7])
+def test_an_index_and_its_weights_come_of_one_number(times, mode, dtype, dynamic):
+    """(i + 0.5) / 3 - 0.5 is a whole number for every third i, or a little less than it where a kernel rounds once: its whole part, by which an image
+    is read, and the rest, by which it is weighed, must be those of one of both."""
+    enlarged = lambda x: F.interpolate(x, scale_factor=times, mode=mode)
+    x = torch.randn(1, 2, 8, 9, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    torch._dynamo.reset()
+    got, wanted = tokamak.compile(enlarged, strict=True, dynamic=dynamic)(mine), enlarged(theirs)
+    for r in (got, wanted):
+        r.square().sum().backward()
+    torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(mine.grad, theirs.grad, atol=1e-3, rtol=1e-4)
+
+
 @pytest.mark.parametrize("shape, outputs, wide", [((2, 3, 56, 56), (13, 13), True), ((1, 2, 7, 9), (5, 4), False), ((3, 1, 5, 30), (7, 11), True)])
 def test_quotients_of_places_are_taken_once_for_windows_that_share_them(shape, outputs, wide):
     """An adaptive pool's gradient: an element is divided by the size of its window before the windows of a position are summed. The end of a window

@@ -11,7 +11,7 @@ from typing import Iterable, Sequence
 import torch
 
 from ..ir.dtype import BOOL, I64, U8, compute_type
-from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Rewriter
+from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Rewriter, walk
 from ..ir.index import Axis, Fetch, Index, as_index, axis
 from ..ir.ranges import bounds, nonnegative
 from .positions import closed_form
@@ -77,7 +77,7 @@ def position(expr: Expr, extent: Index | int, wrap: bool = False) -> Index:
         raise NotCompiled("a position among no elements")
     if wrap:
         expr = Op("where", Op("lt", expr, Const(0, I64)), Op("add", expr, size_value(extent, I64)), expr)
-    known = closed_form(expr, extent)
+    known = None if any(e.dtype.is_float for e in walk(expr)) else closed_form(expr, extent)
     return as_index(Fetch(expr, extent)) if known is None else known
 
 

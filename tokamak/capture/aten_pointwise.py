@@ -10,13 +10,14 @@ import math
 import torch
 
 from ..ir.dtype import BOOL, F16
-from ..ir.expr import Const
+from ..ir.expr import Const, Coord
 from .aten_create import full
 from .aten_views import rolled
 from .dtypes import TORCH_DTYPES
+from .positions import whole_numbers
 from .promote import Term, call, clip, every, formulas, like, op, operand, pointwise, result_type, where
 from .registry import NotCompiled, register
-from .tensor import Tensor
+from .tensor import Tensor, cast
 
 aten = torch.ops.aten
 
@@ -24,7 +25,11 @@ aten = torch.ops.aten
 # -- one argument ----------------------------------------------------------------------------------------------------
 def _on_floats(name: str):
     """The operation on floating values; integers and bool are themselves."""
-    return lambda x: call(name, x) if x.is_float else x
+    def build(x: Term) -> Term:
+        made = call(name, x) if x.is_float else x
+        known = whole_numbers(made.expr) if x.is_float else None
+        return made if known is None else Term(cast(Coord(known), made.dtype))
+    return build
 
 
 def _sinc(x: Term) -> Term:
@@ -319,7 +324,9 @@ def to_copy(b, x: Tensor, *args, **kwargs) -> Tensor:
         return pointwise(b, lambda v: v, x, wide=False)
     if b.spec.device != x.device:
         raise NotCompiled("a copy to another device")
-    return x.cast(b.spec.dtype)
+    made = x.cast(b.spec.dtype)
+    known = whole_numbers(made.expr) if x.dtype.is_float and made.dtype.is_int else None
+    return made if known is None else made.with_expr(cast(Coord(known), made.dtype))
 
 
 @register(aten.copy.default)

@@ -1,9 +1,12 @@
 """Index tensors that are computed from nothing but their coordinates: torch's own decompositions of resampling, position numbers (arange), rolls.
 
-    closed_form(expression, extent, bound) -> Index | None
+    closed_form(expression, bound) -> Index | None
+    whole_numbers(expression) -> Index | None
 
 The values of such a tensor are known while a graph is read. Where they follow clamp((p*i + c) // q), the gather is an index map like any view, with
 nothing to fetch and nothing to check. Values are computed as the language defines them, in the types of the program: rounding is the program's own.
+A kernel may round less (a product that is added to something), and floor(x) is another number then where x is nearly a whole one. So what becomes a
+whole number of a coordinate does so here, once for the index and for the weights that are made of the rest.
 """
 from __future__ import annotations
 
@@ -23,15 +26,27 @@ LARGEST = 1 << 16      # longest index tensor whose values are looked at
 
 def closed_form(expr: Expr, bound: Index) -> Index | None:
     """`expr` (i64) as an index over its one axis, where its values depend on nothing else, all lie in 0 .. bound - 1 and follow the form above."""
-    if len(expr.free) != 1 or bound.constant is None:
-        return None
-    axis, = expr.free
-    if axis.extent.constant is None or not 1 < axis.extent.constant <= LARGEST:
-        return None
-    values = _values(expr, axis)
+    values = _known(expr) if bound.constant is not None else None
     if values is None or values.min() < 0 or values.max() >= bound.constant:
         return None
-    return _fit(values, axis, bound.constant)
+    return _fit(values, *expr.free, bound.constant)
+
+
+def whole_numbers(expr: Expr) -> Index | None:
+    """`expr`, which rounds a float to whole numbers, as an index over its one axis, where its values depend on nothing else and follow that form."""
+    values = _known(expr)
+    if values is None or not np.isfinite(values).all() or np.abs(values).max() > LARGEST:
+        return None
+    whole = values.astype(np.int64)
+    return _fit(whole, *expr.free, int(whole.max()) + 1)
+
+
+def _known(expr: Expr) -> np.ndarray | None:
+    """The values of `expr` along its one axis, if they are known."""
+    extents = [a.extent.constant for a in expr.free]
+    if len(extents) != 1 or extents[0] is None or not 1 < extents[0] <= LARGEST:
+        return None
+    return _values(expr, *expr.free)
 
 
 @lru_cache(maxsize=1024)
