@@ -213,3 +213,15 @@ def test_columns_of_few_long_rows_are_summed_where_their_gradient_is_written(row
 def test_columns_of_little_are_summed_beside_their_rows():
     graph = simplify(parse_graph(GRADIENTS.format(rows=3, columns=131073, out="%dx")))
     assert sorted(len(g.nodes()) for g in plan(graph, LARGE).steps) == [1, 3]
+
+
+@pytest.mark.parametrize("made, kernels", [("%sums[i0, i1, i2]", 1), ("sub(%sums[i0, i1, i2], f32(%x[i0, i1, i2]))", 2)])
+def test_what_only_reads_prefixes_stands_in_their_kernel(made, kernels):
+    """Rows of columns that begin anywhere are read one by one by both then; what reads more of them reads several as one without."""
+    text = f"""graph prefixes {{
+  input %x: bf16[64, 1000, 1001](1001000, 1001, 1)
+  %sums: f32[64, 1000, 1001](1001000, 1001, 1) = scan_sum[i1](f32(%x[i0, i1, i2]))
+  %out: bf16[64, 1000, 1001](1001000, 1001, 1) = bf16({made})
+  return %out
+}}"""
+    assert len(plan(parse_graph(text), LARGE).steps) == kernels

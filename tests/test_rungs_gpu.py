@@ -372,6 +372,23 @@ def test_rows_of_sums_that_are_not_long(rows, columns, type, found):
     assert first(ALONG, type, rows, columns).startswith(f"tile({found}")
 
 
+NARROW_ROWS = """graph narrow {{
+  input %x: bf16[{rows}, {columns}]({columns}, 1)
+  %sum: f32[{columns}](1) for i1<{rows} = sum[i1](f32(%x[i1, i0]))
+  {beside}
+  return %sum, %other
+}}"""
+
+
+@pytest.mark.parametrize("beside, parts", [("%other: f32[{rows}](1) for i1<{columns} = sum[i1](f32(%x[i0, i1]))", 0),
+                                           ("%other: f32[]() for i0<{rows}, i1<{columns} = sum[i0, i1](f32(%x[i0, i1]))", 1)])
+def test_rows_that_are_folded_by_themselves_do_not_count_as_one(beside, parts):
+    """Sums of their columns stand in the kernel that has each row."""
+    text = NARROW_ROWS.format(rows=131072, columns=32, beside=beside.format(rows=131072, columns=32))
+    graph = parse_graph(text)
+    assert len(widened(graph, LARGE).nodes) - len(graph.nodes) == parts
+
+
 ALONG_THE_MIDDLE = """graph prefixes {{
   input %x: {type}[6, {rows}, {columns}]({rows} * {columns}, {columns}, 1)
   %out: f32[6, {rows}, {columns}]({rows} * {columns}, {columns}, 1) = scan_sum[i1](f32(%x[i0, i1, i2]))
@@ -380,7 +397,8 @@ ALONG_THE_MIDDLE = """graph prefixes {{
 
 
 @pytest.mark.parametrize("columns, found", [
-    (3279, "i1:64?, i2:32?) looped(i1) warps(4) stages(1)"), (3280, "i1:64?, i2:64?) looped(i1) warps(4) stages(3)")])
+    (3279, "i1:64?, i2:32?) looped(i1) warps(4) stages(1)"), (3280, "i1:64?, i2:64?) looped(i1) warps(4) stages(3)"),
+    (10001, "i1:16?, i2:64?) looped(i1) warps(1) stages(1)")])
 def test_columns_of_prefixes_that_begin_anywhere(columns, found):
     assert first(ALONG_THE_MIDDLE, "bf16", 1249, columns).startswith(f"tile({found}")
 

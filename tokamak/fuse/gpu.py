@@ -288,6 +288,12 @@ def _shares_keys(group: Group) -> bool:
     return any(c.exponents is not None for c in products(group))
 
 
+def _only_reads(a: Group, b: Group) -> bool:
+    """Does `a` read nothing but what `b` makes?"""
+    made = set(b.nodes())
+    return all(e.node in made for m in a.members for e in m.loads)
+
+
 def unprofitable(a: Group, b: Group, joined: Group, r: Roles, before: tuple[Roles, Roles], hints: Hints, target, saved: float = 1) -> Reason | None:
     """Why `a` and `b`, whose own roles are `before`, are better two kernels; None when one is. `saved`: of the bytes that they move."""
     reason = infeasible(joined, r, hints, target)
@@ -315,7 +321,8 @@ def unprofitable(a: Group, b: Group, joined: Group, r: Roles, before: tuple[Role
     v = contiguous_axis(joined, hints)
     if any(folds_elsewhere(x, y, hints) for x, y in ((a, b), (b, a))) and not _share_a_matrix(a, b, hints):
         return Reason("no_saving", "unprofitable", "what columns give is folded on faster by another kernel")
-    if v in r.parallel and cuts_lines(r, v, hints, target):
+    if v in r.parallel and cuts_lines(r, v, hints, target) \
+            and not any(_only_reads(x, y) and cuts_lines(role, v, hints, target) for x, y, role in ((a, b, before[1]), (b, a, before[0]))):
         return Reason("no_saving", "unprofitable", "rows that begin anywhere would be read one by one, not several as one")
     if not busy(joined, r, v, hints, target) and all(busy(g, x, v, hints, target) for g, x in zip((a, b), before)):
         return Reason("no_parallelism", "unprofitable", f"{hints.count(r.parallel)} rows")

@@ -49,13 +49,13 @@ def widened(graph: Graph, target) -> Graph:
     """`graph` with every fold of narrow or ragged columns in two steps, on a GPU."""
     if target.kind != "gpu" or target.ordered:
         return graph
-    hints, parts, readers = estimates(graph, target), {}, {}
+    hints, parts, readers, along = estimates(graph, target), {}, {}, _folded_along(graph)
     for n in graph.nodes:
         for r in reads(n):
             readers[r] = readers.get(r, 0) + 1
 
     def change(n: Compute) -> Compute | None:
-        made = _in_two_steps(n, hints, readers, target)
+        made = _in_two_steps(n, hints, readers, along, target)
         if made is not None:
             parts.update((part, made) for part in reads(made))
         return made
@@ -64,14 +64,20 @@ def widened(graph: Graph, target) -> Graph:
     return replace(out, origins={**out.origins, **origins}) if parts else graph
 
 
-def _in_two_steps(n: Compute, hints: Hints, readers: dict, target) -> Compute | None:
+def _folded_along(graph: Graph) -> frozenset:
+    """What folds along lines read, each line by itself: sums of its columns stand in their kernel."""
+    folds = (e for n in graph.nodes if isinstance(n, Compute) for e in walk(n.expr) if isinstance(e, Reduce) and e.free)
+    return frozenset(x.node for e in folds for x in walk(*e.args) if isinstance(x, Load) and any(x.offset().coefficient(a) == 1 for a in e.over))
+
+
+def _in_two_steps(n: Compute, hints: Hints, readers: dict, along: frozenset, target) -> Compute | None:
     casts, fold = [], n.expr
     while isinstance(fold, Cast):
         casts.append(fold)
         fold = fold.arg
     if not isinstance(fold, Reduce) or len(fold.over) != 1 or fold.monoid not in ("sum", "max", "min", *CARRIERS):
         return None
-    rows = _rows_as_one(fold, hints) or _rows_of_words(fold, hints, readers, target)
+    rows = _rows_as_one(fold, along, hints) or _rows_of_words(fold, hints, readers, target)
     if rows is None:
         return None
     a, rank = fold.over[0], len(n.shape)
@@ -107,10 +113,10 @@ def _moved(e: Expr, rank: int, j: Axis) -> Expr:
     return Rewriter({**{a: as_index(Axis(a.id + 1, a.extent)) for a in e.free if a is not j and a.id < rank}, j: as_index(Axis(0, j.extent))})(e)
 
 
-def _rows_as_one(fold: Reduce, hints: Hints) -> int | None:
-    """How many rows count as one: a power of two that divides them; None where columns are no narrow lines."""
+def _rows_as_one(fold: Reduce, along: frozenset, hints: Hints) -> int | None:
+    """How many rows count as one: a power of two that divides them; None where columns are no narrow lines, or something of `along`."""
     a, = fold.over
-    if hints.least(a.extent) < LONG:
+    if hints.least(a.extent) < LONG or any(isinstance(e, Load) and e.node in along for e in walk(*fold.args)):
         return None
     width = None
     for e in walk(*fold.args):

@@ -17,7 +17,8 @@ ALONE = 16384           # elements that a single program holds: 8192 partial res
 SECTOR = 16             # columns at least, of a tile that holds whole columns: 32 bytes of a 16-bit type
 SUMMED_FROM = 65536      # elements of rows of whole words of 16 bits, summed only, from which on larger chunks pass through more warps
 SCANNING = 448          # columns for each multiprocessor from which on one warp makes prefixes down 64 of them, 16 rows at a time, three such under
-                        # way: 64 x 1024 x 1024 along the middle, bf16 74.8 us, 119 by four warps and 64 rows, f32 138, 146
+                        # way: 64 x 1024 x 1024 along the middle, bf16 74.8 us, 119 by four warps and 64 rows, f32 138, 146. Columns that begin
+                        # anywhere one tile at a time: 100 x 77 x 2003 f16 26.0 us, 47.9 by RAGGED_COLUMNS, 64 x 1000 x 1001 bf16 to f32 143, 228
 MOST_CARRIED = 6        # numbers a lane from which on it is one row at a step: EvoNorm backward in f32 spilled 464 bytes with four, 593 us, 146 with
                         # one
 SHIFTED = 256           # elements of a row from which on it is read in whole words wherever it begins: f16 LayerNorm over 257 columns 73%, 56 not so
@@ -95,13 +96,13 @@ class TileFacts:
         return len(self.rows) == 1 and self.line not in self.rows and not self.folds and any(isinstance(e, Scan) for e in walk(*exprs_of(self.b)))
 
     def scans_ragged(self) -> bool:
-        """Are prefixes made down columns that begin anywhere?"""
-        return self.scans_down() and self.line in self.b.parallel and self.begin_anywhere()
+        """Are prefixes made down few columns that begin anywhere?"""
+        return self.scans_down() and self.line in self.b.parallel and self.begin_anywhere() and not self.scans_many()
 
     def scans_many(self) -> bool:
         """Are prefixes made down so many columns that a warp for each few fills the machine?"""
         many = self.hints.count(self.b.parallel) >= SCANNING * self.target.threads
-        return many and self.scans_down() and not self.begin_anywhere()
+        return many and self.scans_down()
 
     def columns_read(self) -> int:
         """Values that are read along the contiguous axis, and no other, where more is read along all axes."""

@@ -184,7 +184,7 @@ class TileThreads(TileFacts):
         if plain and self._one_row(dims) and self.stored_along() and self.hints.count(self.b.parallel) <= self.target.threads:
             each = PER_THREAD
         if self.looped and not self.crossed and self.line in self.b.parallel:
-            each = LONE_THREAD if self.lone() or self.scans_ragged() else RAGGED_THREAD if self.begin_anywhere() else each
+            each = LONE_THREAD if self.lone() or self.scans_ragged() else RAGGED_THREAD if self.begin_anywhere() and not self.scans_many() else each
         if plain and self.line in self.rows and self.stored_along() and self.begin_anywhere():
             each = PIECE_EACH if self.one_piece() else RAGGED_EACH
         short = sum(self.pieces.get(self.line, (0,)))
@@ -248,7 +248,7 @@ class TileThreads(TileFacts):
         """Rows under way at once, as far as shared memory holds them."""
         if self.streams() or self._passes_through():
             return PASSING_STAGES if self.shift is None and self.narrowest() >= 4 and not self.singly() else 1
-        if self.looped and self.scans_ragged():
+        if self.looped and self.scans_down() and self.begin_anywhere():
             return 1
         if self.looped and (self.scans_down() or self.whole_runs() and not self._written_across()):
             return CARRY_STAGES
