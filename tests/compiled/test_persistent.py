@@ -47,6 +47,15 @@ def test_tiles_in_parts():
     assert made.schedule.parts == 2 and made.schedule.flat
 
 
+@pytest.mark.parametrize("inner", [64, 24])
+def test_tiles_in_parts_of_one_step_along_the_depth(inner):
+    """Tiles are counted whole, whatever a part of one has: beyond the results, what stands behind would be read outside memory."""
+    inputs = [values(*s) for s in ((390, inner), (inner, 520), (390, 520))]
+    made = persistent(lambda x, w, r: F.silu(x @ w) + r, *inputs)
+    counts = {p.source.constant for p in made.params if p.kind == "int"}
+    assert made.schedule.parts == 2 and 4 * 3 in counts and 4 * 5 not in counts
+
+
 ROUNDS = {          # of four programs: rows, columns -> into how many a tile of the last round is cut
     "one of nine is left": ((380, 520), 4), "two of six": ((380, 264), 2), "three of three": ((380, 152), 1), "four of four": ((500, 152), 1),
 }

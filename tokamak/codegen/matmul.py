@@ -132,6 +132,11 @@ class MatmulLowering(TileLowering):
         return [dict(zip(digits, at)) for at in itertools.product(*(range(a.extent.constant) for a in digits))]
 
     # -- where a program stands ------------------------------------------------------------------------------------------------
+    def blocks(self, a: Axis) -> Index:
+        """How many tiles there are along a parallel axis, whichever view is shown: one may have a part of each tile."""
+        size = sum(self.schedule.sizes(a)) if a in self.schedule.dims else 1
+        return floordiv(a.extent + (size - 1), as_index(size)) if size > 1 else a.extent
+
     def _place_program(self) -> tuple[Scope, object, str | None]:
         """(the scope of one tile, programs in all, this program's share of the depth or None): coordinates in every view that has them."""
         s, program = self.schedule, self.program
