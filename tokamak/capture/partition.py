@@ -2,13 +2,15 @@
 
 torch's min-cut partitioner decides, by bytes and by which operations it takes to be free. It takes an operation that it does not know to fuse for a
 reader that needs its argument in memory anyway, and saves that: so nodes that compute nothing are removed first, and it is told of the operators that
-the tables build (a loss reads log-probabilities in registers: saving them would keep the logits in float32).
+the tables build (a loss reads log-probabilities in registers: saving them would keep the logits in float32). Where it keeps a view of an input or a
+result, that tensor itself is kept: autograd refuses backward where one has been written since, and knows nothing of views that our programs make.
 """
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from operator import getitem
 
@@ -23,6 +25,7 @@ from .decompose import TRACED
 from .equal import equal_calls_once
 from .flow import minimum_cut
 from .layouts import choose_layouts
+from .regions import aliases
 from .registry import TABLE
 from .replaced import replace as replace_operators
 from .windows import places_in_windows
@@ -59,17 +62,44 @@ def partition(joint: fx.GraphModule, joint_inputs, *, num_fwd_outputs: int, arit
 
 @contextlib.contextmanager
 def _fusible(operators: set) -> Iterator[None]:
-    """torch's partitioner takes `operators`, too, to be fusible, and cuts and finds equal calls our way. These are functions of modules: there is no
-    parameter."""
+    """torch's partitioner takes `operators`, too, to be fusible, cuts and finds equal calls our way, and keeps tensors where it would keep views of
+    them. These are functions of modules: there is no parameter."""
     with _LISTING:
         theirs, usual_cut, usual_calls = partitioners.get_default_op_list, networkx.minimum_cut, partitioners.fx_graph_cse
+        usual_parts = partitioners._extract_fwd_bwd_modules
         known = theirs()
         ours = replace(known, fusible_ops=known.fusible_ops | (operators - set(known.compute_intensive_ops)))
         partitioners.get_default_op_list, networkx.minimum_cut, partitioners.fx_graph_cse = lambda: ours, minimum_cut, equal_calls_once
+        partitioners._extract_fwd_bwd_modules = functools.partial(_keeping_tensors, usual_parts)
         try:
             yield
         finally:
             partitioners.get_default_op_list, networkx.minimum_cut, partitioners.fx_graph_cse = theirs, usual_cut, usual_calls
+            partitioners._extract_fwd_bwd_modules = usual_parts
+
+
+def _keeping_tensors(extract: Callable, joint: fx.GraphModule, saved: list[fx.Node], saved_sym_nodes: list[fx.Node], *, num_fwd_outputs: int,
+                     **others) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """torch's `extract`, by which `joint` falls into forward and backward around what is `saved`. Of views of an input or a result that is the tensor
+    itself, and of `saved_sym_nodes` the sizes that backward then makes the view by."""
+    results = {n for n in joint.graph.output_node().args[0][:num_fwd_outputs] if isinstance(n, fx.Node)}
+    kept = []
+    for node in saved:
+        chain = list(_viewed(node))
+        seen = [n for n in chain if n in results or n.op == "placeholder"]
+        kept.append(seen[-1] if seen and "saved_tensor_with_no_vc_check" not in node.meta else node)
+        asked = [a for n in chain[:chain.index(kept[-1])] for a in n.all_input_nodes if isinstance(a.meta.get("val"), torch.SymInt)]
+        saved_sym_nodes += [a for a in dict.fromkeys(asked) if a not in saved_sym_nodes]
+    saved[:] = dict.fromkeys(kept)
+    return extract(joint, saved, saved_sym_nodes=saved_sym_nodes, num_fwd_outputs=num_fwd_outputs, **others)
+
+
+def _viewed(node: fx.Node) -> Iterator[fx.Node]:
+    """`node`, what it is a view of, and so on."""
+    yield node
+    while aliases(node.target) or node.target is getitem and aliases(node.args[0].target):
+        node = node.args[0]
+        yield node
 
 
 def without_identities(joint: fx.GraphModule) -> None:
