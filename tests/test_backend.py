@@ -2,6 +2,7 @@
 
 `how` is the way of compiling. With every operation an opaque call the results are eager's bit for bit.
 """
+import contextlib
 import copy
 import sys
 
@@ -561,6 +562,39 @@ def test_retained_graph_runs_backward_twice(how):
     first = x.grad.clone()
     y.backward()
     how.same(x.grad, first * 2)
+
+
+@pytest.mark.parametrize("written", ["x", "w", "result"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_backward_is_refused_where_what_it_needs_has_been_written(how, written, dynamic):
+    """However it was kept: a product's gradients read factors turned, and a result may be kept as a view, too."""
+    def fn(x, w):
+        y = (x.view(-1, 8) @ w).exp()
+        return y, y.t() @ y
+    for write in (False, True):
+        x, w = torch.randn(5, 2, 8, requires_grad=True), torch.randn(8, 4, requires_grad=True)
+        y, z = how.compile(fn, dynamic=dynamic)(x, w)
+        if write:
+            with torch.no_grad():
+                {"x": x, "w": w, "result": y}[written].mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation") if write else contextlib.nullcontext():
+            torch.autograd.grad(z.sum(), (x, w))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64])
+@pytest.mark.parametrize("options", [{}, {"target": "interpret"}], ids=["C", "tiles"])
+def test_numbers_beyond_32_bits(options, dtype):
+    """After small ones: a function is traced for numbers of both kinds."""
+    def fn(x, k):
+        x[::2] = k
+        return x + k, torch.arange(k, k + 3) - x[0, :3], x * (k * 3)
+    if "target" in options:
+        pytest.importorskip("triton")
+    torch._dynamo.reset()
+    compiled = tokamak.compile(fn, strict=True, cache_dir="", **options)
+    for k in (2, 3, 2**20, 2**30 + 5, 2**31 - 1, 2**31, -(2**31), 2**40, -(2**33) + 1, 7):
+        x, y = (torch.arange(20).to(dtype).view(4, 5) for _ in range(2))
+        assert all(torch.equal(a, b) for a, b in zip(compiled(x, k), fn(y, k))) and torch.equal(x, y)
 
 
 def test_a_call_is_hidden_from_dynamo_once():

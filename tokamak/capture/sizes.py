@@ -13,7 +13,7 @@ from ..ir.substitution import evaluate
 
 def narrow(gm: fx.GraphModule, most: int = 2**31) -> None:
     """Has torch trace the graph anew where a tensor of symbolic size, which now reaches over fewer than `most` elements, reaches over more (or the
-    other way round): kernels are made for one of the two. Says nothing of sizes that only a run shows."""
+    other way round), and where a number does: kernels are made for one of the two. Says nothing of sizes that only a run shows."""
     asked = set()
     for value in (leaf for n in gm.graph.nodes for leaf in pytree.tree_leaves(n.meta.get("val"))):
         if isinstance(value, torch.Tensor) and value.layout is torch.strided:
@@ -22,6 +22,10 @@ def narrow(gm: fx.GraphModule, most: int = 2**31) -> None:
                 if isinstance(count, torch.SymInt) and count.node.expr not in asked:
                     asked.add(count.node.expr)
                     guard_or_false(count < most)
+        elif isinstance(value, torch.SymInt) and value.node.expr not in asked:
+            asked.add(value.node.expr)
+            guard_or_false(value < most // 2)
+            guard_or_false(value > -most // 2)
 
 
 class Sizes:

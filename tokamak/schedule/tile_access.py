@@ -5,7 +5,7 @@ import math
 
 from ..fuse.cost import Hints
 from ..fuse.sizes import sizes_of
-from ..ir.expr import Load, Reduce, walk
+from ..ir.expr import Coord, Load, Reduce, walk
 from ..ir.index import Axis, Index
 from ..ir.ranges import bounds
 from .body import Body, exprs_of
@@ -23,10 +23,20 @@ SHARED = 200 << 10      # bytes of shared memory that hold what turns of a loop 
 
 
 def wide(b: Body, hints: Hints, counted: bool = False) -> bool:
-    """Does an access in `b`, or (`counted`) the count of all coordinates, reach behind 2^31? Sizes are as they were when the graph was traced
-    (`capture.sizes.narrow` has torch trace it anew where they grow beyond); those that only the run shows do."""
-    far = any(_reach(address, hints) >= FAR for _, address, _ in strides_of(b))
+    """Does an access in `b`, a number made of sizes, or (`counted`) the count of all coordinates, reach behind 2^31? Sizes are as they were when the
+    graph was traced (`capture.sizes.narrow` has torch trace it anew where they grow beyond); those that only the run shows do."""
+    far = any(_reach(address, hints) >= FAR for _, address, _ in strides_of(b)) or any(_great(i, hints) for i in _numbers(b))
     return far or counted and math.prod(_traced(a.extent, hints) for a in b.axes) >= FAR
+
+
+def _numbers(b: Body) -> set[Index]:
+    """The coordinates of which `b` computes whose sizes, numbers of the user's among them, say how large they are."""
+    return {e.index for e in walk(*exprs_of(b)) if isinstance(e, Coord) and sizes_of(e.index) and not e.index.fetched()}
+
+
+def _great(number: Index, hints: Hints) -> bool:
+    """May `number` be one that 32 bits do not hold?"""
+    return any(_reach(i, hints) >= FAR // 2 for i in (number, -number))
 
 
 def _reach(address: Index, hints: Hints) -> int:
