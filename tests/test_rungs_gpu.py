@@ -8,6 +8,7 @@ from tokamak.fuse.plan import plan
 from tokamak.fuse.widen import widened
 from tokamak.ir.graph import Compute
 from tokamak.ir.parse import parse_graph
+from tokamak.runtime import gpu_build
 from tokamak.target import Target
 
 LARGE = Target("cpu", 16, 132, l1=1 << 18, l2=50 << 20, kind="gpu", arch=("cuda", 90, 32), cluster=8)
@@ -444,3 +445,20 @@ def test_statistics_are_read_in_full_turns(rows, columns, count, programs):
     (300, 60000, "f32", "i1:4096?) split(i1 / 3) by_thread warps(4) stages(1) registers(128)")])
 def test_moments_of_long_rows(rows, columns, type, found):
     assert first(VARIANCE, type, rows, columns).startswith(f"tile({found}")
+
+
+def test_a_row_that_is_folded_alike_for_all_rows_is_read_as_one(tmp_path):
+    """Its sum is needed by each program: beside the rows of a tile it would be folded as often as the tile has rows."""
+    pytest.importorskip("triton")
+    graph = parse_graph("""graph apart {
+  input %p: f32[2000, 9](9, 1)
+  input %x: f32[64, 9](9, 1)
+  %top: f32[]() for i0<2000, i1<9 = max[i0, i1](%p[i0, i1])
+  %sum: f32[]() for i0<2000, i1<9 = sum[i0, i1](mul(%p[i0, i1], %p[i0, i1]))
+  %big: f32[]() = tanh(%top[])
+  %out: f32[64, 5](5, 1) = div(%x[i0, 2 * i1], %sum[])
+  return %big, %out
+}""")
+    built = render_plan(lower_plan(schedule_plan(plan(graph, LARGE), LARGE), LARGE)).values()
+    units = [p.unit for b in built for p in b.parts]
+    assert len(gpu_build.build(units, LARGE.arch, cache_dir=str(tmp_path))) == len(units)

@@ -6,7 +6,7 @@ from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Random, Reduce, Scalar
 from ..ir.index import Axis, Fetch, Index, as_index
 from ..ir.ops import can_fail
 from ..ir.substitution import substitute
-from ..schedule.body import Body, Memory
+from ..schedule.body import Body, exprs_of, Memory
 from ..schedule.tile_schedule import TileSchedule
 from . import tile_words as words
 from .scope import Named, all_atoms
@@ -180,8 +180,10 @@ class TileValues(TileCoordinates):
         if block and dims != whole or block and not dims:
             target = f"{memory} + ({address} + tl.zeros({self.shape(whole)}, tl.int32))"
         full = frozenset(self.s.dims) if self.s.abreast and whole and not whole & set(self.s.split) or self._beside_rows(whole) else None
-        if full is not None:            # as the rows lie in threads that it meets: Triton would lay out a single row otherwise
+        if full is not None and not self._folded_apart(e, full):        # as the rows lie in threads that it meets: Triton lays a row out otherwise
             target = f"{memory} + ({address} + tl.zeros({self.shape(full)}, tl.int32))"
+        else:
+            full = None
         text = f"tl.load({target}"
         if masks:
             text += f", mask={' & '.join(masks)}"
@@ -199,6 +201,10 @@ class TileValues(TileCoordinates):
         if masks and guard is None and e in self.fills:
             self.filled[loaded.var] = self.fills[e]
         return loaded
+
+    def _folded_apart(self, e: Load, full: frozenset) -> bool:
+        """Does a fold read `e` that is the same along some axis of `full`?"""
+        return any(isinstance(f, Reduce) and not full <= self._fold_dims(f) and e in set(walk(*f.args)) for f in walk(*exprs_of(self.body_)))
 
     def _beside_rows(self, dims) -> bool:
         """Does what has those dimensions lie along the held rows, in several pieces, of which a tile has several? bf16 RMSNorm of 60000 rows of 192
