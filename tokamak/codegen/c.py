@@ -437,6 +437,9 @@ class Printer(Loops, Partials):
 
     def _fold(self, s: Fold) -> list[str]:
         a, d, var = s.accumulator, s.accumulator.dtype, self.chained(s.accumulator, self.chain)
+        if s.only is not None:
+            active = self._active(s.only)
+            return [f"if (hany({active})) {var} = {self.combine(a.monoid, d, var, f'select_{d}({active}, {s.args[0]}, {var})')};"]
         args = self._masked(a.monoid, d, s.args) if s.masked and self.tail else list(s.args)
         if a.monoid.startswith("arg"):
             return self._take(a.monoid, d, a.var, f"{a.var}i", args[0], args[1])

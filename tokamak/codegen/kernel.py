@@ -187,10 +187,12 @@ class Accumulator:
 
 @dataclass(frozen=True)
 class Fold:
-    """accumulator = accumulator (+) args. `masked`: in the ragged end of the vector loop the idle lanes count as neutral."""
+    """accumulator = accumulator (+) args. `masked`: in the ragged end of the vector loop the idle lanes count as neutral. `only`: a bool register,
+    lanes where it is false count as neutral, and mostly all do."""
     accumulator: Accumulator
     args: tuple[str, ...]
     masked: bool
+    only: str | None = None
 
 
 @dataclass(frozen=True)

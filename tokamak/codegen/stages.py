@@ -16,7 +16,7 @@ from ..fuse.plan import Plan
 from ..fuse.reason import Decision, Reason
 from ..fuse.roles import best_roles, plainest_roles
 from ..ir.expr import Expr
-from ..schedule.body import Body, Memory, body, coalesce, renamed, shared_extremes, unfolded, whole_words
+from ..schedule.body import Body, Memory, body, coalesce, renamed, shared_extremes, sought_places, unfolded, whole_words
 from ..schedule import beside, matmul, means, persistent, row_moments, rows, tile_sequence, tiles
 from ..schedule.edges import with_edges
 from ..schedule.pieces import in_pieces, lanes_in_pieces
@@ -135,6 +135,7 @@ def _schedule(g: Group, plan: Plan, target, hints: Hints, memories: dict, table:
             return moments
         s, plain = chosen(b), unfolded(b)
         return (b, s) if plain is b or s.shift is not None else (plain, chosen(plain))
+    b = sought_places(b, hints, target)
     b = in_pieces(b, vector_axis(b, hints, target), hints, target.threads)
     b = lanes_in_pieces(b, vector_axis(b, hints, target))
     s = choose(b, hints, target)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ..ir import ops
 from ..ir.dtype import F32, compute_type
-from ..ir.expr import Const, Expr, Load, Op, Reduce, Scan, walk
+from ..ir.expr import Const, Coord, Expr, Load, Op, Reduce, Scan, walk
 from ..ir.index import Axis, Fetch as FetchAtom, Index, Size, as_index
 from ..ir.substitution import substitute
 from ..schedule.body import Store
@@ -213,8 +213,10 @@ class Tree(Loops):
             inner = self._descend(home, bound, needs)
             loop, _ = next((l, b) for l, b in reversed(home.loops) if self._under(inner, b))
             home.items.insert(home.items.index(loop), acc)
-            args = tuple(self.emit(a, inner).var for a in f.args)
-            inner.items.append(Fold(acc, args, self.vector in bound))
+            sought = self._sought(f)
+            only = self.emit(f.args[0].args[0], inner).var if sought else None
+            args = (self.emit(f.args[0].args[1], inner).var,) if sought else tuple(self.emit(a, inner).var for a in f.args)
+            inner.items.append(Fold(acc, args, self.vector in bound, only))
             if acc.monoid == "sum" and acc.dtype is F32 and not self._few(f, long):
                 innermost = self._loop_of(inner)
                 innermost.flush.append(acc)
@@ -228,6 +230,13 @@ class Tree(Loops):
             self._place_partial(f, names, home)
         else:
             self._adopt(f, self.accumulators[key])
+
+    @staticmethod
+    def _sought(f: Reduce) -> bool:
+        """Is it the least place, or the largest, of what is sought: of others the fold of nothing?"""
+        e = f.args[0]
+        return f.monoid in ("min", "max") and isinstance(e, Op) and e.name == "where" and isinstance(e.args[1], Coord) \
+            and isinstance(e.args[2], Const) and e.args[2].value == ops.identity(f.monoid, e.dtype)
 
     def _component_vars(self, f) -> tuple[str, ...]:
         return tuple(self.low.fresh() for _ in f.args)
