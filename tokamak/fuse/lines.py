@@ -26,7 +26,8 @@ HELD = 32768            # elements of a group that one program holds
 SHARE = 40 << 10        # bytes of groups side by side that each of the programs of a cluster holds: EvoNorm of 32 x 256 x 56 x 56 in bf16 46.6 us,
                         # 50.0 with twice as many and twice the warps, 53.6 by columns; GroupNorm of 16 x 512 x 64 x 64 from NHWC in f16 49.9, 55.6,
                         # 66.7. Of 24 x 256 x 57 x 41, which have whole lines so, 24.3, 27 with 32 KB and half lines
-SHARE_OF_TWO = 64 << 10         # the same of two values, by twice the warps
+SHARE_OF_TWO = 72 << 10         # the same of two values, by twice the warps: GroupNorm backward, us with 64 KB and so, of f32 43 x 512 x 48 x 47
+                        # 331, 268, of bf16 16 x 512 x 66 x 66 122, 91, 12 x 1024 x 64 x 65 146, 123
 MOST_SHARE = 64 << 10   # the same of one where that is not enough, by twice the warps, of a SECTOR of each line at least: GroupNorm from NHWC of
                         # 16 x 256 x 112 x 112 bf16 80 us, 90 by columns, of 2 x 512 x 100 x 101 25, 28, f32 of 64 x 96 x 64 x 64 73, 142;
                         # of 4 x 512 x 128 x 128 62, 60

@@ -45,6 +45,7 @@ RAGGED_THREAD = 8       # elements to a thread of a tile that walks down columns
                         # way. f16 sums of 1024 rows of 65537 64%, 17 with ROW_THREAD
 TOGETHER_THREAD = 8     # of TOGETHER columns that are summed and begin anywhere: f32 LayerNorm backward of 64 rows of 65535 34.5 us, 51.9 with twice
                         # as many of each, which spill, 40.4 with half the columns; of 65536 36.2, 32.4
+TOGETHER_PIECE = 8      # and of each of the equal pieces of columns that begin at words
 LONE_THREAD = 16        # of a tile of LONE elements: partial results of 1584 and 1980 programs over 768 columns 5.1 us, 10.2 and 15.1 with TILE and
                         # ROW_THREAD; of 1056 over 1024 2.9, 4.8
 THREAD = 52             # elements of a tile to a thread that folds them into one lane: statistics of contiguous planes of 3136 bf16 by programs of
@@ -181,6 +182,8 @@ class TileThreads(TileFacts):
         each = self._carried_each() if carries else ROW_THREAD if self.rows or self.crossed else PER_THREAD
         if self.line in self.together and self.begin_anywhere():
             each = TOGETHER_THREAD
+        elif self.line in self.together and self.rows and len(alike := self.pieces[self.rows[0]]) > 1 and len(set(alike)) == 1:
+            each = TOGETHER_PIECE * len(alike)
         if plain and self._one_row(dims) and self.stored_along() and self.hints.count(self.b.parallel) <= self.target.threads:
             each = PER_THREAD
         if self.looped and not self.crossed and self.line in self.b.parallel:

@@ -36,6 +36,9 @@ EVEN = 64               # bytes of a piece at least where all pieces of rows are
                         # 15.5 and 28.5 in pieces of 64 + 32 + 16; but bf16 RMSNorm of 60000 of 80 in pieces of 32 bytes 7.7, 6.7
 EVEN_ROWS = 8           # rows of such a piece at least along a middle axis: RMSNorm along the middle of 485 x 80 x 648 bf16 46.1 us, 72.1, of
                         # 300 x 96 x 1000 f16 41.1, 62.0, of 500 x 48 x 1024 bf16 37.2, 50.8
+EVEN_HELD = 128         # rows at most of which all are held so beside columns that are summed: RMSNorm backward along the middle, pieces of several
+                        # sizes and so, us: bf16 485 x 80 x 648 180, 64, f16 300 x 96 x 1000 158, 59, bf16 500 x 48 x 1024 110, 48, f32
+                        # 400 x 80 x 648 140, 69 by eight warps; but f16 4 x 214 x 43085 180, 320 and bf16 16 x 1024 x 4096 144, 690, by fewer warps
 LITTLE_PIECE = 4        # rows whose column sums are carried, and whose last piece is so small a part of their first one: as one piece with idle lanes
 WHOLE_WORD = 8          # where they begin at words of 8 bytes. LayerNorm backward of 300000 rows of 100 bf16 65.4 us, 114.9, of 60000 of 320 64.5,
                         # 78.1, f32 of 300000 of 72 78.3, 89.4, of 65536 of 160 45.5, 55.4; but bf16 of 65536 of 192 37.9, 34.8, f32 of 51 401, 340
@@ -406,7 +409,8 @@ class _Chooser(TileThreads):
         n, found = self.hints.exactly(row.extent), self.pieces[row]
         if n is None or len(found) < 2:
             return
-        if not self.crossed and not (row is self.line and self.begin_anywhere()):
+        held = row is not self.line and n <= EVEN_HELD and self._takes_columns() and not self.begin_anywhere()
+        if held or not self.crossed and not (row is self.line and self.begin_anywhere()):
             self.pieces[row] = evenly(n, EVEN // self.narrowest() if row is self.line else EVEN_ROWS) or found
         elif self.carries and row is self.line and n * self.narrowest() % WHOLE_WORD == 0 and LITTLE_PIECE * found[-1] <= found[0]:
             other, = (a for a in self.pieces if a is not row) if len(self.pieces) == 2 else (None,)
