@@ -48,16 +48,17 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Attention:
-    """The nodes of one: factors, what stands between, the result. `heads`: as what batches and heads the batches of matrices count. `dropout`: what
-    leaves out weights at random."""
+    """The nodes of one: factors, what stands between, the result. `heads`: as what batches and heads the batches of matrices count. `turned`: where
+    there is a gradient, the weights as it takes them; `dropout`: what leaves out some at random."""
     left: fx.Node
     right: fx.Node
     values: fx.Node
     scores: Between
     heads: tuple[int, int]
     made: fx.Node
-    gradients: Gradients | None = None
+    turned: fx.Node | None = None
     dropout: fx.Node | None = None
+    gradients: Gradients | None = None
 
     @property
     def dropped(self) -> float:
@@ -105,8 +106,7 @@ def trained(behind: fx.Node) -> Attention | None:
     while passes(softmax):
         softmax = softmax.args[0]
     a = attention(softmax, behind) if dim % behind.meta["val"].dim() == behind.meta["val"].dim() - 1 else None
-    turned = a and next(r for r, *_ in readers(_weights(softmax)[0]) if r not in (a.made, behind))
-    read = list(readers(turned)) if turned else []
+    read = list(readers(a.turned)) if a else []
     if len(read) != 1 or read[0][0].target is not _aten.bmm.default or read[0][1:] != (0, 1, frozenset()):
         return None
     dp = _before_dropout(behind.args[0], a.dropout)
@@ -130,23 +130,26 @@ def attention(softmax: fx.Node, behind: fx.Node | None = None) -> Attention | No
     weights, dropout = _weights(softmax) if scores and behind else (softmax, None)
     if weights is None:
         return None
+    read = list(readers(weights)) if scores else []
+    if dropout is not None:
+        beside = [r for r in readers(softmax) if r[0] is not dropout]
+        if [r[:2] for r in beside] != [(behind, 1)]:
+            return None
+        read += beside
     found: dict = {}
-    for of in dict.fromkeys((weights, softmax)) if scores else ():
-        for reader, place, times, masks in readers(of):
-            if reader is dropout:
-                continue
-            kind = "behind" if of is softmax and behind and (reader, place) == (behind, 1) else None if of is not weights else \
-                "last" if reader.target is _aten.bmm.default and place == 0 else "turned" if behind and _turns(reader) else None
-            if times != 1 or masks or kind is None or kind in found:
-                return None
-            found[kind] = reader
+    for reader, place, times, masks in read:
+        kind = "last" if reader.target is _aten.bmm.default and place == 0 else "behind" if behind and (reader, place) == (behind, 1) else \
+            "turned" if behind and _turns(reader) else None
+        if times != 1 or masks or kind is None or kind in found:
+            return None
+        found[kind] = reader
     if len(found) != (3 if behind else 1) or "last" not in found:
         return None
     shape, last = scores.first.meta["val"].shape, found["last"]
     if last.args[0].meta["val"].shape != shape or softmax.meta["val"].shape[-1] != shape[-1]:
         return None
     heads = _heads(softmax.meta["val"].shape, scores)
-    return heads and Attention(*scores.factors, last.args[1], scores, heads, last, dropout=dropout)
+    return heads and Attention(*scores.factors, last.args[1], scores, heads, last, found.get("turned"), dropout)
 
 
 def _weights(softmax: fx.Node) -> tuple[fx.Node | None, fx.Node | None]:
