@@ -46,7 +46,8 @@ def sides(text: str) -> tuple[str, ...]:
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     p = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--cases", nargs="+", default=[], metavar="GLOB", help="cases by name, with * and ?; also names of any other size")
-    p.add_argument("--group", nargs="+", default=[], help="cases of these groups; 'more': norms and sizes beyond the list")
+    p.add_argument("--group", nargs="+", default=[], help="cases of these groups; 'more': norms and sizes beyond the list; "
+                   "'contractions': few rows, weights of few bits, narrow layers")
     p.add_argument("--grid", nargs="+", default=[], choices=gpu_grid.GRIDS)
     p.add_argument("--dtypes", nargs="+", default=["bf16"], help="of a grid: f16 bf16 f32 tf32 (or fp16, fp32)")
     p.add_argument("--near", nargs="+", type=int, default=[0], help="of a grid: what is added to the columns, as -1 0 1")

@@ -95,7 +95,7 @@ def filled(one: Case, inputs, generator: torch.Generator) -> None:
     with torch.no_grad():
         for x, s in zip(inputs, one.specs):
             if s.role == "index":
-                x.random_(0, s.below, generator=generator)
+                x.random_(s.least, s.below, generator=generator)
             else:
                 x.normal_(s.mean, s.scale, generator=generator)
 

@@ -1,10 +1,11 @@
-"""The GPU cases, by name: `FAMILY[_bwd]_DTYPE_SIZES` stands for a function of tensors and their shapes, at any size.
+"""The GPU cases, by name: `FAMILY[_bwd|_step]_DTYPE_SIZES` stands for a function of tensors and their shapes, at any size.
 
-`layernorm_bwd_bf16_65536x1024` is the backward pass of LayerNorm over 65,536 rows of 1,024. Sizes are numbers joined by x, with Ki and Mi; those left
-out have defaults; some families take a layout before them (`batchnorm_bf16_nhwc`). The functions are written as users write them.
+`layernorm_bwd_bf16_65536x1024` is the backward pass of LayerNorm over 65,536 rows of 1,024, `layernorm_step_bf16_65536x1024` both passes. Sizes are
+numbers joined by x, with Ki and Mi; those left out have defaults; some families take a layout before them (`batchnorm_bf16_nhwc`). The functions are
+written as users write them.
 
 The fewest bytes: forward, each input read once and each output written once; backward, the streams (activations) that the forward read, the incoming
-gradient, and the streams' gradients, each once (weights and their gradients are small and are left out).
+gradient, and the streams' gradients, each once (weights and their gradients are small and are left out); a step, the sum of both.
 """
 from __future__ import annotations
 
@@ -22,14 +23,16 @@ DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "t
 LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last, "ncdhw": torch.contiguous_format, "ndhwc": torch.channels_last_3d}
 BACKWARD_GROUPS = {"pointwise": "pointwise-bwd", "overhead": "pointwise-bwd", "norm": "norm-bwd", "reduction": "reduction-bwd",
                    "attention": "attention-bwd"}
+MODES = {None: "forward", "_bwd": "backward", "_step": "step"}
 SMALL = 1 << 20                 # a pointwise case of fewer bytes than this measures the overhead of a call
-NAME = re.compile(r"(?P<family>[a-z]\w*?)(?P<backward>_bwd)?_(?P<dtype>f16|bf16|f32|tf32|f64)(_(?P<layout>nchw|nhwc|ncdhw|ndhwc))?"
+NAME = re.compile(r"(?P<family>[a-z]\w*?)(?P<mode>_bwd|_step)?_(?P<dtype>f16|bf16|f32|tf32|f64)(_(?P<layout>nchw|nhwc|ncdhw|ndhwc))?"
                   r"(_(?P<sizes>\d+(x\d+)*(Ki|Mi)?))?$")
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A tensor. `role`: 'stream' (activation), 'weight' (parameter), 'buffer' (state that calls change) or 'index' (integers below `below`).
+    """A tensor. `role`: 'stream' (activation), 'weight' (parameter), 'buffer' (state that calls change) or 'index' (integers from `least` to below
+    `below`: places, or a weight in few bits).
     Values are normal: `mean` plus `scale` times a standard normal."""
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -37,6 +40,7 @@ class Spec:
     scale: float = 1.0
     mean: float = 0.0
     below: int = 0
+    least: int = 0
     layout: torch.memory_format = torch.contiguous_format
 
     @property
@@ -46,7 +50,7 @@ class Spec:
     def make(self, generator: torch.Generator, grad: bool = False) -> torch.Tensor:
         """A tensor of random values on the generator's device, which requires gradients where `grad` says so."""
         if self.role == "index":
-            return torch.randint(self.below, self.shape, dtype=self.dtype, device=generator.device, generator=generator)
+            return torch.randint(self.least, self.below, self.shape, dtype=self.dtype, device=generator.device, generator=generator)
         values = torch.randn(self.shape, dtype=self.dtype, device=generator.device, generator=generator)
         values = (values * self.scale + self.mean).contiguous(memory_format=self.layout)
         return values.requires_grad_(grad)
@@ -75,8 +79,8 @@ class Family:
 
 @dataclass(frozen=True)
 class Case:
-    """A function and its inputs. `mode`: 'forward' or 'backward'. `sizes`: all of them, defaults included. `tf32`: the user has allowed that products
-    of float32 round their factors to TF32."""
+    """A function and its inputs. `mode`: 'forward', 'backward' or 'step', which is both. `sizes`: all of them, defaults included. `tf32`: the user has
+    allowed that products of float32 round their factors to TF32."""
     name: str
     family: str
     group: str
@@ -100,15 +104,14 @@ class Case:
         inputs = sum(s.bytes for s in self.specs)
         outputs = [torch.empty_strided(s.shape, strides(s), dtype=s.dtype, device="meta") for s in self.specs]
         out = sum(t.numel() * t.element_size() for t in tree_leaves(self.fn(*outputs)))
-        if self.mode == "forward":
-            return inputs + out
         streams = [s.bytes for s in self.specs if s.role == "stream"]
         indices = sum(s.bytes for s in self.specs if s.role == "index")
-        return sum(streams[:self.recipe.saved]) + indices + out + sum(streams)
+        back = sum(streams[:self.recipe.saved]) + indices + out + sum(streams)
+        return {"forward": inputs + out, "backward": back, "step": inputs + out + back}[self.mode]
 
     @property
     def flops(self) -> float:
-        return self.recipe.flops * (self.recipe.ratio if self.mode == "backward" else 1)
+        return self.recipe.flops * {"forward": 1, "backward": self.recipe.ratio, "step": 1 + self.recipe.ratio}[self.mode]
 
     def limit(self, copy: float, matmul: float) -> float:
         """Seconds that no implementation beats, at `copy` bytes a second and `matmul` FLOPs a second."""
@@ -120,7 +123,7 @@ class Case:
 
     def differentiates(self, spec: Spec) -> bool:
         """Whether the case takes the gradient of that input."""
-        return self.mode == "backward" and spec.dtype.is_floating_point and spec.role != "buffer"
+        return self.mode != "forward" and spec.dtype.is_floating_point and spec.role != "buffer"
 
 
 FAMILIES: dict[str, Family] = {}
@@ -138,16 +141,16 @@ def parse(name: str) -> Case:
     """The case of that name. Raises ValueError for a name that says none."""
     found = NAME.match(name)
     if found is None or found["family"] not in FAMILIES:
-        raise ValueError(f"there is no case '{name}': a name is FAMILY[_bwd]_DTYPE[_LAYOUT]_SIZES; families: {', '.join(FAMILIES)}")
+        raise ValueError(f"there is no case '{name}': a name is FAMILY[_bwd|_step]_DTYPE[_LAYOUT]_SIZES; families: {', '.join(FAMILIES)}")
     sizes = [_number(t) for t in (found["sizes"] or "").split("x") if t]
     made = FAMILIES[found["family"]]
     if bool(found["layout"]) != made.images:
         raise ValueError(f"'{name}': " + ("give a layout, nchw or nhwc" if made.images else f"{found['family']} takes no layout"))
-    return build(name, found["family"], bool(found["backward"]), DTYPES[found["dtype"]], sizes, LAYOUTS[found["layout"] or "nchw"],
+    return build(name, found["family"], MODES[found["mode"]], DTYPES[found["dtype"]], sizes, LAYOUTS[found["layout"] or "nchw"],
                  found["dtype"] == "tf32")
 
 
-def build(name: str, family: str, backward: bool, dtype: torch.dtype, sizes, layout=torch.contiguous_format, tf32: bool = False) -> Case:
+def build(name: str, family: str, mode: str, dtype: torch.dtype, sizes, layout=torch.contiguous_format, tf32: bool = False) -> Case:
     """A case of a family at these sizes; ValueError when their number is wrong."""
     made = FAMILIES[family]
     how = {"layout": layout} if made.images else {}
@@ -160,8 +163,12 @@ def build(name: str, family: str, backward: bool, dtype: torch.dtype, sizes, lay
     group = made.group
     if group == "pointwise" and sum(s.bytes for s in recipe.specs) < SMALL:
         group = "overhead"
-    return Case(name, family, BACKWARD_GROUPS.get(group, group) if backward else group, "backward" if backward else "forward", dtype,
+    return Case(name, family, _grouped(group, mode), mode, dtype,
                 tuple(a for a in bound.args[1:] if isinstance(a, int)), recipe, tf32)
+
+
+def _grouped(group: str, mode: str) -> str:
+    return group if mode == "forward" else BACKWARD_GROUPS.get(group, group) if mode == "backward" else f"{group}-step"
 
 
 def shrunk(case: Case, most: int = 32) -> Case:
@@ -172,7 +179,7 @@ def shrunk(case: Case, most: int = 32) -> Case:
             m //= 2
         return m | 1 if n % 2 and n > most else m
     layout = next((s.layout for s in case.specs if s.layout != torch.contiguous_format), torch.contiguous_format)
-    return build(case.name, case.family, case.mode == "backward", case.dtype, [small(n) for n in case.sizes], layout, case.tf32)
+    return build(case.name, case.family, case.mode, case.dtype, [small(n) for n in case.sizes], layout, case.tf32)
 
 
 def _number(text: str) -> int:
@@ -208,6 +215,11 @@ def matrix(dtype, out: int, inner: int) -> Spec:
 
 def index(below: int, *shape) -> Spec:
     return Spec(shape, torch.int64, "index", below=below)
+
+
+def coded(dtype, *shape) -> Spec:
+    """Integers of every value that `dtype` has: a weight in few bits."""
+    return Spec(shape, dtype, "index", least=torch.iinfo(dtype).min, below=torch.iinfo(dtype).max + 1)
 
 
 def over(case: Case, **changes) -> Case:

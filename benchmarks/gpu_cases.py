@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 from functools import cache
+from itertools import chain
 
 from . import gpu_families                      # noqa: F401 (fills the families)
 from .gpu_case import FAMILIES, Case, parse
@@ -53,6 +54,15 @@ MORE: tuple[str, ...] = (
     "cached_sdpa_bf16_1x16x32x8x8192x128",
     "cached_sdpa_bf16_8x1x32x8x4096x128", "cached_sdpa_masked_bf16_1x1x32x8x8192x128")
 
+# what contractions are asked for beside the list and grid "gemm": few rows, weights of few bits, training steps of narrow layers
+CONTRACTIONS: tuple[str, ...] = (
+    *(f"linear_bias_relu_bf16_{rows}x4096x4096" for rows in (1, 2, 4, 8, 32, 64)),
+    *(f"linear_bias_relu_bf16_{rows}x{size}" for size in ("4096x14336", "14336x4096", "8192x8192") for rows in (1, 4, 16, 64)),
+    *(f"linear_{kind}_bf16_{rows}x4096x4096" for kind in ("int8", "int4", "int8_groups", "int4_groups") for rows in (1, 4, 16)),
+    "mlp_small_step_bf16_262144x64x64", "mlp_small_step_bf16_131072x128x256")
+
+BEYOND = {"more": MORE, "contractions": CONTRACTIONS}
+
 # a sample of every kind of schedule, for symbolic sizes beside static ones
 SYMBOLIC: tuple[str, ...] = (
     "bias_gelu_bf16_16384x4096", "swiglu_bf16_8192x14336", "sum_inner_f32_65536x1024", "sum_outer_f32_65536x1024", "sum_all_f32_128Mi",
@@ -69,14 +79,15 @@ def case(name: str) -> Case:
 
 def chosen(patterns: list[str], groups: list[str]) -> list[str]:
     """Names for `--cases` and `--group`: globs over the list and what lies beyond it; a name that matches nothing is built as it stands.
-    Neither: the list. Group 'more': what lies beyond the list. Raises ValueError."""
-    everything = NAMES + MORE
+    Neither: the list. Groups 'more' and 'contractions' (see BEYOND): what lies beyond the list. Raises ValueError."""
+    everything = tuple(dict.fromkeys(chain(NAMES, *BEYOND.values())))
     names = [n for n in everything if any(fnmatchcase(n, p) for p in patterns)] if patterns else list(everything if groups else NAMES)
     for p in patterns:
         if not any(c in p for c in "*?[") and p not in names:
             names.append(case(p).name)
     if groups:
-        names = [n for n in names if (case(n).group in groups and (n in NAMES or patterns)) or ("more" in groups and n in MORE)]
+        beyond = {n for g in groups for n in BEYOND.get(g, ())}
+        names = [n for n in names if n in beyond or (case(n).group in groups and (n in NAMES or patterns))]
     if not names:
         raise ValueError(f"no case matches {' '.join(patterns + groups)}; families: {', '.join(FAMILIES)}")
     return names

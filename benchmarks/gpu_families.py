@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from .cases import attention, evonorm, gelu_chain, gelu_steps, py_layernorm
-from .gpu_case import Recipe, Spec, bias, family, index, matrix, stream, weight
+from .gpu_case import Recipe, Spec, bias, coded, family, index, matrix, stream, weight
 
 LOW = (torch.float16, torch.bfloat16)
 
@@ -208,6 +208,37 @@ _behind("bias_gelu_tanh", lambda y, b: F.gelu(y + b, approximate="tanh"))
 _behind("silu_gate", lambda y, u: F.silu(y) * u, gate=True)
 _behind("res", lambda y, b, r: y + b + r, beside=1)
 _behind("scale", lambda y, b: y * b)
+
+
+# weights of few bits, in plain PyTorch: integers and a scale for each column of the result, or for each group of GROUP of its depth
+GROUP = 128
+
+
+def scaled(w, s):
+    """Integers (out, inner) times scales (out,) or, a group of the depth each, (out, groups)."""
+    return w * s[:, None] if s.dim() == 1 else (w.unflatten(1, (s.shape[1], -1)) * s[:, :, None]).flatten(1)
+
+
+def linear_int8(x, q, s):
+    return F.linear(x, scaled(q.to(x.dtype), s))
+
+
+def linear_int4(x, p, s):
+    """Two integers a byte, the first in its low half."""
+    halves = torch.stack([p & 15, p >> 4], -1).flatten(1)
+    return F.linear(x, scaled(halves.to(x.dtype) - 8, s))
+
+
+def _few_bits(name, fn, dtype, each, groups):
+    @family(name, "quantised")
+    def _(d, rows, inner, out):
+        scales = weight(d, out, *((max(1, inner // GROUP),) if groups else ()), scale=1e-3, mean=1e-2)
+        return Recipe(fn, (stream(d, rows, inner), coded(dtype, out, inner // each), scales), flops=2 * rows * inner * out)
+
+
+for _groups in (False, True):
+    _few_bits(f"linear_int8{'_groups' * _groups}", linear_int8, torch.int8, 1, _groups)
+    _few_bits(f"linear_int4{'_groups' * _groups}", linear_int4, torch.uint8, 2, _groups)
 
 
 def _mlp(activation):

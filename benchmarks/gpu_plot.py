@@ -1,9 +1,11 @@
 """Percent of the limit against size, a panel a family and dtype: what a grid is for."""
 from __future__ import annotations
 
+from .gpu_case import MODES
 from .gpu_cases import case
 from .gpu_report import SIDES, TITLES, Rows, percent
 
+SUFFIXES = {mode: suffix or "" for suffix, mode in MODES.items()}
 COLOURS = {"eager": "#999999", "inductor": "#d95f02", "tokamak": "#1b9e77"}
 
 
@@ -12,7 +14,7 @@ def series(rows: Rows) -> dict[str, dict[str, list[tuple[int, float]]]]:
     panels: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for name, row in rows.items():
         one = case(name)
-        panel = f"{one.family}{'_bwd' if one.mode == 'backward' else ''} {str(one.dtype).removeprefix('torch.')}"
+        panel = f"{one.family}{SUFFIXES[one.mode]} {str(one.dtype).removeprefix('torch.')}"
         size = one.sizes[1] if len(one.sizes) == 2 else one.bytes
         for side in SIDES:
             if (p := percent(row.get(side))) is not None:

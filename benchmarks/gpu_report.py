@@ -12,6 +12,20 @@ TITLES = {"eager": "eager", "inductor": "Inductor", "tokamak": "tokamak"}
 TARGETS = {"pointwise": (94, None), "pointwise-bwd": (80, None), "reduction": (84, 45), "norm": (80, 55), "norm-bwd": (70, None), "bert": (65, None),
            "loss": (78, None)}                      # percent of the limit: geometric mean of a group, worst case
 SLOWER = 0.95                                       # no case may reach less of the best of the others
+FEW = 64                                            # rows of a product that its weights bound
+WEIGHTS = 64 << 20                                  # bytes of weights that hide what else a kernel takes
+
+
+def asked(name: str) -> tuple[str, float] | None:
+    """What a contraction is asked for by itself: ("percent", of the limit) or ("inductor", times as fast as it); None where it is not."""
+    one = case(name)
+    if one.family in ("mlp_small", "swiglu_mlp") or one.family == "mlp" and one.sizes[0] > FEW:
+        return "inductor", 2.5 if one.family == "mlp_small" else 1.05
+    if one.family.startswith(("linear_int8", "linear_int4")):
+        return "percent", 50
+    if one.family == "linear_bias_relu" and one.sizes[0] <= FEW and not one.tf32:
+        return "percent", 80 if max(s.bytes for s in one.specs) > WEIGHTS else 65
+    return None
 
 Rows = dict[str, dict[str, dict]]
 
@@ -74,11 +88,30 @@ def summary(rows: Rows, sides: Sequence[str] = SIDES) -> str:
     for group, names in groups.items():
         cells = "".join(f"{_cell(_values(rows, names, s)):>13}" for s in sides)
         out.append(f"{group:14}{len(names):6}{cells}  {_verdict(group, _values(rows, names, 'tokamak'), len(names))}")
+    out += _reached(rows)
     for title, found in (("slower than 0.95 of the best", _slower(rows)), ("wrong", _where(rows, lambda r: "device" in r and not r["right"])),
                          ("failed", _where(rows, lambda r: "device" not in r))):
         if found:
             out.append(f"{title} ({len(found)}): " + ", ".join(found))
     return "\n".join(out)
+
+
+def _reached(rows: Rows) -> list[str]:
+    """A line for each case that is `asked` for something and was measured."""
+    out = []
+    for name in rows:
+        found, (what, least) = rows[name], asked(name) or ("", 0.0)
+        if what == "percent" and (p := percent(found.get("tokamak"))) is not None:
+            out.append(f"{name} {p:.0f}% of {least:.0f}: {'met' if p >= least else 'not met'}")
+        elif what == "inductor" and (r := over_inductor(found)) is not None:
+            out.append(f"{name} {r:.2f} times Inductor's of {least}: {'met' if r >= least else 'not met'}")
+    return out
+
+
+def over_inductor(row: dict[str, dict]) -> float | None:
+    """How many times as fast as Inductor's tokamak's is, by device time; None without both."""
+    mine, theirs = percent(row.get("tokamak")), percent(row.get("inductor"))
+    return mine / theirs if mine is not None and theirs is not None else None
 
 
 def _values(rows: Rows, names: Iterable[str], side: str) -> list[float]:

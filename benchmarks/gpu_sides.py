@@ -91,8 +91,8 @@ def leaves(inputs) -> list[torch.Tensor]:
 
 
 def forward(case: Case, fn: Callable, inputs):
-    """The output, with the graph that its backward pass needs if the case is one."""
-    with contextlib.nullcontext() if case.mode == "backward" else torch.no_grad():
+    """The output, with the graph that its backward pass needs if the case has one."""
+    with torch.no_grad() if case.mode == "forward" else contextlib.nullcontext():
         return fn(*inputs)
 
 
@@ -105,19 +105,21 @@ def gradient(out: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 def once(case: Case, fn: Callable, inputs, seed: int):
-    """What is compared: outputs and changed buffers, or, of a backward case, the output and every gradient."""
+    """What is compared: outputs and changed buffers, or, of a case with a backward pass, the output and every gradient."""
     out = forward(case, fn, inputs)
-    if case.mode == "backward":
+    if case.mode != "forward":
         return [out.detach(), *torch.autograd.grad(out, leaves(inputs), gradient(out, seed))]
     return [out, [x for x, s in zip(inputs, case.specs) if s.role == "buffer"]]
 
 
 def repeated(case: Case, fn: Callable, inputs, seed: int) -> Callable:
-    """What is timed: a call under no_grad, or a backward pass alone."""
+    """What is timed: a call under no_grad, a backward pass alone, or both passes of a step."""
     if case.mode == "forward":
         return lambda: forward(case, fn, inputs)
     out = forward(case, fn, inputs)
     dy, wanted = gradient(out, seed), leaves(inputs)
+    if case.mode == "step":
+        return lambda: torch.autograd.grad(forward(case, fn, inputs), wanted, dy)
     return lambda: torch.autograd.grad(out, wanted, dy, retain_graph=True)
 
 
@@ -152,7 +154,7 @@ def dropped(case: Case, fn: Callable, inputs) -> float:
              for i, (x, s) in enumerate(zip(inputs, case.specs))]
     out = forward(case, fn, plain)
     lost = out.detach() < -0.5
-    if case.mode == "backward":
+    if case.mode != "forward":
         found, = torch.autograd.grad(out, plain[:1], gradient(out, 0))
         if bool(found[lost].any()) or float(((found == 0) & ~lost).float().mean()) > 0.01:
             return -1.0
@@ -206,7 +208,7 @@ def _repeat(case: Case, fn: Callable, inputs, expected, timer, seed: int) -> tup
     times = timer(call)
     if case.recipe.steady:
         return times, (0.0, 0.0)
-    return times, errors(call(), expected[1:] if case.mode == "backward" else expected[:1])
+    return times, errors(call(), expected[:1] if case.mode == "forward" else expected[1:])
 
 
 def _timed(inputs, fn: Callable) -> tuple[float, Any]:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from benchmarks import (
     gpu_choice, gpu, gpu_few, gpu_grid, gpu_host, gpu_models, gpu_models_worker, gpu_plot, gpu_products, gpu_report, gpu_run, gpu_sides, gpu_worker)
 from benchmarks.gpu_case import shrunk
-from benchmarks.gpu_cases import MORE, NAMES, case, chosen
+from benchmarks.gpu_cases import BEYOND, CONTRACTIONS, MORE, NAMES, case, chosen
 from benchmarks.gpu_measure import Span, Times, cut, errors, right, span, summary
 from tokamak.runtime import build
 
@@ -31,13 +31,13 @@ def untimed(fn) -> Times:
 
 def kinds() -> list[str]:
     """A name for each family, direction and dtype."""
-    return list({(c.family, c.mode, c.dtype, c.specs[0].layout): n for n in reversed(NAMES + MORE) if (c := case(n))}.values())
+    return list({(c.family, c.mode, c.dtype, c.specs[0].layout): n for n in reversed(NAMES + MORE + CONTRACTIONS) if (c := case(n))}.values())
 
 
 # -- cases -------------------------------------------------------------------------------------------------------------------
 def test_the_names_are_the_list():
     assert {name for _, name, _ in LIMITS} == set(NAMES) and len(set(NAMES)) == len(NAMES) == 131
-    assert not set(MORE) & set(NAMES)
+    assert not set(MORE + CONTRACTIONS) & set(NAMES)
 
 
 @pytest.mark.parametrize("group, name, limit", LIMITS, ids=lambda x: None)
@@ -82,7 +82,7 @@ def test_choosing():
     assert all(n.startswith("softmax") for n in chosen(["softmax_*"], []))
     assert chosen(["softmax_bf16_7x9"], []) == ["softmax_bf16_7x9"]
     assert chosen([], ["loss"]) == [name for g, name, _ in sorted(LIMITS, key=lambda r: NAMES.index(r[1])) if g == "loss"]
-    assert set(chosen([], ["more"])) == set(MORE)
+    assert all(set(chosen([], [group])) == set(names) for group, names in BEYOND.items())
     with pytest.raises(ValueError):
         chosen(["nothing*"], [])
 
@@ -329,6 +329,21 @@ def test_the_summary():
     assert gpu_report.ratio(rows[SOME[1]]) == 1.0                # a wrong side is no competitor
     assert "iERR" in gpu_report.line(SOME[2], rows[SOME[2]]) and "WRONG" in gpu_report.line(SOME[1], rows[SOME[1]])
     assert all(len(gpu_report.line(n, r).splitlines()[0]) < 110 for n, r in rows.items())
+
+
+def test_what_contractions_are_asked_for():
+    names = {"linear_int4_bf16_4x4096x4096": ("percent", 50), "linear_bias_relu_bf16_64x4096x4096": ("percent", 65),
+             "linear_bias_relu_bf16_1x4096x14336": ("percent", 80), "mlp_small_step_bf16_262144x64x64": ("inductor", 2.5),
+             "swiglu_mlp_bf16_4096x4096x14336": ("inductor", 1.05), "mlp_bf16_8192x1024x4096": ("inductor", 1.05)}
+    assert {n: gpu_report.asked(n) for n in names} == names
+    for other in ("mlp_bf16_32x1024x4096", "linear_bias_relu_bf16_512x4096x4096", "linear_bias_relu_tf32_4x4096x4096", "softmax_bf16_8x8"):
+        assert gpu_report.asked(other) is None
+    assert all(gpu_report.asked(n) for n in CONTRACTIONS)
+    side = lambda percent: {**GOOD, "percent": percent}
+    rows = {"linear_int4_bf16_4x4096x4096": {"tokamak": side(49.0)}, "mlp_small_step_bf16_262144x64x64": {"tokamak": side(50.0), "inductor": side(20.0)},
+            "linear_bias_relu_bf16_64x4096x4096": {"tokamak": {**side(90.0), "right": False}}}
+    text = gpu_report.summary(rows)
+    assert "linear_int4_bf16_4x4096x4096 49% of 50: not met" in text and "2.50 times Inductor's of 2.5: met" in text and "of 65" not in text
 
 
 def test_prices_of_few_rows_are_scored_on_what_they_were_not_fitted_on():
