@@ -79,8 +79,8 @@ class Family:
 
 @dataclass(frozen=True)
 class Case:
-    """A function and its inputs. `mode`: 'forward', 'backward' or 'step', which is both. `sizes`: all of them, defaults included. `tf32`: the user has
-    allowed that products of float32 round their factors to TF32."""
+    """A function and its inputs. `mode`: 'forward', 'backward' or 'step', which is both. `sizes`: all of them, defaults included. `tf32`: the user
+    has allowed that products of float32 round their factors to TF32."""
     name: str
     family: str
     group: str

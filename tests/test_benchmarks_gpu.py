@@ -340,7 +340,8 @@ def test_what_contractions_are_asked_for():
         assert gpu_report.asked(other) is None
     assert all(gpu_report.asked(n) for n in CONTRACTIONS)
     side = lambda percent: {**GOOD, "percent": percent}
-    rows = {"linear_int4_bf16_4x4096x4096": {"tokamak": side(49.0)}, "mlp_small_step_bf16_262144x64x64": {"tokamak": side(50.0), "inductor": side(20.0)},
+    rows = {"linear_int4_bf16_4x4096x4096": {"tokamak": side(49.0)},
+            "mlp_small_step_bf16_262144x64x64": {"tokamak": side(50.0), "inductor": side(20.0)},
             "linear_bias_relu_bf16_64x4096x4096": {"tokamak": {**side(90.0), "right": False}}}
     text = gpu_report.summary(rows)
     assert "linear_int4_bf16_4x4096x4096 49% of 50: not met" in text and "2.50 times Inductor's of 2.5: met" in text and "of 65" not in text
