@@ -1,6 +1,8 @@
 """Contractions as kernels, in Triton's interpreter: ragged, strided and empty operands, what stands in front and behind, against float64."""
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,8 +15,9 @@ from tokamak.fuse.cost import Hints
 from tokamak.fuse.price import RATES, Site, _alone
 from tokamak.ir.graph import Opaque
 from tokamak.schedule.beside import BesideSchedule
+from tokamak.schedule import matmul
 from tokamak.schedule.matmul import MatmulSchedule, VectorSchedule
-from tokamak.target import Target
+from tokamak.target import Target, target
 
 pytest.importorskip("triton")
 
@@ -300,6 +303,36 @@ def test_slices_of_the_depth():
         x, w, b = values(5, depth), values(48, depth), values(48)
         made, = check(lambda x, w, b: F.relu(F.linear(x, w, b)), x, w, b)
         assert made.outer is not None and made.early
+
+
+OF_A_CLUSTER = {
+    "relu": lambda x, w, b, r: F.relu(F.linear(x, w, b)), "residual": lambda x, w, b, r: F.gelu(F.linear(x, w, b)) + r,
+    "column": lambda x, w, b, r: F.linear(x, w) * r[:, :1], "turned": lambda x, w, b, r: torch.tanh(F.linear(x, w)).t().contiguous(),
+}
+
+
+@pytest.mark.parametrize("name", OF_A_CLUSTER)
+@pytest.mark.parametrize("rows, columns, depth, sharers, dtype", [(40, 64, 4096, 4, torch.bfloat16), (64, 61, 4100, 4, torch.float16),
+                                                                  (33, 120, 2176, 2, torch.bfloat16)])
+def test_programs_of_a_cluster_share_the_depth(name, rows, columns, depth, sharers, dtype):
+    """Each has a part of the tile that they have added up, and what stands behind the product there."""
+    shapes = (rows, depth), (columns, depth), (columns,), (rows, columns)
+    made, = check(OF_A_CLUSTER[name], *(values(*shape, dtype=dtype) for shape in shapes))
+    assert made.programs == made.sharers == sharers and f"cluster({sharers})" in str(made)
+
+
+def test_two_products_share_the_depth_of_a_cluster():
+    made, = check(lambda x, g, u: F.silu(F.linear(x, g)) * F.linear(x, u), values(33, 2050), values(50, 2050), values(50, 2050))
+    assert made.sharers == 2
+
+
+def test_what_no_cluster_shares_is_added_up_by_a_kernel():
+    """Other numbers than clusters have, and two clusters of four, which eight multiprocessors do not run at once."""
+    for columns, threads, found in ((128, 6, (3, 1)), (64, 5, (5, 1)), (64, 4, (4, 4)), (128, 8, (4, 1)), (128, 4, (2, 2))):
+        _, (record,) = run(lambda x, w: F.linear(x, w), values(40, 8192), values(columns, 8192), until="schedule")
+        (body, _), = record.values["schedule"].bodies.values()
+        _, made = matmul.choose(body, Hints({}), replace(target("cpu", interpret=True), threads=threads))
+        assert (made.programs, made.sharers) == found
 
 
 def test_a_relu_behind_a_bias_is_ours_on_a_gpu():

@@ -78,7 +78,7 @@ typedef struct { int nodes, ended; launch at[64]; } graph;
 int graphs, made, set, replayed, ended, captures, refused;
 static int written(launch *l, const node *n) {
     if (refused) return refused;
-    l->function = n->function; memcpy(l->shape, n->shape, sizeof n->shape); l->together = 0;
+    l->function = n->function; memcpy(l->shape, n->shape, sizeof n->shape);
     for (int i = 0; i < count + 2; i++) l->arguments[i] = *(int64_t *)n->parameters[i];
     l->small = *(int32_t *)n->parameters[1];
     return n->extra || n->kernel || n->context ? 999 : 0;
@@ -97,6 +97,10 @@ int cuGraphInstantiateWithFlags(graph **to, graph *from, unsigned long long flag
 int cuGraphExecKernelNodeSetParams_v2(graph *g, launch *at, const node *n) {
     set++;
     return written(g->at + (at - ((graph *)g->at[0].context)->at), n);
+}
+int cuGraphKernelNodeSetAttribute(launch *at, int id, const unsigned *size) {
+    at->together = -(int)size[0];
+    return id == 4 && size[1] == 1 && size[2] == 1 ? 0 : 999;
 }
 int cuGraphLaunch(graph *g, void *stream) {
     if (answer) return answer;

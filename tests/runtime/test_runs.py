@@ -275,13 +275,20 @@ def test_what_a_graph_cannot_be_is_launched_one_by_one(fake):
     assert arrived(fake)[7 * MANY:] == expected(1, 16, 6, 2)
 
 
-@pytest.mark.parametrize("fields", [{"cooperative": True}, {"cluster": 4}])
-def test_clusters_and_what_is_launched_together_is_no_graph(fake, fields):
-    run = many(fake, **fields)
+def test_what_is_launched_together_is_no_graph(fake):
+    run = many(fake, cooperative=True)
     for n in range(9):
         run.call(1, 16, n, 8)
     assert len(fake.launches) == 9 * MANY and counts(fake) == [0, 0, 0] and fake.number("ended").value == fake.number("graphs").value <= 8
-    assert {s.together for s in fake.launches} == ({1} if "cooperative" in fields else {-4})
+    assert {s.together for s in fake.launches} == {1}
+
+
+def test_clusters_have_their_size_in_a_graph(fake):
+    run = many(fake, cluster=4)
+    for n in range(9):
+        run.call(1, 16, n, 8)
+    assert len(fake.launches) == 9 * MANY and counts(fake)[0] == 2 and counts(fake)[2] > 0
+    assert {s.together for s in fake.launches} == {-4}
 
 
 def test_a_driver_that_makes_no_graphs(fake):

@@ -6,7 +6,8 @@ tile. Where the left factor holds a contraction itself (two linear layers, back 
 left` (first axis, inner depth) and `inner right` (inner depth, depth).
 
 Where the depth is run through in slices, a step takes several of them at once: then `left`, `right` and the accumulator (`sum`) have the slices as
-their first dimension, each slice is some warps' own, and what they have carried is added up behind the loop. A factor that is the same along a slice
+their first dimension, each slice is some warps' own, and what they have carried is added up behind the loop. Programs of a cluster that share the
+depth add up their tiles, and the view `out` of each is a part of the tile. A factor that is the same along a slice
 (the scale of a group of quantised weights) is multiplied to a step's products.
 
 Coordinates that are the same for every tile stand in the program's scope, and so does all that depends on them alone: a program that makes many tiles
@@ -28,7 +29,7 @@ from ..ir.index import Axis, Index, as_index
 from ..ir.normal import floordiv, minimum
 from ..ir.rewrite import Simplifier
 from ..schedule.body import Body
-from ..schedule.matmul import MatmulSchedule, folds_beside, folds_of, hidden_stores
+from ..schedule.matmul import MatmulSchedule, folds_beside, folds_of, hidden_stores, PAD, part_sums
 from . import tile_words as words
 from .scope import Unschedulable
 from .tile_kernel import For, Scope, TileKernel, Value
@@ -41,6 +42,7 @@ class MatmulLowering(TileLowering):
     flat: Axis | None = None            # depth and the axes that are written out, counted as one
     sums: Mapping[Reduce, str] = MappingProxyType({})       # of factors along the depth, beside the product -> what carries them
     made: frozenset[Expr] | set[Expr] = frozenset()         # what is rounded between two products
+    member = ""                         # register that numbers a program among those of its cluster
 
     def kernel(self) -> TileKernel:
         s = self.schedule = self.s
@@ -53,13 +55,13 @@ class MatmulLowering(TileLowering):
         self.tile, grid, share = self._place_program()
         self._early(share)
         self.sums = {e: self.assign(self.tile, self._nothing_beside(e), "a") for e in folds_beside(self.body_)}
-        accumulators = self._products(share)
+        accumulators = self._joined(self._products(share))
         accumulators |= {e: self._added_ones(e, name) for e, name in self.sums.items()}
         self._show("out")
         for fold, name in accumulators.items():
             self.tile.memo[fold, self._key(fold.free)] = Value(name, fold.free & frozenset(s.dims), self.tile, True)
             self.sources.setdefault(name, fold)
-        if share is None:
+        if share is None or self.member:
             self._store_all(self.tile, [st for st in self.stores if st not in hidden_stores(self.body_)])
         else:
             for fold, name in accumulators.items():
@@ -67,6 +69,18 @@ class MatmulLowering(TileLowering):
         lines, spaces = (*self.program.lines, *self.after), tuple(self.spaces.values())
         aligned = frozenset(p.name for p in self.params if p.kind == "int" and self.hints.divides(16, p.source))
         return TileKernel(tuple(self.params), lines, grid, s, self.body_, tuple(self.errors), self.sources, spaces, aligned)
+
+    def _joined(self, accumulators: dict[Reduce, str]) -> dict[Reduce, str]:
+        """What the programs of a cluster have added up, of each its own part of the tile."""
+        s, at, made = self.schedule, 0, {}
+        if s.sharers == 1:
+            return accumulators
+        for n, (fold, name) in enumerate(accumulators.items()):
+            first, second = (s.sizes(a)[0] for a in s.dims)
+            made[fold] = self.assign(self.tile, f"tk.summed_part({name}, {s.sharers}, {at}, {second + PAD}, {n == 0})", "a")
+            at += part_sums(first, second)
+        self.program.lines[:0] = [f"tk.room({at})", "tk.arrive()"]
+        return made
 
     def _left(self, fold: Reduce, name: str) -> tuple[str, ...]:
         """What a program that shares the depth leaves of what it has added up: a register for each component."""
@@ -82,6 +96,13 @@ class MatmulLowering(TileLowering):
         if self.flat is not None:
             pairs["flat right"] = (*slices, self.flat, second)
         self.views = {name: (replace(whole, dims=dims), {}) for name, dims in pairs.items()}
+        if s.sharers > 1:
+            parts = tuple((a, (self._part(),) if a is first else sizes) for a, sizes in whole.pieces)
+            self.views["out"] = replace(whole, dims=s.dims, pieces=parts), {}
+
+    def _part(self) -> int:
+        """Elements of the tile's first axis that are a program's own, where those of a cluster have added up their tiles."""
+        return self.schedule.sizes(self.schedule.dims[0])[0] // self.schedule.sharers
 
     def _with_flat(self) -> MatmulSchedule:
         """The schedule with the depth and the axes that are written out as one axis too, where there are such."""
@@ -110,8 +131,13 @@ class MatmulLowering(TileLowering):
         for view, (s, _) in self.views.items():
             for piece in range(len(sizes)) if a in s.dims and (not views or view in views) else ():
                 self._show(view)
-                self._tile_coordinate(scope, a, str(sum(sizes[:piece])) if piece else base, piece, a not in s.exact and piece == len(sizes) - 1)
+                begins = str(sum(sizes[:piece])) if piece else self._own_part(a, base) if self.member and view == "out" else base
+                self._tile_coordinate(scope, a, begins, piece, a not in s.exact and piece == len(sizes) - 1)
         self._show(shown)
+
+    def _own_part(self, a: Axis, base: str) -> str:
+        """Where a program's part of what begins at `base` along `a` begins."""
+        return base if a is not self.schedule.dims[0] else f"{base}{' + ' if base else ''}{self.member} * {self._part()}"
 
     def _single(self, a: Axis) -> bool:
         """Is one block of a tiled axis all of it, whatever the sizes are?"""
@@ -141,6 +167,10 @@ class MatmulLowering(TileLowering):
         """(the scope of one tile, programs in all, this program's share of the depth or None): coordinates in every view that has them."""
         s, program = self.schedule, self.program
         parallel = [a for a in s.order if a in self.body_.parallel]
+        whole = self._program() + (".to(tl.int64)" if s.wide else "")
+        if s.sharers > 1:
+            number = self.assign(program, whole, "b")
+            self.member, whole = self.assign(program, f"{number} % {s.sharers}", "b"), f"{number} // {s.sharers}"
         fixed = [a for a in (*s.dims, *filter(None, (s.depth, s.inner))) if self._single(a)]
         fixed += [self.flat] if s.depth in fixed and self.flat is not None else []
         for a in fixed:
@@ -150,9 +180,11 @@ class MatmulLowering(TileLowering):
         tiles = as_index(1)
         for a in moving:
             tiles = tiles * self.blocks(a)
-        number = self.assign(program, self._program() + (".to(tl.int64)" if s.wide else ""), "b")
+        number = self.assign(program, whole, "b")
         tile, grid, share = program, tiles, None
-        if s.resident:
+        if s.sharers > 1:
+            share, grid = self.member, tiles * s.sharers
+        elif s.resident:
             count, programs = self.param("int", ("tiles",), tiles), self.param("int", ("programs",), minimum(tiles, as_index(s.resident)))
             step = self.fresh("b")
             loop = For(self._over_tiles(step, number, count, programs), [])
@@ -217,7 +249,7 @@ class MatmulLowering(TileLowering):
     # -- products --------------------------------------------------------------------------------------------------------------
     def _early(self, share: str | None) -> None:
         """What is read beside the products of few rows is read before them, and is there when they are."""
-        if not self.schedule.early or share is not None:
+        if not self.schedule.early or share is not None and not self.member:
             return
         self._show("out")
         self.scope, folds = self.tile, {c.fold for c in folds_of(self.body_)}

@@ -220,6 +220,41 @@ def share4(a, b, c, d, sharers: tl.constexpr, at: tl.constexpr, first: tl.conste
     return _taken(a, sharers, at), _taken(b, sharers, at + step), _taken(c, sharers, at + 2 * step), _taken(d, sharers, at + 3 * step)
 
 
+# -- sums of tiles ------------------------------------------------------------------------------------------------------------
+@triton.constexpr_function
+def _sends_part(at, part):
+    """Assembly that hands the number $1 to program $2 of the cluster, to place $3 of its slot for this program."""
+    return " ".join(["{ .reg .b32 rank, there;", "mov.u32 rank, %cluster_ctarank;", "mov.u32 there, tk_shared;",
+                     f"mad.lo.u32 there, rank, {part}, there;", "mad.lo.u32 there, $3, 4, there;", f"add.u32 there, there, {at};",
+                     "mapa.shared::cluster.u32 there, there, $2;", "st.shared::cluster.b32 [there], $1;", "mov.u32 $0, 0; }"])
+
+
+@triton.constexpr_function
+def _adds_parts(sharers, at, part):
+    """Assembly that adds up what all programs have handed to place $1, in their order."""
+    lines = ["{ .reg .b32 here; .reg .f32 t;", "mov.u32 here, tk_shared;", "mad.lo.u32 here, $1, 4, here;", f"ld.shared.f32 $0, [here+{at}];"]
+    for n in range(1, sharers):
+        lines += [f"ld.shared.f32 t, [here+{at + n * part}];", "add.f32 $0, $0, t;"]
+    return " ".join(lines) + " }"
+
+
+@triton.jit
+def summed_part(x, sharers: tl.constexpr, at: tl.constexpr, step: tl.constexpr, first: tl.constexpr):
+    """Of the sum of the tiles `x` [m, n] (f32) of all programs of the cluster, in their order, the m / sharers rows that are this program's: by way
+    of the room from byte `at` on, rows `step` numbers apart. `first`: it is the kernel's first exchange."""
+    m: tl.constexpr = x.shape[0]
+    n: tl.constexpr = x.shape[1]
+    rows: tl.constexpr = m // sharers
+    part: tl.constexpr = rows * step * 4
+    _joined(first)
+    row = tl.broadcast_to(tl.arange(0, m)[:, None], [m, n])
+    place = (tl.arange(0, m) % rows * step)[:, None] + tl.arange(0, n)[None, :]
+    tl.inline_asm_elementwise(_sends_part(at, part), "=r,r,r,r", [x, row // rows, place], dtype=tl.int32, is_pure=False, pack=1)
+    _crossed()
+    mine = (tl.arange(0, rows) * step)[:, None] + tl.arange(0, n)[None, :]
+    return tl.inline_asm_elementwise(_adds_parts(sharers, at, part), "=f,r", [mine], dtype=tl.float32, is_pure=False, pack=1)
+
+
 # -- exchanges in a loop -----------------------------------------------------------------------------------------------------
 ROOM = 2 * 8 + 2 * 4 * MOST * 8         # bytes of a swap: two barriers, and for each of two turns slots of four values
 

@@ -52,7 +52,8 @@ _SIGNATURES = {
     "cuThreadExchangeStreamCaptureMode": (c_void_p,),
 }
 _GRAPHS = ("cuGraphCreate", "cuGraphAddKernelNode_v2", "cuGraphInstantiateWithFlags", "cuGraphExecKernelNodeSetParams_v2", "cuGraphLaunch",
-           "cuStreamIsCapturing", "cuThreadExchangeStreamCaptureMode", "cuGraphExecDestroy", "cuGraphDestroy")        # as the launcher has them
+           "cuStreamIsCapturing", "cuThreadExchangeStreamCaptureMode", "cuGraphExecDestroy", "cuGraphDestroy",
+           "cuGraphKernelNodeSetAttribute")         # as the launcher has them
 
 
 class Driver:

@@ -10,7 +10,7 @@ call of the host's for as many kernels as follow each other, without an object a
 
 A list of `FEWEST` launches or more is handed to the driver as one graph: a node a launch, each behind the one before, made once the list was called
 a few times. At each call every node gets the arguments of that call, so nothing of an earlier one is kept and nothing is copied. Where that cannot be
-(a stream that is being captured, a grid without programs, clusters, descriptors, another thread in the same graph, a driver without it), the launches
+(a stream that is being captured, a grid without programs, descriptors, another thread in the same graph, a driver without it), the launches
 are made one by one.
 """
 from __future__ import annotations
@@ -34,6 +34,7 @@ _STATE = 6                  # words of what is known of one, in front of its nod
 TRIES = 3                   # times that this may fail
 
 _COMMON = """#include <stdint.h>
+#define CLUSTER 4               // the driver's number of that attribute
 typedef struct { int id; char padding[4]; unsigned size[3]; char rest[52]; } attribute;
 typedef struct { unsigned grid[3], block[3], shared; void *stream; attribute *attributes; unsigned count; } configuration;
 typedef struct { int32_t rank, type, bytes, swizzle; uint32_t block[5]; } box;
@@ -72,6 +73,7 @@ typedef struct graphs {
     int (*mode)(int *);
     int (*forget)(void *);
     int (*drop)(void *);
+    int (*attribute)(void *, int, const void *);
 } graphs;
 typedef struct { void *made, *graph, **nodes; } place;          // of a launch: in a graph that is `made`, or in one that is being
 
@@ -86,7 +88,7 @@ static int64_t launched(const int64_t *words, int64_t stream, const place *into)
         for (int i = 0; i < k->checks; i++) bits |= arguments[k->divisible[i]];
         if (!(bits & 15)) break;
     }
-    if (!k || !k->ready || into && (k->cooperative || k->cluster > 1 || k->boxes)) return -1;
+    if (!k || !k->ready || into && (k->cooperative || k->boxes)) return -1;
     int count = k->count;
     void *none = 0, *parameters[count + 11 * k->boxes + k->hidden];
     for (int i = 0; i < count; i++) parameters[i] = (void *)(arguments + i);
@@ -104,13 +106,14 @@ static int64_t launched(const int64_t *words, int64_t stream, const place *into)
     if (into) {
         node n = {k->function, {x, y, z}, {k->threads, 1, 1}, k->shared, parameters, 0, 0, 0};
         if (into->made) return k->graphs->set(into->made, into->nodes[0], &n);
-        int first = !into->nodes[-1];
-        return k->graphs->add(into->nodes, into->graph, first ? 0 : into->nodes - 1, !first, &n);
+        int first = !into->nodes[-1], failed = k->graphs->add(into->nodes, into->graph, first ? 0 : into->nodes - 1, !first, &n);
+        unsigned size[16] = {k->cluster, 1, 1};
+        return failed || k->cluster <= 1 ? failed : k->graphs->attribute(into->nodes[0], CLUSTER, size);
     }
     if (k->cooperative)
         return k->together(k->function, x, y, z, k->threads, 1, 1, k->shared, (void *)stream, parameters);
     if (k->cluster > 1) {
-        attribute size = {4, {0}, {k->cluster, 1, 1}, {0}};
+        attribute size = {CLUSTER, {0}, {k->cluster, 1, 1}, {0}};
         configuration how = {{x, y, z}, {k->threads, 1, 1}, k->shared, (void *)stream, &size, 1};
         return k->clustered(&how, k->function, parameters, 0);
     }

@@ -5,6 +5,7 @@ depth.
     depth       the axis that is folded; `pieces` holds the length of a step along it
     unrolled    further folded axes of small constant extent: a step is repeated for each of their coordinates
     programs    how many programs share the depth of one tile; they leave partial sums, which a second kernel folds
+    sharers     where those are neighbours of a cluster: they add up what they have, and each has a part of the tile along its first axis
     inner       the depth of a contraction within the left factor, all of which is held; its result's columns are the depth
     outer       an axis around the depth that is run through instead: all of the depth is one slice, and `pieces` says how many slices a step takes
     early       what is read beside the products is read before them
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from ..fuse import narrow
 from ..fuse.contraction import LITTLE, SIDE, SLICE, TURNED, Contraction, chained, contraction, multiplied, of_one_row, of_vector, product_type, summed
 from ..fuse.cost import Hints
+from ..fuse.sharing import clusters
 from ..ir.dtype import F32
 from ..ir.expr import Load, Reduce, Rewriter, Scan, loads, walk
 from ..ir.index import Axis, as_index
@@ -56,6 +58,9 @@ SPREAD = 24             # the same of tiles of 32, for several products with mor
 SLICES = 4              # that a step takes, a warp each
 PACKED = 256            # elements of a slice of what is unpacked
 UNPACKED = 256          # bytes of one of what is not
+LEAST_PART = 8          # columns of a part of a tile that programs of a cluster have added up
+ROOM = 40 << 10         # bytes by way of which they do, at most: so much of a program's shared memory has a place before it is launched
+PAD = 8                 # numbers between the rows of a tile there: eight rows, of which a warp has some of each, then lie in different banks
 STEP = 512              # bytes of a step along what the many columns read; a quarter where a step is unpacked: more spills
 
 
@@ -71,7 +76,7 @@ class MatmulSchedule(TileSchedule):
 
     def __str__(self) -> str:
         parts = {f"group({self.group})": self.group > 1, f"share(depth / {self.programs})": self.programs > 1,
-                 f"resident({self.resident})": self.resident > 0, "early": self.early}
+                 f"cluster({self.sharers})": self.sharers > 1, f"resident({self.resident})": self.resident > 0, "early": self.early}
         return " ".join((f"contraction {super().__str__()}", *(text for text, shown in parts.items() if shown)))
 
 
@@ -127,8 +132,23 @@ def _choose(b: Body, found: list[Contraction], hints: Hints, target, alone: bool
     steps = -(-hints(walked.extent) // sizes[walked])
     shares = max(1, min(target.threads // tiles, steps // STEPS)) if alone else 1
     shared = SHARED if not turned or alone and tiles * shares <= target.threads else FEW_SHARED
-    return _schedule(b, c, sizes, hints, programs=shares, group=1 if turned else GROUP, warps=_warps(sizes, c), early=turned,
-                     stages=_stages(sizes, found, shared, turned), once=turned and _read_once(b, found, many, few))
+    room = len(found) * part_sums(sizes[first], sizes[second])
+    joined = turned and not sums_beside(b) and _joins(shares, tiles, sizes[first], room, target)
+    stages = _stages(sizes, found, shared, turned, room if joined else 0)
+    return _schedule(b, c, sizes, hints, programs=shares, sharers=shares if joined else 1, group=1 if turned else GROUP, warps=_warps(sizes, c),
+                     early=turned, stages=stages, once=turned and _read_once(b, found, many, few))
+
+
+def _joins(shares: int, tiles: int, columns: int, room: int, target) -> bool:
+    """Are the programs that share the depth of a tile of so many columns neighbours of a cluster, which add up what they have by way of so many bytes
+    of shared memory? Clusters that do not all run at once would take twice as long."""
+    return 1 < shares <= target.cluster and power(shares) == shares and columns // shares >= LEAST_PART and room <= ROOM \
+        and tiles <= clusters(shares, target)
+
+
+def part_sums(first: int, second: int) -> int:
+    """Bytes by way of which programs of a cluster add up tiles of these extents."""
+    return 4 * first * (second + PAD)
 
 
 def _read_once(b: Body, found: list[Contraction], many: Axis, few: Axis) -> bool:
@@ -306,7 +326,7 @@ def _vector(b: Body, c: Contraction, hints: Hints) -> VectorSchedule | None:
 
 def _schedule(b: Body, c: Contraction, sizes: dict[Axis, int], hints: Hints, stages: int, inner: Axis | None = None, programs: int = 1,
               group: int = 1, resident: int = 0, warps: int = 4, early: bool = False, blocks: int = 1,
-              once: bool = False) -> MatmulSchedule:
+              once: bool = False, sharers: int = 1) -> MatmulSchedule:
     first, second, depth, *outer = sizes
     walked = outer[0] if outer else depth
     others = tuple(sorted(b.parallel - {first, second}, key=b.axes.index))
@@ -318,18 +338,18 @@ def _schedule(b: Body, c: Contraction, sizes: dict[Axis, int], hints: Hints, sta
     looped = frozenset(() if blocks > 1 else (walked,))
     return MatmulSchedule(order, (first, second), each_once, looped, (), programs, exact, warps, stages, wide=wide(b, hints),
                           unrolled=frozenset(c.digits), depth=depth, group=group, inner=inner, resident=resident,
-                          outer=outer[0] if outer else None, early=early, once=once)
+                          outer=outer[0] if outer else None, early=early, once=once, sharers=sharers)
 
 
-def _stages(sizes: dict[Axis, int], found: list[Contraction], shared: int, turned: bool) -> int:
-    """Steps along the depth that are under way at once, and the one that is worked on: as many as so many bytes of shared memory hold, of a few. What
-    several products read is there once. Of a turned result the step that is worked on is in registers."""
+def _stages(sizes: dict[Axis, int], found: list[Contraction], shared: int, turned: bool, room: int = 0) -> int:
+    """Steps along the depth that are under way at once, and the one that is worked on: as many as so many bytes of shared memory hold beside `room`,
+    of a few. What several products read is there once. Of a turned result the step that is worked on is in registers."""
     c, (first, second, *along) = found[0], sizes
     sides = lambda a: {x for p in found for x in (p.left, p.right) if a in x.free and p.depth in x.free}
     step = (sizes[first] * _width(c, first) * len(sides(first)) + sizes[second] * product_type(c).bytes * _places(c) * len(sides(second))) * \
         math.prod(sizes[a] for a in along)
     from_memory = sizes[first] >= 64 and product_type(c) is not F32 and shared == SHARED         # the step that is worked on is there, too
-    return max(1, min(MOST_STAGES, shared // step + (turned and not from_memory)))
+    return max(1, min(MOST_STAGES, (shared - room) // step + (turned and not from_memory)))
 
 
 def folds_of(b: Body) -> list[Contraction] | None:

@@ -14,7 +14,7 @@
     shift       rows that begin at any element, see Shift
     staged      a row axis that is held in the width it has in memory (`tile_stages`): what is computed from it before a fold is computed again behind
                 it; where it is no dimension, each program has one coordinate along it, and what is folded along the others is its own
-    sharers     programs, neighbours of a cluster, that share each row: the pieces are those of one of them
+    sharers     programs, neighbours of a cluster, that share each row: the pieces are those of one of them; or the depth of each tile (`matmul`)
     backward    the first program takes the last block: what the kernel before has read last is still in the cache
     kept        of 64 parts of what a program's loop over split axes reads, those that it reads last, which stay in the cache for the next kernel: the
                 others leave it first
