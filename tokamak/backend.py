@@ -33,6 +33,7 @@ from .codegen.row_blocks import runs
 from .codegen.stages import Lowered, lower_plan, render_plan, schedule_plan
 from .errors import BuildError, CompilerMissing, OptionError, TokamakError
 from .fuse.contract import contract
+from .fuse.gradients import made_again
 from .fuse.inline import inline
 from .fuse.lines import whole_lines
 from .fuse.pad import padded
@@ -85,9 +86,10 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mappi
         with uncollected():
             free = chosen.policy == "fast" and not chosen.opaque_only
             tiles = not chosen.opaque_only and _gpu_graph(example_inputs, chosen)
+            known = lambda device: measured(target(str(device), interpret=chosen.target == "interpret"))
             made = aot.autograd(gm, example_inputs, one, arithmetic_dropout=free, layouts=free, parts=tiles,
                                 attention=free and tiles and chosen.streaming and chosen.contractions == "",
-                                decoding=lambda device: measured(target(device, interpret=chosen.target == "interpret")),
+                                decoding=known, again=_made_again(known) if free and tiles and chosen.contractions == "" else None,
                                 coming=ahead.expect if ahead is not None else None)
     except TokamakError as error:
         raise _shortened(error, sys._getframe()) from None
@@ -96,6 +98,11 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mappi
 
 
 watch_dynamo(backend)           # the first capture for it begins before it is called
+
+
+def _made_again(known: Callable[[Any], bool]) -> Callable[..., bool]:
+    """Whether the values between two layers of these extents are better made again by backward, on devices that are `known`."""
+    return lambda device, *extents: made_again(*extents) and known(device)
 
 
 def _with_tangents(made: Callable, gm: fx.GraphModule) -> Callable:

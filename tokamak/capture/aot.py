@@ -20,6 +20,7 @@ from torch._functorch._aot_autograd.schemas import OutputType
 from torch._functorch.aot_autograd import aot_module_simplified
 
 from ..ir.index import as_index
+from .again import Pays
 from .attended import attended
 from .decompose import ALWAYS, TRAINING
 from .few_queries import few_queries
@@ -34,13 +35,13 @@ CompileOne = Callable[[fx.GraphModule, Sequence[Any], str], Callable[[list], Any
 
 def autograd(gm: fx.GraphModule, example_inputs: Sequence[Any], compile_one: CompileOne, arithmetic_dropout: bool = False,
              parts: bool = False, layouts: bool = False, attention: bool = False, decoding: Callable[[str], bool] = lambda device: True,
-             coming: Callable[[fx.GraphModule], None] | None = None) -> Callable:
+             coming: Callable[[fx.GraphModule], None] | None = None, again: Pays | None = None) -> Callable:
     """The function that runs Dynamo's graph `gm`, whose forward, backward and inference graphs `compile_one` has compiled; it is not `hidden`.
     `arithmetic_dropout`: as for `partition`. `parts`: a training step holds the parts of what `decompose` has in TRAINING; which of them backward
     then computes again is the partitioner's choice by their sizes. `layouts`: convolutions run channels-last where that pays. `attention`:
     written out it is the library's, and the library's of few queries to many keys is written out where it will be a kernel: on devices that
-    `decoding` is true of. `coming` is told of a
-    backward graph as soon as there is one, before the forward graph is compiled."""
+    `decoding` is true of. `coming` is told of a backward graph as soon as there is one, before the forward graph is compiled. `again`: as for
+    `partition`."""
     hooked = Hooked()
 
     def compiler(kind: str):
@@ -59,7 +60,7 @@ def autograd(gm: fx.GraphModule, example_inputs: Sequence[Any], compile_one: Com
 
     def cut(joint, joint_inputs, **others):
         forward, backward = partition(joint, joint_inputs, arithmetic_dropout=arithmetic_dropout, parts=parts, layouts=layouts, attention=attention,
-                                      **others)
+                                      again=again, **others)
         if coming is not None:
             coming(backward)
         return forward, backward

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from operator import getitem
 
 import networkx
@@ -19,13 +18,14 @@ import torch
 from torch import fx
 from torch._functorch import partitioners
 
+from .again import AGAIN, mark, Pays, TAKEN_IN
 from .attended import attended
 from .compared import keep_compared
 from .decompose import TRACED
 from .equal import equal_calls_once
 from .flow import minimum_cut
 from .layouts import choose_layouts
-from .regions import aliases
+from .regions import viewed
 from .registry import TABLE
 from .replaced import replace as replace_operators
 from .windows import places_in_windows
@@ -38,10 +38,11 @@ _LISTING = threading.Lock()
 
 
 def partition(joint: fx.GraphModule, joint_inputs, *, num_fwd_outputs: int, arithmetic_dropout: bool = False,
-              parts: bool = False, layouts: bool = False, attention: bool = False, **others) -> tuple[fx.GraphModule, fx.GraphModule]:
+              parts: bool = False, layouts: bool = False, attention: bool = False, again: Pays | None = None, **others) -> tuple[fx.GraphModule, fx.GraphModule]:
     """(forward, backward) graphs of `joint`. The arguments are those of torch's partition functions, whether what dropout leaves may be computed
     again of its mask, whether backward may read `parts` of operators in the place of what they return, and whether convolutions may run
-    channels-last (`layouts`), and whether attention written out may be the library's (`attention`)."""
+    channels-last (`layouts`), whether attention written out may be the library's (`attention`), and which products between narrow layers backward
+    may make `again`."""
     without_identities(joint)
     if attention:
         attended(joint)
@@ -52,12 +53,27 @@ def partition(joint: fx.GraphModule, joint_inputs, *, num_fwd_outputs: int, arit
         replace_operators(joint, TRACED)
     if arithmetic_dropout:
         dropout_of_masks(joint)
+    if again is not None:
+        mark(joint, again)
     keep_compared(joint)
     copies = copy_written(joint)
     with _fusible({getattr(o, "overloadpacket", o) for o in TABLE}):
         forward, backward = partitioners.min_cut_rematerialization_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **others)
     without_copies(forward, copies)
     return forward, backward
+
+
+class _Types(partitioners.OpTypes):
+    """What torch's partitioner asks of a node, with the marks of `again`."""
+
+    def is_fusible(self, node: fx.Node) -> bool:
+        return TAKEN_IN in node.meta or super().is_fusible(node)
+
+    def is_recomputable(self, node: fx.Node) -> bool:
+        return AGAIN in node.meta or super().is_recomputable(node)
+
+    def is_compute_intensive(self, node: fx.Node) -> bool:
+        return AGAIN not in node.meta and super().is_compute_intensive(node)
 
 
 @contextlib.contextmanager
@@ -68,7 +84,8 @@ def _fusible(operators: set) -> Iterator[None]:
         theirs, usual_cut, usual_calls = partitioners.get_default_op_list, networkx.minimum_cut, partitioners.fx_graph_cse
         usual_parts = partitioners._extract_fwd_bwd_modules
         known = theirs()
-        ours = replace(known, fusible_ops=known.fusible_ops | (operators - set(known.compute_intensive_ops)))
+        fusible = known.fusible_ops | (operators - set(known.compute_intensive_ops))
+        ours = _Types(**{**vars(known), "fusible_ops": fusible})
         partitioners.get_default_op_list, networkx.minimum_cut, partitioners.fx_graph_cse = lambda: ours, minimum_cut, equal_calls_once
         partitioners._extract_fwd_bwd_modules = functools.partial(_keeping_tensors, usual_parts)
         try:
@@ -85,21 +102,13 @@ def _keeping_tensors(extract: Callable, joint: fx.GraphModule, saved: list[fx.No
     results = {n for n in joint.graph.output_node().args[0][:num_fwd_outputs] if isinstance(n, fx.Node)}
     kept = []
     for node in saved:
-        chain = list(_viewed(node))
+        chain = list(viewed(node))
         seen = [n for n in chain if n in results or n.op == "placeholder"]
         kept.append(seen[-1] if seen and "saved_tensor_with_no_vc_check" not in node.meta else node)
         asked = [a for n in chain[:chain.index(kept[-1])] for a in n.all_input_nodes if isinstance(a.meta.get("val"), torch.SymInt)]
         saved_sym_nodes += [a for a in dict.fromkeys(asked) if a not in saved_sym_nodes]
     saved[:] = dict.fromkeys(kept)
     return extract(joint, saved, saved_sym_nodes=saved_sym_nodes, num_fwd_outputs=num_fwd_outputs, **others)
-
-
-def _viewed(node: fx.Node) -> Iterator[fx.Node]:
-    """`node`, what it is a view of, and so on."""
-    yield node
-    while aliases(node.target) or node.target is getitem and aliases(node.args[0].target):
-        node = node.args[0]
-        yield node
 
 
 def without_identities(joint: fx.GraphModule) -> None:

@@ -7,6 +7,8 @@ The mark reaches the calls traced within it and their backward.
 """
 from __future__ import annotations
 
+from collections.abc import Iterator
+from operator import getitem
 from typing import Any, get_args
 
 import torch
@@ -52,3 +54,11 @@ def storage_of(value: Any) -> int | None:
 def aliases(target) -> bool:
     """Does torch's operator return a view of its argument?"""
     return isinstance(target, torch._ops.OpOverload) and any(r.alias_info is not None for r in target._schema.returns)
+
+
+def viewed(node: fx.Node) -> Iterator[fx.Node]:
+    """`node`, what it is a view of, and so on."""
+    yield node
+    while aliases(node.target) or node.target is getitem and aliases(node.args[0].target):
+        node = node.args[0]
+        yield node
