@@ -21,8 +21,8 @@ PRODUCTS = {_aten.mm.default: 0, _aten.addmm.default: 1}         # -> where the 
 TAKEN_IN, AGAIN = "tokamak_taken_in", "tokamak_again"            # marks: it fuses; it may be made again
 HALVES = (torch.float16, torch.bfloat16)
 
-# (device, rows, columns of x, of h, of y) -> is h better made again?
-Pays = Callable[[torch.device, int, int, int, int], bool]
+# (device, rows, columns of x, of h, of y, values of those columns that backward needs) -> are they better made again?
+Pays = Callable[[torch.device, int, int, int, int, int], bool]
 
 
 def mark(joint: fx.GraphModule, pays: Pays) -> int:
@@ -37,7 +37,8 @@ def mark(joint: fx.GraphModule, pays: Pays) -> int:
         if len(forward) != 1 or not set(readers) - set(forward) or _given_out(values) or made.intersection(viewed(_factor(n))):
             continue
         (rows, hidden), inner, columns = n.meta["val"].shape, _factor(n).meta["val"].shape[1], forward[0].meta["val"].shape[-1]
-        if _factor(forward[0]) in values and pays(n.meta["val"].device, rows, inner, hidden, columns):
+        needed = sum(any(u in behind or u in readers and u not in forward for u in v.users) for v in values)
+        if _factor(forward[0]) in values and pays(n.meta["val"].device, rows, inner, hidden, columns, needed):
             beside = [r for x in viewed(_factor(n)) for r in _reach(x, behind)[1] if r in behind]
             n.meta[AGAIN] = n.meta[TAKEN_IN] = True
             for r in (*readers, *beside):

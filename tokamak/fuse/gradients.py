@@ -10,7 +10,7 @@ from ..ir.graph import Compute, Graph, Opaque
 from .axes import fold_of
 from .contraction import LITTLE, NARROW, Contraction
 from .cost import Hints
-from .narrow import CARRIED
+from .narrow import CARRIED, fills
 from .reason import Reason
 
 
@@ -29,12 +29,14 @@ GRADIENTS: dict[tuple, Gradients] = {("cuda", 90): Gradients(vendor=(3.0e12, 6e-
 WIDEST = 256            # rows and columns at most
 ROWS = 65536            # of the depth at least: below, nothing was measured
 LEAST = 0.93            # of the vendor's time, as in `price`
-HIDDEN = 64             # widest layers whose gradients one kernel makes with the values between them, too
+HIDDEN = 64             # widest layers whose gradients a program makes with the values between them, too
 
 
-def made_again(rows: int, inner: int, hidden: int, columns: int) -> bool:
-    """Of two narrow layers, does the kernel of their gradients make the values between them again, so that forward need not keep them?"""
-    return rows >= ROWS and all(LITTLE < n <= HIDDEN for n in (inner, hidden, columns))
+def made_again(rows: int, inner: int, hidden: int, columns: int, needed: int) -> bool:
+    """Of two narrow layers, does the kernel of their gradients make the values between them again, so that forward need not keep them? `needed`: how
+    many values of the hidden columns these gradients are made of."""
+    one = all(LITTLE < n <= HIDDEN for n in (inner, hidden, columns))
+    return rows >= ROWS and (one or needed == 1 and fills(hidden, 2) and fills(inner, 1) and fills(columns, 1))
 
 
 def gradients(rates: Gradients, graph: Graph, found: dict[Opaque, Contraction], pairs: Mapping[Opaque, tuple], taken: Mapping,
