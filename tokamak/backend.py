@@ -347,10 +347,10 @@ def _planned(captured: Graph, constants: Mapping, machine: Target, options: Opti
     """The stages from `stream` to `program`; before the last what else is built beside the kernels."""
     graph = trace("stream", stream(weighted(graph, machine), machine) if options.streaming else graph)
     inlined = inline(padded(unrolled(graph, machine), machine, MATRICES, options.contractions), machine)
-    graph = trace("inline", widened(whole_lines(inlined, machine), machine))
+    graph = trace("inline", whole_lines(inlined, machine))
     activated = ACTIVATED if machine.kind == "gpu" else ACTIVATED_ON_CPU
     graph = trace("contract", parted(contract(graph, machine, options.contractions, activated, ADDED, ALONE, ATTENDED), machine))
-    planned = trace("fuse", plan(graph, machine))
+    planned = trace("fuse", plan(widened(graph, machine), machine))
     found = tuned.table(options.cache_dir, machine.model) if options.tuned and machine.model and not machine.ordered else {}
     scheduled = trace("schedule", schedule_plan(planned, machine, found))
     lowered = trace("lower", lower_plan(scheduled, machine, found))

@@ -37,7 +37,7 @@ def mark(joint: fx.GraphModule, pays: Pays) -> int:
         if len(forward) != 1 or not set(readers) - set(forward) or _given_out(values) or made.intersection(viewed(_factor(n))):
             continue
         (rows, hidden), inner, columns = n.meta["val"].shape, _factor(n).meta["val"].shape[1], forward[0].meta["val"].shape[-1]
-        needed = sum(any(u in behind or u in readers and u not in forward for u in v.users) for v in values)
+        needed = len({[*viewed(v)][-1] for v in values if any(u in behind for u in v.users)})
         if _factor(forward[0]) in values and pays(n.meta["val"].device, rows, inner, hidden, columns, needed):
             beside = [r for x in viewed(_factor(n)) for r in _reach(x, behind)[1] if r in behind]
             n.meta[AGAIN] = n.meta[TAKEN_IN] = True

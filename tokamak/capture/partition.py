@@ -37,8 +37,8 @@ IDENTITIES = {_aten.detach.default, _aten.alias.default, _aten.lift_fresh.defaul
 _LISTING = threading.Lock()
 
 
-def partition(joint: fx.GraphModule, joint_inputs, *, num_fwd_outputs: int, arithmetic_dropout: bool = False,
-              parts: bool = False, layouts: bool = False, attention: bool = False, again: Pays | None = None, **others) -> tuple[fx.GraphModule, fx.GraphModule]:
+def partition(joint: fx.GraphModule, joint_inputs, *, num_fwd_outputs: int, arithmetic_dropout: bool = False, parts: bool = False,
+              layouts: bool = False, attention: bool = False, again: Pays | None = None, **others) -> tuple[fx.GraphModule, fx.GraphModule]:
     """(forward, backward) graphs of `joint`. The arguments are those of torch's partition functions, whether what dropout leaves may be computed
     again of its mask, whether backward may read `parts` of operators in the place of what they return, and whether convolutions may run
     channels-last (`layouts`), whether attention written out may be the library's (`attention`), and which products between narrow layers backward

@@ -23,14 +23,13 @@ from types import MappingProxyType
 
 from ..fuse.contraction import ONES, Contraction, contraction, halves, in_tf32, product_type, small
 from ..fuse.scales import unpacking
-from ..fuse.sharing import PAD, part_sums
 from ..ir.dtype import F32, DType
 from ..ir.expr import Cast, Const, Expr, Load, Random, Reduce, Rewriter, loads, walk
 from ..ir.index import Axis, Index, as_index
 from ..ir.normal import floordiv, minimum
 from ..ir.rewrite import Simplifier
 from ..schedule.body import Body
-from ..schedule.matmul import MatmulSchedule, folds_beside, folds_of, hidden_stores
+from ..schedule.matmul import MatmulSchedule, folds_beside, folds_of, hidden_stores, PAD, part_sums
 from . import tile_words as words
 from .scope import Unschedulable
 from .tile_kernel import For, Scope, TileKernel, Value
@@ -73,15 +72,14 @@ class MatmulLowering(TileLowering):
 
     def _joined(self, accumulators: dict[Reduce, str]) -> dict[Reduce, str]:
         """What the programs of a cluster have added up, of each its own part of the tile."""
-        s = self.schedule
+        s, at, made = self.schedule, 0, {}
         if s.sharers == 1:
             return accumulators
-        first, second = (s.sizes(a)[0] for a in s.dims)
-        each = {fold: f"{name}, {s.sharers}, {n * part_sums(first, second)}, {second + PAD}" for n, (fold, name) in enumerate(accumulators.items())}
-        self.program.lines[:0] = [f"tk.room({len(each) * part_sums(first, second)})", "tk.arrive()"]
-        self.tile.lines.append("tk.joined()")
-        self.tile.lines += [f"tk.hand_part({what}, {n == len(each) - 1})" for n, what in enumerate(each.values())]
-        made = {fold: self.assign(self.tile, f"tk.take_part({what}, {n == 0})", "a") for n, (fold, what) in enumerate(each.items())}
+        for n, (fold, name) in enumerate(accumulators.items()):
+            first, second = (s.sizes(a)[0] for a in s.dims)
+            made[fold] = self.assign(self.tile, f"tk.summed_part({name}, {s.sharers}, {at}, {second + PAD}, {n == 0})", "a")
+            at += part_sums(first, second)
+        self.program.lines[:0] = [f"tk.room({at})", "tk.arrive()"]
         return made
 
     def _left(self, fold: Reduce, name: str) -> tuple[str, ...]:

@@ -3,8 +3,7 @@
 A program has a view of its tile for each pair of axes that a value has: rows and a narrow axis, or two narrow axes for weights and for what is summed
 over the rows. A row's value is made once, in its view, whatever reads it; a sum over rows is the product of its tile, turned, with another one's, or
 with ones. Tiles may lie turned, weights first: what is made within a row is then multiplied as it stands in registers. Two programs that have half of
-an axis each run through the same rows. Where they sum over it, each hands the other its share of what it has, works on, and takes what it was handed
-at the end of the block.
+an axis each run through the same rows.
 """
 from __future__ import annotations
 
@@ -12,9 +11,8 @@ from dataclasses import replace
 
 from ..fuse import narrow
 from ..fuse.contraction import ONES, halves
-from ..fuse.sharing import PAD, part_sums
 from ..ir.dtype import F32
-from ..ir.expr import Expr, Load, Reduce, walk
+from ..ir.expr import Expr, Load, Reduce
 from ..ir.index import Axis, as_index
 from ..ir.normal import floordiv
 from ..schedule.body import Body
@@ -39,19 +37,13 @@ class RowsLowering(MatmulLowering):
         self.reused = narrow.reused([st.expr for st in self.stores], frozenset((rows,)))
         self.factors: dict[tuple, Value] = {}               # what of it products read, in the block at hand
         self.made = narrow.factors([st.expr for st in self.stores], frozenset((rows,)))
-        self.joined = narrow.joined([st.expr for st in self.stores], frozenset((rows,)), s.half) if s.half is not None else []
-        self.handed: dict[Reduce, str] = {}                 # what is handed over of a product, in the block at hand
         waiting = [*self._beside_products(), *self.reused]
         ahead = [("ahead", self._along(self._other(e.free))) for e in waiting]
         self.views = {view: (replace(s, dims=view[1] if view in ahead else view), {}) for view in (*self._pairs(), *ahead)}
-        self.views |= {("part", a): (self._in_part(a), {}) for a in dict.fromkeys(narrow.within(e, frozenset((rows,))).second for e in self.joined)}
         self._show(next(iter(self.views)))
         number, member = self._place(self.assign(program, self._program() + (".to(tl.int64)" if s.wide else ""), "b"))
         for a in s.widths:
-            whole = [v for v in self.views if v[0] != "part"]
-            self._put_everywhere(program, a, f"{member} * {s.sizes(a)[0]}" if a is s.half else "", whole)
-            if ("part", a) in self.views:
-                self._put_everywhere(program, a, f"{member} * {s.sizes(a)[0] // 2}", [("part", a)])
+            self._put_everywhere(program, a, f"{member} * {s.sizes(a)[0]}" if a is s.half else "")
         program.open = frozenset(s.widths)
         carried = {e: self.assign(program, self._nothing_across(e), "a") for e in crossing(self.body_)}
         step, count = self.fresh("b"), self.param("int", ("blocks", rows), self.blocks(rows))
@@ -65,29 +57,16 @@ class RowsLowering(MatmulLowering):
         for e in waiting:
             self._show(self._along(self._other(e.free)))
             self._read_ahead(e, turns)
-        self._put_everywhere(scope, rows, f"{step} * {s.sizes(rows)[0]}", [v for v in self.views if v not in ahead])
+        self._put_everywhere(scope, rows, f"{step} * {s.sizes(rows)[0]}", self._pairs())
         scope.open = program.open | {rows}
         self._block(scope, carried)
-        if self.joined:
-            program.lines[:0] = [f"tk.room({sum(self._room(e) for e in self.joined)})", "tk.arrive()"]
         program.lines.append(loop)
-        program.lines += ["tk.joined()"] * bool(self.joined)
         for e, name in carried.items():
             self._leave_sum(e, name, number)
         aligned = frozenset(p.name for p in self.params if p.kind == "int" and self.hints.divides(16, p.source))
         programs = as_index(s.programs * (1 if s.half is None else 2))
         return TileKernel(tuple(self.params), tuple(program.lines), programs, s, self.body_, tuple(self.errors), self.sources,
                           tuple(self.spaces.values()), aligned)
-
-    def _in_part(self, a: Axis) -> RowsSchedule:
-        """The tile of what is one program's of a sum over the axis that is halved, along `a`."""
-        s = self.schedule
-        pieces = tuple((x, (n[0] // 2,) if x is a else n) for x, n in s.pieces)
-        return replace(s, dims=(a, s.depth), pieces=pieces)
-
-    def _room(self, e: Reduce) -> int:
-        """Bytes by way of which a product is handed over."""
-        return part_sums(*(self.schedule.sizes(a)[0] for a in self._along(narrow.within(e, frozenset((self.schedule.depth,))).second)))
 
     def _place(self, number: str) -> tuple[str, str]:
         """(which rows the program of that number runs through, which half of an axis is its own)."""
@@ -153,54 +132,19 @@ class RowsLowering(MatmulLowering):
 
     # -- a block of rows -------------------------------------------------------------------------------------------------------
     def _block(self, scope: Scope, carried: dict[Reduce, str]) -> None:
-        """What one block of rows stores, and adds to what is carried. Turned tiles are all multiplied before any is stored."""
+        """What one block of rows stores, and adds to what is carried. Turned tiles are all multiplied before any is stored. No product is under way
+        when the block ends (`tk.settled`): a step's gradients of 131072 rows of 128, 256 and 128 79 us where some were, 70 so (H100)."""
         self.scope = scope
         for e in outermost([st.expr for st in local(self.body_)]) if self.schedule.turned else ():
-            if e not in self.joined:
-                self._product(e)
-                self.scope = scope
-        first = self._before_joined(carried)
-        for e in first:
-            self._add(scope, e, carried[e])
-        self._hand_over(scope)
-        late = [st for st in local(self.body_) if any(e in self.joined for e in walk(st.expr))]
-        for st in local(self.body_):
-            if st not in late:
-                self._show(self._along(self._other(st.axes)))
-                self._store_all(scope, [st])
-        for e, name in carried.items():
-            if e not in first:
-                self._add(scope, e, name)
-        self._take(scope)
-        for st in late:
-            self._show(("part", self._other(st.axes)))
-            self._store_all(scope, [st])
-
-    def _before_joined(self, carried: dict[Reduce, str]) -> list[Reduce]:
-        """Those of the sums over the rows, where products are handed over, that have nothing in common with these: what they add need not wait in
-        registers."""
-        rows = frozenset((self.schedule.depth,))
-        handed = {narrow.within(e, rows).left for e in self.joined}
-        return [e for e in carried if handed and not handed & {x for a in e.args for x in walk(a)}]
-
-    def _hand_over(self, scope: Scope) -> None:
-        """Hands the neighbour its share of products that both sum: once it has taken those of the block before."""
-        at = 0
-        for n, e in enumerate(self.joined):
-            value = self._product(e)
-            step = self.schedule.sizes(self.schedule.depth)[0] + PAD
-            self.handed[e] = f"{value.var}, 2, {at}, {step}"
-            at += self._room(e)
-            scope.lines += ["tk.joined()"] * (n == 0) + [f"tk.hand_part({self.handed[e]}, {n == len(self.joined) - 1})"]
-
-    def _take(self, scope: Scope) -> None:
-        """What this program has of these products, and says that it has taken it."""
-        for n, (e, what) in enumerate(self.handed.items()):
-            second = narrow.within(e, frozenset((self.schedule.depth,))).second
-            self._show(("part", second))
+            self._product(e)
             self.scope = scope
-            self._put(e, f"tk.take_part({what}, {n == 0})", e.free | {self.schedule.depth}, (), frozenset((self.schedule.depth, second)), True)
-        scope.lines += ["tk.taken()"] * bool(self.handed)
+        for st in local(self.body_):
+            self._show(self._along(self._other(st.axes)))
+            self._store_all(scope, [st])
+        for e, name in carried.items():
+            self._add(scope, e, name)
+        self.scope = scope
+        scope.lines += [f"{name} = tk.settled({name})" for name in carried.values()]
 
     def _add(self, scope: Scope, e: Reduce, name: str) -> None:
         """Adds a block of rows to a sum over them."""
@@ -272,7 +216,7 @@ class RowsLowering(MatmulLowering):
 
     def _product(self, e: Reduce) -> Value:
         """The same, made once."""
-        if e in self.partial and not (e in self.joined and self.view[0] == "part"):
+        if e in self.partial:
             return self.partial[e]
         rows, turned = self.schedule.depth, self.schedule.turned
         c = narrow.within(e, frozenset((rows,)))

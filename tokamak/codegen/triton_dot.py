@@ -24,6 +24,16 @@ def dot(a, b, c):
 
 
 @triton.jit
+def settled(x):
+    """x, once the products on their way into it are done. (NVIDIA's assembler has each product of a loop wait for the one before where a turn leaves
+    some, whose left factor is in registers, to the next.)"""
+    if INTERPRETED or not for_nvidia():
+        return x
+    else:
+        return tl.inline_asm_elementwise("", "=f,0", [x], dtype=tl.float32, is_pure=False, pack=1)
+
+
+@triton.jit
 def weights(x, top, total, scale):
     """Of exponents x scale to the base 2 [m, n], scale > 0, and of rows' greatest x and sum of weights so far [m]: both with these taken in, what was
     carried is multiplied by [m], and the weights [m, n]. Rows without a number above -inf have weights of 0; NaN and inf make theirs NaN.

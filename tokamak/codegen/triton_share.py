@@ -239,48 +239,20 @@ def _adds_parts(sharers, at, part):
 
 
 @triton.jit
-def joined():
-    """Waits until all programs of the cluster have arrived: they are there, and have read what they were handed."""
-    if not INTERPRETED:
-        _joined(True)
-
-
-@triton.jit
-def taken():
-    """Says that this program has read what it was handed. (It does not wait.)"""
-    if not INTERPRETED:
-        _arrived()
-
-
-@triton.jit
-def _arrived():
-    tl.inline_asm_elementwise("barrier.cluster.arrive.release.aligned; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
-
-
-@triton.jit
-def hand_part(x, sharers: tl.constexpr, at: tl.constexpr, step: tl.constexpr, last: tl.constexpr):
-    """Hands each program of the cluster its m / sharers rows of the tile `x` [m, n] (f32), by way of the room from byte `at` on, rows `step` numbers
-    apart; arrives where it is the `last` for now."""
-    if not INTERPRETED:
-        m: tl.constexpr = x.shape[0]
-        n: tl.constexpr = x.shape[1]
-        rows: tl.constexpr = m // sharers
-        row = tl.broadcast_to(tl.arange(0, m)[:, None], [m, n])
-        place = (tl.arange(0, m) % rows * step)[:, None] + tl.arange(0, n)[None, :]
-        tl.inline_asm_elementwise(_sends_part(at, rows * step * 4), "=r,r,r,r", [x, row // rows, place], dtype=tl.int32, is_pure=False, pack=1)
-        if last:
-            _arrived()
-
-
-@triton.jit
-def take_part(x, sharers: tl.constexpr, at: tl.constexpr, step: tl.constexpr, first: tl.constexpr):
-    """Of the sum of the tiles `x` of all programs of the cluster, in their order, the rows that are this program's; `first`: once all have
-    arrived."""
+def summed_part(x, sharers: tl.constexpr, at: tl.constexpr, step: tl.constexpr, first: tl.constexpr):
+    """Of the sum of the tiles `x` [m, n] (f32) of all programs of the cluster, in their order, the m / sharers rows that are this program's: by way
+    of the room from byte `at` on, rows `step` numbers apart. `first`: it is the kernel's first exchange."""
+    m: tl.constexpr = x.shape[0]
     n: tl.constexpr = x.shape[1]
-    rows: tl.constexpr = x.shape[0] // sharers
+    rows: tl.constexpr = m // sharers
+    part: tl.constexpr = rows * step * 4
     _joined(first)
+    row = tl.broadcast_to(tl.arange(0, m)[:, None], [m, n])
+    place = (tl.arange(0, m) % rows * step)[:, None] + tl.arange(0, n)[None, :]
+    tl.inline_asm_elementwise(_sends_part(at, part), "=r,r,r,r", [x, row // rows, place], dtype=tl.int32, is_pure=False, pack=1)
+    _crossed()
     mine = (tl.arange(0, rows) * step)[:, None] + tl.arange(0, n)[None, :]
-    return tl.inline_asm_elementwise(_adds_parts(sharers, at, rows * step * 4), "=f,r", [mine], dtype=tl.float32, is_pure=False, pack=1)
+    return tl.inline_asm_elementwise(_adds_parts(sharers, at, part), "=f,r", [mine], dtype=tl.float32, is_pure=False, pack=1)
 
 
 # -- exchanges in a loop -----------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ GRADIENTS: dict[tuple, Gradients] = {("cuda", 90): Gradients(vendor=(3.0e12, 6e-
 WIDEST = 256            # rows and columns at most
 ROWS = 65536            # of the depth at least: below, nothing was measured
 LEAST = 0.93            # of the vendor's time, as in `price`
+PITCH = 8               # elements of 16 bits in a word: where rows are no whole words, the vendor makes the values between layers
 HIDDEN = 64             # widest layers whose gradients a program makes with the values between them, too
 
 
@@ -36,7 +37,8 @@ def made_again(rows: int, inner: int, hidden: int, columns: int, needed: int) ->
     """Of two narrow layers, does the kernel of their gradients make the values between them again, so that forward need not keep them? `needed`: how
     many values of the hidden columns these gradients are made of."""
     one = all(LITTLE < n <= HIDDEN for n in (inner, hidden, columns))
-    return rows >= ROWS and (one or needed == 1 and fills(hidden, 2) and fills(inner, 1) and fills(columns, 1))
+    words = all(n % PITCH == 0 for n in (inner, hidden, columns))
+    return rows >= ROWS and words and (one or needed == 1 and fills(hidden, 2) and fills(inner, 1) and fills(columns, 1))
 
 
 def gradients(rates: Gradients, graph: Graph, found: dict[Opaque, Contraction], pairs: Mapping[Opaque, tuple], taken: Mapping,
@@ -53,6 +55,14 @@ def gradients(rates: Gradients, graph: Graph, found: dict[Opaque, Contraction], 
             if len(narrow) == len(beside) and sum(m * n for _, m, n, _ in (c.sizes(hints) for c in narrow)) <= CARRIED:
                 made.update(dict.fromkeys(beside))
     return made
+
+
+def in_halves(found: dict[Opaque, Contraction], first: Opaque, last: Opaque, made: Mapping[Opaque, Reason | None], hints: Hints) -> bool:
+    """Is what lies between two layers, `first` and `last`, made by the kernel of gradients, of which each of two programs has half?"""
+    between = {e.node for e in loads(found[last].left)}
+    inner, hidden, columns = found[first].sizes(hints)[3], *(found[last].sizes(hints)[i] for i in (3, 2))
+    beside = any(why is None and between & _reads(found[n]) for n, why in made.items())
+    return beside and fills(hidden, 2) and fills(inner, 1) and fills(columns, 1)
 
 
 def _long(c: Contraction, hints: Hints) -> bool:

@@ -6,7 +6,7 @@ what stands along them and the gradients of the weights.
 
 What is within reads 16-bit values and weights; what is across is carried from row to row and left as partial sums. Where that is too much for one
 program, and all of it has one axis, two neighbours run through the same rows, each with half of that axis (`halved`); the second finds them in the
-cache. What is summed over that axis within a row, and stored, they add up between them.
+cache.
 """
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ..ir.dtype import F32
 from ..ir.expr import Cast, Expr, Load, Op, Random, Reduce, Scan, loads, walk
 from ..ir.graph import Scatter
-from ..ir.index import Axis, as_index, Index
+from ..ir.index import Axis, Index, as_index
+from ..ir.rules import fits
 from .axes import Group, as_one
 from .contraction import NARROW, SIDE, factors_of, halves
 from .legal import Roles, roles
 from .reason import Reason
-from .sharing import part_sums
 
 ROWS = 64               # of a step
 CARRIED = 16384         # elements of f32 of weights' gradients that a program carries
 HALF_CARRIED = 32768    # the same of each of two programs that have half of an axis: 128 registers of 256 threads
 SHARED = 200 << 10      # bytes of shared memory for weights, and for the rows under way
-HALF_SHARED = 216 << 10         # the same of two programs that have half of an axis each, with what they hand each other
 COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge"}
 WARPGROUPS = 128        # rows of a product of eight warps, which turned tiles have
 
@@ -66,10 +66,13 @@ def added_up(e: Reduce, rows: frozenset[Axis]) -> bool:
 
 
 def _factors(e: Reduce) -> list[tuple[Expr, Expr]]:
-    """The two factors of 16 bits whose products `e` adds up, in either order; () where it does not."""
+    """The two factors of 16 bits whose products `e` adds up, in either order; () where it does not. What is 16 bits without being rounded to them, an
+    extreme of such values, counts as rounded."""
     if e.monoid != "sum" or not isinstance(e.args[0], Op) or e.args[0].name != "mul":
         return []
     found = factors_of(e.args[0])
+    d = next((h for x in found if (h := halves(x)) is not None), None)
+    found = [x if halves(x) is not None else Cast(F32, Cast(d, x)) if d is not None and x.dtype is F32 and fits(x, d) else x for x in found]
     alike = len(found) == 2 and halves(found[0]) is not None and halves(found[0]) is halves(found[1])
     return [tuple(found), tuple(reversed(found))] if alike else []
 
@@ -101,26 +104,12 @@ def narrow_roles(group: Group) -> Roles | None:
     """The roles in a group whose folds are all within rows or across them, of which there is one at least; None for any other."""
     exprs = _exprs(group)
     rows = rows_of(group.axes, exprs)
-    if rows is None or any(isinstance(m.node, Scatter) for m in group.members) or not expressed(exprs, rows) or _folded_on(group, rows):
+    if rows is None or any(isinstance(m.node, Scatter) for m in group.members) or not expressed(exprs, rows):
         return None
     made = roles(group, rows)
     if not isinstance(made, Roles) or not made.accumulating or any(len(m.free - rows) != 1 for m in made.local):
         return None
     return made if len(rows) == 1 or as_one(group.members, rows) else None
-
-
-def _folded_on(group: Group, rows: frozenset[Axis]) -> bool:
-    """Is anything folded of what two programs sum over the axis that is halved?"""
-    half, summed = halved(_exprs(group), rows), set()
-    for m in group.members if half is not None else ():
-        found = folds(m.roots())
-        if summed & {e.node for e in m.loads}:
-            if found:
-                return True
-            summed.add(m.node)
-        elif any(half in e.over for e in found):
-            summed.add(m.node)
-    return False
 
 
 def stepped(group: Group, r: Roles) -> bool:
@@ -152,8 +141,8 @@ def infeasible(exprs: list[Expr], rows: frozenset[Axis], inside: frozenset = fro
 
 
 def halved(exprs: Iterable[Expr], rows: frozenset[Axis]) -> Axis | None:
-    """The axis of which each of two programs takes half: one that all products summed over the rows have, and every value of a row, but what is
-    `joined`, where one program has no registers for all. None where none is needed, or found."""
+    """The axis of which each of two programs takes half: one that all products summed over the rows have, and every value of a row, and that nothing
+    sums over, where one program has no registers for all. None where none is needed, or found."""
     exprs = list(exprs)
     made = [(e, within(e, rows), across(e, rows)) for e in folds(exprs)]
     sums, axes = [c for _, _, c in made if c is not None], {a for _, *cs in made for c in cs if c is not None for a in (c.first, c.second)}
@@ -161,21 +150,8 @@ def halved(exprs: Iterable[Expr], rows: frozenset[Axis]) -> Axis | None:
     if not sums or not any(c for _, c, _ in made) or len(wide) != 1 or not all(fills(a.extent, 1) for a in axes - set(wide)):
         return None
     half, = wide
-    summed = joined(exprs, rows, half)
-    apart = all(half in (c.first, c.second) for c in sums) and all(e in summed for e, *_ in made if half in e.over)
-    each = all(half in e.free or set(_outermost([e])) <= set(summed) for e in exprs if rows & e.free)
-    return half if apart and each and carried(exprs, rows) > CARRIED else None
-
-
-def joined(exprs: Iterable[Expr], rows: frozenset[Axis], half: Axis) -> list[Reduce]:
-    """The products within a row that sum over `half`, which nothing else is folded of."""
-    return [e for e in _outermost(list(exprs)) if half in e.over and within(e, rows) is not None]
-
-
-def _outermost(exprs: list[Expr]) -> list[Reduce]:
-    """The folds in `exprs` that no other one is made of."""
-    inside = {x for e in folds(exprs) for a in e.args for x in walk(a)}
-    return [e for e in folds(exprs) if e not in inside]
+    apart = all(half in (c.first, c.second) for c in sums) and not any(half in e.over for e, *_ in made)
+    return half if apart and all(half in e.free for e in exprs if rows & e.free) and carried(exprs, rows) > CARRIED else None
 
 
 def carried(exprs: Iterable[Expr], rows: frozenset[Axis], half: Axis | None = None) -> int:
@@ -183,13 +159,11 @@ def carried(exprs: Iterable[Expr], rows: frozenset[Axis], half: Axis | None = No
     return sum(held(c.first, half) * held(c.second, half) for e in folds(exprs) if (c := across(e, rows)) is not None)
 
 
-def stages(exprs: list[Expr], rows: frozenset[Axis], shared: int = 0, half: Axis | None = None, inside: frozenset = frozenset(),
+def stages(exprs: list[Expr], rows: frozenset[Axis], shared: int = SHARED, half: Axis | None = None, inside: frozenset = frozenset(),
            turned: bool = False) -> int:
-    """Blocks of rows that can be under way at once, in so many bytes of shared memory (0: as many as there are). `inside`: nodes that are made there and not read. Of
+    """Blocks of rows that can be under way at once, in so many bytes of shared memory. `inside`: nodes that are made there and not read. Of
     `turned` tiles those that are no factors wait in registers."""
     weights = {c.right: 2 * held(c.first, half) * held(c.second, half) for e in folds(exprs) if (c := within(e, rows)) is not None}
-    shared = shared or (SHARED if half is None else HALF_SHARED)
-    shared -= sum(part_sums(held(within(e, rows).second), ROWS) for e in joined(exprs, rows, half)) if half is not None else 0
     multiplied = factors(exprs, rows)
     waits = multiplied if half is None else {c.left.arg for e in folds(exprs) if (c := within(e, rows)) is not None}     # else in registers
     made = sum(2 * ROWS * _width(x, rows, half) for x in multiplied & waits if not isinstance(x, Load) or x.node in inside)

@@ -43,15 +43,6 @@ REACHED = 91            # percent of the multiprocessors that clusters of more t
                         # when all had ended
 
 
-PAD = 8                 # numbers between the rows of a tile that programs of a cluster add up by way of shared memory: eight rows, of which a warp
-                        # has some of each, then lie in different banks
-
-
-def part_sums(first: int, second: int) -> int:
-    """Bytes by way of which programs of a cluster add up tiles of these extents."""
-    return 4 * first * (second + PAD)
-
-
 def sharers(row: int, target, rows: int = 0) -> int:
     """How many programs hold a row of so many bytes in stages; 0 where none can. What lies beside whole 16-byte words, of rows that begin anywhere,
     does not count. `rows`: how many there are, where that is known; few are shared by more programs than they need."""

@@ -17,8 +17,9 @@ from ..ir.index import Axis, Fetch, Index, as_index, axis
 from ..ir.normal import floordiv
 from ..ir.ops import CARRIERS, can_fail
 from ..ir.rewrite import replaced
-from .cost import Hints, estimates
 from .column_folds import walks_down
+from .contraction import contraction
+from .cost import Hints, estimates
 
 LINE = 128              # bytes of memory that are fetched together
 WIDE = 512              # elements that rows counted as one have at most
@@ -65,9 +66,10 @@ def widened(graph: Graph, target) -> Graph:
 
 
 def _folded_along(graph: Graph) -> frozenset:
-    """What folds along lines read, each line by itself: sums of its columns stand in their kernel."""
+    """What folds along lines read, each line by itself, and what is multiplied: sums of its columns stand in their kernel."""
     folds = (e for n in graph.nodes if isinstance(n, Compute) for e in walk(n.expr) if isinstance(e, Reduce) and e.free)
-    return frozenset(x.node for e in folds for x in walk(*e.args) if isinstance(x, Load) and any(x.offset().coefficient(a) == 1 for a in e.over))
+    return frozenset(x.node for e in folds for x in walk(*e.args)
+                     if isinstance(x, Load) and (any(x.offset().coefficient(a) == 1 for a in e.over) or contraction(e) is not None))
 
 
 def _in_two_steps(n: Compute, hints: Hints, readers: dict, along: frozenset, target) -> Compute | None:

@@ -91,12 +91,12 @@ class Interpreted:
     def _clusters(self, program, places: list) -> None:
         """`program` at all `places`, a cluster after the other."""
         library, place = vars(self._copies["tokamak.codegen.triton_lib"]), self._copies["triton.runtime.interpreter"].interpreter_builder.set_grid_idx
-        before = {name: library[name] for name in (*_EXCHANGES, "take_part")}
+        before = {name: library[name] for name in (*_EXCHANGES, "summed_part")}
         try:
             for start in range(0, len(places), self.unit.cluster):
                 cluster = _Cluster(program, places[start:start + self.unit.cluster], place, self._copies["triton.language"])
                 library.update({name: functools.partial(cluster.share if name.startswith("share") else cluster.exchange, n)
-                                for name, n in _EXCHANGES.items()}, take_part=cluster.take_part)
+                                for name, n in _EXCHANGES.items()}, summed_part=cluster.summed_part)
                 cluster.run()
         finally:
             library.update(before)
@@ -191,7 +191,7 @@ class _Cluster:
             made.append(by_rank)
         return tuple(made) if len(made) > 1 else made[0]
 
-    def take_part(self, x, sharers, *_):
+    def summed_part(self, x, sharers, *_):
         """As `triton_share`'s."""
         (first, *others), = self._told((x,))
         tl, (m, n), parts = self.tl, x.shape, getattr(sharers, "value", sharers)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from ..fuse import narrow
 from ..fuse.contraction import LITTLE, SIDE, SLICE, TURNED, Contraction, chained, contraction, multiplied, of_one_row, of_vector, product_type, summed
 from ..fuse.cost import Hints
-from ..fuse.sharing import clusters, part_sums
+from ..fuse.sharing import clusters
 from ..ir.dtype import F32
 from ..ir.expr import Load, Reduce, Rewriter, Scan, loads, walk
 from ..ir.index import Axis, as_index
@@ -60,6 +60,7 @@ PACKED = 256            # elements of a slice of what is unpacked
 UNPACKED = 256          # bytes of one of what is not
 LEAST_PART = 8          # columns of a part of a tile that programs of a cluster have added up
 ROOM = 40 << 10         # bytes by way of which they do, at most: so much of a program's shared memory has a place before it is launched
+PAD = 8                 # numbers between the rows of a tile there: eight rows, of which a warp has some of each, then lie in different banks
 STEP = 512              # bytes of a step along what the many columns read; a quarter where a step is unpacked: more spills
 
 
@@ -143,6 +144,11 @@ def _joins(shares: int, tiles: int, columns: int, room: int, target) -> bool:
     of shared memory? Clusters that do not all run at once would take twice as long."""
     return 1 < shares <= target.cluster and power(shares) == shares and columns // shares >= LEAST_PART and room <= ROOM \
         and tiles <= clusters(shares, target)
+
+
+def part_sums(first: int, second: int) -> int:
+    """Bytes by way of which programs of a cluster add up tiles of these extents."""
+    return 4 * first * (second + PAD)
 
 
 def _read_once(b: Body, found: list[Contraction], many: Axis, few: Axis) -> bool:

@@ -4,7 +4,6 @@ through its blocks of rows, and carries what is summed over them.
     depth       the axis of rows, which is the one that is split
     widths      the narrow axes, all of which a tile holds
     half        the one of which each of two neighbours, which run through the same rows, has one half
-    sharers     two where they are a cluster, and add up what they sum over it
     turned      tiles lie along a narrow axis and the rows, so that products have the narrow axes' elements in their rows: eight warps multiply 128
 """
 from __future__ import annotations
@@ -63,10 +62,7 @@ def choose(b: Body, hints: Hints, target) -> RowsSchedule | None:
     warps, stages = 4 if narrow.carried(exprs, found) <= FEW else 8, narrow.stages(exprs, found, half=half)
     blocks = -(-hints(rows.extent) // narrow.ROWS)
     programs = max(1, min((PER if warps == 4 else 1) * target.threads // (1 if half is None else 2), blocks))
-    sharers = 2 if half is not None and narrow.joined(exprs, found, half) else 1
-    if sharers > target.cluster:
-        return None
-    return _schedule(rows, widths, programs, warps, stages, wide(b, hints), half is not None, half, sharers)
+    return _schedule(rows, widths, programs, warps, stages, wide(b, hints), half is not None, half)
 
 
 def whole(b: Body, s: MatmulSchedule, hints: Hints, target) -> tuple[Body, RowsSchedule] | None:
@@ -90,9 +86,9 @@ def whole(b: Body, s: MatmulSchedule, hints: Hints, target) -> tuple[Body, RowsS
 
 
 def _schedule(rows: Axis, widths: tuple[Axis, ...], programs: int, warps: int, stages: int, far: bool, turned: bool = False,
-              half: Axis | None = None, sharers: int = 1) -> RowsSchedule:
+              half: Axis | None = None) -> RowsSchedule:
     """Tiles of `narrow.ROWS` rows by all of the narrow axes, or one half of one. `far`: are offsets of 64 bits?"""
     pieces = ((rows, (narrow.ROWS,)), *((a, (narrow.held(a, half),)) for a in widths))
     exact = frozenset(a for a, (n,) in pieces if a.extent.constant is not None and a.extent.constant % n == 0)
     return RowsSchedule((rows, *widths), (rows, widths[0]), pieces, frozenset(), (rows,), programs, exact, warps, stages, wide=far,
-                        depth=rows, group=1, widths=widths, turned=turned, half=half, sharers=sharers)
+                        depth=rows, group=1, widths=widths, turned=turned, half=half)
