@@ -398,7 +398,8 @@ ALONG_THE_MIDDLE = """graph prefixes {{
 
 
 @pytest.mark.parametrize("columns, found", [
-    (3279, "i1:64?, i2:32?) looped(i1) warps(4) stages(1)"), (3280, "i1:64?, i2:64?) looped(i1) warps(4) stages(3)"),
+    (3279, "i1:64?, i2:64?) looped(i1) warps(2) stages(1)"), (3278, "i1:64?, i2:64?) looped(i1) warps(1) stages(1)"),
+    (1279, "i1:64?, i2:32?) looped(i1) warps(4) stages(1)"), (3280, "i1:64?, i2:64?) looped(i1) warps(4) stages(3)"),
     (10001, "i1:16?, i2:64?) looped(i1) warps(1) stages(1)")])
 def test_columns_of_prefixes_that_begin_anywhere(columns, found):
     assert first(ALONG_THE_MIDDLE, "bf16", 1249, columns).startswith(f"tile({found}")
@@ -418,10 +419,33 @@ def test_rows_along_the_middle_are_held_in_equal_pieces(rows, found):
 
 
 @pytest.mark.parametrize("columns, type, found", [
-    (100, "bf16", "i0:32, i1:128?) split(i0 / 264) warps(8) stages(1)"), (320, "bf16", "i0:8, i1:512?)"), (192, "bf16", "i0:16, i1:128+64)"),
-    (72, "f32", "i0:32, i1:128?)"), (51, "f32", "i0:16, i1:32+16+4?)")])
+    (320, "bf16", "i0:8, i1:512?)"), (384, "bf16", "i0:8, i1:256+128)"), (300, "f32", "i0:8, i1:512?)")])
 def test_rows_with_a_little_piece_whose_column_sums_are_carried_are_one_piece(columns, type, found):
     assert first(BACKWARD, type, 300000, columns).startswith(f"tile({found}")
+
+
+@pytest.mark.parametrize("rows, columns, type, found", [
+    (300000, 100, "bf16", "i0:8, i1:32+32+32+32?) split(i0 / 1056) warps(4) stages(1)"),
+    (300000, 51, "f32", "i0:8, i1:32+32?) split(i0 / 1056) warps(4) stages(1)"),
+    (131072, 150, "bf16", "i0:8, i1:32+32+32+32+32?) split(i0 / 528) warps(4) stages(1)"),
+    (300000, 64, "bf16", "i0:64?, i1:64)"), (10000, 100, "bf16", "i0:32?, i1:128?)"), (300000, 250, "bf16", "i0:8, i1:256?)")])
+def test_many_short_rows_whose_column_sums_are_carried_are_equal_pieces(rows, columns, type, found):
+    assert first(BACKWARD, type, rows, columns).startswith(f"tile({found}")
+
+
+NORM_ALONG_THE_MIDDLE = """graph middle {{
+  input %x: {type}[300, {rows}, {columns}]({rows} * {columns}, {columns}, 1)
+  %squares: f32[300, {columns}]({columns}, 1) for i2<{rows} = sum[i2](mul(f32(%x[i0, i2, i1]), f32(%x[i0, i2, i1])))
+  %out: {type}[300, {rows}, {columns}]({rows} * {columns}, {columns}, 1) = {type}(mul(f32(%x[i0, i1, i2]), rsqrt(%squares[i0, i2])))
+  return %out
+}}"""
+
+
+@pytest.mark.parametrize("rows, columns, type, kernels", [(64, 501, "bf16", 1), (512, 502, "bf16", 1), (130, 402, "f32", 1), (1024, 501, "bf16", 2)])
+def test_norms_along_a_short_middle_axis_are_one_kernel(rows, columns, type, kernels):
+    """Whatever words their lines are read in: what a program holds is read once."""
+    graph = parse_graph(NORM_ALONG_THE_MIDDLE.format(type=type, rows=rows, columns=columns))
+    assert len(plan(graph, LARGE).steps) == kernels
 
 
 ONE_PASS = """graph statistics {{

@@ -19,6 +19,10 @@ WALKED_FROM = 32768     # rows of 65537 f32 10.8 us, of 131072 f16 9.9, of 32 of
 ALONE_EACH = 4096       # elements for each multiprocessor from which on few long rows are summed by themselves, and their columns where the gradient
                         # is written: LayerNorm backward of 16 and 64 rows of 131072 bf16 10.9 and 32.9 us, of 8 of 262144 11.5, of 32 of 131073 22.3,
                         # f32 of 16 of 65536 11.7; 15.9, 46.0, 14.4, 33.0 and 13.8 with both sums in one kernel. Of 4 of 65536 8.2, 7.6
+UNCUT = 512             # rows one behind the other up to which a program holds them all and folds them, whatever the words; where sums cross its
+WIDE = 4                # programs, too, of 4-byte elements alone: RMSNorm along the middle, H100, of 300 x 64 x 500 bf16 18.8 us, of 500 x 48 x 1023
+                        # f16 53, of 431 x 130 x 402 f32 82.8 and backward 144; 31.5, 73, 101.6 and 290 in kernels that read whole words; but of
+                        # 16 x 1024 x 4095 bf16 225, 160, backward of 300 x 64 x 500 65, 57
 SHARED_FROM = 16 << 20  # bytes of columns from which on programs share out their rows, however many columns there are
 
 
@@ -95,6 +99,9 @@ def cuts_lines(r: Roles, v, hints: Hints, target) -> bool:
             offset = e.offset()
             behind = [a for a in offset.axes() - (r.parallel - crossed) if offset.coefficient(a) is as_index(v.extent)]
             if offset.coefficient(v) == 1 and behind and not hints.divides(max(16 // e.dtype.bytes, 1), v.extent):
+                written = any(not x.bound and v in x.free and not x.free.isdisjoint(behind) for x in r.local)
+                if written and hints.count(behind) <= UNCUT and (not crossed or e.dtype.bytes >= WIDE):
+                    continue
                 if any(a in m.free and hints.divides(max(16 // e.dtype.bytes, 1), a.extent * v.extent) for a in behind):
                     return True
     return False

@@ -63,9 +63,9 @@ def narrowest(b: Body, line: Axis | None) -> int:
     return min((size for _, address, size in strides_of(b) if line in address.axes()), default=4)
 
 
-def begin_anywhere(b: Body, line: Axis, hints: Hints) -> bool:
-    """Do rows along `line` begin at any element, not at 16-byte words?"""
-    return any(not hints.divides(max(16 // size, 1), address.coefficient(x)) for _, address, size in strides_of(b)
+def begin_anywhere(b: Body, line: Axis, hints: Hints, word: int = 16) -> bool:
+    """Do rows along `line` begin at any element, not at words of 16 bytes, or so many?"""
+    return any(not hints.divides(max(word // size, 1), address.coefficient(x)) for _, address, size in strides_of(b)
                if address.coefficient(line) == 1 for x in address.axes() - {line})
 
 

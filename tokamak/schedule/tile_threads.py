@@ -11,7 +11,7 @@ from ..ir.index import Axis
 from . import tile_statistics
 from .body import Body, exprs_of
 from .schedule import strides_of
-from .tile_access import fits
+from .tile_access import begin_anywhere, fits
 from .tile_facts import TileFacts
 from .tile_schedule import Shift
 from .tile_stages import power
@@ -21,6 +21,9 @@ PER_THREAD = 16         # elements of a pointwise tile to one thread, and of a h
 ROW_THREAD = 32         # of a tile that is folded: norms forward reach 75% of the limit over many sizes, against 69 with 16 and 62 with 8
 CARRY_THREAD = 16       # elements of a row to one thread where column sums are carried: 16-bit LayerNorm backward at six sizes 70 to 77%, 26 to 61
                         # with half as many; f32 83, 78 and 54% against 82, 68 and 41
+CARRY_PIECE = 32        # columns of each of the pieces of short rows that are all alike (`tiles.CARRY_SHORT`),
+CARRY_ALIKE = 4         # which so many warps have; of more pieces than
+CARRY_PIECES = 4        # so many, half as many programs
 RAGGED_EACH = 64        # of longer rows that begin anywhere and are written, too: warps fold their rows by themselves. bf16 LayerNorm over 255 and
                         # 257 columns 47.7 and 38.1 us, 55.1 and 46.6 with tiles of twice as many (RAGGED_STORED) or twice the warps
 RUN_THREAD = 16         # of looped rows whose runs are short (`whole_runs`), CARRY_STAGES tiles under way: moments of groups by a program each, which
@@ -92,8 +95,10 @@ STAGED = 160 << 10      # bytes of shared memory at most that hold rows under wa
 LANES = 32              # rows of a tile from which on several are under way: with fewer, what is one number a row is laid out again and again: f16
                         # LayerNorm backward over 256 and 512 columns 38 and 57%, 80 and 70 with one
 COLUMNS = 64            # columns of a tile that folds across rows: 128 bytes of a 16-bit type
-RAGGED_COLUMNS = 32     # columns that begin anywhere of a tile down which prefixes are made, 64 rows at a time by four warps, none under way: along
-                        # the middle of 6 x 1249 x 3279 bf16 70.8 us, of 10 x 1000 x 2001 f32 88.0; 143.6 and 284.9 by 64 columns and 16 warps
+SCANNED_THREAD = 64     # elements to a thread of a tile of 64 rows and columns, which begin anywhere, down which prefixes are made, none under way;
+SCANNED_WORDS = 128     # where all begin at words of 4 bytes: along the middle, H100, 10 x 1368 x 2310 bf16 66 us, of 10 x 1000 x 2001 f32 72; of
+                        # 25 x 2605 x 385 bf16, by two warps, 118, of 6 x 1249 x 3279 72; 125, 99, 126, 76 by RAGGED_COLUMNS and four warps
+RAGGED_COLUMNS = 32     # of such a tile where there are fewer than COLUMNS to a multiprocessor
 NARROW = 8              # columns at least, of a tile that folds across rows: 32 bytes of f32, one sector
 
 
@@ -128,6 +133,8 @@ class TileThreads(TileFacts):
         one = self.carries and self._one_row(dims)
         shares = self.crossed and not self.rows
         staged = self.staged_columns() and not several
+        if self.carries_alike():
+            return Threads(CARRY_ALIKE, RESIDENT // CARRY_ALIKE // (1 if len(self.pieces[self.line]) <= CARRY_PIECES else 2), 1, 0, False, False)
         by_thread = shares and dims == (self.line,) and self.line in self.crossed and self.carried() > 2 \
             and all(e.monoid in ("sum", "moments") for e in self.crossing)
         each = self._each(dims, carries, by_thread)
@@ -153,6 +160,11 @@ class TileThreads(TileFacts):
         capped = at_once or full or split and not keeps and resident < RESIDENT // warps
         return Threads(warps, resident, stages,
                        min(REGISTERS // (32 * warps * resident) // 8 * 8, 255) if capped else 0, by_thread, reread)
+
+    def carries_alike(self) -> bool:
+        """Are sums carried along short rows, several of which lie in equal pieces of a warp's width?"""
+        row = self.pieces.get(self.line, ())
+        return self.carries and self.line in self.rows and len(self.pieces) == 2 and len(row) > 1 and set(row) == {CARRY_PIECE}
 
     def _at_once(self, dims: tuple[Axis, ...], warps: int, elements: int) -> bool:
         """Do programs that hold a row of 32 bits each all run at once with HELD_REGISTERS a thread, and not with twice as many?"""
@@ -187,7 +199,8 @@ class TileThreads(TileFacts):
         if plain and self._one_row(dims) and self.stored_along() and self.hints.count(self.b.parallel) <= self.target.threads:
             each = PER_THREAD
         if self.looped and not self.crossed and self.line in self.b.parallel:
-            each = LONE_THREAD if self.lone() or self.scans_ragged() else RAGGED_THREAD if self.begin_anywhere() and not self.scans_many() else each
+            ragged = self.begin_anywhere() and not self.scans_many()
+            each = self._scanned_each() if self.scans_ragged() else LONE_THREAD if self.lone() else RAGGED_THREAD if ragged else each
         if plain and self.line in self.rows and self.stored_along() and self.begin_anywhere():
             each = PIECE_EACH if self.one_piece() else RAGGED_EACH
         short = sum(self.pieces.get(self.line, (0,)))
@@ -222,6 +235,12 @@ class TileThreads(TileFacts):
         if self.short_sums():
             return SHORT_SUM_WARPS
         return WORDS_WARPS if words else min(warps, SUMMED_WARPS if self.summed() else PASSING_WARPS)
+
+    def _scanned_each(self) -> int:
+        """Elements to a thread of a tile down which prefixes are made of columns that begin anywhere."""
+        if self.columns() < COLUMNS:
+            return LONE_THREAD
+        return SCANNED_THREAD if begin_anywhere(self.b, self.line, self.hints, 4) else SCANNED_WORDS
 
     def one_piece(self) -> bool:
         """Is a row of 16 bits one short piece, a warp's width?"""
@@ -274,9 +293,9 @@ class TileThreads(TileFacts):
         """Columns of a tile that folds across rows: narrow where there are few, so that there are programs for every multiprocessor."""
         if self.line is None or self.crossed:
             return COLUMNS
-        if self.scans_ragged():
-            return RAGGED_COLUMNS
         share = self.hints.count(self.b.parallel) // self.target.threads
+        if self.scans_ragged():
+            return COLUMNS if share >= COLUMNS else RAGGED_COLUMNS
         return max(NARROW, min(COLUMNS, power(share + 1) // 2))
 
     def _passes_through(self) -> bool:

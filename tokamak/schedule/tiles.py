@@ -17,7 +17,7 @@ from .tile_access import once
 from .tile_facts import ALONE, CHUNK, SECTOR
 from .tile_schedule import WASTE, Shift, TileSchedule, blocks, cover, evenly, shifted
 from .tile_stages import power
-from .tile_threads import COLUMNS, REGISTERS, RESIDENT, SHORT_FEW, SHORT_FROM, TileThreads
+from .tile_threads import CARRY_PIECE, COLUMNS, REGISTERS, RESIDENT, SHORT_FEW, SHORT_FROM, TileThreads
 
 TILE = 4096             # elements of a tile that a program works on at once, at least where the sizes allow
 SMALLEST = 256          # of a pointwise tile where there are few: 65536 elements in 1.6 us, 1.9 with POINTWISE; and of rows that are only folded:
@@ -42,6 +42,10 @@ EVEN_HELD = 128         # rows at most of which all are held so beside columns t
 LITTLE_PIECE = 4        # rows whose column sums are carried, and whose last piece is so small a part of their first one: as one piece with idle lanes
 WHOLE_WORD = 8          # where they begin at words of 8 bytes. LayerNorm backward of 300000 rows of 100 bf16 65.4 us, 114.9, of 60000 of 320 64.5,
                         # 78.1, f32 of 300000 of 72 78.3, 89.4, of 65536 of 160 45.5, 55.4; but bf16 of 65536 of 192 37.9, 34.8, f32 of 51 401, 340
+CARRY_SHORT = 224       # columns at most of rows whose column sums are carried, and elements of all of them at least, where pieces are alike, of
+CARRY_FROM = 1 << 23    # CARRY_PIECE columns, of so many rows by four warps with as many registers as they take: LayerNorm backward, H100, of 500000
+CARRY_ROWS = 8          # rows of 50 bf16 76 us, of 300001 of 77 73, of 200000 of 112 58, of 100000 of 200 55, f32 of 131072 of 150 90; 101, 134, 63,
+                        # 60 and 134 in pieces of several sizes, or one with idle lanes, and no more registers than let as many run as can; some spill
 PIECES = 512            # of a tile of rows of 16 bits that are one piece of a warp's width and written, too: bf16 LayerNorm of 32768 and 131072 rows
                         # of 31 4.0 and 10.9 us, f16 softmax of 32768 of 31 4.0, by four warps; 4.9, 11.8 and 5.1 with RAGGED by one
 ACROSS_BYTES = 16384    # bytes of a tile along rows that programs run through, and along a short axis that something else lies along: sums of
@@ -409,13 +413,21 @@ class _Chooser(TileThreads):
         n, found = self.hints.exactly(row.extent), self.pieces[row]
         if n is None or len(found) < 2:
             return
-        held = row is not self.line and n <= EVEN_HELD and self._takes_columns() and not self.begin_anywhere()
-        if held or not self.crossed and not (row is self.line and self.begin_anywhere()):
+        held = row is not self.line and n <= EVEN_HELD and self._takes_columns()
+        if self._carries_short(row, n):
+            self.pieces = {a: (CARRY_PIECE,) * -(-n // CARRY_PIECE) if a is row else (CARRY_ROWS,) for a in self.pieces}
+        elif held or not self.crossed and not (row is self.line and self.begin_anywhere()):
+            self.pieces = {a: p for a, p in self.pieces.items() if a in (row, self.line) or not held or not self.begin_anywhere()}
             self.pieces[row] = evenly(n, EVEN // self.narrowest() if row is self.line else EVEN_ROWS) or found
         elif self.carries and row is self.line and n * self.narrowest() % WHOLE_WORD == 0 and LITTLE_PIECE * found[-1] <= found[0]:
             other, = (a for a in self.pieces if a is not row) if len(self.pieces) == 2 else (None,)
             if other in self.crossed and sum(self.pieces[other]) > 1 and power(n) < TILE:
                 self.pieces.update({row: (power(n),), other: (TILE // power(n),)})
+
+    def _carries_short(self, row: Axis, n: int) -> bool:
+        """Are sums of columns carried beside many short rows, which are no one piece?"""
+        several = len(self.pieces) == 2 and all(a is row or a in self.crossed and sum(self.pieces[a]) > 1 for a in self.pieces)
+        return self.carries and row is self.line and several and CARRY_PIECE < n <= CARRY_SHORT and self.hints.count(self.b.axes) >= CARRY_FROM
 
     def _side_by_side(self) -> bool:
         """Are rows that begin anywhere short and many, and is all that is read and written along them theirs, so that a program may hold several?"""
