@@ -122,7 +122,8 @@ def test_rows_that_are_held(rows, columns, type, found):
     (4096, 8193, "f32", "i1:4096+8?) shifted(i1 % 4) looped(i1) warps(32)"), (32768, 4097, "f16", "i1:8192+16?) shifted(i1 % 8) looped(i1) warps(4)"),
     (64, 262143, "f32", "i1:4096+8?) shifted(i1 % 4) split(i1 / 16) warps(8)"),
     (64, 262144, "f32", "i1:4096) split(i1 / 16) warps(4) stages(1) once"),
-    (256, 65536, "f32", "i1:4096) looped(i1) warps(32) stages(1) once"), (192, 65536, "f32", "i1:4096) split(i1 / 5)"),
+    (256, 65536, "f32", "i1:4096) looped(i1) warps(32) stages(1) once"), (192, 65536, "f32", "i1:4096) looped(i1) warps(32)"),
+    (160, 65536, "f32", "i1:4096) split(i1 / 6)"),
     (256, 131071, "f16", "i1:8192+16?) shifted(i1 % 8) split(i1 / 4)"),
     (262144, 31, "f32", "i0:16, i1:32?) warps(1)"), (131072, 127, "f32", "i0:8, i1:128?) warps(1)"),
     (32768, 127, "f16", "i0:16, i1:128?) warps(1)"), (262144, 17, "f32", "i0:64, i1:16+1) warps(1)")])
@@ -431,6 +432,21 @@ def test_rows_with_a_little_piece_whose_column_sums_are_carried_are_one_piece(co
     (300000, 64, "bf16", "i0:64?, i1:64)"), (10000, 100, "bf16", "i0:32?, i1:128?)"), (300000, 250, "bf16", "i0:8, i1:256?)")])
 def test_many_short_rows_whose_column_sums_are_carried_are_equal_pieces(rows, columns, type, found):
     assert first(BACKWARD, type, rows, columns).startswith(f"tile({found}")
+
+
+SUM_ALONG_THE_MIDDLE = """graph middle {{
+  input %x: f32[107, {rows}, 8790]({rows} * 8790, 8790, 1)
+  %out: f32[107, 8790](8790, 1) for i2<{rows} = sum[i2](%x[i0, i2, i1])
+  return %out
+}}"""
+
+
+@pytest.mark.parametrize("rows, found", [
+    (55, "i1:64?, i2:64?) looped(i1) warps(4)"), (75, "i1:32?, i2:64?) looped(i1) warps(8)"), (1024, "i1:64, i2:64?) looped(i1) warps(16)")])
+def test_matrices_of_few_rows_of_32_bits_are_summed_in_one_turn(rows, found):
+    graph = parse_graph(SUM_ALONG_THE_MIDDLE.format(rows=rows))
+    (_, s), *_ = schedule_plan(plan(graph, LARGE), LARGE).bodies.values()
+    assert str(s).startswith(f"tile({found}")
 
 
 NORM_ALONG_THE_MIDDLE = """graph middle {{

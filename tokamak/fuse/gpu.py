@@ -25,9 +25,9 @@ ABREAST = 4             # times FILL programs where each takes several rows at o
                         # from NHWC, the gradient in NCHW, of 16 x 256 x 112 x 112 bf16 79.5 us, which programs share, 97 by 512 programs, f32 of
                         # 12 x 256 x 64 x 65 40, 57; of 4 x 512 x 128 x 128 bf16 48, 93 by 128, of 2 x 512 x 160 x 161 41, 207 by 64
 FILL = 2                # programs that each multiprocessor should have
-NEARLY = 0.95           # of them will do where each sums a long row by many warps: sums of 256 rows of 32768, 65536 and 131072 f32 12.5, 19.6 and
-                        # 36.9 us, 14.6, 21.1 and 38.5 shared by four each; of 32768 bf16 7.8, 8.5. Rows of 131071 bf16, which few warps sum, 30.9,
-                        # 21.9
+NEARLY = 0.72           # of them will do where each sums a long row by many warps: sums of 256 rows of 32768, 65536 and 131072 f32 12.5, 19.6 and
+                        # 36.9 us, 14.6, 21.1 and 38.5 shared by four each; of 32768 bf16 7.8, 8.5; of 192 of 65536 20.5, 22.9 (H100). Rows of 131071
+                        # bf16, which few warps sum, 30.9, 21.9
 LONG_SUM = 32 << 10     # bytes of such a row at least: f32 sums of 4096 rows of 8193 35.0 us, 36.7 with `tile_threads.PASSING_WARPS`; f16 of 32768 of
                         # 4097 74 with twice those, 67
 CARRIED_ROW = (256, 8192)       # columns of which one program carries the sums along whole rows, rather than those of a few columns down many rows

@@ -68,7 +68,9 @@ LONG_WARPS = 32         # of a program that folds a long row of 32-bit elements 
                         # 41.8; of 2048 of 16384 34.7, 38.3; bf16 of 1024 of 16384 12.5, 12.9, 12.7 with twice as many; f16 of 512 of 65535 and 1024
                         # of 32767, in tiles of SUMMED_BYTES, 20.3 and 20.1, 22.6 and 21.4
 HELD_WARPS = 16         # of a program that sums a held row of 32-bit elements, HELD_SUM bytes at least, which begins anywhere: f32 sums of 16384 rows
-HELD_SUM = 12 << 10     # of 4095 and 8192 of 4097 63.7 and 33.2 us, 67.9 and 35.3 by four; of 4096 of 3501, whose words are two pieces, 22.6, 17.2
+HELD_SUM = 12 << 10     # of 4095 and 8192 of 4097 63.7 and 33.2 us, 67.9 and 35.3 by four; of 4096 of 3501, whose words are two pieces, 22.6, 17.2.
+                        # And of a looped one: f32 sums of 8192 rows of 4097 48.3 us, 51.1 with PASSING_WARPS, L2 norms of 3604 of 7610 40.6, 43.6
+                        # (H100)
 HELD_REGISTERS = 64     # of a thread of programs that hold rows of 32 bits for nested sums, with HELD_EACH elements of each to a thread, where all
 HELD_EACH = 32          # run at once so: f32 LayerNorm of 512 rows of 8192 and 1024 of 4096 11.0 and 10.7 us, 13.2 and 13.0 with more registers.
                         # RMSNorm, of one sum, spills so: 11.7 and 11.6, 11.1 and 10.7
@@ -199,7 +201,7 @@ class TileThreads(TileFacts):
         if plain and self._one_row(dims) and self.stored_along() and self.hints.count(self.b.parallel) <= self.target.threads:
             each = PER_THREAD
         if self.looped and not self.crossed and self.line in self.b.parallel:
-            ragged = self.begin_anywhere() and not self.scans_many()
+            ragged = self.begin_anywhere() and not self.scans_many() and not self._in_one_turn()
             each = self._scanned_each() if self.scans_ragged() else LONE_THREAD if self.lone() else RAGGED_THREAD if ragged else each
         if plain and self.line in self.rows and self.stored_along() and self.begin_anywhere():
             each = PIECE_EACH if self.one_piece() else RAGGED_EACH
@@ -234,6 +236,8 @@ class TileThreads(TileFacts):
             return min(LONG_WARPS, LONG_WARPS * self.narrowest() // 4)
         if self.short_sums():
             return SHORT_SUM_WARPS
+        if self.shift is not None and not self.crossed and self.narrowest() >= 4 and self.only_summed():
+            return HELD_WARPS
         return WORDS_WARPS if words else min(warps, SUMMED_WARPS if self.summed() else PASSING_WARPS)
 
     def _scanned_each(self) -> int:
@@ -241,6 +245,10 @@ class TileThreads(TileFacts):
         if self.columns() < COLUMNS:
             return LONE_THREAD
         return SCANNED_THREAD if begin_anywhere(self.b, self.line, self.hints, 4) else SCANNED_WORDS
+
+    def _in_one_turn(self) -> bool:
+        """Are rows of 32 bits, of one of several matrices, that a program runs through no longer than a turn?"""
+        return self.narrowest() >= 4 and len(self.b.parallel) > 1 and all(self.hints(a.extent) <= sum(self.pieces.get(a, (1,))) for a in self.looped)
 
     def one_piece(self) -> bool:
         """Is a row of 16 bits one short piece, a warp's width?"""

@@ -55,7 +55,7 @@ ACROSS_LEAST = 8        # bytes of such an axis at least: of 16 x 128 x 121 x 97
 RAGGED_DOWN = 2048      # elements of a tile that walks down columns of one of several matrices where rows begin anywhere: bf16 sums along the middle
                         # of 512 x 257 x 511 51.2 us, of 2048 x 65 x 255 33.6, of 33 x 1000 x 8191 208, f16 of 1000 x 100 x 333 31.7; 55.5, 50.6, 246
                         # and 39.2 with TILE. Of 32 bits where that leaves fewer lanes idle: f32 of 512 x 257 x 255 42.0, 42.8; but of
-                        # 30 x 3000 x 1025 108, 103
+                        # 30 x 3000 x 1025 108, 103, and of 107 x 55 x 8790, all rows at once with ROW_THREAD, 76 us, 91 (H100)
 WIDE_ROW = 512          # of tiles of aligned rows of 32 bits that are written, up to SHORT_FEW elements: f32 softmax of 4096 rows of 512 5.5 us, of
                         # 8192 of 256 5.6, LayerNorm of 4096 of 128 2.8; 6.3, 6.2 and 3.2 with RAGGED. Of 8192 of 512 RMSNorm 10.0, 9.4
 SPREAD = 8              # of tiles of short rows that are only folded and begin anywhere, that a multiprocessor should have where they are few, and
@@ -303,8 +303,8 @@ class _Chooser(TileThreads):
         if self.line not in self.b.parallel or not self.folds or len(self.rows) != 1 or not self.begin_anywhere() \
                 or not any(a is not self.line and self.hints(a.extent) > 1 for a in self.b.parallel):
             return False
-        n = self.hints(self.rows[0].extent)
-        return self.narrowest() == 2 or -n % (TILE // self.columns()) * WASTE > n
+        n, whole, part = self.hints(self.rows[0].extent), TILE // self.columns(), RAGGED_DOWN // self.columns()
+        return self.narrowest() == 2 or -n % whole * WASTE > n and -n % part < -n % whole
 
     def _passing_bytes(self) -> int:
         if self.short_sums():
