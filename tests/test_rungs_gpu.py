@@ -123,6 +123,7 @@ def test_rows_that_are_held(rows, columns, type, found):
     (64, 262143, "f32", "i1:4096+8?) shifted(i1 % 4) split(i1 / 16) warps(8)"),
     (64, 262144, "f32", "i1:4096) split(i1 / 16) warps(4) stages(1) once"),
     (256, 65536, "f32", "i1:4096) looped(i1) warps(32) stages(1) once"), (192, 65536, "f32", "i1:4096) looped(i1) warps(32)"),
+    (3604, 7610, "f32", "i1:4096+8?) shifted(i1 % 4) looped(i1) warps(32)"), (8192, 4097, "f32", "i1:4096+8?) shifted(i1 % 4) looped(i1) warps(16)"),
     (160, 65536, "f32", "i1:4096) split(i1 / 6)"),
     (256, 131071, "f16", "i1:8192+16?) shifted(i1 % 8) split(i1 / 4)"),
     (262144, 31, "f32", "i0:16, i1:32?) warps(1)"), (131072, 127, "f32", "i0:8, i1:128?) warps(1)"),

@@ -69,8 +69,8 @@ LONG_WARPS = 32         # of a program that folds a long row of 32-bit elements 
                         # of 32767, in tiles of SUMMED_BYTES, 20.3 and 20.1, 22.6 and 21.4
 HELD_WARPS = 16         # of a program that sums a held row of 32-bit elements, HELD_SUM bytes at least, which begins anywhere: f32 sums of 16384 rows
 HELD_SUM = 12 << 10     # of 4095 and 8192 of 4097 63.7 and 33.2 us, 67.9 and 35.3 by four; of 4096 of 3501, whose words are two pieces, 22.6, 17.2.
-                        # And of a looped one: f32 sums of 8192 rows of 4097 48.3 us, 51.1 with PASSING_WARPS, L2 norms of 3604 of 7610 40.6, 43.6
-                        # (H100)
+                        # And of a looped one of one turn: f32 sums of 8192 rows of 4097 48.3 us, 51.1 with PASSING_WARPS; by LONG_WARPS of more: L2
+                        # norms of 3604 of 7610 38.9, 43.6 (H100)
 HELD_REGISTERS = 64     # of a thread of programs that hold rows of 32 bits for nested sums, with HELD_EACH elements of each to a thread, where all
 HELD_EACH = 32          # run at once so: f32 LayerNorm of 512 rows of 8192 and 1024 of 4096 11.0 and 10.7 us, 13.2 and 13.0 with more registers.
                         # RMSNorm, of one sum, spills so: 11.7 and 11.6, 11.1 and 10.7
@@ -135,8 +135,9 @@ class TileThreads(TileFacts):
         one = self.carries and self._one_row(dims)
         shares = self.crossed and not self.rows
         staged = self.staged_columns() and not several
-        if self.carries_alike():
-            return Threads(CARRY_ALIKE, RESIDENT // CARRY_ALIKE // (1 if len(self.pieces[self.line]) <= CARRY_PIECES else 2), 1, 0, False, False)
+        if self.carries_alike() or columns and self.held_anywhere():
+            few = columns or len(self.pieces[self.line]) > CARRY_PIECES
+            return Threads(CARRY_ALIKE, RESIDENT // CARRY_ALIKE // (2 if few else 1), 1, 0, False, False)
         by_thread = shares and dims == (self.line,) and self.line in self.crossed and self.carried() > 2 \
             and all(e.monoid in ("sum", "moments") for e in self.crossing)
         each = self._each(dims, carries, by_thread)
@@ -167,6 +168,10 @@ class TileThreads(TileFacts):
         """Are sums carried along short rows, several of which lie in equal pieces of a warp's width?"""
         row = self.pieces.get(self.line, ())
         return self.carries and self.line in self.rows and len(self.pieces) == 2 and len(row) > 1 and set(row) == {CARRY_PIECE}
+
+    def held_anywhere(self) -> bool:
+        """Are rows along a middle axis held in equal pieces beside columns that begin anywhere?"""
+        return self.begin_anywhere() and any(len(p) > 1 and len(set(p)) == 1 for a, p in self.pieces.items() if a in self.rows and a is not self.line)
 
     def _at_once(self, dims: tuple[Axis, ...], warps: int, elements: int) -> bool:
         """Do programs that hold a row of 32 bits each all run at once with HELD_REGISTERS a thread, and not with twice as many?"""
@@ -237,7 +242,7 @@ class TileThreads(TileFacts):
         if self.short_sums():
             return SHORT_SUM_WARPS
         if self.shift is not None and not self.crossed and self.narrowest() >= 4 and self.only_summed():
-            return HELD_WARPS
+            return LONG_WARPS if self.hints(self.line.extent) > sum(self.pieces[self.line]) else HELD_WARPS
         return WORDS_WARPS if words else min(warps, SUMMED_WARPS if self.summed() else PASSING_WARPS)
 
     def _scanned_each(self) -> int:
