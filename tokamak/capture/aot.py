@@ -22,6 +22,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from ..ir.index import as_index
 from .again import Pays
 from .attended import attended
+from .cudnn_plans import plans_apart
 from .decompose import ALWAYS, TRAINING
 from .few_queries import few_queries
 from .hooked import Hooked
@@ -54,6 +55,8 @@ def autograd(gm: fx.GraphModule, example_inputs: Sequence[Any], compile_one: Com
                 few_queries(graph, decoding)
             if layouts and kind == "inference":
                 choose_layouts(graph)
+            if kind == "inference":
+                plans_apart(graph)
             made = hidden(compile_one)(graph, inputs, kind)
             return hooked.forward(made) if kind == "forward" else hooked.backward(made, graph) if kind == "backward" else made
         return compile_kind
@@ -61,6 +64,8 @@ def autograd(gm: fx.GraphModule, example_inputs: Sequence[Any], compile_one: Com
     def cut(joint, joint_inputs, **others):
         forward, backward = partition(joint, joint_inputs, arithmetic_dropout=arithmetic_dropout, parts=parts, layouts=layouts, attention=attention,
                                       again=again, **others)
+        plans_apart(forward)
+        plans_apart(backward)
         if coming is not None:
             coming(backward)
         return forward, backward
