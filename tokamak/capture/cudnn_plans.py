@@ -63,4 +63,4 @@ def _laid_out_as(graph: fx.Graph, n: fx.Node, like: torch.Tensor) -> fx.Node:
 
 
 def _hint(s: int | torch.SymInt) -> int:
-    return s if isinstance(s, int) else s.node.hint
+    return s if isinstance(s, int) else s.node.hint or 0
