@@ -1,10 +1,10 @@
 """Gradients of cuDNN's attention, asked for such that no other call's plan is taken for theirs.
 
 torch keeps a plan for the gradient of attention, and finds it again by the extents and strides of queries, keys and values, by the share of weights
-that is dropped and the like. Up to 2.11 at least, and in no later version that can be relied on, nothing of it says how the result and its gradient
-are laid out, though the plan is made for that as well: the same call with a gradient of other strides gives wrong numbers, silently. Attention of
-8 x 16 heads of 512 x 64 in bf16 was off by 1.4 of its gradients' norm (H100) behind the same step by Inductor, which lays the gradient out in another
-way, and Inductor's behind ours.
+that is dropped and the like. Nothing of that says how the result and its gradient are laid out (`MHA.cpp`; newer sources have it), though the plan is
+made for that as well: the same call with a gradient of other strides gives wrong numbers, silently. With torch 2.11 attention of 8 x 16 heads of
+512 x 64 in bf16 was off by 1.4 of its gradients' norm (H100) behind the same step by Inductor, which lays the gradient out in another way, and
+Inductor's behind ours.
 
 So the gradient is laid out as the result here, whose strides follow from the queries'; and the share is another number of the same value, which no
 caller outside has: -0.0, or the next one that is the same in float32.
