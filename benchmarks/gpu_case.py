@@ -23,7 +23,7 @@ DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "t
 LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last, "ncdhw": torch.contiguous_format, "ndhwc": torch.channels_last_3d}
 BACKWARD_GROUPS = {"pointwise": "pointwise-bwd", "overhead": "pointwise-bwd", "norm": "norm-bwd", "reduction": "reduction-bwd",
                    "attention": "attention-bwd"}
-MODES = {None: "forward", "_bwd": "backward", "_step": "step"}
+MODES = {"": "forward", "_bwd": "backward", "_step": "step"}
 SMALL = 1 << 20                 # a pointwise case of fewer bytes than this measures the overhead of a call
 NAME = re.compile(r"(?P<family>[a-z]\w*?)(?P<mode>_bwd|_step)?_(?P<dtype>f16|bf16|f32|tf32|f64)(_(?P<layout>nchw|nhwc|ncdhw|ndhwc))?"
                   r"(_(?P<sizes>\d+(x\d+)*(Ki|Mi)?))?$")
@@ -146,7 +146,7 @@ def parse(name: str) -> Case:
     made = FAMILIES[found["family"]]
     if bool(found["layout"]) != made.images:
         raise ValueError(f"'{name}': " + ("give a layout, nchw or nhwc" if made.images else f"{found['family']} takes no layout"))
-    return build(name, found["family"], MODES[found["mode"]], DTYPES[found["dtype"]], sizes, LAYOUTS[found["layout"] or "nchw"],
+    return build(name, found["family"], MODES[found["mode"] or ""], DTYPES[found["dtype"]], sizes, LAYOUTS[found["layout"] or "nchw"],
                  found["dtype"] == "tf32")
 
 

@@ -5,7 +5,7 @@ from .gpu_case import MODES
 from .gpu_cases import case
 from .gpu_report import SIDES, TITLES, Rows, percent
 
-SUFFIXES = {mode: suffix or "" for suffix, mode in MODES.items()}
+SUFFIXES = {mode: suffix for suffix, mode in MODES.items()}
 COLOURS = {"eager": "#999999", "inductor": "#d95f02", "tokamak": "#1b9e77"}
 
 

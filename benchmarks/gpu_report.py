@@ -14,6 +14,7 @@ TARGETS = {"pointwise": (94, None), "pointwise-bwd": (80, None), "reduction": (8
 SLOWER = 0.95                                       # no case may reach less of the best of the others
 FEW = 64                                            # rows of a product that its weights bound
 WEIGHTS = 64 << 20                                  # bytes of weights that hide what else a kernel takes
+Rows = dict[str, dict[str, dict]]
 
 
 def asked(name: str) -> tuple[str, float] | None:
@@ -26,8 +27,6 @@ def asked(name: str) -> tuple[str, float] | None:
     if one.family == "linear_bias_relu" and one.sizes[0] <= FEW and not one.tf32:
         return "percent", 80 if max(s.bytes for s in one.specs) > WEIGHTS else 65
     return None
-
-Rows = dict[str, dict[str, dict]]
 
 
 def percent(result: dict | None) -> float | None:

@@ -30,13 +30,33 @@ def gradient(dropped=0.0):
     return call
 
 
+def kept(device="cuda"):
+    """What forward keeps beside the result: logarithms of sums, and where the random numbers begin."""
+    seed = torch.zeros((), dtype=torch.int64, device=device)
+    return torch.zeros(BATCH, HEADS, LENGTH, 1, device=device), seed, seed.clone()
+
+
+def calls_seen(run, *inputs) -> list[tuple]:
+    """(kind of graph, the share's sign, is what comes in laid out as the result) of the calls in what is compiled of `run`, which `run` runs."""
+    seen = []
+
+    def keep(graph, given, kind):
+        seen.extend((kind, math.copysign(1.0, n.args[DROPPED]), n.args[GIVEN].meta["val"].stride() == n.args[RESULT].meta["val"].stride())
+                    for n in graph.graph.find_nodes(op="call_function", target=GRADIENT))
+        return aot.eager(graph)
+    torch._dynamo.reset()
+    out = torch.compile(run, backend=lambda gm, given: aot.autograd(gm, given, keep))(*inputs)
+    if isinstance(out, torch.Tensor) and out.requires_grad:
+        torch.autograd.grad(out, inputs, torch.empty_like(out))
+    return seen
+
+
 def traced(given, result, dropped=0.0, mode="fake"):
     """The graph of a gradient's call, and that node, with what is incoming and attention's result laid out so."""
     with FakeTensorMode(shape_env=ShapeEnv() if mode == "symbolic" else None):
         q = memory(0, 2, 1, 3)
-        lse, seed = torch.empty(BATCH, HEADS, LENGTH, 1, device="cuda"), torch.empty((), dtype=torch.int64, device="cuda")
-        gm = make_fx(gradient(dropped), tracing_mode=mode)(memory(*given), q, q.clone(), q.clone(), memory(*result), lse, seed, seed.clone())
-    assert plans_apart(gm) == 1
+        gm = make_fx(gradient(dropped), tracing_mode=mode)(memory(*given), q, q.clone(), q.clone(), memory(*result), *kept())
+    plans_apart(gm)
     node, = gm.graph.find_nodes(op="call_function", target=GRADIENT)
     return gm, node
 
@@ -57,14 +77,15 @@ def test_what_is_incoming_is_laid_out_as_the_result(given, result, mode):
 
 
 def test_a_copy_holds_the_same_values():
-    gm, node = traced((0, 1, 2, 3), (0, 2, 1, 3))
-    x, n, chain = torch.randn(BATCH, HEADS, LENGTH, WIDTH), node.args[GIVEN], []
+    _, node = traced((0, 1, 2, 3), (0, 2, 1, 3))
+    n, chain = node.args[GIVEN], []
     while n.op != "placeholder":
         chain.append(n)
         n = n.args[0]
+    x = copy = torch.randn(BATCH, HEADS, LENGTH, WIDTH)
     for n in reversed(chain):
-        y = n.target(y if n is not chain[-1] else x, *n.args[1:], **n.kwargs)       # noqa: F821 (from the second turn on)
-    assert torch.equal(y, x) and y.stride() == node.args[RESULT].meta["val"].stride()
+        copy = n.target(copy, *n.args[1:], **n.kwargs)
+    assert chain and torch.equal(copy, x) and copy.stride() == node.args[RESULT].meta["val"].stride()
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.25, 0.5, 1 / 3, 0.999])
@@ -102,19 +123,9 @@ def test_zeros_of_both_signs_reach_calls_of_torch():
 
 def test_gradients_within_any_graph_are_found():
     """In a function that asks for gradients itself, too."""
-    seen = []
-
-    def keep(graph, inputs, kind):
-        seen.extend((kind, n.args[DROPPED]) for n in graph.graph.find_nodes(op="call_function", target=GRADIENT))
-        return aot.eager(graph)
-    torch._dynamo.reset()
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         q = memory(0, 2, 1, 3)
-        lse, seed = torch.empty(BATCH, HEADS, LENGTH, 1, device="cuda"), torch.empty((), dtype=torch.int64, device="cuda")
-        with torch.no_grad():
-            run = torch.compile(gradient(), backend=lambda gm, given: aot.autograd(gm, given, keep))
-            run(q, q.clone(), q.clone(), q.clone(), q.clone(), lse, seed, seed.clone())
-    assert [(kind, math.copysign(1.0, p)) for kind, p in seen] == [("inference", -1.0)]
+        assert calls_seen(gradient(), q, *(q.clone() for _ in range(4)), *kept()) == [("inference", -1.0, True)]
 
 
 class Attention(torch.autograd.Function):
@@ -128,20 +139,10 @@ class Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy):
         q, = ctx.saved_tensors
-        lse, seed = q.new_zeros(BATCH, HEADS, LENGTH, 1, dtype=torch.float32), torch.zeros((), dtype=torch.int64, device=q.device)
-        return gradient()(dy, q, q, q, q, lse, seed, seed)[0]
+        return gradient()(dy, q, q, q, q, *kept(q.device))[0]
 
 
 def test_gradients_of_training_steps_are_found():
-    seen = []
-
-    def keep(graph, inputs, kind):
-        seen.extend((kind, n.args[DROPPED], n.args[GIVEN].meta["val"].stride() == n.args[RESULT].meta["val"].stride())
-                    for n in graph.graph.find_nodes(op="call_function", target=GRADIENT))
-        return aot.eager(graph)
-    torch._dynamo.reset()
     with FakeTensorMode(allow_non_fake_inputs=True):
         q = memory(0, 2, 1, 3, device="cpu").requires_grad_()
-        out = torch.compile(lambda q: Attention.apply(q).contiguous(), backend=lambda gm, given: aot.autograd(gm, given, keep))(q)
-        torch.autograd.grad(out, q, torch.empty_like(out))
-    assert [(kind, math.copysign(1.0, p), alike) for kind, p, alike in seen] == [("backward", -1.0, True)]
+        assert calls_seen(lambda q: Attention.apply(q).contiguous(), q) == [("backward", -1.0, True)]

@@ -1,16 +1,13 @@
 """Gradients of linear layers as kernels, in Triton's interpreter: sums of a factor beside the product that reads it, against float64."""
 from __future__ import annotations
 
-import subprocess
-import tempfile
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
 
 import tokamak
 from tests.compiled.linear import TOLERANCE, calls, error, run, schedules, values, wide
+from tests.cubins import dumped
 from tokamak import backend
 from tokamak.capture import aot
 from tokamak.codegen.stages import parts, schedule_plan
@@ -26,7 +23,7 @@ from tokamak.target import Target
 from tokamak.tools.record import recording
 from tokamak.trace import Stopped
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
 
 def bodies(record) -> list:
@@ -275,9 +272,12 @@ def lone_gradient(rows: int):
 
 def alone(graph, **more):
     """The schedule of a graph's only kernel on an H200."""
-    machine = Target("cpu", 16, 132, l1=1 << 18, l2=50 << 20, kind="gpu", arch=("cuda", 90, 32), cluster=8, **more)
-    (_, s), = schedule_plan(plan(graph, machine), machine).bodies.values()
+    (_, s), = schedule_plan(plan(graph, machine(**more)), machine(**more)).bodies.values()
     return s
+
+
+def machine(**more) -> Target:
+    return Target("cpu", 16, 132, l1=1 << 18, l2=50 << 20, kind="gpu", arch=("cuda", 90, 32), cluster=8, **more)
 
 
 @pytest.mark.parametrize("rows, shared", [(131072, True), (256, False)])
@@ -335,8 +335,7 @@ def two_layers(between, rows, inner, hidden, columns):
 
 @pytest.fixture
 def hopper(monkeypatch):
-    machine = Target("cpu", 16, 132, l1=1 << 18, l2=50 << 20, kind="gpu", arch=("cuda", 90, 32), cluster=8)
-    monkeypatch.setattr(backend, "target", lambda *_, **__: machine)
+    monkeypatch.setattr(backend, "target", lambda *_, **__: machine())
 
 
 @pytest.mark.parametrize("between", [F.relu, F.silu, F.gelu])
@@ -365,15 +364,9 @@ def test_rows_of_no_whole_words_keep_what_lies_between(hopper):
 @pytest.mark.parametrize("widths", [(64, 64, 64), (128, 256, 128)])
 def test_products_of_a_block_of_rows_are_under_way_together(widths, hopper):
     """NVIDIA's assembler, in doubt, has each wait for the one before."""
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    if not tool.exists():
-        pytest.skip("this Triton comes without cuobjdump")
     _, low, _ = two_layers(F.relu, 131072, *widths)["backward"]
     (made,) = low.kernels.values()
     unit = parts(made)[0].unit
     built = gpu_build.build([unit], ("cuda", 90, 32))[unit.name]
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(built.code)
-        file.flush()
-        said = subprocess.run([tool, "-sass", file.name], capture_output=True, text=True, check=True).stdout
+    said = dumped(built.code, "-sass")
     assert said.count("HGMMA") > 20 and said.count("WARPGROUP.DEPBAR") < said.count("HGMMA") / 2 and built.spilled == 0

@@ -17,6 +17,7 @@ import pytest
 
 pytest.importorskip("triton")
 
+from tests.cubins import dumped
 from tokamak import backend
 from tokamak.errors import BuildError, CompilerMissing
 from tokamak.options import Options
@@ -115,16 +116,9 @@ def test_products_are_rounded_first_where_the_unit_says_so():
 
 
 def test_registers_and_stack_are_those_that_cuobjdump_reports():
-    tool = Path(sys.modules["triton"].__file__).parent / "backends/nvidia/bin/cuobjdump"
-    if not tool.exists():
-        pytest.skip("this Triton comes without cuobjdump")
     spilling = GpuUnit("spills", SPILLS, ("*fp32", "*fp32"), warps=1)
     for made in build([unit(), spilling], HOPPER).values():
-        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-            file.write(made.code)
-            file.flush()
-            said = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-        registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", said).groups()
+        registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", dumped(made.code, "-res-usage")).groups()
         assert (made.registers, made.spilled) == (int(registers), int(stack))
     assert made.spilled > 0
 

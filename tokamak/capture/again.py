@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import torch
 from torch import fx
+from torch._functorch.partitioners import _is_tangent
 
 from .regions import aliases, viewed
 from .registry import TABLE
@@ -25,10 +26,10 @@ HALVES = (torch.float16, torch.bfloat16)
 Pays = Callable[[torch.device, int, int, int, int, int], bool]
 
 
-def mark(joint: fx.GraphModule, pays: Pays) -> int:
-    """Marks in a joint graph the products that backward may make again, and what reads them. How many."""
+def mark(joint: fx.GraphModule, pays: Pays) -> None:
+    """Marks in a joint graph the products that backward may make again, and what reads them."""
     behind = _behind_tangents(joint.graph)
-    made, count = set(), 0              # what is pointwise made of marked products
+    made: set[fx.Node] = set()          # what is pointwise made of marked products
     for n in joint.graph.nodes:
         if n.target not in PRODUCTS or n in behind or not _plain(n):
             continue
@@ -44,15 +45,13 @@ def mark(joint: fx.GraphModule, pays: Pays) -> int:
             for r in (*readers, *beside):
                 r.meta[TAKEN_IN] = True
             made |= values
-            count += 1
-    return count
 
 
 def _behind_tangents(graph: fx.Graph) -> set[fx.Node]:
     """What needs an incoming gradient."""
     found: set[fx.Node] = set()
     for n in graph.nodes:
-        if n.op == "placeholder" and "tangents" in str(n.target) or found & set(n.all_input_nodes):
+        if _is_tangent(n) or found & set(n.all_input_nodes):
             found.add(n)
     return found
 

@@ -23,8 +23,8 @@ GRADIENT = _aten._scaled_dot_product_cudnn_attention_backward.default
 GIVEN, RESULT, DROPPED = 0, 4, 13           # positions: the incoming gradient, attention's result, the share that is dropped
 
 
-def plans_apart(gm: fx.GraphModule) -> int:
-    """Changes all such calls in a graph of aten operations; how many there are."""
+def plans_apart(gm: fx.GraphModule) -> None:
+    """Changes all such calls in a graph of aten operations."""
     calls = gm.graph.find_nodes(op="call_function", target=GRADIENT)
     for n in calls:
         n.update_arg(DROPPED, same_share(n.args[DROPPED]))
@@ -34,7 +34,6 @@ def plans_apart(gm: fx.GraphModule) -> int:
                 n.update_arg(GIVEN, _laid_out_as(gm.graph, given, result.meta["val"]))
     if calls:
         gm.recompile()
-    return len(calls)
 
 
 def same_share(share: float) -> float:
@@ -54,10 +53,10 @@ def _laid_out_as(graph: fx.Graph, n: fx.Node, like: torch.Tensor) -> fx.Node:
     """`n`, copied into memory in the order of the dimensions of `like`."""
     order = sorted(range(like.dim()), key=lambda d: (-_hint(like.stride(d)), d))
     back = [order.index(d) for d in range(like.dim())]
-    for call, more in ((_aten.permute.default, (order,)), (_aten.clone.default, ()), (_aten.permute.default, (back,))):
-        kwargs = {"memory_format": torch.contiguous_format} if call is _aten.clone.default else {}
-        made = graph.call_function(call, (n, *more), kwargs)
-        made.meta = {**n.meta, "val": call(n.meta["val"], *more, **kwargs)}
+    as_it_lies = {"memory_format": torch.contiguous_format}
+    for target, args, kwargs in ((_aten.permute.default, (order,), {}), (_aten.clone.default, (), as_it_lies), (_aten.permute.default, (back,), {})):
+        made = graph.call_function(target, (n, *args), kwargs)
+        made.meta = {**n.meta, "val": target(n.meta["val"], *args, **kwargs)}
         n = made
     return n
 

@@ -143,7 +143,6 @@ class RowsLowering(MatmulLowering):
             self._store_all(scope, [st])
         for e, name in carried.items():
             self._add(scope, e, name)
-        self.scope = scope
         scope.lines += [f"{name} = tk.settled({name})" for name in carried.values()]
 
     def _add(self, scope: Scope, e: Reduce, name: str) -> None:

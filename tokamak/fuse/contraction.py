@@ -18,6 +18,7 @@ WIDE = 128              # the same of what is held beside weighted means
 TURNED = 64             # rows up to which a result is turned: below, the machine's products would be made of idle rows
 LITTLE = 32             # rows up to which a kernel reads its weights as fast as memory gives them
 SIDE = 16               # least extent of a tile that the machine multiplies
+PITCH = 8               # elements of 16 bits, 16 bytes: where every row of a matrix begins that the vendor's fast kernels and the copy engine move
 ONES = 16               # columns of ones, by which a tile is multiplied where its rows are added up
 SLICE = 512             # elements at most of a slice of the depth, all of which is in a step
 DIGIT = 8               # largest extent of a summed axis that is written out, coordinate by coordinate

@@ -146,10 +146,9 @@ def halved(exprs: Iterable[Expr], rows: frozenset[Axis]) -> Axis | None:
     exprs = list(exprs)
     made = [(e, within(e, rows), across(e, rows)) for e in folds(exprs)]
     sums, axes = [c for _, _, c in made if c is not None], {a for _, *cs in made for c in cs if c is not None for a in (c.first, c.second)}
-    wide = [a for a in axes if fills(a.extent, 2)]
-    if not sums or not any(c for _, c, _ in made) or len(wide) != 1 or not all(fills(a.extent, 1) for a in axes - set(wide)):
+    half = next((a for a in axes if fill_two(a.extent, *(x.extent for x in axes if x is not a))), None)
+    if not sums or not any(c for _, c, _ in made) or half is None:
         return None
-    half, = wide
     apart = all(half in (c.first, c.second) for c in sums) and not any(half in e.over for e, *_ in made)
     return half if apart and all(half in e.free for e in exprs if rows & e.free) and carried(exprs, rows) > CARRIED else None
 
@@ -231,6 +230,11 @@ def fills(size: Index | int, groups: int) -> bool:
     200 to 120 takes 210 us in such tiles, 226 in blocks of 64; of 96 to 192 to 96 208 and 156, of 128 to 176 to 72 211 and 159."""
     tile, n = groups * WARPGROUPS, as_index(size).constant
     return n is not None and 3 * tile < 4 * n <= 4 * tile
+
+
+def fill_two(wide: Index | int, *others: Index | int) -> bool:
+    """Do narrow extents fill their tiles, one of them those of two programs?"""
+    return fills(wide, 2) and all(fills(n, 1) for n in others)
 
 
 def _width(e: Expr, rows: frozenset[Axis], half: Axis | None) -> int:

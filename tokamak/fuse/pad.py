@@ -18,9 +18,9 @@ from ..ir.index import Axis, Index, as_index, axis, row_major
 from ..ir.substitution import substitute
 from ..ir.rewrite import GraphRewrite
 from ..ir.text import spec_parts
-from .contraction import contractions
+from .contraction import PITCH, contractions
 from .cost import estimates, pinned_nodes
-from .price import PITCH, RATES, UNALIGNED, Rates, writes_any_row
+from .price import RATES, UNALIGNED, Rates, writes_any_row
 from .products import PRODUCTS, ragged, vendors
 
 BATCHED = {True: {1: 28e12, 2: 41e12, 4: 41e12}, False: {1: 50e12, 2: 75e12, 4: 75e12}}     # of many at once: are they the result's, or a factor's?

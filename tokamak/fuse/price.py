@@ -8,7 +8,7 @@ from ..ir.dtype import F32
 from ..ir.expr import loads
 from ..ir.graph import Compute, Graph, Opaque, Result, is_pointwise, reads
 from .beside import MOST, few_rows, is_small, together
-from .contraction import LITTLE, SIDE, TURNED, Contraction, product_type
+from .contraction import LITTLE, PITCH, SIDE, TURNED, Contraction, product_type
 from .cost import Hints, node_bytes
 from .gradients import GRADIENTS, gradients, in_halves
 from .reason import Reason
@@ -99,7 +99,6 @@ LONG = 2048             # depth from which on they do
 FAR = 256 << 20         # bytes of weights from which on what multiprocessors without a tile lose at last counts for little
 MANY = 96               # rows and columns from which on results are made in tiles of 128
 WIDE = 64 * 132         # columns from which on each multiprocessor has a tile of 64
-PITCH = 8               # elements of 16 bits, 16 bytes: where every row of a matrix begins that the vendor's fast kernels and the copy engine move
 UNALIGNED = {1: 96e12, 2: 245e12, 4: 262e12}     # operations a second of the vendor's products of other rows, by the power of two that divides the
                         # extents, where the rate is 700e12: products of 4096 x 1024 x 50257 in 4.40 ms forward, 3.06 and 2.88 backward, 0.58, 0.53
                         # and 0.55 in whole words; x 30522: 1.04, 0.96, 1.09; 0.35, 0.32, 0.35
@@ -314,9 +313,8 @@ def _pass_behind(site: Site, call: Opaque) -> bool:
 def _narrow_layers(first: Contraction, last: Contraction, stored: bool, hints: Hints, rates: Rates) -> Reason | None:
     """Two of the vendor's calls, the first with what lies between them, against one kernel, which writes that too where it is `stored`."""
     (_, m, hidden, inner), (_, _, columns, _) = first.sizes(hints), last.sizes(hints)
-    calls = 2 * m * (inner + hidden + hidden + columns) / rates.narrow_vendor[0] + 2 * rates.narrow_vendor[1]
-    moved, flops = 2 * (m * (inner + columns + hidden * stored) + hidden * (inner + columns)), 2 * m * hidden * (inner + columns)
-    ours = max(moved / rates.narrow[0], flops / rates.narrow_products) + rates.narrow[1]
+    calls = _narrow_call(m, inner, hidden, rates) + _narrow_call(m, hidden, columns, rates)
+    ours = _in_one(m, hidden, inner, columns, stored, rates)
     prices = f"two layers {micro(ours)} in one kernel, by the vendor {micro(calls)}"
     return None if ours < LEAST * calls else Reason("vendor", "unprofitable", prices)
 
@@ -325,7 +323,17 @@ def _behind_gradients(first: Contraction, last: Contraction, hints: Hints, rates
     """The vendor's product of what a kernel of gradients makes and stores, against one kernel that makes it again. 131072 rows of 128 to 256 to 128,
     H100: the gradients' kernel takes 70 us whatever it stores, the vendor 40, one kernel 68."""
     (_, m, hidden, inner), (_, _, columns, _) = first.sizes(hints), last.sizes(hints)
-    vendor, made = 2 * m * (hidden + columns) / rates.narrow_vendor[0] + rates.narrow_vendor[1], 2 * m * hidden / rates.copy
-    ours = max(2 * m * (inner + columns) / rates.narrow[0], 2 * m * hidden * (inner + columns) / rates.narrow_products) + rates.narrow[1]
+    vendor, made, ours = _narrow_call(m, hidden, columns, rates), 2 * m * hidden / rates.copy, _in_one(m, hidden, inner, columns, False, rates)
     prices = f"{micro(ours)} where what it multiplies is made again, by the vendor {micro(vendor)}, and {micro(made)} to store that"
     return None if ours < LEAST * (vendor + made) else Reason("vendor", "unprofitable", prices)
+
+
+def _narrow_call(m: int, inner: int, columns: int, rates: Rates) -> float:
+    """Seconds of the vendor's call of a narrow layer of `m` rows."""
+    return 2 * m * (inner + columns) / rates.narrow_vendor[0] + rates.narrow_vendor[1]
+
+
+def _in_one(m: int, hidden: int, inner: int, columns: int, stored: bool, rates: Rates) -> float:
+    """Seconds of our kernel of two narrow layers."""
+    moved, flops = 2 * (m * (inner + columns + hidden * stored) + hidden * (inner + columns)), 2 * m * hidden * (inner + columns)
+    return max(moved / rates.narrow[0], flops / rates.narrow_products) + rates.narrow[1]

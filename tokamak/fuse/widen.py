@@ -68,8 +68,8 @@ def widened(graph: Graph, target) -> Graph:
 def _folded_along(graph: Graph) -> frozenset:
     """What folds along lines read, each line by itself, and what is multiplied: sums of its columns stand in their kernel."""
     folds = (e for n in graph.nodes if isinstance(n, Compute) for e in walk(n.expr) if isinstance(e, Reduce) and e.free)
-    return frozenset(x.node for e in folds for x in walk(*e.args)
-                     if isinstance(x, Load) and (any(x.offset().coefficient(a) == 1 for a in e.over) or contraction(e) is not None))
+    return frozenset(x.node for e in folds for multiplies in (contraction(e) is not None,) for x in walk(*e.args)
+                     if isinstance(x, Load) and (multiplies or any(x.offset().coefficient(a) == 1 for a in e.over)))
 
 
 def _in_two_steps(n: Compute, hints: Hints, readers: dict, along: frozenset, target) -> Compute | None:

@@ -300,7 +300,7 @@ def _back_to_back(b: Body, c: Contraction, inner: Contraction, rows: Axis, colum
     blocks = -(-hidden // sizes[c.depth])
     masks = [e for e in loads(left) if rows in e.free and c.depth in e.free]
     beside = sum(e.dtype.bytes for e in masks)
-    full = narrow.fills(c.depth.extent, 2) and narrow.fills(inner.depth.extent, 1) and narrow.fills(columns.extent, 1)
+    full = narrow.fill_two(c.depth.extent, inner.depth.extent, columns.extent)
     if full and masks and not hidden_stores(b) and narrow.compared(exprs_of(b), masks):
         sizes |= {rows: TALL, c.depth: TALL}
         return _schedule(b, c, sizes, hints, inner=inner.depth, stages=1, resident=target.threads, blocks=2, warps=8)

@@ -76,7 +76,7 @@ def whole(b: Body, s: MatmulSchedule, hints: Hints, target) -> tuple[Body, RowsS
     rows = s.dims[0]
     found, exprs, widths = frozenset((rows,)), exprs_of(b), tuple(a for a in b.axes if a is not s.dims[0])
     b = replace(b, parallel=found)
-    fits = narrow.fills(s.depth.extent, 2) and all(narrow.fills(a.extent, 1) for a in widths if a is not s.depth)
+    fits = narrow.fill_two(s.depth.extent, *(a.extent for a in widths if a is not s.depth))
     fits = fits and narrow.expressed(exprs, found) and not (narrow.beside(exprs, found) and any(s.depth in x.axes for x in b.stores))
     stages = narrow.stages(exprs, found, shared=TURNED_SHARED, turned=True) if fits else 0
     if stages < 2 or len(local(b)) != len(b.stores) or any(len(x.axes) != 2 or x.monoid is not None or x.guard is not None for x in b.stores):

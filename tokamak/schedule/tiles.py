@@ -419,7 +419,8 @@ class _Chooser(TileThreads):
         if self._carries_short(row, n):
             self.pieces = {a: (CARRY_PIECE,) * -(-n // CARRY_PIECE) if a is row else (CARRY_ROWS,) for a in self.pieces}
         elif held or not self.crossed and not (row is self.line and self.begin_anywhere()):
-            self.pieces = {a: p for a, p in self.pieces.items() if a in (row, self.line) or not held or not self.begin_anywhere()}
+            if held and self.begin_anywhere():
+                self.pieces = {a: self.pieces[a] for a in self.pieces if a in (row, self.line)}
             self.pieces[row] = evenly(n, EVEN // self.narrowest() if row is self.line else EVEN_ROWS) or found
         elif self.carries and row is self.line and n * self.narrowest() % WHOLE_WORD == 0 and LITTLE_PIECE * found[-1] <= found[0]:
             other, = (a for a in self.pieces if a is not row) if len(self.pieces) == 2 else (None,)
