@@ -85,6 +85,11 @@ WRITTEN = """graph written {{
 }}"""
 
 
+def alike(size: int, count: int) -> str:
+    """So many pieces of one size."""
+    return "+".join([str(size)] * count)
+
+
 def first(text: str, type: str, rows: int, columns: int) -> str:
     """The schedule of the first kernel of a graph, at these sizes."""
     text = text.format(type=type, rows=rows, columns=columns)
@@ -104,7 +109,10 @@ def first(text: str, type: str, rows: int, columns: int) -> str:
     (131072, 80, "f16", "i0:32, i1:64+16) warps(2)"),
     (8192, 128, "f16", "i0:8, i1:128) warps(4)"), (32768, 128, "f16", "i0:8, i1:128) warps(2)"), (8192, 256, "f16", "i0:4, i1:256) warps(2)"),
     (8192, 512, "f16", "i0:2, i1:512) warps(1)"), (8192, 64, "f16", "i0:64, i1:64) warps(4)"), (32768, 31, "f16", "i0:16, i1:32?) warps(4)"),
-    (32768, 65, "f16", "i0:8, i1:64+1) warps(1)"),
+    (32768, 65, "f16", "i0:8, i1:64+1) warps(1)"), (100000, 100, "f16", "i0:8, i1:128?) warps(1)"),
+    (80000, 190, "f16", "i0:4, i1:64+64+64?) warps(4)"), (100000, 24, "f16", "i0:32, i1:32?) warps(4)"),
+    (100000, 160, "f16", f"i0:4, i1:{alike(32, 5)}) warps(1)"),
+    (1000, 100, "f16", "i0:8, i1:64+32+4) warps(1)"),
     (32768, 33, "f16", "i0:16, i1:32+1) warps(1)"), (4096, 512, "f32", "i1:512) warps(1)"), (4096, 128, "f32", "i0:4, i1:128) warps(1)"),
     (65536, 512, "f32", "i0:2, i1:512) warps(1)")])
 def test_rows_that_are_held(rows, columns, type, found):
@@ -114,8 +122,10 @@ def test_rows_that_are_held(rows, columns, type, found):
 @pytest.mark.parametrize("rows, columns, type, found", [
     (65536, 1025, "f16", "i0:2, i1:1024+16?) shifted(i1 % 8) warps(1)"), (16384, 2049, "f16", "i1:2048+16?) shifted(i1 % 8) warps(2)"),
     (2048, 513, "f16", "i0:2, i1:512+1) warps(1)"), (32768, 513, "f16", "i0:2, i1:512+16?) shifted(i1 % 8) warps(1)"),
-    (32768, 385, "f16", "i0:8, i1:256+128+1) warps(4)"), (8192, 1023, "f16", "i1:1024+16?) shifted(i1 % 8) warps(1)"),
-    (4608, 700, "f16", "i0:4, i1:512+256?) "),
+    (32768, 385, "f16", f"i0:4, i1:{alike(32, 13)}?) warps(4)"), (8192, 1023, "f16", "i1:1024+16?) shifted(i1 % 8) warps(1)"),
+    (4608, 700, "f16", f"i0:4, i1:{alike(64, 11)}?) warps(4)"), (3000, 700, "f16", "i0:2, i1:512+256?) "),
+    (400000, 40, "f16", "i0:32, i1:32+8) warps(4)"), (160000, 100, "f32", "i0:8, i1:32+32+32+32?) warps(4)"),
+    (117647, 136, "f16", "i0:16?, i1:32+32+32+32+32?) warps(4)"), (83333, 192, "f16", "i0:32?, i1:64+64+64) warps(8)"),
     (16384, 4095, "f32", "i1:4096+8?) shifted(i1 % 4) warps(16)"), (4096, 3501, "f32", "i1:2048+1024+512+8?) shifted(i1 % 4) warps(4)"),
     (512, 65535, "f16", "i1:16384+16?) shifted(i1 % 8) looped(i1) warps(16)"),
     (1024, 32768, "f32", "i1:4096) looped(i1) warps(32) stages(1)"), (1024, 16384, "f16", "i1:8192) looped(i1) warps(16) stages(1)"),
@@ -401,10 +411,37 @@ ALONG_THE_MIDDLE = """graph prefixes {{
 
 @pytest.mark.parametrize("columns, found", [
     (3279, "i1:64?, i2:64?) looped(i1) warps(2) stages(1)"), (3278, "i1:64?, i2:64?) looped(i1) warps(1) stages(1)"),
-    (1279, "i1:64?, i2:32?) looped(i1) warps(4) stages(1)"), (3280, "i1:64?, i2:64?) looped(i1) warps(4) stages(3)"),
+    (1279, "i1:64?, i2:8?) looped(i1) warps(1) stages(1)"), (401, "i1:128?, i2:4?) looped(i1) warps(1) stages(1)"),
+    (3280, "i1:64?, i2:64?) looped(i1) warps(4) stages(3)"),
     (10001, "i1:16?, i2:64?) looped(i1) warps(1) stages(1)")])
 def test_columns_of_prefixes_that_begin_anywhere(columns, found):
     assert first(ALONG_THE_MIDDLE, "bf16", 1249, columns).startswith(f"tile({found}")
+
+
+ALONG_ROWS = """graph prefixes {{
+  input %x: {type}[{rows}, {columns}]({columns}, 1)
+  %out: {type}[{rows}, {columns}]({columns}, 1) = {type}(scan_sum[i1](f32(%x[i0, i1])))
+  return %out
+}}"""
+DOWN_COLUMNS = """graph prefixes {{
+  input %x: {type}[{rows}, {columns}]({columns}, 1)
+  %out: {type}[{rows}, {columns}]({columns}, 1) = {type}(scan_sum[i0](f32(%x[i0, i1])))
+  return %out
+}}"""
+
+
+@pytest.mark.parametrize("rows, columns, type, found", [
+    (64, 131071, "f16", "i1:8192?) looped(i1) warps(8) stages(1)"), (216, 65535, "f32", "i1:4096?) looped(i1) warps(4) stages(1)"),
+    (300, 20001, "bf16", "i1:16384+4096+16?) shifted(i1 % 8) warps(16)"), (1000, 10001, "bf16", "i1:2048?) looped(i1) warps(2) stages(1)")])
+def test_rows_of_prefixes(rows, columns, type, found):
+    assert first(ALONG_ROWS, type, rows, columns).startswith(f"tile({found}")
+
+
+@pytest.mark.parametrize("rows, columns, type, found", [
+    (19041, 138, "bf16", "i0:1024?, i1:2) looped(i0) warps(4) stages(1)"), (30000, 100, "f32", "i0:1024?, i1:2) looped(i0) warps(2) stages(3)"),
+    (4000, 138, "bf16", "i0:128?, i1:4?) looped(i0) warps(1) stages(1)")])
+def test_few_long_columns_of_prefixes(rows, columns, type, found):
+    assert first(DOWN_COLUMNS, type, rows, columns).startswith(f"tile({found}")
 
 
 MIDDLE_NORM = """graph middle {{
@@ -418,6 +455,26 @@ MIDDLE_NORM = """graph middle {{
 @pytest.mark.parametrize("rows, found", [(80, "i1:16+16+16+16+16, i2:64?)"), (96, "i1:32+32+32, i2:64?)"), (64, "i1:64, i2:64?)")])
 def test_rows_along_the_middle_are_held_in_equal_pieces(rows, found):
     assert first(MIDDLE_NORM, "bf16", rows, 648).startswith(f"tile({found}")
+
+
+@pytest.mark.parametrize("rows, columns, type, found", [
+    (8, 651, "bf16", "i1:8, i2:64?) warps(2)"), (32, 651, "bf16", "i1:32, i2:64?) warps(8)"), (16, 651, "f32", "i1:16, i2:64?) warps(8)"),
+    (100, 650, "bf16", f"i1:{alike(16, 7)}?, i2:64?) warps(4)"), (80, 648, "f32", f"i1:{alike(16, 5)}, i2:64?) warps(4)")])
+def test_threads_of_columns_that_are_held_and_written(rows, columns, type, found):
+    assert first(MIDDLE_NORM, type, rows, columns).startswith(f"tile({found}")
+
+
+SMALL_SUMS = """graph small {{
+  input %x: {type}[60001, {rows}, {columns}]({rows} * {columns}, {columns}, 1)
+  %out: f32[60001, {columns}]({columns}, 1) for i2<{rows} = sum[i2](f32(%x[i0, i2, i1]))
+  return %out
+}}"""
+
+
+@pytest.mark.parametrize("rows, columns, found", [
+    (8, 32, "i0:4?, i1:8, i2:32) warps(1)"), (16, 24, "i0:2?, i1:16, i2:32?) warps(1)"), (16, 64, "i1:16, i2:64) warps(1)")])
+def test_programs_hold_several_small_matrices(rows, columns, found):
+    assert first(SMALL_SUMS, "bf16", rows, columns).startswith(f"tile({found}")
 
 
 @pytest.mark.parametrize("columns, type, found", [
@@ -471,7 +528,8 @@ def test_statistics_are_read_in_full_turns(rows, columns, count, programs):
 
 @pytest.mark.parametrize("rows, columns, type, found", [
     (487, 103168, "bf16", "i1:2048+1024+256) split(i1 / 4) by_thread"), (8000, 20000, "bf16", "i1:4096?) split(i1 / 1) by_thread"),
-    (300, 50001, "f16", "i1:4096+16?) shifted(i1 % 8) split(i1 / 3) by_thread"), (576, 87352, "f16", "i1:4096?) looped(i1)"),
+    (300, 50001, "f16", "i1:4096+16?) shifted(i1 % 8) split(i1 / 3) by_thread"),
+    (576, 87352, "f16", "i1:4096?) split(i1 / 2) by_thread warps(4) stages(1) registers(64) once peeled"),
     (4000, 20000, "f32", "i1:4096?) split(i1 / 1) by_thread warps(4) stages(1) registers(128)"), (8000, 16000, "bf16", "i1:4096?) looped(i1)"),
     (300, 60000, "f32", "i1:4096?) split(i1 / 3) by_thread warps(4) stages(1) registers(128)")])
 def test_moments_of_long_rows(rows, columns, type, found):

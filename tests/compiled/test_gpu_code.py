@@ -108,7 +108,20 @@ def test_everything_compiles(name, everything, tmp_path):
 
 @pytest.mark.parametrize("columns, dtype, wide", [(1000, torch.bfloat16, True), (1004, torch.float32, True), (250, torch.bfloat16, False)])
 def test_rows_of_whole_words(columns, dtype, wide, tmp_path):
-    """What strides and extents are multiples of is known where they are used: rows of so many words are read in words, masked elements too."""
+    """What strides and extents are multiples of is known where they are used: rows of so many words are read in words, masked elements too. What is
+    not folded is one run, however long its rows are."""
     found = units(lambda x: x.float().square().sum(-1), [values(64, columns, dtype=dtype)])
     made = gpu_build.build(list(found.values()), ("cuda", 90, 32), cache_dir=str(tmp_path))
-    assert any(re.search(r"ld\.global\S*\.v4", b.listing) for b in made.values()) == wide
+    words = {("tl.sum(" in found[n].text): re.search(r"ld\.global\S*\.v4", b.listing) is not None for n, b in made.items()}
+    assert words == {True: wide, False: True}
+
+
+@pytest.mark.parametrize("fn", [lambda x, w: torch.nn.functional.silu(x) * x, lambda x, w: x + w])
+def test_what_ends_at_no_word_is_read_in_words(fn, tmp_path):
+    """Whole blocks are; the last one is read element by element."""
+    found = units(fn, [values(63, 129, dtype=torch.bfloat16), values(129, dtype=torch.bfloat16)])
+    made = gpu_build.build(list(found.values()), ("cuda", 90, 32), cache_dir=str(tmp_path))
+    listings = [b.listing for n, b in made.items() if "tl.sum(" not in found[n].text]
+    assert listings
+    for word in ("ld", "st"):
+        assert all(re.search(rf"{word}\.global\S*\.v4", x) and re.search(rf"{word}\.global\S*\.b16", x) for x in listings)

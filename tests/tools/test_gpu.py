@@ -162,10 +162,10 @@ def test_every_stage_prints(norm, stage):
 
 
 def test_the_listing_names_values_and_lines():
-    graph, = records(chain, *(torch.randn(9, 33) for _ in range(3)))
+    graph, = records(chain, *(torch.randn(10, 48) for _ in range(3)))
     lines = [" ".join(line.split()) for line in TOPICS["output_code"](graph).splitlines()]
     n = line_of(chain, "x.pow")
-    for wanted in ("def poi_fused_add_mul_pow_0(", "p0, # x: f32[9, 33], *fp32", "p3, # output 0: f32[9, 33], *fp32", "n0, # 297, i32",
+    for wanted in ("def poi_fused_add_mul_pow_0(", "p0, # x: f32[10, 48], *fp32", "p3, # output 0: f32[10, 48], *fp32", "n0, # 480, i32",
                    f"t4 = (t3 * t3) # pow_1, line {n}", f"t6 = (t4 * t5) # mul, line {n + 1}"):
         assert wanted in lines, "\n".join(lines)
     assert any(line.startswith("tl.store(p3 + ") and line.endswith("# output 0") for line in lines)

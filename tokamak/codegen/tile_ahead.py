@@ -52,6 +52,10 @@ class TileAhead(TileSums):
         var = self.fresh("b")
         loop = For(f"for {var} in {self._range(first, end, s.programs)}", [])
         inside = Scope(loop.lines, self.program.open, self.program)
+        if self._peels(s.split):
+            self._in_branches(inside, list(s.split), var, lambda scope: self._run(scope, stores, crossing, carried))
+            self.program.lines.append(loop)
+            return
         self._decode(inside, list(s.split), var, "b")
         inside.open |= frozenset(s.split)
         if self._reads_ahead(crossing):
@@ -66,6 +70,26 @@ class TileAhead(TileSums):
         else:
             self._run(inside, stores, crossing, carried)
         self.program.lines.append(loop)
+
+    def _peels(self, axes) -> bool:
+        """Are `axes`, those of a run over blocks, the one axis of the tile, and is the last of its blocks a branch of its own?"""
+        return self.s.peeled and tuple(axes) == self.s.dims and self.s.dims[0] not in self.s.exact
+
+    def _in_branches(self, scope: Scope, axes: list[Axis], number: str, run) -> None:
+        """Calls `run` for two branches of `scope`: one for whole blocks of the one axis, which need no mask, and one for the last. `number`: of the
+        block at hand."""
+        a, = axes
+        s, size = self.s, sum(self.s.sizes(a))
+        end = self.words_in if self._words_shared(a) else self._number(self.extent(a))
+        for head, exact in ((f"if {end} - {number} * {size} >= {size}", s.exact | {a}), ("else", s.exact)):
+            branch = For(head, [])
+            inside = Scope(branch.lines, scope.open, scope)
+            self.s = replace(s, exact=exact)
+            self._decode(inside, axes, number, "b")
+            inside.open |= frozenset(axes)
+            run(inside)
+            scope.lines.append(branch)
+        self.s = s
 
     def _some(self) -> bool:
         """Is there a block at least, whatever the sizes are?"""

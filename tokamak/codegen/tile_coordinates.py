@@ -147,7 +147,7 @@ class TileCoordinates(Lowering):
                 block = self.assign(scope, f"{rest} % {count}", prefix)
                 rest = self.assign(scope, f"{rest} // {count}", prefix)
             if self._words_shared(a):
-                self._whole_words(scope, a, 0, f"{block} * {self.s.sizes(a)[0]} + ", True)
+                self._whole_words(scope, a, 0, f"{block} * {self.s.sizes(a)[0]} + ", a not in self.s.exact)
             elif self.s.shift is not None and a is self.s.shift.axis:
                 self.block = block
             elif a in self.s.dims:

@@ -134,7 +134,8 @@ class TileFolds(TileValues):
         if size == lanes:
             return 0
         addresses = [i for x in walk(*e.args) if isinstance(x, Load) for i in x.index if line in i.axes()]
-        whole = self._words_shared(line) or all(self.hints.divides(16, i.coefficient(a)) for i in addresses for a in i.axes() if a is not line)
+        apart = [i.coefficient(a) for i in addresses for a in i.axes() if a is not line]
+        whole = self._words_shared(line) or all(self.hints.divides(self._word(e), n) for n in apart)
         return min(self._word(e), size // lanes) if whole else 1
 
     def _few_shapes(self, e: Reduce) -> list[str]:

@@ -15,7 +15,9 @@ from .lines import MOST_BESIDE, abreast, apart, by_columns, in_columns, own_piec
 from .reason import Reason
 from .sizes import runs_along
 
-PASSING = 4096          # elements of a row from which on it is folded in pieces when nothing needs all of it at once
+PASSING = 4096          # elements of a row from which on it is folded in pieces when nothing needs all of it at once; of moments, which cost more
+MOMENTS = 16384         # in pieces, so many: variance of 3000 rows of 6000 bf16 15.8 us held, 47.2, of 20000 of 4100 f16 58.9, 227, of 2000 of 5000
+                        # f32 17.1, 40.6, of 4000 of 12000 71.5, 109 (H100)
 HELD_ACROSS = 1024      # the same of rows that are not contiguous: a tile needs columns for whole sectors of memory beside them
 UNHELD = ("accumulators", "no_registers")       # reasons against folds beside others that hold no more once no row is held
 MORE = 1.33             # bytes that kernels which hold no rows may move for one of those that do: they reach 86 to 99% of the copy limit,

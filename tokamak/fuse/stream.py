@@ -145,7 +145,8 @@ class _Finder:
             return part.monoid == "sum" and not CHAINS[0].shifts(part)
         if lines.pays(n, part, self.readers, self.hints, self.target):
             return True
-        return gpu.reread(n, part, self.hints, self.target) or self.hints.count(part.over) > gpu.PASSING and self._folded_away(n)
+        passing = gpu.MOMENTS if part.monoid == "sum" else gpu.PASSING
+        return gpu.reread(n, part, self.hints, self.target) or self.hints.count(part.over) > passing and self._folded_away(n)
 
     def _folded_away(self, first: Compute) -> bool:
         """Is everything that is made of `first` in the end no larger than it, so that no row is needed a second time once its folds are known? Larger

@@ -52,19 +52,23 @@ LATE_EACH = 16          # two warps; of 128 over 4097 1.6, 264 over 512 1.6, 512
 LATE_WARPS = 16         # of 1584 over 768 5.1 us, 10.2 in tiles of half as many elements
 SEVERAL_EACH = 8        # of a tile of several values, of LATE bytes together: BatchNorm's partial results of 132 programs over 96 columns, three
                         # numbers each, 2.0 us, 3.4 in tiles of 256 x 8 that take them in one after the other; of 66 over 256 2.1, 3.3
+SMALL = 1024            # elements of a tile of small matrices, where they are FULL for each multiprocessor at least: bf16 sums along the middle of
+FULL = 16               # 60000 x 8 x 32 37.7 us, 14.2 of four at once, of 124001 x 16 x 24 76.4, 39.7 of two (H100)
+FAR = 1 << 62           # no number of rows
 LATE_COLUMNS = 4, 64    # columns of such a tile: the fewer, the more programs; 16 over 32768 1.5 us by 64, 2.5 by 16
 
 
 @dataclass(frozen=True)
 class Columns:
     """A tile of `rows` x `columns` to a program of so many warps; programs that share the rows of a block of columns. `by_thread`: a thread folds its
-    rows before it carries them on. `once`: what is read leaves the cache first."""
+    rows before it carries them on. `once`: what is read leaves the cache first. `matrices`: of how many a tile holds the columns."""
     rows: int
     columns: int
     warps: int
     programs: int = 1
     by_thread: bool = False
     once: bool = False
+    matrices: int = 1
 
 
 def choose(b: Body, line: Axis | None, rows: list[Axis], crossed: frozenset[Axis], hints: Hints, target) -> Columns | None:
@@ -96,12 +100,23 @@ def choose(b: Body, line: Axis | None, rows: list[Axis], crossed: frozenset[Axis
         return Columns(WHOLE, COLUMNS // 2, WHOLE * COLUMNS // 2 // (64 * EACH))
     many = (2 if ragged else 1) * WARPS * target.threads // blocks(columns)
     if not crossed:
-        return replace(_tile(columns, max(1, min(WIDEST, _power(many + 1) // 2)), EACH, hints(down.extent)), once=once)
+        tile = replace(_tile(columns, max(1, min(WIDEST, _power(many + 1) // 2)), EACH, hints(down.extent)), once=once)
+        return replace(tile, matrices=_matrices(b, line, down, tile, hints, target))
     warps, each = (RAGGED_WARPS, RAGGED_EACH) if ragged else (1, EACH)
     programs = lambda warps: max(1, min(many // warps, -(-hints(down.extent) // _tile(columns, warps, each, hints(down.extent)).rows)))
     while programs(warps) > SHARES and warps < WIDEST:
         warps *= 2
     return replace(_tile(columns, warps, each, hints(down.extent)), programs=programs(warps), once=once)
+
+
+def _matrices(b: Body, line: Axis, down: Axis, tile: Columns, hints: Hints, target) -> int:
+    """Of how many of a stack of small matrices a program of one warp holds the columns."""
+    beside = [a for a in b.axes if a in b.parallel and a is not line]
+    if tile.warps > 1 or not beside or (hints.most(down.extent) or FAR) > tile.rows or hints(line.extent) > tile.columns:
+        return 1
+    count = max(1, SMALL // (tile.rows * tile.columns))
+    stack = math.prod(hints(a.extent) for a in beside)
+    return count if all(hints(a.extent) >= count for a in beside) and stack >= count * FULL * target.threads else 1
 
 
 def _tile(columns: int, warps: int, each: int, most: int) -> Columns:

@@ -18,7 +18,7 @@ SECTOR = 16             # columns at least, of a tile that holds whole columns: 
 SUMMED_FROM = 65536      # elements of rows of whole words of 16 bits, summed only, from which on larger chunks pass through more warps
 SCANNING = 448          # columns for each multiprocessor from which on one warp makes prefixes down 64 of them, 16 rows at a time, three such under
                         # way: 64 x 1024 x 1024 along the middle, bf16 74.8 us, 119 by four warps and 64 rows, f32 138, 146. Columns that begin
-                        # anywhere one tile at a time: 100 x 77 x 2003 f16 26.0 us, 47.9 by RAGGED_COLUMNS, 64 x 1000 x 1001 bf16 to f32 143, 228
+                        # anywhere one tile at a time: 100 x 77 x 2003 f16 26.0 us, 47.9 in tiles of 32, 64 x 1000 x 1001 bf16 to f32 143, 228
 MOST_CARRIED = 6        # numbers a lane from which on it is one row at a step: EvoNorm backward in f32 spilled 464 bytes with four, 593 us, 146 with
                         # one
 SHIFTED = 256           # elements of a row from which on it is read in whole words wherever it begins: f16 LayerNorm over 257 columns 73%, 56 not so
@@ -90,6 +90,10 @@ class TileFacts:
     def only_sums(self) -> bool:
         """Are sums all that programs share?"""
         return all(e.monoid == "sum" for e in self.crossing)
+
+    def several_wide(self) -> bool:
+        """Are three sums or more of 32-bit elements carried across programs beside rows?"""
+        return bool(self.rows) and self.narrowest() >= 4 and len(self.crossing) > 2
 
     def scans_down(self) -> bool:
         """Are prefixes down columns all that is made of rows?"""

@@ -20,6 +20,8 @@ CARRIED = 32            # numbers that a thread carries, of sums, from which on 
                         # bf16, EvoNorm backward in NHWC, 49.6 us, 52.9 by three that spill; of f32, half as many numbers, 77.4 and 71.2
 MANY_SUMS = 4           # of those that take several rows at once from which on it is two programs, too: EvoNorm backward of 32 x 256 x 56 x 56 in
                         # NHWC, four, bf16 39 us, f32 72, 84 and 122 by three that spill
+BESIDE = 40             # and numbers of what is carried and read together: three sums of bf16 of two tensors and of their groups' statistics, EvoNorm
+                        # backward in NHWC of 17 x 192 x 32 x 32, 31.8 us by three, which spill 264 bytes a thread (H100)
 LEAST_TURNED = 4        # rows at once from which on fewer may be: BatchNorm in NHWC of 16 x 768 x 28 x 27 bf16, six for eight, 23.1 us, 24.1, of
                         # 32 x 96 x 57 x 57, five, 22.4, 23.0, of 64 x 2048 x 7 x 7, seven, 20.4, 21.2
 SUMS_AT_ONCE = 2        # of sums, which are read a turn ahead: backward of InstanceNorm3D in NDHWC 39 us, 48 with four and none ahead; one-pass
@@ -49,7 +51,8 @@ def in_turns(several: dict[Axis, tuple[int, ...]], programs: int, hints: Hints) 
 def resident(of: TileFacts) -> int:
     """Programs of a multiprocessor where tiles have `several_rows`."""
     sums = sum(len(e.args) for e in of.crossing)
-    many = sums * (WORD // of.narrowest()) > CARRIED or MANY_SUMS <= sums and of.carried() <= MOST_CARRIED
+    many = sums * (WORD // of.narrowest()) > CARRIED or MANY_SUMS <= sums and of.carried() <= MOST_CARRIED \
+        or of.carried() * (WORD // of.narrowest()) > BESIDE
     return ALONE_RESIDENT if _alone(of) or of.only_sums() and many else ACROSS_RESIDENT
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ..fuse.cost import Hints
-from ..ir.expr import Load, Reduce, walk
+from ..ir.expr import Load, Reduce, Scan, walk
 from ..ir.index import Axis
 from . import tile_statistics
 from .body import Body, exprs_of
@@ -49,6 +49,11 @@ RAGGED_THREAD = 8       # elements to a thread of a tile that walks down columns
 TOGETHER_THREAD = 8     # of TOGETHER columns that are summed and begin anywhere: f32 LayerNorm backward of 64 rows of 65535 34.5 us, 51.9 with twice
                         # as many of each, which spill, 40.4 with half the columns; of 65536 36.2, 32.4
 TOGETHER_PIECE = 8      # and of each of the equal pieces of columns that begin at words
+ALIKE_THREAD = 72       # of columns of 16 bits that are held in several equal pieces, and written: RMSNorm along the middle of 878 x 288 x 20 bf16
+                        # 11.4 us, 16.8 with ROW_THREAD, of 485 x 80 x 648 45.8, 50.4, of 500 x 100 x 130 15.9, 17.1 (H100)
+SHORT_COLUMN = 32       # rows of such columns in one piece that begin anywhere, up to which a thread has a word of them, and a program one matrix: of
+                        # 4150 x 8 x 1076 f16 63.0 us, of 1000 x 32 x 1001 bf16 55.7, of 2000 x 16 x 801 f32 74.2; 93.5, 72.0 and 94.7 with ROW_THREAD
+WORD = 16               # bytes of the widest access of a thread
 LONE_THREAD = 16        # of a tile of LONE elements: partial results of 1584 and 1980 programs over 768 columns 5.1 us, 10.2 and 15.1 with TILE and
                         # ROW_THREAD; of 1056 over 1024 2.9, 4.8
 THREAD = 52             # elements of a tile to a thread that folds them into one lane: statistics of contiguous planes of 3136 bf16 by programs of
@@ -99,8 +104,13 @@ LANES = 32              # rows of a tile from which on several are under way: wi
 COLUMNS = 64            # columns of a tile that folds across rows: 128 bytes of a 16-bit type
 SCANNED_THREAD = 64     # elements to a thread of a tile of 64 rows and columns, which begin anywhere, down which prefixes are made, none under way;
 SCANNED_WORDS = 128     # where all begin at words of 4 bytes: along the middle, H100, 10 x 1368 x 2310 bf16 66 us, of 10 x 1000 x 2001 f32 72; of
-                        # 25 x 2605 x 385 bf16, by two warps, 118, of 6 x 1249 x 3279 72; 125, 99, 126, 76 by RAGGED_COLUMNS and four warps
-RAGGED_COLUMNS = 32     # of such a tile where there are fewer than COLUMNS to a multiprocessor
+                        # 25 x 2605 x 385 bf16, by two warps, 118, of 6 x 1249 x 3279 72; 125, 99, 126, 76 in 32 columns by four warps
+RAGGED_COLUMNS = 8      # columns of such a tile where there are fewer than twice COLUMNS to a multiprocessor, by one warp: 25 x 2605 x 385 f16 93 us;
+RAGGED_SHARE = 32       # half as many, and twice as many rows, where there are fewer than so many: 910 x 1347 bf16 15.2 us, 2000 x 2047 f16 31.9,
+                        # 3000 x 501 f32 43.0; 57.4, 65.8 and 133 in 64 x 32 by four warps (H100)
+LONG_SCAN = 4096        # rows of columns at least of which a program makes prefixes down LONG_COLUMNS, where there are fewer than so many programs as
+LONG_COLUMNS = 2        # multiprocessors: of 19041 x 138 bf16 60 us, of 30000 x 100 f32 76; 208 and 126 in 4 and 8 columns (H100)
+SPLIT_WORD = 4          # elements of a thread of such a tile, see `tiles.RAGGED_SPLIT`
 NARROW = 8              # columns at least, of a tile that folds across rows: 32 bytes of f32, one sector
 
 
@@ -198,7 +208,7 @@ class TileThreads(TileFacts):
         """Elements of a tile to a thread."""
         plain = not self.looped and not self.crossed and self.shift is None
         shares = self.crossed and not self.rows
-        each = self._carried_each() if carries else ROW_THREAD if self.rows or self.crossed else PER_THREAD
+        each = self._carried_each() if carries or self.several_wide() else ROW_THREAD if self.rows or self.crossed else PER_THREAD
         if self.line in self.together and self.begin_anywhere():
             each = TOGETHER_THREAD
         elif self.line in self.together and self.rows and len(alike := self.pieces[self.rows[0]]) > 1 and len(set(alike)) == 1:
@@ -217,8 +227,14 @@ class TileThreads(TileFacts):
             elif not self.begin_anywhere() and self.stored_along() and short >= SHORT_FROM:
                 few = short == SHORT_HALF and self.narrowest() == 2 and self.hints.count(self.b.axes) <= SHORT_FEW
                 each = PER_THREAD // 2 if few else PER_THREAD
+        if self.sums_ragged():
+            each = SPLIT_WORD
         if self.width > 1 and not (shares and any(e.monoid == "moments" for e in self.crossing)):
             each = max(each // self.width, 8)
+        if self.short_columns():
+            each = WORD // self.narrowest()
+        elif self._columns_alike():
+            each = ALIKE_THREAD * 2 // self.narrowest()
         if self.whole_runs():
             each = RUN_THREAD
         if by_thread:
@@ -230,7 +246,7 @@ class TileThreads(TileFacts):
     def _warps(self, dims: tuple[Axis, ...], elements: int, each: int, most: int, words: bool) -> int:
         """Of a program whose threads have `each` of a tile's elements; `words`: programs share rows in whole words."""
         shares = self.crossed and not self.rows
-        warps = max(1, min(most, power(-(-elements // (32 * each)) if shares else elements // (32 * each))))
+        warps = max(1, min(most, power(-(-elements // (32 * each)) if shares or self.several_wide() else elements // (32 * each))))
         if self.shift is not None and self.line in self.rows and len(dims) > 1:
             warps = max(1, sum(self.pieces[dims[0]]) // 2)
         if not self.streams() and not self._passes_through():
@@ -245,11 +261,38 @@ class TileThreads(TileFacts):
             return LONG_WARPS if self.hints(self.line.extent) > sum(self.pieces[self.line]) else HELD_WARPS
         return WORDS_WARPS if words else min(warps, SUMMED_WARPS if self.summed() else PASSING_WARPS)
 
+    def sums_ragged(self) -> bool:
+        """Are columns of 32 bits that begin anywhere summed across programs?"""
+        columns = self.line is not None and self.line in self.b.parallel - self.crossed and self.narrowest() >= 4
+        return columns and bool(self.crossed) and not self.rows and not self.statistics() and not self.down and self.begin_anywhere()
+
+    def scans_long(self) -> bool:
+        """Are prefixes made down few long columns?"""
+        few = self.scans_down() and self.hints.count(self.b.parallel) < LONG_COLUMNS * self.target.threads
+        return few and self.hints.count(self.rows) >= LONG_SCAN
+
+    def scans_along(self) -> bool:
+        """Are prefixes along contiguous rows all that is made of them?"""
+        return self.rows == [self.line] and not self.folds and any(isinstance(e, Scan) for e in walk(*exprs_of(self.b)))
+
     def _scanned_each(self) -> int:
         """Elements to a thread of a tile down which prefixes are made of columns that begin anywhere."""
         if self.columns() < COLUMNS:
             return LONE_THREAD
         return SCANNED_THREAD if begin_anywhere(self.b, self.line, self.hints, 4) else SCANNED_WORDS
+
+    def short_columns(self) -> bool:
+        """Are short columns held that begin anywhere, and written?"""
+        return self._held_columns() and len(self.pieces[self.rows[0]]) == 1 and self.pieces[self.rows[0]][0] <= SHORT_COLUMN and self.begin_anywhere()
+
+    def _columns_alike(self) -> bool:
+        """Are columns held in several equal pieces, and written?"""
+        return self._held_columns() and len(alike := self.pieces[self.rows[0]]) > 1 and len(set(alike)) == 1
+
+    def _held_columns(self) -> bool:
+        """Are columns, down one axis, held and written, and nothing folded across programs?"""
+        plain = not self.looped and not self.crossed and self.shift is None and len(self.rows) == 1 and self.rows[0] in self.pieces
+        return plain and self.line in self.b.parallel and bool(self.folds) and self.stored_along()
 
     def _in_one_turn(self) -> bool:
         """Are rows of 32 bits, of one of several matrices, that a program runs through no longer than a turn?"""
@@ -307,8 +350,10 @@ class TileThreads(TileFacts):
         if self.line is None or self.crossed:
             return COLUMNS
         share = self.hints.count(self.b.parallel) // self.target.threads
+        if self.scans_long():
+            return LONG_COLUMNS
         if self.scans_ragged():
-            return COLUMNS if share >= COLUMNS else RAGGED_COLUMNS
+            return COLUMNS if share >= 2 * COLUMNS else RAGGED_COLUMNS if share >= RAGGED_SHARE else RAGGED_COLUMNS // 2
         return max(NARROW, min(COLUMNS, power(share + 1) // 2))
 
     def _passes_through(self) -> bool:

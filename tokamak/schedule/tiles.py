@@ -10,12 +10,12 @@ from ..fuse.sharing import HELD
 from ..ir.expr import Const, Coord, Load, Op, Random, Reduce, Scan, walk
 from ..ir.index import Axis, Fetch, Index, Size
 from ..ir.ops import CARRIERS, OPS
-from . import column_words, tile_flat, tile_stages, tile_statistics
+from . import column_words, peeled, short_rows, tile_flat, tile_stages, tile_statistics
 from .body import Body, exprs_of
 from .schedule import strides_of
 from .tile_access import once
 from .tile_facts import ALONE, CHUNK, SECTOR
-from .tile_schedule import WASTE, Shift, TileSchedule, blocks, cover, evenly, shifted
+from .tile_schedule import EVEN, WASTE, Shift, TileSchedule, blocks, cover, evenly, shifted
 from .tile_stages import power
 from .tile_threads import CARRY_PIECE, COLUMNS, REGISTERS, RESIDENT, SHORT_FEW, SHORT_FROM, TileThreads
 
@@ -31,9 +31,6 @@ FOLDED_FROM = 24        # elements of such a row at least
 STORED_WIDE = 512       # of rows of 32-bit elements that are written, too, as many as there are powers of two: f32 softmax of 131072 rows of 255 and
                         # 127 69.5 and 34.4 us, 110 and 40.4 with RAGGED_STORED; of 16384 of 129 6.5, 7.4; of 65536 of 257 35.9, 35.0
 RAGGED_STORED = 2048    # the same of longer rows that are written, too: see RAGGED_EACH
-EVEN = 64               # bytes of a piece at least where all pieces of rows are alike of which a tile has several: bf16 RMSNorm of 131072 rows of 112
-                        # 16.5 us, softmax of 60000 of 160 11.8, logsumexp of 131072 of 112 12.2, f32 log-softmax of 60000 of 200 24.8; 18.9, 13.5,
-                        # 15.5 and 28.5 in pieces of 64 + 32 + 16; but bf16 RMSNorm of 60000 of 80 in pieces of 32 bytes 7.7, 6.7
 EVEN_ROWS = 8           # rows of such a piece at least along a middle axis: RMSNorm along the middle of 485 x 80 x 648 bf16 46.1 us, 72.1, of
                         # 300 x 96 x 1000 f16 41.1, 62.0, of 500 x 48 x 1024 bf16 37.2, 50.8
 EVEN_HELD = 128         # rows at most of which all are held so beside columns that are summed: RMSNorm backward along the middle, pieces of several
@@ -45,7 +42,7 @@ LITTLE_PIECE = 4        # rows whose column sums are carried, and whose last pie
 WHOLE_WORD = 8          # where they begin at words of 8 bytes. LayerNorm backward of 300000 rows of 100 bf16 65.4 us, 114.9, of 60000 of 320 64.5,
                         # 78.1, f32 of 300000 of 72 78.3, 89.4, of 65536 of 160 45.5, 55.4; but bf16 of 65536 of 192 37.9, 34.8, f32 of 51 401, 340
 CARRY_SHORT = 224       # columns at most of rows whose column sums are carried, and elements of all of them at least, where pieces are alike, of
-CARRY_FROM = 1 << 23    # CARRY_PIECE columns, of so many rows by four warps with as many registers as they take: LayerNorm backward, H100, of 500000
+CARRY_FROM = 1 << 21    # CARRY_PIECE columns, of so many rows by four warps with as many registers as they take: LayerNorm backward, H100, of 500000
 CARRY_ROWS = 8          # rows of 50 bf16 76 us, of 300001 of 77 73, of 200000 of 112 58, of 100000 of 200 55, f32 of 131072 of 150 90; 101, 134, 63,
                         # 60 and 134 in pieces of several sizes, or one with idle lanes, and no more registers than let as many run as can; some spill
 PIECES = 512            # of a tile of rows of 16 bits that are one piece of a warp's width and written, too: bf16 LayerNorm of 32768 and 131072 rows
@@ -81,8 +78,23 @@ LONG = 16384            # elements of a looped row from which on each has a prog
 FOLDED = 16384          # bytes at least of held rows that one program folds: f16 rows of 1024 88%, 76 a row a program
 TOGETHER = 32           # columns of a tile whose columns, and whose rows across programs, are summed where they begin anywhere: see TOGETHER_THREAD
 TOGETHER_MOST = 8192    # elements of such a tile at most: RMSNorm backward along the middle of 16 x 512 x 2049 bf16 76 us, 134 with TOGETHER
+RAGGED_MIDDLE = 64      # rows of 16 bits of several matrices whose columns begin anywhere that are held, three quarters of so many at least: sums
+                        # along the middle of 2004 x 57 x 83 bf16 14.5 us, 11.5 held (H100)
 SCANNED = 64            # rows of columns from which on their prefixes are made in a loop, several tiles under way: 4096 x 16384 of f32 91%, 70 with
                         # one; 64 x 1024 x 1024 of bf16 along the middle about 50, 27 held
+SCANNED_FEW = 512       # elements of a tile of few columns
+SEVERAL_ROWS = 512      # elements down a column that is held beside such sums at most, in equal pieces, SEVERAL_PIECES at most: of
+SEVERAL_PIECES = 16     # 253 x 32 x 20 x 20 f32 40.4 us, 59.5, of 254 x 480 x 7 x 7 bf16 58.8, 92.4
+SEVERAL_SHORT = 128     # elements of 32 bits of a tile of short rows beside such sums: EvoNorm backward in NCHW of 7153 x 32 x 7 x 7 82.7 us, 187 in
+                        # tiles of 784 by two warps
+RAGGED_SPLIT = 512      # elements of a tile of 32-bit columns that begin anywhere and are summed across programs, by four warps: sums of squares of
+                        # 3264 x 4325 25.6 us, 37.0 with TILE (H100)
+SEVERAL_HELD = 4096     # elements of 32 bits at most of a tile of which three sums and more are carried across programs, 8 columns at least: EvoNorm
+                        # backward in NHWC of 253 x 32 x 20 x 20 f32 48.6 us, 69.9 in 32 columns, which spill 528 bytes a thread (H100)
+SCANNED_LONG = 1024     # rows of a tile down few columns, see `tile_threads.LONG_SCAN`
+SCANNED_HELD = 32767    # elements of a row at most whose prefixes are made at once, a quarter where there are many: bf16 ones of 300 rows of 20001
+                        # 17.3 us, 19.8 in a loop; but of 1000 of 10001 33.2, 23.8, f16 of 64 of 131071 187, 58, f32 of 216 of 65535 286, 57, of 300
+                        # of 32768 33.6, 31.0 (H100)
 SCANNED_ROWS = 16       # rows of a tile of theirs where one warp makes them: see `tile_facts.SCANNING`
 TURNED = 64             # edge of a tile that is read along one axis and written along another; less where a program holds rows, too
 LARGEST = 4 * HELD      # elements of any tile: with so many Triton takes 2 s, with four times as many 100
@@ -122,6 +134,8 @@ class _Chooser(TileThreads):
             return self._columns_only(columns)
         elif not self.wide and (flat := tile_flat.rows_of(self.b, self.rows, self.line, self.hints, self.target)):
             return self._flat(flat)
+        elif short := short_rows.choose(self):
+            return self._short(*short)
         else:
             self._cover_rows()
         self._cover_parallel()
@@ -139,6 +153,7 @@ class _Chooser(TileThreads):
         exact = frozenset(a for a in dims if self._exact(a))
         return TileSchedule(self.order, dims, tuple((a, self.pieces[a]) for a in dims), frozenset(self.looped), split,
                             programs, exact, threads.warps, threads.stages, wide=self.wide,
+                            peeled=not exact and peeled.last_block(self, self.pieces, threads.by_thread),
                             once=once(self.b, self.line, self.looped, self.hints, self.target), shift=self.shift, registers=threads.registers,
                             together=self.together, ahead=bool(several) and self.only_sums(), by_thread=threads.by_thread, reread=threads.reread)
 
@@ -212,6 +227,9 @@ class _Chooser(TileThreads):
         most = self.hints.most(down.extent)
         self.looped.update(() if self.crossed or most is not None and most <= found.rows else self.rows)
         self.pieces = {a: (found.rows if a is down else found.columns,) for a in self.order if a in (down, self.line)}
+        if found.matrices > 1:
+            beside = next(a for a in reversed(self.order) if a in self.b.parallel and a is not self.line)
+            self.pieces = {a: self.pieces.get(a, (found.matrices,)) for a in self.order if a in self.pieces or a is beside}
         self.resident = found.programs * -(-self.hints.count(self.b.parallel - self.crossed) // found.columns) / self.target.threads
         split = tuple(self.crossed)
         return TileSchedule(self.order, tuple(self.pieces), tuple(self.pieces.items()), frozenset(self.looped), split,
@@ -224,6 +242,13 @@ class _Chooser(TileThreads):
         exact = frozenset((self.line,)) if sum(self.pieces[self.line]) == self.hints.exactly(self.line.extent) else frozenset()
         return TileSchedule(self.order, self.order, tuple(self.pieces.items()), frozenset(), (), 1, exact, tile_flat.WARPS,
                             wide=self.wide, flat=count)
+
+    def _short(self, pieces: dict[Axis, tuple[int, ...]], warps: int) -> TileSchedule:
+        """Several short rows to a program."""
+        self.pieces = {a: pieces[a] for a in self.order if a in pieces}
+        return TileSchedule(self.order, tuple(self.pieces), tuple(self.pieces.items()), frozenset(), (), 1,
+                            frozenset(a for a in self.pieces if self._exact(a)), warps,
+                            once=once(self.b, self.line, self.looped, self.hints, self.target))
 
     def _exact(self, a: Axis) -> bool:
         sizes = self.pieces[a]
@@ -246,8 +271,9 @@ class _Chooser(TileThreads):
         scanned = {e.along for e in walk(*exprs_of(self.b)) if isinstance(e, Scan)}         # Triton scans no tile of fewer elements than threads
         whole = {a: cover(extent(a)) if a is inner and scanned <= {inner} else (power(extent(a)),) for a in self.rows}
         elements = math.prod(sum(s) for s in whole.values())
-        most = HELD if self.line in self.rows else HELD // (2 * SECTOR) if self.needed_again() else 32
-        if known and elements <= (SCANNED if self.scans_down() else LARGEST if self.whole else most) and len(self.rows) <= 3:
+        most = HELD if self.line in self.rows else HELD // (2 * SECTOR) if self.needed_again() else RAGGED_MIDDLE if self._filled_middle() else 32
+        most = SCANNED if self.scans_down() else self._scanned_most() if self.scans_along() else LARGEST if self.whole else most
+        if known and elements <= most and len(self.rows) <= 3:
             self.pieces.update(whole)
             self.shift = self._shift(inner)
             if self.shift is not None:
@@ -256,9 +282,11 @@ class _Chooser(TileThreads):
             return
         self.looped.update(self.rows)
         elements = LONE if self.lone() else RAGGED_DOWN if self._few_down() else TILE
-        down = SCANNED if self.scans_ragged() else SCANNED_ROWS if self.scans_many() else elements // self.columns()
+        ragged = max(SCANNED, SCANNED_FEW // self.columns())
+        down = SCANNED_LONG if self.scans_long() else ragged if self.scans_ragged() else SCANNED_ROWS if self.scans_many() \
+            else elements // self.columns()
         chunk = down if self.line not in self.rows else self._passing_bytes() // self.narrowest() if self.passing() else \
-            PLACES_CHUNK if any(e.monoid.startswith("arg") for e in self.folds) else CHUNK
+            PLACES_CHUNK if any(e.monoid.startswith("arg") for e in self.folds) else self._scanned_chunk() if self.scans_along() else CHUNK
         across = self._across_lines()
         while self.line in self.rows and chunk > HEAVY_CHUNK and self._idles(inner, across, chunk):
             chunk //= 2
@@ -274,6 +302,23 @@ class _Chooser(TileThreads):
         self.shift = self._shift(inner) if self.line is inner and not self.carries_rows else None
         if self.shift is not None:
             self.pieces[inner] = (self.pieces[inner][0], 2 * self.shift.group)
+
+    def _many_rows(self) -> bool:
+        """Are there rows for four programs of a multiprocessor?"""
+        return self.hints.count(self.b.parallel) >= 4 * self.target.threads
+
+    def _scanned_most(self) -> int:
+        """Elements of a row at most of which all prefixes are made at once."""
+        return SCANNED_HELD // 4 if self._many_rows() else SCANNED_HELD
+
+    def _scanned_chunk(self) -> int:
+        """Elements of a longer one at a step."""
+        return CHUNK // 2 if self._many_rows() else CHUNK_BYTES // self.narrowest()
+
+    def _filled_middle(self) -> bool:
+        """Are there several matrices of columns of 16 bits that begin anywhere, about RAGGED_MIDDLE rows each?"""
+        several = len(self.b.parallel) > 1 and self.narrowest() == 2 and self.line in self.b.parallel and self.begin_anywhere()
+        return several and 4 * self.hints.count(self.rows) >= 3 * RAGGED_MIDDLE
 
     def _idles(self, inner: Axis, across: Axis | None, chunk: int) -> bool:
         """Would much be computed in idle lanes of the last chunk, along `across` where it holds several runs of `inner`?"""
@@ -381,6 +426,8 @@ class _Chooser(TileThreads):
             want = min(want, max(SMALLEST, power(hints.count(self.b.axes) // self.target.threads)))
         if self.streams():
             want = self._passing_bytes() // self.narrowest()
+        elif self.sums_ragged():
+            want = RAGGED_SPLIT
         parallel = [a for a in self.order if a in self.b.parallel]
         if self.line in parallel:
             together = self._takes_columns() and self.begin_anywhere()
@@ -388,13 +435,15 @@ class _Chooser(TileThreads):
                 if self.rows else TURNED if turned is not None else want // have
             if self.crossed and self.line not in self.crossed:
                 most = tile_statistics.columns(self, COLUMNS)
+                most = min(most, max(SECTOR // 2, SEVERAL_HELD // have)) if self.several_wide() else most
             most = min(most, max(1, LARGEST // have))
             have *= self._line_in_blocks(most) or self._tile(self.line, most)
             have *= self._line_continued(most)
         room = HELD // (2 * have) if self.rows else TURNED
         if turned is not None and turned not in self.pieces and room >= min(SECTOR, hints(turned.extent)):
             have *= self._tile(turned, min(TURNED, room))
-        candidates = sorted((a for a in parallel if a not in self.pieces), key=lambda a: (a in self.crossed, self.order.index(a)), reverse=True)
+        free = [] if self.short_columns() else parallel
+        candidates = sorted((a for a in free if a not in self.pieces), key=lambda a: (a in self.crossed, self.order.index(a)), reverse=True)
         # a third axis of a large tile is spilled: backward sums of InstanceNorm3D in NDHWC 49 us, 55 with images in it
         few, beside, many = self.statistics(), sum(a not in self.crossed for a in self.pieces), self.scans_many() or self.scans_ragged()
         for a in candidates:
@@ -413,7 +462,7 @@ class _Chooser(TileThreads):
             return
         row, = self.rows
         n, found = self.hints.exactly(row.extent), self.pieces[row]
-        if n is None or len(found) < 2:
+        if n is None or power(n) > n and len(self.crossing) > 2 and self._beside_sums(row, n) or len(found) < 2:
             return
         held = row is not self.line and n <= (EVEN_ANYWHERE if self.begin_anywhere() else EVEN_HELD) and self._takes_columns()
         if self._carries_short(row, n):
@@ -426,6 +475,19 @@ class _Chooser(TileThreads):
             other, = (a for a in self.pieces if a is not row) if len(self.pieces) == 2 else (None,)
             if other in self.crossed and sum(self.pieces[other]) > 1 and power(n) < TILE:
                 self.pieces.update({row: (power(n),), other: (TILE // power(n),)})
+
+    def _beside_sums(self, row: Axis, n: int) -> bool:
+        """Lays `n` held elements beside which three sums or more are carried in equal pieces down columns, in one with few others along rows; says
+        whether it has."""
+        if row is not self.line and n <= SEVERAL_ROWS:
+            size = max(EVEN_ROWS, power(-(-n // SEVERAL_PIECES)))
+            self.pieces[row] = (size,) * -(-n // size)
+            return True
+        other, = (a for a in self.pieces if a is not row) if len(self.pieces) == 2 else (None,)
+        if row is self.line and self.narrowest() >= 4 and power(n) <= SEVERAL_SHORT // 2 and other in self.crossed:
+            self.pieces.update({row: (power(n),), other: (SEVERAL_SHORT // power(n),)})
+            return True
+        return False
 
     def _carries_short(self, row: Axis, n: int) -> bool:
         """Are sums of columns carried beside many short rows, which are no one piece?"""

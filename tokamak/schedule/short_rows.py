@@ -1,0 +1,78 @@
+"""Tiles of several short rows whose lengths are no powers of two, read whole. Pieces of different lengths lie in threads differently, and what is one
+number a row is laid out anew for each; where rows begin at no words each access is an element or two long, so that few are under way. Equal pieces,
+a warp's width or two, fold best; where rows are written, too, one piece with idle lanes does. Four warps, so that a multiprocessor has many programs.
+
+H100, us, 16 million elements, before and so: bf16 logsumexp of 100, 190, 300, 421, 636 and 815 18.2, 20.4, 19.1, 33.0, 18.7, 30.8 and 14.4, 14.2,
+14.5, 15.1, 14.1, 15.4; amax and argmax 20.3, 17.1, 21.7, 40.0, 24.3, 44.8 and 14.7, 14.4, 14.6, 14.8, 14.8, 15.4; L2 norms of f32 of 40, 100, 190
+and 421 35.4, 35.1, 26.2, 30.8 and 24.5, 24.5, 24.5, 25.1. Written: LayerNorm of bf16 of 24, 40, 100 and 190 29.0, 28.5, 29.6, 28.0 and 23.8, 25.0,
+24.9, 26.7, f32 of 28 and 51 34.5, 56.6 and 27.4, 47.8; softmax of 100 29.1 and 24.3; log-softmax backward of 40, 100 and 190 42.6, 42.4, 42.6 and
+34.7, 36.0, 36.4.
+"""
+from __future__ import annotations
+
+import math
+
+from ..ir.expr import Load, Reduce, Scan, walk
+from ..ir.index import Axis
+from .body import exprs_of
+from .tile_facts import TileFacts
+from .tile_schedule import EVEN, cover, evenly
+from .tile_stages import power
+
+WARPS = 4               # of a program; one where rows that are written begin at no words, each of which is then a warp's alone
+BYTES = 3300            # of the rows of a program that are only folded, about
+WIDTHS = 32, 64, 128    # lanes of each piece of such a row, of which it has
+PIECES = 14             # so many at most
+WHOLE = 64              # elements of a row up to which it is covered as rows elsewhere are
+SHORTEST = 24           # elements of such a row at least
+LONGEST = 1024          # elements of such a row at most; longer ones lie in words (`TileFacts.shifted_from`) or are a program's alone
+STORED = 1024           # lanes of the rows of a program that are written, half as many where more than
+FEW_READ = 2            # so many values are read along a row
+STORED_BYTES = 512      # bytes of such a row at most; of those that begin at words,
+STORED_WORDS = 64       # and of which one value is read so many elements: longer ones fold as well in pieces of their own lengths, but log-softmax
+                        # backward of 96, 160 and 224 38.2, 42.3 and 37.3 us, 34.9, 35.0 and 35.1 as one piece
+HALF_WIDE = 128         # elements of a row that begins at no word from which on four warps share them, in pieces where one value is read: RMSNorm of
+                        # 15237 of 185 bf16 6.9 us, 7.7 as one piece of a warp's
+IDLE = 0.8              # lanes of a row that are idle at most, for each that is not
+PROGRAMS = 8            # programs for each multiprocessor at least
+
+
+def choose(of: TileFacts) -> tuple[dict[Axis, tuple[int, ...]], int] | None:
+    """(the pieces of the row and of the axis along which a tile has several rows, warps); None for other rows than short ones of no power of two's
+    length."""
+    if of.crossed or of.rows != [of.line] or of.target.ordered or not of.b.parallel or of.wide:
+        return None
+    n, size = of.hints.exactly(of.line.extent), of.narrowest()
+    exprs = list(walk(*exprs_of(of.b)))
+    plain = of.b.base is None and not any(isinstance(e, Scan) or isinstance(e, Reduce) and e.over != (of.line,) for e in exprs)
+    if n is None or not SHORTEST <= n <= LONGEST or len(cover(n)) == 1 or n >= of.shifted_from() or not plain or size not in (2, 4) \
+            or any(s.monoid is not None or s.guard is not None for s in of.b.stores) or not any(isinstance(e, Reduce) for e in exprs):
+        return None
+    beside = [a for a in of.order if a in of.b.parallel][-1]
+    pieces, rows, warps = (_written if of.stored_along() else _folded)(of, n, size)
+    if not pieces or math.prod(of.hints(a.extent) for a in of.b.parallel) < rows * PROGRAMS * of.target.threads or of.hints(beside.extent) < rows:
+        return None
+    return {**({beside: (rows,)} if rows > 1 else {}), of.line: pieces}, warps
+
+
+def _folded(of: TileFacts, n: int, size: int) -> tuple[tuple[int, ...], int, int]:
+    """(pieces, rows, warps) of rows of `n` elements that are only folded; () for no pieces. Long rows that begin at words fold as well in pieces of
+    their own lengths."""
+    width = next((w for w in WIDTHS if n <= PIECES * w), 0)
+    if not width or n > 2 * WHOLE and not of.begin_anywhere() and (evenly(n, WIDTHS[0]) or n > 4 * WHOLE):
+        return (), 0, 0
+    pieces = cover(n) if n <= WHOLE else (width,) * -(-n // width)
+    return pieces, max(WARPS, 1 << round(math.log2(BYTES / size / n))), WARPS
+
+
+def _written(of: TileFacts, n: int, size: int) -> tuple[tuple[int, ...], int, int]:
+    """The same of rows that are written, too."""
+    anywhere = of.begin_anywhere()
+    read = {(e.node, e.index) for e in walk(*exprs_of(of.b)) if isinstance(e, Load) and of.line in e.axes() and e.axes() & of.b.parallel}
+    alike = not anywhere and len(read) < FEW_READ and (n > STORED_WORDS or evenly(n, EVEN // size))
+    if n * size > STORED_BYTES or power(n) - n > IDLE * n or alike:
+        return (), 0, 0
+    lanes = STORED // (1 if len(read) <= FEW_READ else 2)
+    if anywhere and n > HALF_WIDE:
+        return ((power(n),) if len(read) >= FEW_READ else (WIDTHS[1],) * -(-n // WIDTHS[1])), max(1, lanes // power(n)), WARPS
+    return (power(n),), max(1, lanes // power(n)), 1 if anywhere else WARPS
