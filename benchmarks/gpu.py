@@ -1,7 +1,7 @@
 """GPU benchmark: every case under eager, Inductor and tokamak in one run, by device time against the limit of the machine.
 
     python -m benchmarks.gpu [--cases GLOB ...] [--group NAME ...] [--grid NAME ...] [--dtypes D ...] [--near -1 0 1]
-                             [--symbolic] [--sample N] [--cached]
+                             [--symbolic] [--sample N] [--drawn N] [--cached]
                              [--rows LOW:HIGH] [--columns LOW:HIGH] [--elements LOW:HIGH] [--sides eager,inductor,tokamak]
                              [--json FILE] [--redo SIDES] [--plot FILE] [--write] [--quick] [--workers N] [--budget SECONDS] [--report] [--list]
 
@@ -21,7 +21,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from . import gpu_grid, gpu_many, gpu_plot, gpu_products, gpu_report, gpu_sides
+from . import gpu_drawn, gpu_grid, gpu_many, gpu_plot, gpu_products, gpu_report, gpu_sides
 from .gpu_cases import SYMBOLIC, case, chosen
 from .gpu_run import Results, process, run
 from .gpu_sides import SIDES
@@ -55,6 +55,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     p.add_argument("--columns", type=bounds, help="of a grid: least and most columns, LOW:HIGH")
     p.add_argument("--elements", type=bounds, help="of a grid: least and most elements of the input, LOW:HIGH")
     p.add_argument("--sample", type=int, help="so many of a grid's cases, the same ones in every run of one --seed")
+    p.add_argument("--drawn", type=int, metavar="N", help="N cases of other families and sizes, drawn at random, the same ones for a --seed")
     p.add_argument("--cached", action="store_true", help="compile with what the caches hold: quicker, and first calls say nothing")
     p.add_argument("--sides", type=sides, default=SIDES, help="of eager,inductor,autotune,tokamak,kernels,vendor; autotune is Inductor with "
                    "max-autotune, the last two tokamak with contractions as kernels wherever possible, and by the vendor")
@@ -70,7 +71,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     p.add_argument("--workers", type=int, default=1, metavar="N", help="so many processes compile, one at a time has the GPU: quicker for many "
                    "cases; compiled with what the caches hold, and nothing is said of first calls, memory and wall time")
     p.add_argument("--isolate", action="store_true", help="a process for every case")
-    p.add_argument("--seed", type=int, default=0, help="of the data, and of --sample")
+    p.add_argument("--seed", type=int, default=0, help="of the data, of --sample and of --drawn")
     p.add_argument("--report", action="store_true", help="measure nothing: summary, plot and tables of what --json has; needs no GPU")
     p.add_argument("--list", action="store_true", help="print the chosen cases with their fewest bytes and FLOPs, and stop")
     args = p.parse_args(argv)
@@ -81,12 +82,13 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 def names(args: argparse.Namespace) -> list[str]:
     """The chosen cases, each once. Raises ValueError."""
-    if args.symbolic and not (args.grid or args.cases or args.group):
+    if args.symbolic and not (args.grid or args.cases or args.group or args.drawn):
         return list(SYMBOLIC)
     dtypes = [d.replace("fp", "f") for d in args.dtypes]
     found = [n for g in args.grid for n in gpu_grid.names(g, dtypes, args.near, args.rows, args.columns, args.elements)]
     found = gpu_grid.sample(found, args.sample, args.seed) if args.sample else found
-    if not args.grid or args.cases or args.group:
+    found += gpu_drawn.drawn(args.drawn, args.seed) if args.drawn else []
+    if not (args.grid or args.drawn) or args.cases or args.group:
         found += chosen(args.cases, args.group)
     return list(dict.fromkeys(found))
 

@@ -12,7 +12,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from benchmarks import (
-    gpu_choice, gpu, gpu_few, gpu_grid, gpu_host, gpu_models, gpu_models_worker, gpu_plot, gpu_products, gpu_report, gpu_run, gpu_sides, gpu_worker)
+    gpu_choice, gpu, gpu_drawn, gpu_few, gpu_grid, gpu_host, gpu_models, gpu_models_worker, gpu_plot, gpu_products, gpu_report, gpu_run, gpu_sides,
+    gpu_worker)
 from benchmarks.gpu_case import shrunk
 from benchmarks.gpu_cases import BEYOND, CONTRACTIONS, MORE, NAMES, case, chosen
 from benchmarks.gpu_measure import Span, Times, cut, errors, right, span, summary
@@ -358,6 +359,16 @@ def test_prices_of_few_rows_are_scored_on_what_they_were_not_fitted_on():
     text = gpu_few.report([one, slow])
     assert text.startswith("16 bits, fitted on the other half: 2 cases: choices lose") and "TF32" not in text
     assert gpu_few.known("linear_res_bf16_256x128x128", {"kernels": 1.0, "vendor": 1.0}) is None
+
+
+def test_drawn_cases():
+    """The same for a seed, of every kind, each a case, and of few megabytes to a few hundred."""
+    found = gpu_drawn.drawn(150, seed=3)
+    assert found == gpu_drawn.drawn(150, seed=3) and len(set(found)) > 140 and not set(found[:50]) & set(gpu_drawn.drawn(50, seed=4))
+    assert {case(n).group for n in found} >= {"pointwise", "norm", "norm-bwd", "reduction", "reduction-bwd", "loss", "bert"}
+    assert all(1e6 < case(n).bytes < 2e9 for n in found)
+    args = gpu.arguments(["--drawn", "7", "--seed", "3"])
+    assert gpu.names(args) == found[:7]
 
 
 def test_products_in_words(tmp_path, monkeypatch):

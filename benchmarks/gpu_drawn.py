@@ -1,0 +1,58 @@
+"""Cases at sizes drawn at random, which no threshold was chosen on: extents evenly by their logarithm, a third of the contiguous ones a power of two
+or one beside it, a fifth multiples of 8, the rest any number; 2 to 80 million elements.
+"""
+from __future__ import annotations
+
+import math
+import random
+
+ELEMENTS = 2e6, 8e7
+DTYPES = "bf16", "bf16", "f16", "f32"
+ROWS = tuple("""layernorm layernorm_bwd rmsnorm rmsnorm_bwd softmax softmax_bwd log_softmax log_softmax_bwd logsumexp logsumexp_bwd l1norm l2norm var
+var_mean sum_inner sum_outer amax_argmax cumsum cumsum_outer bias_gelu bias_gelu_bwd swiglu swiglu_bwd bias_dropout_add_ln bias_dropout_add_ln_bwd
+cross_entropy cross_entropy_bwd py_layernorm py_layernorm_bwd weightnorm weightnorm_bwd l2norm_bwd var_bwd""".split())
+STACKS = "sum_middle", "rmsnorm_middle", "rmsnorm_middle_bwd", "cumsum_middle"
+IMAGES = "groupnorm", "groupnorm_bwd", "batchnorm", "batchnorm_bwd", "evonorm", "evonorm_bwd"
+VOLUMES = "instancenorm3d", "instancenorm3d_bwd"
+CHANNELS, EDGES = (1, 2, 3, 4, 6, 8, 10, 15, 16, 20, 24, 32, 40, 64), (7, 8, 14, 15, 16, 20, 28, 32, 40, 56, 64, 112)     # channels: times 32
+DEEP_CHANNELS, DEEP_EDGES = (1, 2, 3, 4, 6, 8, 12), (16, 24, 32, 33, 48, 64)                                             # times 8
+
+
+def drawn(count: int, seed: int = 0) -> list[str]:
+    """`count` names of cases, perhaps a few twice; the same ones for a seed."""
+    r = random.Random(seed)
+    return [_name(r) for _ in range(count)]
+
+
+def _name(r: random.Random) -> str:
+    dtype, elements = r.choice(DTYPES), math.exp(r.uniform(*map(math.log, ELEMENTS)))
+    family = r.choice(2 * ROWS + 2 * STACKS + 2 * IMAGES + VOLUMES)
+    if family in ROWS:
+        columns = _extent(r, 16, min(elements / 2, 3e5))
+        rows = max(2, int(elements / columns))
+        if r.random() < 0.5:
+            rows = _extent(r, max(2, rows // 2 + 1), rows + 2)
+        return f"{family}_{dtype}_{rows}x{columns}"
+    if family in STACKS:
+        middle = _extent(r, 4, 4000)
+        inner = _extent(r, 16, min(8000, max(17, elements / middle)))
+        return f"{family}_{dtype}_{max(1, int(elements / middle / inner))}x{middle}x{inner}"
+    if family in IMAGES:
+        c, edge = 32 * r.choice(CHANNELS), r.choice(EDGES)
+        layout, sizes = r.choice(("nchw", "nhwc")), (c, edge, edge)
+    else:
+        c, edge = 8 * r.choice(DEEP_CHANNELS), r.choice(DEEP_EDGES)
+        layout, sizes = r.choice(("ncdhw", "ndhwc")), (c, edge, edge, edge)
+    return f"{family}_{dtype}_{layout}_{'x'.join(map(str, (max(1, int(elements / math.prod(sizes))), *sizes)))}"
+
+
+def _extent(r: random.Random, low: float, high: float) -> int:
+    x = round(math.exp(r.uniform(math.log(low), math.log(high))))
+    kind = r.random()
+    if kind < 0.3:
+        x = 1 << max(0, round(math.log2(x)))
+    if kind < 0.2:
+        x += r.choice((-1, 1))
+    elif 0.3 < kind < 0.5:
+        x = max(int(low), x // 8 * 8)
+    return max(x, 2)
