@@ -551,3 +551,20 @@ def test_a_row_that_is_folded_alike_for_all_rows_is_read_as_one(tmp_path):
     built = render_plan(lower_plan(schedule_plan(plan(graph, LARGE), LARGE), LARGE)).values()
     units = [p.unit for b in built for p in b.parts]
     assert len(gpu_build.build(units, LARGE.arch, cache_dir=str(tmp_path))) == len(units)
+
+
+SEVERAL_SUMS = """graph several {{
+  input %x: {type}[3001, 6, {rows}, {columns}]({rows} * 6 * {columns}, {columns}, 6 * {columns}, 1)
+  input %y: {type}[3001, 6, {rows}, {columns}]({rows} * 6 * {columns}, {columns}, 6 * {columns}, 1)
+  %inner: f32[3001, 6](6, 1) for i2<{rows}, i3<{columns} = sum[i2, i3](mul(f32(%x[i0, i1, i2, i3]), f32(%y[i0, i1, i2, i3])))
+  %a: f32[6, {columns}]({columns}, 1) for i2<3001, i3<{rows} = sum[i2, i3](mul(f32(%x[i2, i0, i3, i1]), %inner[i2, i0]))
+  %b: f32[6, {columns}]({columns}, 1) for i2<3001, i3<{rows} = sum[i2, i3](mul(f32(%y[i2, i0, i3, i1]), %inner[i2, i0]))
+  %c: f32[6, {columns}]({columns}, 1) for i2<3001, i3<{rows} = sum[i2, i3](sub(f32(%y[i2, i0, i3, i1]), %inner[i2, i0]))
+  return %a, %b, %c
+}}"""
+
+
+@pytest.mark.parametrize("rows, columns, type, found", [
+    (49, 15, "bf16", f"i1:{alike(8, 7)}?, i3:16?)"), (400, 15, "f32", f"i1:{alike(32, 13)}?, i3:16?)"), (64, 15, "bf16", "i1:64, i3:16?)")])
+def test_columns_beside_which_several_sums_are_carried(rows, columns, type, found):
+    assert found in first(SEVERAL_SUMS, type, rows, columns)

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from ..ir.index import Axis
 from .tile_facts import TileFacts
-
-WORD = 16               # bytes of the widest access of a thread
+from .tile_statistics import WORD
 
 
 def last_block(of: TileFacts, pieces: dict[Axis, tuple[int, ...]], by_thread: bool) -> bool:

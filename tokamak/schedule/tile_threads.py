@@ -15,6 +15,7 @@ from .tile_access import begin_anywhere, fits
 from .tile_facts import TileFacts
 from .tile_schedule import Shift
 from .tile_stages import power
+from .tile_statistics import WORD
 
 PER_THREAD = 16         # elements of a pointwise tile to one thread, and of a held row where each multiprocessor has one at most: f16 LayerNorm of
                         # 128 rows of 8192 3.55 us, 4.06 with ROW_THREAD
@@ -53,7 +54,6 @@ ALIKE_THREAD = 72       # of columns of 16 bits that are held in several equal p
                         # 11.4 us, 16.8 with ROW_THREAD, of 485 x 80 x 648 45.8, 50.4, of 500 x 100 x 130 15.9, 17.1 (H100)
 SHORT_COLUMN = 32       # rows of such columns in one piece that begin anywhere, up to which a thread has a word of them, and a program one matrix: of
                         # 4150 x 8 x 1076 f16 63.0 us, of 1000 x 32 x 1001 bf16 55.7, of 2000 x 16 x 801 f32 74.2; 93.5, 72.0 and 94.7 with ROW_THREAD
-WORD = 16               # bytes of the widest access of a thread
 LONE_THREAD = 16        # of a tile of LONE elements: partial results of 1584 and 1980 programs over 768 columns 5.1 us, 10.2 and 15.1 with TILE and
                         # ROW_THREAD; of 1056 over 1024 2.9, 4.8
 THREAD = 52             # elements of a tile to a thread that folds them into one lane: statistics of contiguous planes of 3136 bf16 by programs of

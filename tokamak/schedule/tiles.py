@@ -17,6 +17,7 @@ from .tile_access import once
 from .tile_facts import ALONE, CHUNK, SECTOR
 from .tile_schedule import EVEN, WASTE, Shift, TileSchedule, blocks, cover, evenly, shifted
 from .tile_stages import power
+from .tile_statistics import WORD
 from .tile_threads import CARRY_PIECE, COLUMNS, REGISTERS, RESIDENT, SHORT_FEW, SHORT_FROM, TileThreads
 
 TILE = 4096             # elements of a tile that a program works on at once, at least where the sizes allow
@@ -105,7 +106,6 @@ LEAST_BLOCK = 256       # elements of a block along the contiguous axis that is 
 HELD_BYTES = 3 * REGISTERS      # of a row that begins anywhere and all read along it, which one program holds as it is: f32 LayerNorm backward over
                                 # 32767 columns, three values of each, 37%, 25 by one program that spills
 MANY = 4                # programs for each share from which on none may be too many: it would begin when all others have ended
-WORD = 16               # bytes of the widest access of a thread
 BESIDE_MOST = 512, 1024         # elements of 16-bit rows that begin anywhere of which a program has several, a warp two: where they are written, and
 BESIDE_ROWS = 4, 2              # where they are only folded. f16 softmax of 65536 rows of 257 20.4 us, 41.1 a row a program, 22.2 element by element;
                                 # of 16384 of 513 11.3, 12.1; sums of 65536 of 1025 35.2, 41.7. Softmax of 1025 70.9, 66.1, f32 of 513 74, 66
@@ -458,11 +458,12 @@ class _Chooser(TileThreads):
     def _lay_alike(self) -> None:
         """Held rows of which a tile has several, in equal pieces: of pieces of different lengths each has its own layout of threads, and what is one
         number a row is laid out anew for each."""
-        if len(self.rows) != 1 or self.looped or self.shift is not None or self.target.ordered or len(self.pieces) < 2:
+        if self.looped or self.shift is not None or self.target.ordered or len(self.pieces) < 2:
             return
-        row, = self.rows
-        n, found = self.hints.exactly(row.extent), self.pieces[row]
-        if n is None or power(n) > n and len(self.crossing) > 2 and self._beside_sums(row, n) or len(found) < 2:
+        if len(self.crossing) > 2 and self._beside_sums():
+            return
+        row, n = self.rows[0] if len(self.rows) == 1 else None, self.hints.exactly(self.rows[0].extent) if self.rows else None
+        if row is None or n is None or len(found := self.pieces[row]) < 2:
             return
         held = row is not self.line and n <= (EVEN_ANYWHERE if self.begin_anywhere() else EVEN_HELD) and self._takes_columns()
         if self._carries_short(row, n):
@@ -476,16 +477,19 @@ class _Chooser(TileThreads):
             if other in self.crossed and sum(self.pieces[other]) > 1 and power(n) < TILE:
                 self.pieces.update({row: (power(n),), other: (TILE // power(n),)})
 
-    def _beside_sums(self, row: Axis, n: int) -> bool:
-        """Lays `n` held elements beside which three sums or more are carried in equal pieces down columns, in one with few others along rows; says
+    def _beside_sums(self) -> bool:
+        """Lays held elements beside which three sums or more are carried in equal pieces down columns, in one with few others along rows; says
         whether it has."""
-        if row is not self.line and n <= SEVERAL_ROWS:
-            size = max(EVEN_ROWS, power(-(-n // SEVERAL_PIECES)))
-            self.pieces[row] = (size,) * -(-n // size)
+        down, n = [a for a in self.rows if a is not self.line], [self.hints.exactly(a.extent) for a in self.rows]
+        if not n or None in n or power(n[0]) == n[0]:
+            return False
+        if down == self.rows[:1] and n[0] <= SEVERAL_ROWS:
+            size = max(EVEN_ROWS, power(-(-n[0] // SEVERAL_PIECES)))
+            self.pieces[down[0]] = (size,) * -(-n[0] // size)
             return True
-        other, = (a for a in self.pieces if a is not row) if len(self.pieces) == 2 else (None,)
-        if row is self.line and self.narrowest() >= 4 and power(n) <= SEVERAL_SHORT // 2 and other in self.crossed:
-            self.pieces.update({row: (power(n),), other: (SEVERAL_SHORT // power(n),)})
+        other, = (a for a in self.pieces if a is not self.line) if len(self.pieces) == 2 else (None,)
+        if self.rows == [self.line] and self.narrowest() >= 4 and power(n[0]) <= SEVERAL_SHORT // 2 and other in self.crossed:
+            self.pieces.update({self.line: (power(n[0]),), other: (SEVERAL_SHORT // power(n[0]),)})
             return True
         return False
 
