@@ -118,18 +118,27 @@ class _Means:
         self.readers, self.shown = readers_of(graph), shown_nodes(graph)
         self.simplify = Simplifier()
         self.whole: dict[Compute, Expr] = {}        # pointwise node -> its expression over folds, calls and inputs
+        self.powers: dict[Compute, bool] = {}       # pointwise node -> is there an exponential in that?
         self.found = {n: made for n, c in products.items() if (made := self._mean(n, c)) is not None}
 
     def _mean(self, call: Opaque, c: Contraction) -> Expr | None:
         for weights, values in ((c.left, c.right), (c.right, c.left)):
             read = weights.arg if halves(weights) is not None else None
-            if not isinstance(read, Load) or read.guard is not None or not is_pointwise(read.node) or c.digits or c.outer or c.scales:
+            if not isinstance(read, Load) or read.guard is not None or not is_pointwise(read.node) or c.digits or c.outer or c.scales \
+                    or not self._exponential(read.node):
                 continue
             x = self._exponents(self._seen(read), c.depth)
             mean = Reduce("expmean", (c.depth,), (x, values), 1) if x is not None else None
             if mean is not None and self._made_within(call, contraction(mean), x, values):
                 return Rewriter(leaf=lambda e: mean if e is c.fold else None)(call.meaning)
         return None
+
+    def _exponential(self, n: Compute) -> bool:
+        """Is `n`, a pointwise value, made of an exponential? Asked first: written out, values of a whole model are long."""
+        if n not in self.powers:
+            self.powers[n] = any(isinstance(x, Op) and x.name == "exp" or isinstance(x, Load) and is_pointwise(x.node) and self._exponential(x.node)
+                                 for x in walk(n.expr))
+        return self.powers[n]
 
     def _exponents(self, p: Expr, depth: Axis) -> Expr | None:
         """x where `p` is exp(x - m) over its sum along `depth`, m being the maximum."""
