@@ -50,16 +50,17 @@ class TileLowering(TileAhead):
             else:
                 share = number
             grid = grid * s.programs
-        if self._peels(kept):
-            self._in_branches(self.program, kept, number, lambda scope: self._run(scope, self.stores, ()))
-        else:
+        peels = self._peels(kept)
+        if not peels:
             self._decode(self.program, kept, number, "b")
             self.program.open = frozenset(kept)
-            self._open_held(share)
-            if s.split:
-                self._accumulate(share)
-            else:
-                self._run(self.program, self.stores, ())
+        self._open_held(share)
+        if peels:
+            self._in_branches(self.program, kept, number, lambda scope: self._run(scope, self.stores, ()))
+        elif s.split:
+            self._accumulate(share)
+        else:
+            self._run(self.program, self.stores, ())
         aligned = frozenset(p.name for p in self.params if p.kind == "int" and self.hints.divides(16, p.source))
         return TileKernel(tuple(self.params), tuple(self.program.lines), grid, s, self.body_, tuple(self.errors), self.sources,
                           tuple(self.spaces.values()), aligned)
