@@ -14,8 +14,8 @@ from ..ir.index import Axis, Fetch
 from ..ir.ops import CARRIERS
 from .body import Body, exprs_of
 from .tile_access import ONCE, begin_anywhere
+from .tile_statistics import WORD
 
-WORD = 16               # bytes of the widest access of a thread
 DEEP = 8                # rows of a tile in a loop: sums over 777 x 86021, whose rows count as eight and four, 77% (f16) and 85% (f32), 61 and 74
                         # before; where one warp for each block of columns does not fill the machine, eight: 1024 x 65536 of f16 77, 84 with tiles of
                         # 64 x 64
@@ -54,7 +54,6 @@ SEVERAL_EACH = 8        # of a tile of several values, of LATE bytes together: B
                         # numbers each, 2.0 us, 3.4 in tiles of 256 x 8 that take them in one after the other; of 66 over 256 2.1, 3.3
 SMALL = 1024            # elements of a tile of small matrices, where they are FULL for each multiprocessor at least: bf16 sums along the middle of
 FULL = 16               # 60000 x 8 x 32 37.7 us, 14.2 of four at once, of 124001 x 16 x 24 76.4, 39.7 of two (H100)
-FAR = 1 << 62           # no number of rows
 LATE_COLUMNS = 4, 64    # columns of such a tile: the fewer, the more programs; 16 over 32768 1.5 us by 64, 2.5 by 16
 
 
@@ -112,7 +111,8 @@ def choose(b: Body, line: Axis | None, rows: list[Axis], crossed: frozenset[Axis
 def _matrices(b: Body, line: Axis, down: Axis, tile: Columns, hints: Hints, target) -> int:
     """Of how many of a stack of small matrices a program of one warp holds the columns."""
     beside = [a for a in b.axes if a in b.parallel and a is not line]
-    if tile.warps > 1 or not beside or (hints.most(down.extent) or FAR) > tile.rows or hints(line.extent) > tile.columns:
+    most = hints.most(down.extent)
+    if tile.warps > 1 or not beside or most is None or most > tile.rows or hints(line.extent) > tile.columns:
         return 1
     count = max(1, SMALL // (tile.rows * tile.columns))
     stack = math.prod(hints(a.extent) for a in beside)

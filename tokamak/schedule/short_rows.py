@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import math
 
-from ..ir.expr import Load, Reduce, Scan, walk
 from ..ir.index import Axis
-from .body import exprs_of
 from .tile_facts import TileFacts
 from .tile_schedule import EVEN, cover, evenly
 from .tile_stages import power
@@ -43,10 +41,9 @@ def choose(of: TileFacts) -> tuple[dict[Axis, tuple[int, ...]], int] | None:
     if of.crossed or of.rows != [of.line] or of.target.ordered or not of.b.parallel or of.wide:
         return None
     n, size = of.hints.exactly(of.line.extent), of.narrowest()
-    exprs = list(walk(*exprs_of(of.b)))
-    plain = of.b.base is None and not any(isinstance(e, Scan) or isinstance(e, Reduce) and e.over != (of.line,) for e in exprs)
+    plain = of.b.base is None and not of.scans() and all(e.over == (of.line,) for e in of.folds)
     if n is None or not SHORTEST <= n <= LONGEST or len(cover(n)) == 1 or n >= of.shifted_from() or not plain or size not in (2, 4) \
-            or any(s.monoid is not None or s.guard is not None for s in of.b.stores) or not any(isinstance(e, Reduce) for e in exprs):
+            or any(s.monoid is not None or s.guard is not None for s in of.b.stores) or not of.folds:
         return None
     beside = [a for a in of.order if a in of.b.parallel][-1]
     pieces, rows, warps = (_written if of.stored_along() else _folded)(of, n, size)
@@ -68,11 +65,11 @@ def _folded(of: TileFacts, n: int, size: int) -> tuple[tuple[int, ...], int, int
 def _written(of: TileFacts, n: int, size: int) -> tuple[tuple[int, ...], int, int]:
     """The same of rows that are written, too."""
     anywhere = of.begin_anywhere()
-    read = {(e.node, e.index) for e in walk(*exprs_of(of.b)) if isinstance(e, Load) and of.line in e.axes() and e.axes() & of.b.parallel}
-    alike = not anywhere and len(read) < FEW_READ and (n > STORED_WORDS or evenly(n, EVEN // size))
+    read = len(of.rows_read())
+    alike = not anywhere and read < FEW_READ and (n > STORED_WORDS or evenly(n, EVEN // size))
     if n * size > STORED_BYTES or power(n) - n > IDLE * n or alike:
         return (), 0, 0
-    lanes = STORED // (1 if len(read) <= FEW_READ else 2)
+    lanes = STORED // (1 if read <= FEW_READ else 2)
     if anywhere and n > HALF_WIDE:
-        return ((power(n),) if len(read) >= FEW_READ else (WIDTHS[1],) * -(-n // WIDTHS[1])), max(1, lanes // power(n)), WARPS
+        return ((power(n),) if read >= FEW_READ else (WIDTHS[1],) * -(-n // WIDTHS[1])), max(1, lanes // power(n)), WARPS
     return (power(n),), max(1, lanes // power(n)), 1 if anywhere else WARPS

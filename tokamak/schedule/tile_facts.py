@@ -12,6 +12,7 @@ from .schedule import loop_order, strides_of
 from .tile_access import begin_anywhere, narrowest, wide
 from .tile_stages import WASTE, power
 
+TILE = 4096             # elements of a tile that a program works on at once, at least where the sizes allow
 CHUNK = 4096            # elements of a looped row that are in registers at once
 ALONE = 16384           # elements that a single program holds: 8192 partial results 3 us, 6 in a loop
 SECTOR = 16             # columns at least, of a tile that holds whole columns: 32 bytes of a 16-bit type
@@ -45,7 +46,7 @@ class TileFacts:
         self.crossed = frozenset(a for e in folds for a in e.over) & b.parallel
         self.rows = [a for a in self.order if a not in b.parallel]
         self.whole = any(set(self.rows) & set(e.over) and not set(self.rows) <= set(e.over) for e in folds) \
-            or any(isinstance(e, Scan) for e in walk(*exprs_of(b))) or any(set(e.over) & self.crossed and e.free & set(self.rows) for e in folds)
+            or self.scans() or any(set(e.over) & self.crossed and e.free & set(self.rows) for e in folds)
         self.width = max((sum(1 for x in e.args if not isinstance(x, Const)) if e.monoid != "moments" else 3 for e in folds), default=1)
         self.folds = folds
         self.crossing = crossing = [e for e in folds if set(e.over) & self.crossed]
@@ -97,7 +98,18 @@ class TileFacts:
 
     def scans_down(self) -> bool:
         """Are prefixes down columns all that is made of rows?"""
-        return len(self.rows) == 1 and self.line not in self.rows and not self.folds and any(isinstance(e, Scan) for e in walk(*exprs_of(self.b)))
+        return self.line not in self.rows and self._only_scanned()
+
+    def scans_along(self) -> bool:
+        """Are prefixes along contiguous rows all that is made of them?"""
+        return self.line in self.rows and self._only_scanned()
+
+    def _only_scanned(self) -> bool:
+        """Are prefixes all that is made of rows along one axis?"""
+        return len(self.rows) == 1 and not self.folds and self.scans()
+
+    def scans(self) -> bool:
+        return any(isinstance(e, Scan) for e in walk(*exprs_of(self.b)))
 
     def scans_ragged(self) -> bool:
         """Are prefixes made down few columns that begin anywhere?"""
@@ -113,6 +125,10 @@ class TileFacts:
         read = {(e.node, e.index): e.index[0].axes() for e in walk(*exprs_of(self.b)) if isinstance(e, Load)}.values()
         return sum(axes == {self.line} for axes in read) if any(axes >= self.b.parallel for axes in read) and len(self.b.parallel) > 1 else 0
 
+    def rows_read(self) -> set[tuple]:
+        """(memory, index) of what is read along the contiguous axis and differs from row to row."""
+        return {(e.node, e.index) for e in walk(*exprs_of(self.b)) if isinstance(e, Load) and self.line in e.axes() and e.axes() & self.b.parallel}
+
     def needed_again(self) -> bool:
         """Is a row looked at more than once: by a fold of what another one gives, or by a store along it? Or is it short?"""
         rows = set(self.rows)
@@ -127,7 +143,7 @@ class TileFacts:
         """Are contiguous rows only folded, by folds that few lanes carry (`TileFolds._few`)?"""
         single = all(e.monoid != "logsumexp" and (len(e.args) == 1 or all(isinstance(x, Const) for x in e.args[1:]) and e.monoid == "expsum")
                      for e in self.folds if self.line in e.over)
-        return single and not self.stored_along() and not any(isinstance(e, Scan) for e in walk(*exprs_of(self.b)))
+        return single and not self.stored_along() and not self.scans()
 
     def singly(self) -> bool:
         """Do `passing` rows, or parts of them, give one number a fold, each element for itself?"""

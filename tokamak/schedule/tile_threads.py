@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ..fuse.cost import Hints
-from ..ir.expr import Load, Reduce, Scan, walk
+from ..ir.expr import Load, Reduce, walk
 from ..ir.index import Axis
 from . import tile_statistics
 from .body import Body, exprs_of
@@ -22,7 +22,7 @@ PER_THREAD = 16         # elements of a pointwise tile to one thread, and of a h
 ROW_THREAD = 32         # of a tile that is folded: norms forward reach 75% of the limit over many sizes, against 69 with 16 and 62 with 8
 CARRY_THREAD = 16       # elements of a row to one thread where column sums are carried: 16-bit LayerNorm backward at six sizes 70 to 77%, 26 to 61
                         # with half as many; f32 83, 78 and 54% against 82, 68 and 41
-CARRY_PIECE = 32        # columns of each of the pieces of short rows that are all alike (`tiles.CARRY_SHORT`),
+CARRY_PIECE = 32        # columns of each of the pieces of short rows that are all alike (`tile_alike.CARRY_SHORT`),
 CARRY_ALIKE = 4         # which so many warps have; of more pieces than
 CARRY_PIECES = 4        # so many, half as many programs
 RAGGED_EACH = 64        # of longer rows that begin anywhere and are written, too: warps fold their rows by themselves. bf16 LayerNorm over 255 and
@@ -187,11 +187,11 @@ class TileThreads(TileFacts):
         """Do programs that hold a row of 32 bits each all run at once with HELD_REGISTERS a thread, and not with twice as many?"""
         if not self._one_row(dims) or self.crossed or self.shift is not None or not self.stored_along() or self.narrowest() < 4:
             return False
-        held = {(e.node, e.index) for e in walk(*exprs_of(self.b)) if isinstance(e, Load) and self.line in e.axes() and e.axes() & self.b.parallel}
         summed = all(e.monoid in ("sum", "moments") for e in self.folds)
         nested = any(isinstance(x, Reduce) for e in self.folds for a in e.args for x in walk(a))
         most = REGISTERS // (32 * warps * HELD_REGISTERS) * self.target.threads
-        return summed and nested and len(held) == 1 and elements == 32 * warps * HELD_EACH and most // 2 < self.hints.count(self.b.parallel) <= most
+        return summed and nested and len(self.rows_read()) == 1 and elements == 32 * warps * HELD_EACH \
+            and most // 2 < self.hints.count(self.b.parallel) <= most
 
     def _keeps_weights(self, warps: int) -> bool:
         """Do programs of one warp, which keep what they read beside rows of 16 bits that begin anywhere, have a few of them, or many short ones?"""
@@ -270,10 +270,6 @@ class TileThreads(TileFacts):
         """Are prefixes made down few long columns?"""
         few = self.scans_down() and self.hints.count(self.b.parallel) < LONG_COLUMNS * self.target.threads
         return few and self.hints.count(self.rows) >= LONG_SCAN
-
-    def scans_along(self) -> bool:
-        """Are prefixes along contiguous rows all that is made of them?"""
-        return self.rows == [self.line] and not self.folds and any(isinstance(e, Scan) for e in walk(*exprs_of(self.b)))
 
     def _scanned_each(self) -> int:
         """Elements to a thread of a tile down which prefixes are made of columns that begin anywhere."""

@@ -14,13 +14,13 @@ from . import column_words, peeled, short_rows, tile_flat, tile_stages, tile_sta
 from .body import Body, exprs_of
 from .schedule import strides_of
 from .tile_access import once
-from .tile_facts import ALONE, CHUNK, SECTOR
-from .tile_schedule import EVEN, WASTE, Shift, TileSchedule, blocks, cover, evenly, shifted
+from .tile_alike import TileAlike
+from .tile_facts import ALONE, CHUNK, SECTOR, TILE
+from .tile_schedule import WASTE, Shift, TileSchedule, blocks, cover, shifted
 from .tile_stages import power
 from .tile_statistics import WORD
-from .tile_threads import CARRY_PIECE, COLUMNS, REGISTERS, RESIDENT, SHORT_FEW, SHORT_FROM, TileThreads
+from .tile_threads import COLUMNS, REGISTERS, RESIDENT, SHORT_FEW, SHORT_FROM
 
-TILE = 4096             # elements of a tile that a program works on at once, at least where the sizes allow
 SMALLEST = 256          # of a pointwise tile where there are few: 65536 elements in 1.6 us, 1.9 with POINTWISE; and of rows that are only folded:
                         # 1024 of 8 1.5 us, 2.6 by two programs
 RAGGED = 1024           # of a tile with rows that begin anywhere and are too short for whole words: f32 softmax over 65 columns 77%, f16 LayerNorm
@@ -32,20 +32,6 @@ FOLDED_FROM = 24        # elements of such a row at least
 STORED_WIDE = 512       # of rows of 32-bit elements that are written, too, as many as there are powers of two: f32 softmax of 131072 rows of 255 and
                         # 127 69.5 and 34.4 us, 110 and 40.4 with RAGGED_STORED; of 16384 of 129 6.5, 7.4; of 65536 of 257 35.9, 35.0
 RAGGED_STORED = 2048    # the same of longer rows that are written, too: see RAGGED_EACH
-EVEN_ROWS = 8           # rows of such a piece at least along a middle axis: RMSNorm along the middle of 485 x 80 x 648 bf16 46.1 us, 72.1, of
-                        # 300 x 96 x 1000 f16 41.1, 62.0, of 500 x 48 x 1024 bf16 37.2, 50.8
-EVEN_HELD = 128         # rows at most of which all are held so beside columns that are summed: RMSNorm backward along the middle, pieces of several
-                        # sizes and so, us: bf16 485 x 80 x 648 180, 64, f16 300 x 96 x 1000 158, 59, bf16 500 x 48 x 1024 110, 48, f32
-                        # 400 x 80 x 648 140, 69 by eight warps; but f16 4 x 214 x 43085 180, 320 and bf16 16 x 1024 x 4096 144, 690, by fewer warps
-EVEN_ANYWHERE = 64      # the same beside columns that begin anywhere, with nothing else in a tile, by four warps with as many registers as they take:
-                        # 9 x 39 x 127837 bf16 142 us, 280 (H100)
-LITTLE_PIECE = 4        # rows whose column sums are carried, and whose last piece is so small a part of their first one: as one piece with idle lanes
-WHOLE_WORD = 8          # where they begin at words of 8 bytes. LayerNorm backward of 300000 rows of 100 bf16 65.4 us, 114.9, of 60000 of 320 64.5,
-                        # 78.1, f32 of 300000 of 72 78.3, 89.4, of 65536 of 160 45.5, 55.4; but bf16 of 65536 of 192 37.9, 34.8, f32 of 51 401, 340
-CARRY_SHORT = 224       # columns at most of rows whose column sums are carried, and elements of all of them at least, where pieces are alike, of
-CARRY_FROM = 1 << 21    # CARRY_PIECE columns, of so many rows by four warps with as many registers as they take: LayerNorm backward, H100, of 500000
-CARRY_ROWS = 8          # rows of 50 bf16 76 us, of 300001 of 77 73, of 200000 of 112 58, of 100000 of 200 55, f32 of 131072 of 150 90; 101, 134, 63,
-                        # 60 and 134 in pieces of several sizes, or one with idle lanes, and no more registers than let as many run as can; some spill
 PIECES = 512            # of a tile of rows of 16 bits that are one piece of a warp's width and written, too: bf16 LayerNorm of 32768 and 131072 rows
                         # of 31 4.0 and 10.9 us, f16 softmax of 32768 of 31 4.0, by four warps; 4.9, 11.8 and 5.1 with RAGGED by one
 ACROSS_BYTES = 16384    # bytes of a tile along rows that programs run through, and along a short axis that something else lies along: sums of
@@ -84,10 +70,6 @@ RAGGED_MIDDLE = 64      # rows of 16 bits of several matrices whose columns begi
 SCANNED = 64            # rows of columns from which on their prefixes are made in a loop, several tiles under way: 4096 x 16384 of f32 91%, 70 with
                         # one; 64 x 1024 x 1024 of bf16 along the middle about 50, 27 held
 SCANNED_FEW = 512       # elements of a tile of few columns
-SEVERAL_ROWS = 512      # elements down a column that is held beside such sums at most, in equal pieces, SEVERAL_PIECES at most: of
-SEVERAL_PIECES = 16     # 253 x 32 x 20 x 20 f32 40.4 us, 59.5, of 254 x 480 x 7 x 7 bf16 58.8, 92.4
-SEVERAL_SHORT = 128     # elements of 32 bits of a tile of short rows beside such sums: EvoNorm backward in NCHW of 7153 x 32 x 7 x 7 82.7 us, 187 in
-                        # tiles of 784 by two warps
 RAGGED_SPLIT = 512      # elements of a tile of 32-bit columns that begin anywhere and are summed across programs, by four warps: sums of squares of
                         # 3264 x 4325 25.6 us, 37.0 with TILE (H100)
 SEVERAL_HELD = 4096     # elements of 32 bits at most of a tile of which three sums and more are carried across programs, 8 columns at least: EvoNorm
@@ -123,7 +105,7 @@ def plainest(b: Body, hints: Hints, target) -> TileSchedule:
     return _Chooser(b, hints, target).schedule(plain=True)
 
 
-class _Chooser(TileThreads):
+class _Chooser(TileAlike):
     def schedule(self, plain: bool = False) -> TileSchedule:
         staged = None if plain else self._stages_of_rows()
         if plain:
@@ -139,7 +121,7 @@ class _Chooser(TileThreads):
         else:
             self._cover_rows()
         self._cover_parallel()
-        self._lay_alike()
+        self.lay_alike()
         several = tile_statistics.several_rows(self, self.pieces)
         self.pieces.update(several)
         dims = self._dims()
@@ -172,16 +154,12 @@ class _Chooser(TileThreads):
     def _together(self) -> frozenset[Axis]:
         """The held row axes that folds across programs cross, where carrying every lane of them would take more registers than a tile's own values;
         the columns of a tile, where sums along held columns cross them."""
-        if self.line in self.pieces and self._takes_columns():
+        if self.line in self.pieces and self.takes_columns():
             return frozenset((self.line,))
         folds = {(e.monoid, e.over, e.args) for e in self.crossing if e.monoid not in CARRIERS}
         inside = frozenset(a for _, over, _ in folds for a in over if a in self.pieces and a in self.rows and a not in self.looped)
         lanes = math.prod(sum(self.pieces[a]) for a in self.pieces)
         return inside if inside and self.shift is None and lanes * len(folds) > CARRIED_LANES else frozenset()
-
-    def _takes_columns(self) -> bool:
-        """Are the columns of a tile folded where programs share them?"""
-        return self.carries and not self.looped and self.line in self.crossed and not any(e.monoid in CARRIERS for e in self.crossing)
 
     def _stages_of_rows(self) -> tile_stages.Stages | None:
         """How rows are held in stages, or None: also where a program that can hold one keeps what it reads beside rows that begin anywhere."""
@@ -430,7 +408,7 @@ class _Chooser(TileThreads):
             want = RAGGED_SPLIT
         parallel = [a for a in self.order if a in self.b.parallel]
         if self.line in parallel:
-            together = self._takes_columns() and self.begin_anywhere()
+            together = self.takes_columns() and self.begin_anywhere()
             most = min(TOGETHER if together else self.columns(), max(SECTOR, (TOGETHER_MOST if together else HELD // 2) // have)) \
                 if self.rows else TURNED if turned is not None else want // have
             if self.crossed and self.line not in self.crossed:
@@ -455,49 +433,6 @@ class _Chooser(TileThreads):
             self.shift = self._shift(self.line)
             self.pieces[self.line] += (2 * self.shift.group,) if self.shift is not None else ()
 
-    def _lay_alike(self) -> None:
-        """Held rows of which a tile has several, in equal pieces: of pieces of different lengths each has its own layout of threads, and what is one
-        number a row is laid out anew for each."""
-        if self.looped or self.shift is not None or self.target.ordered or len(self.pieces) < 2:
-            return
-        if len(self.crossing) > 2 and self._beside_sums():
-            return
-        row, n = self.rows[0] if len(self.rows) == 1 else None, self.hints.exactly(self.rows[0].extent) if self.rows else None
-        if row is None or n is None or len(found := self.pieces[row]) < 2:
-            return
-        held = row is not self.line and n <= (EVEN_ANYWHERE if self.begin_anywhere() else EVEN_HELD) and self._takes_columns()
-        if self._carries_short(row, n):
-            self.pieces = {a: (CARRY_PIECE,) * -(-n // CARRY_PIECE) if a is row else (CARRY_ROWS,) for a in self.pieces}
-        elif held or not self.crossed and not (row is self.line and self.begin_anywhere()):
-            if held and self.begin_anywhere():
-                self.pieces = {a: self.pieces[a] for a in self.pieces if a in (row, self.line)}
-            self.pieces[row] = evenly(n, EVEN // self.narrowest() if row is self.line else EVEN_ROWS) or found
-        elif self.carries and row is self.line and n * self.narrowest() % WHOLE_WORD == 0 and LITTLE_PIECE * found[-1] <= found[0]:
-            other, = (a for a in self.pieces if a is not row) if len(self.pieces) == 2 else (None,)
-            if other in self.crossed and sum(self.pieces[other]) > 1 and power(n) < TILE:
-                self.pieces.update({row: (power(n),), other: (TILE // power(n),)})
-
-    def _beside_sums(self) -> bool:
-        """Lays held elements beside which three sums or more are carried in equal pieces down columns, in one with few others along rows; says
-        whether it has."""
-        down, n = [a for a in self.rows if a is not self.line], [self.hints.exactly(a.extent) for a in self.rows]
-        if not n or None in n or power(n[0]) == n[0]:
-            return False
-        if down == self.rows[:1] and n[0] <= SEVERAL_ROWS:
-            size = max(EVEN_ROWS, power(-(-n[0] // SEVERAL_PIECES)))
-            self.pieces[down[0]] = (size,) * -(-n[0] // size)
-            return True
-        other, = (a for a in self.pieces if a is not self.line) if len(self.pieces) == 2 else (None,)
-        if self.rows == [self.line] and self.narrowest() >= 4 and power(n[0]) <= SEVERAL_SHORT // 2 and other in self.crossed:
-            self.pieces.update({self.line: (power(n[0]),), other: (SEVERAL_SHORT // power(n[0]),)})
-            return True
-        return False
-
-    def _carries_short(self, row: Axis, n: int) -> bool:
-        """Are sums of columns carried beside many short rows, which are no one piece?"""
-        several = len(self.pieces) == 2 and all(a is row or a in self.crossed and sum(self.pieces[a]) > 1 for a in self.pieces)
-        return self.carries and row is self.line and several and CARRY_PIECE < n <= CARRY_SHORT and self.hints.count(self.b.axes) >= CARRY_FROM
-
     def _side_by_side(self) -> bool:
         """Are rows that begin anywhere short and many, and is all that is read and written along them theirs, so that a program may hold several?"""
         if self.shift is None or self.rows != [self.line] or self.looped or self.crossed or self._shared_rows() \
@@ -521,7 +456,7 @@ class _Chooser(TileThreads):
         """Covers the contiguous axis, where programs fold across it, by blocks of about `most` elements in several pieces: lanes that are never idle
         count without weights. So where programs of a single piece would leave many lanes idle. 0 where one piece does as well."""
         n, size = self.line.extent.constant, min(power(self.hints(self.line.extent)), power(most + 1) // 2)
-        if n is None or size < LEAST_BLOCK or n % size == 0 or any(isinstance(e, Scan) for e in walk(*exprs_of(self.b))):
+        if n is None or size < LEAST_BLOCK or n % size == 0 or self.scans():
             return 0
         idle = -n % size * WASTE > n and not self.rows and not self.crossed and n * self.narrowest() % WORD == 0
         if self.line not in self.crossed and not idle:

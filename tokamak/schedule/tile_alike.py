@@ -1,0 +1,80 @@
+"""Equal pieces of the held rows of a tile, where pieces of several sizes are slower. Every threshold is a named constant with what it was measured
+on."""
+from __future__ import annotations
+
+from ..ir.index import Axis
+from ..ir.ops import CARRIERS
+from .tile_facts import TILE
+from .tile_schedule import EVEN, evenly
+from .tile_stages import power
+from .tile_threads import CARRY_PIECE, TileThreads
+
+EVEN_ROWS = 8           # rows of such a piece at least along a middle axis: RMSNorm along the middle of 485 x 80 x 648 bf16 46.1 us, 72.1, of
+                        # 300 x 96 x 1000 f16 41.1, 62.0, of 500 x 48 x 1024 bf16 37.2, 50.8
+EVEN_HELD = 128         # rows at most of which all are held so beside columns that are summed: RMSNorm backward along the middle, pieces of several
+                        # sizes and so, us: bf16 485 x 80 x 648 180, 64, f16 300 x 96 x 1000 158, 59, bf16 500 x 48 x 1024 110, 48, f32
+                        # 400 x 80 x 648 140, 69 by eight warps; but f16 4 x 214 x 43085 180, 320 and bf16 16 x 1024 x 4096 144, 690, by fewer warps
+EVEN_ANYWHERE = 64      # the same beside columns that begin anywhere, with nothing else in a tile, by four warps with as many registers as they take:
+                        # 9 x 39 x 127837 bf16 142 us, 280 (H100)
+LITTLE_PIECE = 4        # rows whose column sums are carried, and whose last piece is so small a part of their first one: as one piece with idle lanes
+WHOLE_WORD = 8          # where they begin at words of 8 bytes. LayerNorm backward of 300000 rows of 100 bf16 65.4 us, 114.9, of 60000 of 320 64.5,
+                        # 78.1, f32 of 300000 of 72 78.3, 89.4, of 65536 of 160 45.5, 55.4; but bf16 of 65536 of 192 37.9, 34.8, f32 of 51 401, 340
+CARRY_SHORT = 224       # columns at most of rows whose column sums are carried, and elements of all of them at least, where pieces are alike, of
+CARRY_FROM = 1 << 21    # CARRY_PIECE columns, of so many rows by four warps with as many registers as they take: LayerNorm backward, H100, of 500000
+CARRY_ROWS = 8          # rows of 50 bf16 76 us, of 300001 of 77 73, of 200000 of 112 58, of 100000 of 200 55, f32 of 131072 of 150 90; 101, 134, 63,
+                        # 60 and 134 in pieces of several sizes, or one with idle lanes, and no more registers than let as many run as can; some spill
+SEVERAL_ROWS = 512      # elements down a column held beside three sums and more at most, in equal pieces, SEVERAL_PIECES at most: of
+SEVERAL_PIECES = 16     # 253 x 32 x 20 x 20 f32 40.4 us, 59.5, of 254 x 480 x 7 x 7 bf16 58.8, 92.4
+SEVERAL_SHORT = 128     # elements of 32 bits of a tile of short rows beside such sums: EvoNorm backward in NCHW of 7153 x 32 x 7 x 7 84.9 us, 187 in
+                        # tiles of 784 by two warps
+
+
+class TileAlike(TileThreads):
+    """Of a tile whose axes are covered."""
+
+    def takes_columns(self) -> bool:
+        """Are the columns of a tile folded where programs share them?"""
+        return self.carries and not self.looped and self.line in self.crossed and not any(e.monoid in CARRIERS for e in self.crossing)
+
+    def lay_alike(self) -> None:
+        """Held rows of which a tile has several, in equal pieces: of pieces of different lengths each has its own layout of threads, and what is one
+        number a row is laid out anew for each."""
+        if self.looped or self.shift is not None or self.target.ordered or len(self.pieces) < 2:
+            return
+        if len(self.crossing) > 2 and self._beside_sums():
+            return
+        row, n = self.rows[0] if len(self.rows) == 1 else None, self.hints.exactly(self.rows[0].extent) if self.rows else None
+        if row is None or n is None or len(found := self.pieces[row]) < 2:
+            return
+        held = row is not self.line and n <= (EVEN_ANYWHERE if self.begin_anywhere() else EVEN_HELD) and self.takes_columns()
+        if self._carries_short(row, n):
+            self.pieces = {a: (CARRY_PIECE,) * -(-n // CARRY_PIECE) if a is row else (CARRY_ROWS,) for a in self.pieces}
+        elif held or not self.crossed and not (row is self.line and self.begin_anywhere()):
+            if held and self.begin_anywhere():
+                self.pieces = {a: self.pieces[a] for a in self.pieces if a in (row, self.line)}
+            self.pieces[row] = evenly(n, EVEN // self.narrowest() if row is self.line else EVEN_ROWS) or found
+        elif self.carries and row is self.line and n * self.narrowest() % WHOLE_WORD == 0 and LITTLE_PIECE * found[-1] <= found[0]:
+            other, = (a for a in self.pieces if a is not row) if len(self.pieces) == 2 else (None,)
+            if other in self.crossed and sum(self.pieces[other]) > 1 and power(n) < TILE:
+                self.pieces.update({row: (power(n),), other: (TILE // power(n),)})
+
+    def _beside_sums(self) -> bool:
+        """Lays held elements beside which three sums or more are carried in equal pieces down columns, in one with few others along rows; says
+        whether it has."""
+        down, n = [a for a in self.rows if a is not self.line], [self.hints.exactly(a.extent) for a in self.rows]
+        if not n or None in n or power(n[0]) == n[0]:
+            return False
+        if down == self.rows[:1] and n[0] <= SEVERAL_ROWS:
+            size = max(EVEN_ROWS, power(-(-n[0] // SEVERAL_PIECES)))
+            self.pieces[down[0]] = (size,) * -(-n[0] // size)
+            return True
+        other, = (a for a in self.pieces if a is not self.line) if len(self.pieces) == 2 else (None,)
+        if self.rows == [self.line] and self.narrowest() >= 4 and power(n[0]) <= SEVERAL_SHORT // 2 and other in self.crossed:
+            self.pieces.update({self.line: (power(n[0]),), other: (SEVERAL_SHORT // power(n[0]),)})
+            return True
+        return False
+
+    def _carries_short(self, row: Axis, n: int) -> bool:
+        """Are sums of columns carried beside many short rows, which are no one piece?"""
+        several = len(self.pieces) == 2 and all(a is row or a in self.crossed and sum(self.pieces[a]) > 1 for a in self.pieces)
+        return self.carries and row is self.line and several and CARRY_PIECE < n <= CARRY_SHORT and self.hints.count(self.b.axes) >= CARRY_FROM
