@@ -109,7 +109,7 @@ RAGGED_COLUMNS = 8      # columns of such a tile where there are fewer than twic
 RAGGED_SHARE = 32       # half as many, and twice as many rows, where there are fewer than so many: 910 x 1347 bf16 15.2 us, 2000 x 2047 f16 31.9,
                         # 3000 x 501 f32 43.0; 57.4, 65.8 and 133 in 64 x 32 by four warps (H100)
 LONG_SCAN = 4096        # rows of columns at least of which a program makes prefixes down LONG_COLUMNS, where there are fewer than so many programs as
-LONG_COLUMNS = 2        # multiprocessors: of 19041 x 138 bf16 60 us, of 30000 x 100 f32 76; 208 and 126 in 4 and 8 columns (H100)
+LONG_COLUMNS = 2        # multiprocessors: of 19041 x 138 bf16 60 us, 208 in 4 columns (H100)
 SPLIT_WORD = 4          # elements of a thread of such a tile, see `tiles.RAGGED_SPLIT`
 NARROW = 8              # columns at least, of a tile that folds across rows: 32 bytes of f32, one sector
 

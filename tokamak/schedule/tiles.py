@@ -73,11 +73,12 @@ SCANNED_FEW = 512       # elements of a tile of few columns
 RAGGED_SPLIT = 512      # elements of a tile of 32-bit columns that begin anywhere and are summed across programs, by four warps: sums of squares of
                         # 3264 x 4325 25.6 us, 37.0 with TILE (H100)
 SEVERAL_HELD = 4096     # elements of 32 bits at most of a tile of which three sums and more are carried across programs, 8 columns at least: EvoNorm
-                        # backward in NHWC of 253 x 32 x 20 x 20 f32 48.6 us, 69.9 in 32 columns, which spill 528 bytes a thread (H100)
+                        # backward in NHWC of 253 x 32 x 20 x 20 f32 69.9 us in 32 columns, which spill 528 bytes a thread (H100), and see
+                        # `tile_alike.SEVERAL_ROWS`
 SCANNED_LONG = 1024     # rows of a tile down few columns, see `tile_threads.LONG_SCAN`
 SCANNED_HELD = 32767    # elements of a row at most whose prefixes are made at once, a quarter where there are many: bf16 ones of 300 rows of 20001
                         # 17.3 us, 19.8 in a loop; but of 1000 of 10001 33.2, 23.8, f16 of 64 of 131071 187, 58, f32 of 216 of 65535 286, 57, of 300
-                        # of 32768 33.6, 31.0 (H100)
+                        # of 32768 33.6, 31.2 (H100)
 SCANNED_ROWS = 16       # rows of a tile of theirs where one warp makes them: see `tile_facts.SCANNING`
 TURNED = 64             # edge of a tile that is read along one axis and written along another; less where a program holds rows, too
 LARGEST = 4 * HELD      # elements of any tile: with so many Triton takes 2 s, with four times as many 100
