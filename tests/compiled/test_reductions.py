@@ -20,7 +20,7 @@ from tokamak.fuse import column_folds, gpu, sharing, widen
 from tokamak.fuse.cost import Hints
 from tokamak.fuse.plan import plan
 from tokamak.ir.parse import parse_graph
-from tokamak.schedule import column_words, tile_facts, tile_threads, tiles
+from tokamak.schedule import column_words, tile_alike, tile_facts, tile_threads, tiles
 from tokamak.target import Target
 from tokamak.tools.record import Recorder, recording
 
@@ -427,7 +427,7 @@ def near_gradients(fn, inputs, tolerance: float) -> list[str]:
     (2001, 50, torch.bfloat16), (1043, 77, torch.float16), (1033, 150, torch.float32), (1065, 192, torch.bfloat16)])
 def test_gradients_of_many_short_rows(monkeypatch, norm, rows, columns, dtype):
     """In equal pieces, the last of which has idle lanes, of several rows to a tile, the last of which has fewer."""
-    monkeypatch.setattr(tiles, "CARRY_FROM", 0)
+    monkeypatch.setattr(tile_alike, "CARRY_FROM", 0)
     inputs = [torch.randn(rows, columns).to(dtype).requires_grad_(), torch.rand(columns).add(0.5).to(dtype).requires_grad_()]
     found = near_gradients(lambda x, w: getattr(F, norm)(x, x.shape[-1:], w), inputs, 1e-5 if dtype is torch.float32 else 5e-3)
     assert any(f"i0:8?, i1:{'+'.join(['32'] * -(-columns // 32))}" in s for s in found)
