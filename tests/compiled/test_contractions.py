@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import reduce
+from operator import add
 
 import pytest
 import torch
@@ -9,10 +11,13 @@ import torch.nn.functional as F
 
 from tests.compiled.linear import TOLERANCE, calls, check, error, run, schedules, values, wide
 from tokamak.backend import ACTIVATED, ADDED
+from tokamak.fuse import contract as contracting
 from tokamak.fuse.contract import contract
 from tokamak.fuse.contraction import contractions
 from tokamak.fuse.cost import Hints
 from tokamak.fuse.price import RATES, Site, _alone
+from tokamak.fuse.reason import Reason
+from tokamak.fuse.vendor import sums_behind
 from tokamak.ir.graph import Opaque
 from tokamak.schedule.beside import BesideSchedule
 from tokamak.schedule import matmul
@@ -386,3 +391,35 @@ def test_no_number_stays_none_behind_a_linear_layer_on_a_cpu(dtype):
     fn = lambda x, w, b: F.relu(F.linear(x, w, b))
     got, _ = run(fn, x, w, b, target="", contractions="")
     assert torch.equal(got.isnan(), fn(x, w, b).isnan()) and torch.equal(got[4], fn(x, w, b)[4])
+
+
+@pytest.mark.parametrize("pairs", [2, 3, 4])
+def test_products_that_are_no_contractions_are_what_the_vendor_adds_to(pairs):
+    """Of all but one of the products in a sum, the vendor adds to that one; and each is added once."""
+    fn = lambda *x: reduce(add, (left @ right for left, right in zip(x[::2], x[1::2])))
+    inputs = [values(*((32, 12 + n) if side == 0 else (12 + n, 40)), dtype=torch.float32) for n in range(pairs) for side in (0, 1)]
+    _, (record,) = run(fn, *inputs, until="inline")
+    graph = record.values["inline"]
+    *others, apart = contractions(graph)
+    found = sums_behind(graph, ADDED, others)
+    assert list(found) == others and found[others[0]].kept.node.opaque is apart
+    assert [x.kept for x in found.values()][1:] == others[:-1]
+
+
+@pytest.mark.parametrize("kernels", [{0}, {1}, {2}, {0, 1}, {1, 2}, {0, 2}], ids=str)
+def test_sums_of_products_of_which_some_are_kernels(monkeypatch, kernels):
+    """Whatever the prices of single products say."""
+    torch.manual_seed(6)
+    asked = contracting.unprofitable
+
+    def some(site, hints, machine):
+        depths = sorted({hints(c.depth.extent) for c in site.found.values()})
+        reasons = asked(site, hints, machine)
+        return {n: None if depths.index(hints(c.depth.extent)) in kernels else reasons[n] or Reason("vendor", "not attempted", "as asked")
+                for n, c in site.found.items()}
+    monkeypatch.setattr(contracting, "unprofitable", some)
+    fn = lambda a, b, c, u, v, w: a @ u + b @ v + c @ w
+    inputs = [values(*s) for s in ((24, 32), (24, 40), (24, 48), (32, 56), (40, 56), (48, 56))]
+    got, (record,) = run(fn, *inputs, contractions="")
+    assert error(got, fn(*map(wide, inputs))) <= TOLERANCE[torch.bfloat16]
+    assert len(calls(record)) == 3 - len(kernels)

@@ -41,7 +41,8 @@ def contract(graph: Graph, target, choice: str = "", activated: Mapping = Mappin
     graph, hints, behind = site.graph, estimates(site.graph, target), site.behind
     found = contractions(graph)
     kernel = lambda kept: isinstance(kept, Opaque) and kept in reasons and reasons[kept] is None
-    behind = {n: x for n, x in behind.items() if reasons.get(n) is not None and not kernel(x.kept)}
+    broken = {x.node for n, x in behind.items() if reasons.get(n) is None or kernel(x.kept)}        # sums are the vendor's with all of their products
+    behind = {n: x for n, x in behind.items() if x.node not in broken}
     behind, apart = _without_vectors(graph, {n: c for n, c in found.items() if reasons[n] is not None}, behind, alone, hints, target)
     made = decided(graph, reasons, hints, target.fast, {n: site.fronts[n] for n, r in reasons.items() if r is None and n in site.fronts}, behind,
                    {n: alone[n.target] for n in apart},
@@ -82,7 +83,7 @@ def possible(graph: Graph, target, activated: Mapping, added: Mapping,
     one_row = {x for pair in means(found).items() for x in pair if of_one_row(found[x])}
     reasons = {n: infeasible(c, target, hints, n in one_row) for n, c in found.items()}
     taken = fronts(graph, hints)
-    sums = sums_behind(graph, added) if target.kind == "gpu" and target.fast and not target.ordered else {}
+    sums = sums_behind(graph, added, found) if target.kind == "gpu" and target.fast and not target.ordered else {}
     behind = {**sums, **activations_behind(graph, activated, target.fast)} if not target.ordered else {}
     able = {n: _as_made(c, taken.get(n, ())) for n, c in found.items() if reasons[n] is None}
     pairs = means(able)

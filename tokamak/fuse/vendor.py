@@ -1,7 +1,7 @@
 """What the vendor's library makes of a product beyond the product: an activation behind a bias, the sum with a value that was there before."""
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from ..ir.dtype import F32, compute_type
@@ -62,14 +62,14 @@ def vectors_apart(graph: Graph, found: Mapping[Opaque, Contraction], alone: Mapp
     return {n for n in several if passed(results[n]) or faster(found[n])}
 
 
-def sums_behind(graph: Graph, added: Mapping) -> dict[Opaque, Own]:
-    """Products that nothing reads but their sum, with each other and with a value which nothing needs any more: the vendor adds to it, or to the
-    first product, where it lies. In the order in which they are added."""
+def sums_behind(graph: Graph, added: Mapping, found: Collection[Opaque]) -> dict[Opaque, Own]:
+    """Products, of those `found`, that nothing reads but their sum, with each other and with a value which nothing needs any more: the vendor adds to
+    it, or to the first product, where it lies. In the order in which they are added."""
     products: dict[Compute, dict] = {}
     for call, reader, read in _single_readers(graph, added):
-        if not call.kwargs:
+        if not call.kwargs and call in found:
             products.setdefault(reader, {})[read.node] = call
-    found: dict[Opaque, Own] = {}
+    sums: dict[Opaque, Own] = {}
     for reader, calls in products.items():
         terms = _terms(reader)
         others = [e for e in terms or () if e.node not in calls]
@@ -80,9 +80,9 @@ def sums_behind(graph: Graph, added: Mapping) -> dict[Opaque, Own]:
         order = [n for n in graph.nodes if n in calls.values()]
         kept = View(others[0].node, reader.shape, reader.strides, as_index(0)) if others else order.pop(0)
         for call in order:
-            found[call] = Own(reader, added[call.target], {}, reshaped=True, kept=kept)
+            sums[call] = Own(reader, added[call.target], {}, reshaped=True, kept=kept)
             kept = call
-    return found
+    return sums
 
 
 def _terms(reader: Compute) -> list[Load] | None:
