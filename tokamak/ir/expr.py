@@ -73,7 +73,7 @@ def _fetches(indices: Iterable[Index]) -> list[Expr]:
 
 class Load(Expr):
     """Element `index` of `node`; where `guard` is given and false, `other` (a Const) instead and nothing is read."""
-    __slots__ = ("node", "index", "guard", "other")
+    __slots__ = ("node", "index", "guard", "other", "_offset")
     fields = ("node", "index", "guard", "other")
 
     def __new__(cls, node, index: tuple[Index, ...], guard: Expr | None = None, other: "Const | None" = None):
@@ -94,11 +94,15 @@ class Load(Expr):
                     return other
             elif other is None or other.dtype is not node.dtype:
                 raise TypeError("a guarded load names the value it has where the guard is false, of the loaded type")
-        return cls._intern(node.dtype, lambda: _index_axes(index) | (guard.free if guard else frozenset()), node, index, guard, other)
+        made = cls._intern(node.dtype, lambda: _index_axes(index) | (guard.free if guard else frozenset()), node, index, guard, other)
+        made._offset = None
+        return made
 
     def offset(self) -> Index:
         """Elements from the beginning of the node's memory to what is read; of a node that has strides."""
-        return dot(self.index, self.node.strides)
+        if self._offset is None:
+            self._offset = dot(self.index, self.node.strides)
+        return self._offset
 
     def children(self):
         return (*_fetches(self.index), *((self.guard,) if self.guard is not None else ()))

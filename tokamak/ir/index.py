@@ -222,9 +222,8 @@ class Index:
 
     def coefficient(self, atom: Atom) -> "Index":
         """The polynomial that multiplies `atom` (terms of degree one in it)."""
-        v = self.terms.get((atom,))
-        if len(self.terms) == 1 and v is not None:
-            return _const(v)
+        if not any([len(k) > 1 and atom in k for k in self.terms]):
+            return _const(self.terms.get((atom,), 0))
         return Index({tuple([x for x in k if x is not atom]): v for k, v in self.terms.items() if k.count(atom) == 1})
 
     def steps_by_one(self, atom: Atom) -> bool:
