@@ -6,6 +6,7 @@ from torch import nn
 import tokamak
 from tokamak.codegen import stages
 from tokamak.errors import CheckFailed
+from tokamak.fuse import contract
 from tokamak.ir.expr import Op, Rewriter
 from tokamak.ir.graph import Compute
 
@@ -89,3 +90,17 @@ def test_a_constant_of_the_program_under_a_gradient():
     x = torch.rand(5, requires_grad=True)
     checked(lambda x: torch.where(x > 0.5, x * 2, torch.tensor(0.0)) + torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]) * table)(x).sum().backward()
     assert x.grad.isfinite().all()
+
+
+def test_a_product_that_the_vendors_sum_leaves_out_is_seen(monkeypatch):
+    """The program's own calls are as the plan says; what it was captured from says that there is one more."""
+    pytest.importorskip("triton")
+    whole = contract.sums_behind
+    monkeypatch.setattr(contract, "sums_behind", lambda *args: dict(list(whole(*args).items())[:-1]))
+    inputs = [torch.randn(*s) for s in ((24, 32), (24, 40), (24, 48), (32, 56), (40, 56), (48, 56))]
+    fn = lambda a, b, c, u, v, w: a @ u + b @ v + c @ w
+    with pytest.raises(CheckFailed, match="captured program's"):
+        checked(fn, target="interpret")(*inputs)
+    torch._dynamo.reset()
+    monkeypatch.setattr(contract, "sums_behind", whole)
+    assert torch.allclose(checked(fn, target="interpret")(*inputs), fn(*inputs), atol=1e-4)
