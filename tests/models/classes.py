@@ -2,7 +2,7 @@
 
     python -m tests.models.classes [--target interpret] [--autocast] [--limit SECONDS] [--file FILE] [NAME ...]
 
-A line for each: right, WRONG with what is furthest off, FAILED with the error, `left out` where the class can't be built so small or eager can't run it.
+A line for each: right, WRONG with what is off, FAILED with the error, `left out` where the class can't be built so small or eager can't run it.
 Every class runs in a process of its own; those whose line `--file` holds are not run again. The exit status is 1 where one is wrong or failed.
 """
 from __future__ import annotations
