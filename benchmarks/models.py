@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 
 import tokamak
-from tests.models.steps import compare, exact, train
+from tests.models.steps import UNIT, compare, exact, train
 from tests.models.zoo import STEPS, Size
 from tokamak.backend import _POOL
 from tokamak.tools.kernels import kernels, opaques
@@ -36,7 +36,6 @@ from tokamak.tools.record import Recorder
 from .measure import interleaved
 
 SIZES = {"small": Size(), "medium": Size(batch=8, layers=4, width=256, length=128, vocabulary=4096, image=128, channels=0.5, depth=0.5)}
-UNIT = {False: 2.0 ** -20, True: 2.0 ** -8}
 STATUS = Path("/proc/self/status")
 
 

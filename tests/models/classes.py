@@ -19,10 +19,9 @@ import transformers as tf
 from torch import nn
 from transformers.models.auto import modeling_auto as known
 
-from .steps import compare, eager, exact, train
+from .steps import UNIT, compare, eager, exact, train
 
 LARGEST = 30_000_000        # parameters of a model that is run
-UNIT = {False: 2.0 ** -20, True: 2.0 ** -8}         # of f32 sums in another order; of a bf16 rounding
 WORDS, LENGTH, LABELS = 96, 16, 10
 KINDS = {"words": known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "masked": known.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
          "sequences": known.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, "images": known.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES}

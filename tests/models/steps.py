@@ -12,6 +12,7 @@ from torch import nn
 import tokamak
 
 LR = 0.05
+UNIT = {False: 2.0 ** -20, True: 2.0 ** -8}         # of f32 sums in another order; under autocast, of a bf16 rounding
 
 
 @dataclass(frozen=True)

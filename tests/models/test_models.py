@@ -6,10 +6,8 @@ import torch
 
 import tokamak
 
-from .steps import compare, eager, exact, train
+from .steps import UNIT, compare, eager, exact, train
 from .zoo import CONVOLUTIONS, SMALL, STEPS
-
-UNIT = {False: 2.0 ** -20, True: 2.0 ** -8}         # of f32 sums in another order; of a bf16 rounding
 
 
 @pytest.fixture(autouse=True)

@@ -127,16 +127,20 @@ def in_columns(read, over, hints: Hints) -> bool:
 
 def _along_all(read, over) -> list[Load]:
     """Those of the loads `read` that are along all axes `over`, each once."""
+    return _along(read, over, len(over))
+
+
+def _along(read, over, least: int) -> list[Load]:
+    """Those of the loads `read` that are along so many of the axes `over` at least, each once."""
     axes = frozenset(over)
-    return list({(e.node, e.index): e for e in read if axes <= e.offset().axes()}.values())
+    return list({(e.node, e.index): e for e in read if len(axes & e.offset().axes()) >= least}.values())
 
 
 def own_piece(read, over, hints: Hints, least: int | None = None) -> Axis | None:
     """`piece` of those of `read` that do not read whole lines along other axes."""
     if len(over) < 2:
         return None
-    axes, once = frozenset(over), {(e.node, e.index): e for e in read}
-    return piece([e for e in once.values() if len(axes & e.offset().axes()) > 1 and not _in_runs(e, over, hints)], over, hints, least)
+    return piece([e for e in _along(read, over, 2) if not _in_runs(e, over, hints)], over, hints, least)
 
 
 def _in_runs(e: Load, over, hints: Hints) -> bool:

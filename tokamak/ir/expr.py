@@ -94,15 +94,14 @@ class Load(Expr):
                     return other
             elif other is None or other.dtype is not node.dtype:
                 raise TypeError("a guarded load names the value it has where the guard is false, of the loaded type")
-        made = cls._intern(node.dtype, lambda: _index_axes(index) | (guard.free if guard else frozenset()), node, index, guard, other)
-        made._offset = None
-        return made
+        return cls._intern(node.dtype, lambda: _index_axes(index) | (guard.free if guard else frozenset()), node, index, guard, other)
 
     def offset(self) -> Index:
         """Elements from the beginning of the node's memory to what is read; of a node that has strides."""
-        if self._offset is None:
-            self._offset = dot(self.index, self.node.strides)
-        return self._offset
+        found = getattr(self, "_offset", None)
+        if found is None:
+            found = self._offset = dot(self.index, self.node.strides)
+        return found
 
     def children(self):
         return (*_fetches(self.index), *((self.guard,) if self.guard is not None else ()))
