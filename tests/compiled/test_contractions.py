@@ -19,6 +19,7 @@ from tokamak.fuse.price import RATES, Site, _alone
 from tokamak.fuse.reason import Reason
 from tokamak.fuse.vendor import sums_behind
 from tokamak.ir.graph import Opaque
+from tokamak.runtime import gpu_build
 from tokamak.schedule.beside import BesideSchedule
 from tokamak.schedule import matmul
 from tokamak.schedule.matmul import MatmulSchedule, VectorSchedule
@@ -98,6 +99,22 @@ def test_vectors_between_narrow_layers_are_as_long_as_a_program_has_threads(vect
     fn = lambda x, a, m, v, c: F.linear(F.relu(F.linear(x, a) - m if vectors == 1 else (F.linear(x, a) - m) * v), c)
     made, = check(fn, *(values(*s) for s in ((300, 64), (256, 64), (256,), (256,), (100, 256))))
     assert dict(made.pieces)[made.depth] == blocks
+
+
+def test_tiles_under_way_of_narrow_layers_fit_in_shared_memory():
+    """Two layers of a ResNet with what batch norms and a residual put between them: vectors wait as vectors, not as whole tiles."""
+    def fn(x, a, m, v, w, b, r, c):
+        return F.linear(F.relu((F.linear(x, a) - m) * torch.rsqrt(v + 1e-5) * w + b + r), c)
+    vectors = [values(256, dtype=torch.float32) for _ in range(4)]
+    vectors[1] = vectors[1].abs()
+    inputs = values(200, 64), values(256, 64), *vectors, values(200, 256), values(128, 256)
+    with torch.autocast("cpu", torch.bfloat16):
+        got, (record,) = run(fn, *inputs)
+    assert error(got, fn(*map(wide, inputs))) <= TOLERANCE[torch.bfloat16]
+    units = [part.unit for built in record.values["render"].values() for part in built.parts]
+    made, = schedules(record)
+    assert made.inner is not None and made.resident and len(made.sizes(made.depth)) > 1
+    assert all(built.shared <= 227 << 10 for built in gpu_build.build(units, ("cuda", 90, 32)).values())
 
 
 def test_a_step_of_narrow_layers():

@@ -143,6 +143,10 @@ class MatmulLowering(TileLowering):
         """Is one block of a tiled axis all of it, whatever the sizes are?"""
         return a is not self.schedule.outer and a.extent.constant is not None and a.extent.constant <= sum(self.schedule.sizes(a))
 
+    def _beside_rows(self, dims) -> bool:
+        """Never: the blocks of a depth that is held are no rows. A vector read as a whole tile in the loop over tiles waits as one in shared memory."""
+        return False
+
     def _home(self, axes, values=()) -> Scope:
         """Where weights are held, what stands behind the products is read again for each tile: registers would not hold it beside them."""
         found = super()._home(axes, values)
