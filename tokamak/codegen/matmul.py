@@ -144,7 +144,7 @@ class MatmulLowering(TileLowering):
         return a is not self.schedule.outer and a.extent.constant is not None and a.extent.constant <= sum(self.schedule.sizes(a))
 
     def _beside_rows(self, dims) -> bool:
-        """Never: the blocks of a depth that is held are no rows. A vector read as a whole tile in the loop over tiles waits as one in shared memory."""
+        """Never: blocks of a depth that is held are no rows, and what the loop over tiles reads as a whole tile waits as one in shared memory."""
         return False
 
     def _home(self, axes, values=()) -> Scope:
