@@ -114,3 +114,17 @@ def test_a_call_that_fails_is_left_to_the_program(monkeypatch):
     rehearsed.add(program(call(aten.mm.default, Ref("x"), turned("x")), call(aten.mm.default, turned("x"), Ref("x"))), [torch.randn(4, 8)])
     finish(rehearsed)
     assert len(made) == 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_threads_of_their_own_leave_no_workspaces():
+    """torch keeps one for each thread's handle; no other thread might take this thread's up."""
+    x = torch.randn(4, 8, device="cuda")
+    x @ x.T
+    held = torch.cuda.memory_allocated()
+    rehearsed = Rehearsal()
+    rehearsed.add(Program("p", ("x",), (call(aten.mm.default, Ref("x"), turned("x"), spec=None),)), [x])
+    finish(rehearsed)
+    assert len(rehearsal._made) == 1
+    rehearsed.end()
+    assert torch.cuda.memory_allocated() <= held

@@ -153,8 +153,14 @@ def quotient(a, b, inverse, near):
 
 @triton.jit
 def sigmoid(x):
-    """1 / (1 + e^-x)."""
-    return 1.0 / (1.0 + exp(x * -1.0))
+    """1 / (1 + e^-x): e^-x = 2^p (1 + e ln 2) with p + e = -x log2(e), and as a quotient of quarters, which is no subnormal number."""
+    if INTERPRETED:
+        return 1.0 / (1.0 + exp(x * -1.0))
+    else:
+        x = tl.clamp(x, -104.0, 104.0, propagate_nan=tl.PropagateNan.ALL)
+        p = x * -1.4426950408889634
+        e = tl.fma(x, -1.925963033500774e-08, tl.fma(x, -1.4426950216293335, p * -1.0))
+        return inverse_short(tl.fma(exp2_short(p), tl.fma(e, 0.17328679513998632, 0.25), 0.25)) * 0.25
 
 
 @triton.jit

@@ -82,7 +82,11 @@ class _Planner:
         self.group: dict = {}             # node -> its Group (or the Opaque itself)
         self.roles: dict = {}
         self.first: dict = {}             # Group -> the first position of its nodes
-        self.latest = dict(self.position)       # node -> the last position in its group and in all that this needs
+        self.depth: dict = {}             # node -> nodes on the longest way to it
+        for n in graph.nodes:
+            self.depth[n] = 1 + max((self.depth.get(r, 0) for r in self.sources[n]), default=0)
+        self.least: dict = {}             # Group -> the least depth of its nodes
+        self.deepest = dict(self.depth)         # node -> the greatest depth in its group and in all that this needs
         self.refused: dict = {}           # (node, node) -> Reason
         self.part: dict = {}              # node -> its Part
 
@@ -175,14 +179,15 @@ class _Planner:
         for m in g.members:
             self.group[m.node] = g
         self.first[g] = min(self.position[n] for n in g.nodes())
+        self.least[g] = min(self.depth[n] for n in g.nodes())
         self.roles[g] = r if r is not None else Roles(frozenset(), g.members, (), ())
-        latest, stack = max(self.latest[n] for n in g.nodes()), list(g.nodes())
+        deepest, stack = max(self.deepest[n] for n in g.nodes()), list(g.nodes())
         while stack:
             n = stack.pop()
-            if self.latest[n] < latest:
+            if self.deepest[n] < deepest:
                 found = self.group.get(n)
                 for o in found.nodes() if isinstance(found, Group) else (n,):
-                    self.latest[o] = latest
+                    self.deepest[o] = deepest
                     stack += self.readers[o]
 
     # -- candidates ----------------------------------------------------------------------------------------------------
@@ -322,7 +327,7 @@ class _Planner:
 
     def _between(self, a: Group, b: Group) -> bool:
         """True when some node outside both depends on `a` and `b` depends on it."""
-        first = self.first[a]
+        least = self.least[a]
         targets, others_of_b = set(a.nodes()), set(b.nodes()) - set(a.nodes())
         inside = targets | others_of_b
         stack = [r for n in b.nodes() for r in self.sources[n] if r not in inside]
@@ -336,7 +341,7 @@ class _Planner:
             seen.add(n)
             g = self.group.get(n)
             others = g.nodes() if isinstance(g, Group) else (n,)
-            if self.latest.get(n, -1) < first:
+            if self.deepest.get(n, -1) < least:
                 continue
             for o in others:
                 seen.add(o)

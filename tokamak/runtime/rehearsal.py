@@ -43,6 +43,7 @@ class Rehearsal:
         self.waiting: list[tuple] = []
         self.thread: threading.Thread | None = None
         self.over, self.lock = False, threading.Lock()
+        self.holds = False              # did a thread's calls leave workspaces of the vendor's?
 
     def add(self, program: Program, inputs: Iterable[Any]) -> None:
         """Has the calls of `program` made. `inputs`: what is known of each input before it has a value: a tensor, or anything else."""
@@ -58,10 +59,14 @@ class Rehearsal:
                 self.thread.start()
 
     def end(self) -> None:
-        """Waits for the call that is being made, if one is."""
+        """Waits for the call that is being made, if one is. Workspaces, which torch keeps for each thread's handle (32 MiB on Hopper), are let go: no
+        other thread might take up that handle."""
         self.over, thread = True, self.thread
         if thread is not None:
             thread.join()
+        if self.holds and not torch.cuda.is_current_stream_capturing():
+            self.holds = False
+            torch._C._cuda_clearCublasWorkspaces()
 
     def _work(self, streams: list[torch.cuda.Stream]) -> None:
         with torch.no_grad(), contextlib.ExitStack() as stack:
@@ -73,6 +78,7 @@ class Rehearsal:
                         self.thread = None
                         return
                     call = self.waiting.pop(0)
+                self.holds = self.holds or bool(streams)
                 with contextlib.suppress(Exception):            # the program makes it again, and may raise
                     make(call)
 
