@@ -370,8 +370,8 @@ class _Chooser(TileAlike):
     def _cover_parallel(self) -> None:
         """Parallel axes that fill up the tile: the contiguous one first, then one that an access runs along, then the innermost."""
         if self.down:
-            self.pieces[self.line] = (min(TILE, power(self.hints(self.line.extent) // sharing.WORDS * sharing.WORDS)),)
             self.shift = self._shift(self.line)
+            self.pieces[self.line] = (self._block_down(),)
             if self.shift is not None:
                 self.pieces[self.line] += (2 * self.shift.group,)
         if self._side_by_side():
@@ -433,6 +433,17 @@ class _Chooser(TileAlike):
         if self._only_folds_line():
             self.shift = self._shift(self.line)
             self.pieces[self.line] += (2 * self.shift.group,) if self.shift is not None else ()
+
+    def _block_down(self) -> int:
+        """Elements of a block of long columns that programs sum where they write them. Rows that begin anywhere take programs in whole groups: smaller
+        blocks where few groups of large ones would leave multiprocessors idle."""
+        most = min(TILE, power(self.hints(self.line.extent) // sharing.WORDS * sharing.WORDS))
+        for size in (most, most // 2, most // 4) if self.shift is not None else ():
+            want, blocks_ = self.target.threads * max(1, TILE // size), -(-self.hints(self.shift.words) // size)
+            share = want // blocks_ // self.shift.group * self.shift.group or self.shift.group
+            if blocks_ * min(share, self.hints.count(self.crossed)) >= FILLED * want:
+                return size
+        return most
 
     def _side_by_side(self) -> bool:
         """Are rows that begin anywhere short and many, and is all that is read and written along them theirs, so that a program may hold several?"""
