@@ -14,12 +14,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+from torch import fx
 
 from .steps import Alloc, Call, Host, ints, made, Program, Ref, TensorSpec
 
 aten = torch.ops.aten
 _PLAIN = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten._addmm_activation.default,
                     aten.convolution.default, aten.convolution_backward.default})
+_STAYS = frozenset({aten.convolution.default, aten.convolution_backward.default})       # what no kernel stands for, however a program is planned
 _DROPPING = {                           # -> position of the share that is dropped at random
     aten._scaled_dot_product_flash_attention.default: 3, aten._scaled_dot_product_flash_attention_backward.default: 10,
     aten._scaled_dot_product_efficient_attention.default: 5, aten._scaled_dot_product_efficient_attention_backward.default: 9,
@@ -45,12 +47,19 @@ class Rehearsal:
         self.over, self.lock = False, threading.Lock()
         self.holds = False              # did a thread's calls leave workspaces of the vendor's?
 
+    def foresee(self, gm: fx.GraphModule) -> None:
+        """Has those calls of a captured graph made that will be its program's: long before there is one."""
+        self._begin(foreseen(gm))
+
     def add(self, program: Program, inputs: Iterable[Any]) -> None:
         """Has the calls of `program` made. `inputs`: what is known of each input before it has a value: a tensor, or anything else."""
-        found = [c for c in calls(program, inputs) if c not in _made]
+        self._begin(calls(program, inputs))
+
+    def _begin(self, wanted: list[tuple]) -> None:
+        found = [c for c in wanted if kind(c) not in _made]
         if not found or self.over or torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             return
-        _made.update(found)
+        _made.update(map(kind, found))
         with self.lock:
             self.waiting += found
             if self.thread is None:
@@ -86,8 +95,10 @@ class Rehearsal:
 # -- calls as values ------------------------------------------------------------------------------------------------------
 def calls(program: Program, inputs: Iterable[Any]) -> list[tuple]:
     """The distinct calls of `program` that can be made beforehand, as (function, arguments, keywords) with a Memory for each tensor."""
-    known = {n: Memory(tuple(x.shape), tuple(x.stride()), x.dtype, str(x.device)) for n, x in zip(program.inputs, inputs)
-             if isinstance(x, torch.Tensor) and x.layout is torch.strided and all(type(n) is int for n in (*x.shape, *x.stride()))}
+    known: dict[str, Memory] = {}
+    for name, x in zip(program.inputs, inputs):
+        with contextlib.suppress(KeyError):
+            known[name] = _memory(x)
     found: dict[tuple, None] = {}
     for step in program.steps:
         if isinstance(step, Call) and (step.target in _PLAIN or step.target in _DROPPING and _keeps_all(step)):
@@ -100,9 +111,28 @@ def calls(program: Program, inputs: Iterable[Any]) -> list[tuple]:
     return list(found)
 
 
+def foreseen(gm: fx.GraphModule) -> list[tuple]:
+    """The distinct calls of a graph of aten calls that stay torch's, as `calls` has them."""
+    found: dict[tuple, None] = {}
+    for n in gm.graph.nodes:
+        if n.op == "call_function" and (n.target in _STAYS or n.target in _DROPPING and _keeps_all(n)):
+            with contextlib.suppress(KeyError, ValueError, TypeError):
+                call = n.target, _frozen(n.args, {}), tuple((k, _frozen(v, {})) for k, v in n.kwargs.items())
+                if sum(math.prod(m.shape) * m.dtype.itemsize for m in memories(call)) <= LARGEST:
+                    found[call] = None
+    return list(found)
+
+
 def make(call: tuple) -> None:
     function, args, kwargs = call
     function(*_thawed(args), **{k: _thawed(v) for k, v in kwargs})
+
+
+def kind(call: tuple) -> tuple:
+    """What equal calls have in common: strides along extents of 1 say nothing."""
+    if isinstance(call, Memory):
+        return call._replace(strides=tuple([0 if n == 1 else s for n, s in zip(call.shape, call.strides)]))
+    return tuple(map(kind, call)) if type(call) is tuple else call
 
 
 def memories(call: tuple) -> list[Memory]:
@@ -116,7 +146,14 @@ def _of(spec: TensorSpec) -> Memory:
     return Memory(ints(spec.shape), ints(spec.strides), spec.dtype, spec.device)
 
 
-def _keeps_all(call: Call) -> bool:
+def _memory(value: Any) -> Memory:
+    """Of a tensor without values. Raises KeyError where it is none, or of symbolic sizes."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or not all(type(n) is int for n in (*value.shape, *value.stride())):
+        raise KeyError(value)
+    return Memory(tuple(value.shape), tuple(value.stride()), value.dtype, str(value.device))
+
+
+def _keeps_all(call: Call | fx.Node) -> bool:
     at = _DROPPING[call.target]
     return call.kwargs.get("dropout_p", call.args[at] if len(call.args) > at else 0.0) == 0.0
 
@@ -127,6 +164,8 @@ def _frozen(value: Any, known: Mapping[str, Memory]) -> Any:
     if isinstance(value, Ref):
         whole = known[value.name]
         return whole if value.shape is None else Memory(ints(value.shape), ints(value.strides), whole.dtype, whole.device)
+    if isinstance(value, fx.Node):
+        return _memory(value.meta["val"])
     if isinstance(value, Host):
         return int(value.text)
     if isinstance(value, (list, tuple)):

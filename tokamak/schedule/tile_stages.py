@@ -26,6 +26,9 @@ FROM_WIDE = 32 << 10    # the same of rows of 32 bits and more: f32 softmax over
 WIDE = 64 << 10         # of a row, or a share, from which on it takes a multiprocessor's threads
 NARROW = 16 << 10       # of a share up to which it takes half as many threads, so that all clusters of few rows run at once
 WARPS = 16              # of a program that holds a row, or a share of one, up to WIDE; a longer one has twice as many
+TWO = 100 << 10         # bytes of a share of 32-bit elements along several axes up to which it takes half as many threads again, so that a multiprocessor
+                        # has two such programs, and one reads while the other computes: EvoNorm of 32 x 256 x 56 x 56 in f32 79 us, 94 by one program
+                        # (H100), GroupNorm 77, 78
 LANES = 8               # elements of a piece to a thread: 16 bytes of a 16-bit type
 NESTED_LANES = 32       # the same where some folds are along some of the axes alone, each of which waits for all warps once a piece: GroupNorm
                         # backward in NCHW of 128 x 1024 x 14 x 19 bf16 99 us, 113 with half as many, 163 with LANES; of 24 x 640 x 20 x 20 19.7, 21.6
@@ -134,7 +137,9 @@ def stages(b: Body, rows: list[Axis], line: Axis, hints: Hints, target) -> Stage
             if turned:
                 return Stages(shared, sharers, found, warps, 2 * REGISTERS)
             long = len(rows) == 1 and (n[line] >= sharing.RUN or warps > WARPS)
-            return Stages(shared, sharers, found, warps) if long else Stages(shared, sharers, found, max(1, warps // 2), 2 * REGISTERS)
+            two = warps > WARPS and whole <= TWO * sharers and not any(e.dtype.is_half for e in read)
+            warps = warps if long else max(1, warps // (4 if two else 2))
+            return Stages(shared, sharers, found, warps, REGISTERS if long else 2 * REGISTERS)
     return None
 
 
