@@ -218,15 +218,19 @@ def best_roles(group: Group, found: list[Roles], hints: Hints, target) -> Roles:
     if len(found) == 1:
         return found[0]
     v = contiguous_axis(group, hints)
-
-    def rank(r: Roles):
-        possible = infeasible(group, r, hints, target) is None
-        carried = sum(hints.count(m.free - r.parallel) for m in r.accumulating)
-        rows = v is not None and bool(r.accumulating) and len(r.local) > 0 and v not in r.parallel \
-            and CARRIED_ROW[0] <= hints.count(frozenset((v,))) <= CARRIED_ROW[1]
-        return (possible, shares_columns(group, r, v, hints), busy(group, r, v, hints, target), not walked(r, v, hints), not r.accumulating,
-                rows, -carried, -len(r.parallel) if r.accumulating else 0, hints.count(r.parallel))
-    return max(found, key=rank)
+    carried = lambda r: sum(hints.count(m.free - r.parallel) for m in r.accumulating)
+    rows = lambda r: v is not None and bool(r.accumulating) and len(r.local) > 0 and v not in r.parallel \
+        and CARRIED_ROW[0] <= hints.count(frozenset((v,))) <= CARRIED_ROW[1]
+    ranks = (lambda r: infeasible(group, r, hints, target) is None, lambda r: shares_columns(group, r, v, hints),
+             lambda r: busy(group, r, v, hints, target), lambda r: not walked(r, v, hints), lambda r: not r.accumulating, rows, lambda r: -carried(r),
+             lambda r: -len(r.parallel) if r.accumulating else 0, lambda r: hints.count(r.parallel))
+    for rank in ranks:              # the first that tells choices apart decides, and most are the dearer to tell
+        ranked = [(rank(r), r) for r in found]
+        best = max(value for value, _ in ranked)
+        found = [r for value, r in ranked if value == best]
+        if len(found) == 1:
+            break
+    return found[0]
 
 
 def _pieces(group: Group, r: Roles, hints: Hints, target) -> bool:
