@@ -90,7 +90,7 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mappi
             made = aot.autograd(gm, example_inputs, one, arithmetic_dropout=free, layouts=free, parts=tiles,
                                 attention=free and tiles and chosen.streaming and chosen.contractions == "",
                                 decoding=known, again=_made_again(known) if free and tiles and chosen.contractions == "" else None,
-                                coming=partial(_expect, ahead, rehearsal) if ahead is not None else None)
+                                coming=ahead.expect if ahead is not None else None)
     except TokamakError as error:
         raise _shortened(error, sys._getframe()) from None
     made = aot.hidden(_with_tangents(made, gm))
@@ -98,13 +98,6 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mappi
 
 
 watch_dynamo(backend)           # the first capture for it begins before it is called
-
-
-def _expect(ahead: Ahead, rehearsal: Rehearsal | None, gm: fx.GraphModule) -> None:
-    """Told of a backward graph that comes next."""
-    ahead.expect(gm)
-    if rehearsal is not None:
-        rehearsal.foresee(gm)
 
 
 def _made_again(known: Callable[[Any], bool]) -> Callable[..., bool]:
@@ -156,8 +149,6 @@ def compile_or_fall_back(gm: fx.GraphModule, example_inputs: Sequence[Any], kind
     if begun is not None:
         return again(lambda trace, name: begun(example_inputs))
     meanwhile = ahead.now if ahead is not None and kind == "forward" else None
-    if rehearsal is not None:
-        rehearsal.foresee(gm)
     return again(lambda trace, name: compile_graph(gm, example_inputs, options, trace, name, again, meanwhile, rehearsal))
 
 

@@ -13,7 +13,7 @@ from tokamak.ir.ops import OPS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
-ULP32 = math_rows.ULP32 | {"sigmoid": 4, "tanh": 3, "rsqrt": 2}
+ULP32 = math_rows.ULP32 | {"sigmoid": 5, "tanh": 3, "rsqrt": 2}
 """Where a quotient or a root of two units' error is part of the result; the interpreter's are correctly rounded."""
 
 

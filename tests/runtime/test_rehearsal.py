@@ -73,6 +73,17 @@ def test_attention_that_drops_at_random_is_left_alone():
     assert [[a for a in c[1] if isinstance(a, float)] for c in found] == [[], [0.0], [0.0], [0.0]]
 
 
+@pytest.mark.parametrize("groups", [1, 4])
+def test_convolutions_of_groups_are_left_alone(groups):
+    """What takes long of them is done again in each thread."""
+    w = TensorSpec(("4", f"{4 // groups}", "1", "1"), (f"{4 // groups}", "1", "1", "1"), torch.float32)
+    conv = call(aten.convolution.default, Ref("x"), Ref("w"), None, [1, 1], [0, 0], [1, 1], False, [0, 0], groups, spec=None)
+    found = calls(Program("p", ("x",), (Alloc("w", w, "16"), conv)), [torch.randn(2, 4, 3, 3)])
+    assert len(found) == (groups == 1)
+    for c in found:
+        make(c)
+
+
 def test_large_arguments_are_not_taken_memory_for(monkeypatch):
     monkeypatch.setattr(rehearsal, "LARGEST", 255)
     assert not calls(program(call(aten.mm.default, Ref("x"), turned("x"))), [torch.randn(4, 8)])
