@@ -26,9 +26,10 @@ FROM_WIDE = 32 << 10    # the same of rows of 32 bits and more: f32 softmax over
 WIDE = 64 << 10         # of a row, or a share, from which on it takes a multiprocessor's threads
 NARROW = 16 << 10       # of a share up to which it takes half as many threads, so that all clusters of few rows run at once
 WARPS = 16              # of a program that holds a row, or a share of one, up to WIDE; a longer one has twice as many
-TWO = 100 << 10         # bytes of a share of 32-bit elements along several axes up to which it takes half as many threads again, so that a multiprocessor
-                        # has two such programs, and one reads while the other computes: EvoNorm of 32 x 256 x 56 x 56 in f32 79 us, 94 by one program
-                        # (H100), GroupNorm 77, 78
+TWO = 100 << 10         # bytes of a share of 32-bit elements along several axes up to which it takes half as many threads again, so that a
+                        # multiprocessor has two such programs, and one reads while the other computes: EvoNorm of 32 x 256 x 56 x 56 in f32 79 us, 94
+                        # by one (H100), of 24 x 512 x 40 x 40 67, 74, GroupNorm 77 and 60, 78 and 65. Of 16 bits twice as many are held, and spill:
+                        # 166 and 143, 123 and 99
 LANES = 8               # elements of a piece to a thread: 16 bytes of a 16-bit type
 NESTED_LANES = 32       # the same where some folds are along some of the axes alone, each of which waits for all warps once a piece: GroupNorm
                         # backward in NCHW of 128 x 1024 x 14 x 19 bf16 99 us, 113 with half as many, 163 with LANES; of 24 x 640 x 20 x 20 19.7, 21.6
@@ -127,6 +128,8 @@ def stages(b: Body, rows: list[Axis], line: Axis, hints: Hints, target) -> Stage
         # GroupNorm of 24 x 640 x 20 x 20 f16 12.7 us, 15.8 as it is, of 64 x 1280 x 16 x 12 bf16 25, 32
         sharers = min(1, sharing.sharers(whole, target))
     warps = max(1, WARPS // 2) if sharers > 1 and whole <= NARROW * sharers else WARPS if whole <= WIDE * sharers else 2 * WARPS
+    if whole <= least:
+        warps = min(warps, power(hints.count(rows) // (32 * LANES) + 1))        # rows of 640 by eight warps are half as fast as Inductor's
     others = sorted((a for a in rows if a is not line), key=lambda a: -n[a])
     turned = warps == WARPS and any(e.index[0].coefficient(a) == 1 for e in read for a in others if n[a] < sharing.RUN)
     warps = warps // 2 if turned else warps         # GroupNorm of 32 x 256 x 56 x 56 bf16 from NHWC to NCHW 42.6 us, 45.3 with twice as many

@@ -398,7 +398,7 @@ class _Chooser(TileAlike):
             elif have >= SHORT_FROM:
                 want = WIDE_ROW if self.narrowest() >= 4 and hints.count(self.b.axes) <= SHORT_FEW else RAGGED
         elif self.line in self.rows and not self.looped and self.begin_anywhere():
-            want = max(RAGGED, ROWS * have)
+            want = max(RAGGED, min(ROWS * have, TILE))          # eight rows of 1960 elements spill 7 KB a thread
         if self.looped and not self.crossed and self._few_down():
             want = min(want, RAGGED_DOWN)
         if self.rows and not self.crossed and not (self.line in self.rows and self.stored_along()):
@@ -427,16 +427,17 @@ class _Chooser(TileAlike):
         few, beside, many = self.statistics(), sum(a not in self.crossed for a in self.pieces), self.scans_many() or self.scans_ragged()
         for a in candidates:
             most_axes = 1 + beside if few and have * 8 > want else 3
-            room = max(want // 4, min(want, RAGGED), least) if self.rows and self.line in self.rows else want
-            if have * 2 <= room and len(self.pieces) < most_axes and hints(a.extent) > 1 and not many:
-                have *= self._tile(a, want // have)
+            wanted = min(want, SCANNED_FEW) if many else want
+            room = max(want // 4, min(want, RAGGED), least) if self.rows and self.line in self.rows else wanted
+            if have * 2 <= room and len(self.pieces) < most_axes and hints(a.extent) > 1:
+                have *= self._tile(a, wanted // have)
         if self._only_folds_line():
             self.shift = self._shift(self.line)
             self.pieces[self.line] += (2 * self.shift.group,) if self.shift is not None else ()
 
     def _block_down(self) -> int:
-        """Elements of a block of long columns that programs sum where they write them. Rows that begin anywhere take programs in whole groups: smaller
-        blocks where few groups of large ones would leave multiprocessors idle."""
+        """Elements of a block of long columns that programs sum where they write them. Rows that begin anywhere take programs in whole groups:
+        smaller blocks where few groups of large ones would leave multiprocessors idle."""
         most = min(TILE, power(self.hints(self.line.extent) // sharing.WORDS * sharing.WORDS))
         for size in (most, most // 2, most // 4) if self.shift is not None else ():
             want, blocks_ = self.target.threads * max(1, TILE // size), -(-self.hints(self.shift.words) // size)
