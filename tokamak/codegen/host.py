@@ -154,10 +154,9 @@ class _Translation:
         steps = self._allocations(made.group)
         for part in made.parts:
             k, first = part.kernel, len(self.errors)
-            for _, _, nodes in k.spaces:
-                for node in nodes:
-                    self.names[node] = name = _fresh("space", self.taken)
-                    steps.append(Alloc(name, self.node_spec(node), self.text(span(node)), "temp"))
+            for node in k.left:
+                self.names[node] = name = _fresh("space", self.taken)
+                steps.append(Alloc(name, self.node_spec(node), self.text(span(node)), "temp"))
             for kind, where in k.errors:
                 cls, message = ERRORS[kind]
                 self.errors.append((cls, message + self._place(made.group, kind, where)))

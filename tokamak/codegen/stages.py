@@ -17,7 +17,7 @@ from ..fuse.reason import Decision, Reason
 from ..fuse.roles import best_roles, plainest_roles
 from ..ir.expr import Expr
 from ..schedule.body import Body, Memory, body, coalesce, renamed, shared_extremes, sought_places, unfolded, whole_words
-from ..schedule import beside, matmul, means, persistent, row_moments, rows, tile_sequence, tiles
+from ..schedule import beside, matmul, means, persistent, prefixes, row_moments, rows, tile_sequence, tiles
 from ..schedule.edges import with_edges
 from ..schedule.pieces import in_pieces, lanes_in_pieces
 from ..schedule.schedule import BLOCK, Schedule, choose, in_buffers, vector_axis
@@ -32,6 +32,7 @@ from .lower import lower
 from .matmul import lower_matmul
 from .means import lower_means
 from .persistent import lower_persistent
+from .prefixes import lower_prefixes
 from .rows import lower_rows
 from .scope import Unschedulable
 from .tile_kernel import TileKernel
@@ -130,6 +131,8 @@ def _schedule(g: Group, plan: Plan, target, hints: Hints, memories: dict, table:
             return together
         if (stepped := rows.choose(b, hints, target)) is not None:
             return b, stepped
+        if (blocks := prefixes.choose(b, hints, target)) is not None:
+            return b, blocks
         b, chosen = whole_words(b), lambda b: tuned.choose(b, hints, target, table)
         if (moments := row_moments.choose(b, hints, target, chosen)) is not None:
             return moments
@@ -150,7 +153,7 @@ def _lower(b: Body, s: Schedule | TileSchedule, hints: Hints, target, table: Tab
         return lower_beside(b, s, hints, target.name, target.fast)
     if target.kind == "gpu":
         kinds = ((rows.RowsSchedule, lower_rows), (matmul.VectorSchedule, lower_vector), (means.MeansSchedule, lower_means),
-                 (matmul.MatmulSchedule, lower_matmul), (TileSchedule, lower_tiles))
+                 (matmul.MatmulSchedule, lower_matmul), (prefixes.PrefixSchedule, lower_prefixes), (TileSchedule, lower_tiles))
         lowered = next(how for kind, how in kinds if isinstance(s, kind))
         return lowered(b, s, hints, target.name, lambda again: tuned.choose(again, hints, target, table), target.fast)
     return lower(b, s, hints)

@@ -42,7 +42,8 @@ class Value:
 
 @dataclass(frozen=True, eq=False)
 class TileKernel:
-    """`grid`: programs in all, as an Index. `sources`: register -> the Expr that it holds, for people. `spaces`: workspace nodes that it fills.
+    """`grid`: programs in all, as an Index. `sources`: register -> the Expr that it holds, for people. `spaces`: workspace nodes that it fills
+    with what its programs carry; `fills`: those that stores of its body do, and what their elements are.
     `aligned`: names of integer parameters that are multiples of 16. `boxes`: its descriptors, parameters behind the others. `otherwise`: the same
     kernel, with the same other parameters, for calls whose memory is aligned to less."""
     params: tuple[Param, ...]
@@ -56,6 +57,12 @@ class TileKernel:
     aligned: frozenset[str]
     boxes: "tuple[Boxed, ...]" = ()
     otherwise: "TileKernel | None" = None
+    fills: tuple = ()
+
+    @property
+    def left(self) -> tuple:
+        """The workspaces that need memory before it runs."""
+        return (*(node for _, _, nodes in self.spaces for node in nodes), *(node for node, _ in self.fills))
 
 
 @dataclass(frozen=True, eq=False)

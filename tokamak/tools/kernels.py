@@ -172,7 +172,7 @@ def memory_name(record: GraphRecord, node) -> str:
 def workspaces(lowered: Lowered) -> dict[Workspace, str]:
     """The memories in which the kernels of a group leave each other partial results, each by a name."""
     made = [k for found in lowered.kernels.values() if isinstance(found, tuple) for k in found]
-    found = [(node, e.monoid) for k in made for e, _, nodes in k.spaces for node in nodes]
+    found = [(node, e.monoid) for k in made for e, _, nodes in k.spaces for node in nodes] + [(node, e.monoid) for k in made for node, e in k.fills]
     return {node: f"partial results {n} ({monoid})" for n, (node, monoid) in enumerate(found)}
 
 

@@ -128,7 +128,7 @@ class Bench:
         errors: list = []
         for part in made:
             k, first = part.kernel, len(errors)
-            for node in (node for _, _, nodes in k.spaces for node in nodes):
+            for node in k.left:
                 names[node] = f"w{len(names)}"
                 steps.append(Alloc(names[node], _spec(node), host_text(span(node)), "temp"))
             errors += [(RuntimeError, kind) for kind, _ in k.errors]

@@ -77,6 +77,7 @@ def partial_results(kernels: Kernel | tuple[TileKernel, ...]) -> dict[Workspace,
     for k in kernels if isinstance(kernels, tuple) else ():
         for e, _, nodes in k.spaces:
             found.update({node: e.args[n] if k.schedule.programs > 1 else Reduce(e.monoid, e.over, e.args, n) for n, node in enumerate(nodes)})
+        found.update(k.fills)
     return found
 
 

@@ -1,0 +1,78 @@
+"""Prefixes of few long rows, and down few long columns, in blocks that programs share: in Triton's interpreter against eager, and by how many kernels."""
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tokamak
+from tests.compiled.interpreted import check, values
+from tokamak.codegen import stages
+from tokamak.schedule import prefixes
+
+pytest.importorskip("triton")
+
+
+@pytest.fixture
+def found(monkeypatch) -> list:
+    """The schedules that are chosen from here on, in blocks though rows are short."""
+    choose, found = prefixes.choose, []
+    monkeypatch.setattr(stages.prefixes, "choose", lambda *args: found.append(choose(*args)) or found[-1])
+    for name, small in (("LONG", 64), ("BLOCK", 128), ("LEAST", 16), ("DEEP", 16), ("DEEP_LEAST", 8), ("COLUMN_BLOCKS", 8)):
+        monkeypatch.setattr(prefixes, name, small)
+    return found
+
+
+@pytest.mark.parametrize("shape", [(1, 512), (3, 1000), (2, 130)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_along_rows(shape, dtype, found):
+    check(lambda x: x.cumsum(-1), values(*shape).to(dtype), tolerance=5e-4)
+    assert found[0] is not None and found[0].along.extent == shape[-1]
+
+
+@pytest.mark.parametrize("shape", [(256, 3), (301, 7), (2, 100, 5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_down_columns(shape, dtype, found):
+    check(lambda x: x.cumsum(-2), values(*shape).to(dtype), tolerance=5e-4)
+    assert found[0] is not None
+
+
+MONOIDS = {
+    "products": lambda x: (x * 0.1 + 1).cumprod(-1), "greatest": lambda x: torch.cummax(x, -1)[0] + 1, "integers": lambda x: (x * 10).long().cumsum(-1),
+    "bytes": lambda x: (x > 0).cumsum(-1), "turned": lambda x: x.flip(-1).cumsum(-1).flip(-1), "two": lambda x: x.cumsum(-1) * (x * x).cumsum(-1)}
+
+
+@pytest.mark.parametrize("name", MONOIDS)
+def test_what_is_carried(name, found):
+    x = values(2, 333)
+    x[0, 7], x[1, 200] = float("nan") if name == "greatest" else 0, 3
+    check(MONOIDS[name], x, tolerance=1e-3)
+
+
+@pytest.mark.parametrize("name, fn", {
+    "softmax": lambda x: x.softmax(-1).cumsum(-1), "centred": lambda x: ((x - x.mean(-1, keepdim=True)).cumsum(-1), x.sum(-1)),
+    "kept": lambda x: (lambda p: (p, p.cumsum(-1), p.cumsum(-1) > 0.5))(x.softmax(-1))}.items())
+def test_folds_of_the_row_beside_them(name, fn, found):
+    """They are known before the first block."""
+    check(fn, values(3, 500), tolerance=5e-4)
+    assert any(found)
+
+
+def test_gradients(found):
+    check(lambda x: x.cumsum(-1), values(2, 400, grad=True), tolerance=5e-4)
+
+
+def test_sizes_that_are_symbolic(found):
+    torch._dynamo.reset()
+    fn = tokamak.compile(lambda x: x.cumsum(-1), target="interpret", strict=True, dynamic=True, cache_dir="")
+    for count in (300, 256, 411, 1000, 1024):
+        x = values(2, count)
+        torch.testing.assert_close(fn(x), x.cumsum(-1), rtol=1e-4, atol=1e-4)
+    assert any(found)
+
+
+def test_in_place(found):
+    def fn(x):
+        x.copy_(x.cumsum(-1) + x)
+        return x
+    check(lambda x: fn(x.clone()), values(2, 400), tolerance=5e-4)
