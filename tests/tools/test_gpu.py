@@ -10,7 +10,9 @@ import torch.nn.functional as F
 import tokamak
 from tokamak.codegen import stages
 from tokamak.errors import CheckFailed
+from tokamak.fuse import prefixes
 from tokamak.runtime import gpu_build
+from tokamak.schedule import prefixes as blocked
 from tokamak.tools import cli, limits
 from tokamak.tools.explain import explanation
 from tokamak.tools.kernels import kernels, memory_operations
@@ -116,6 +118,21 @@ def test_layer_norm_forward_and_backward():
     assert first.bytes == first.fewest == 3 * matrix + row + 2 * column + spaces and second.bytes == spaces + 2 * row
     assert {s.line for k in (found, first, second) for s in k.sources} == {line_of(layer_norm, "F.layer_norm")}
     assert {"x", "w", "gradient of output 0"} <= {a.name for a in first.reads} and "gradient of x" in {a.name for a in first.writes}
+
+
+def test_prefixes_in_blocks(monkeypatch):
+    """What the blocks fold to, and the prefixes of that, are bytes that one kernel leaves to the next."""
+    monkeypatch.setattr(prefixes, "LONG", 64)
+    monkeypatch.setattr(blocked, "LEAST", 16)
+    monkeypatch.setattr(blocked, "BLOCK", 128)
+    graph, = records(lambda x: x.softmax(-1).cumsum(-1), torch.randn(3, 384))
+    found = kernels(graph)
+    statistics, matrix, blocks = 3 * F32, 3 * 384 * F32, 3 * 12 * F32
+    assert [(k.bytes, k.fewest) for k in found] == [(b, b) for b in (matrix + 2 * statistics, matrix + 2 * statistics + blocks, 2 * blocks,
+                                                                     2 * matrix + 2 * statistics + blocks)]
+    left = [{a.name for a in k.writes} for k in found[:3]]
+    assert left[0] | left[2] | {"x"} == {a.name for a in found[3].reads} and left[1] == {a.name for a in found[2].reads}
+    assert all(name.startswith("partial results") for names in left for name in names)
 
 
 def test_batch_norm_forward_and_backward():

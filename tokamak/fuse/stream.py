@@ -19,12 +19,12 @@ from dataclasses import dataclass, replace
 from typing import Callable
 
 from ..ir.dtype import I64
-from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Reduce, Rewriter, loads
+from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Reduce, Rewriter, Scan, loads
 from ..ir.graph import Compute, Graph, Scatter, fold, reads, readers_of, with_value
 from ..ir.index import Index, as_index
 from ..ir.ops import CARRIERS
 from ..ir.rewrite import GraphRewrite
-from . import gpu, lines
+from . import gpu, lines, prefixes
 from .cost import estimates, pinned_nodes, weight
 from .inline import GROWN, substituted, under_guard
 
@@ -145,6 +145,8 @@ class _Finder:
             return part.monoid == "sum" and not CHAINS[0].shifts(part)
         if lines.pays(n, part, self.readers, self.hints, self.target):
             return True
+        if prefixes.few_long(self.hints.extents(n.shape), self.hints.count(part.over), self.target) and self._scanned(n):
+            return True
         passing = gpu.MOMENTS if part.monoid == "sum" else gpu.PASSING
         return gpu.reread(n, part, self.hints, self.target) or self.hints.count(part.over) > passing and self._folded_away(n)
 
@@ -160,6 +162,18 @@ class _Finder:
                     seen.add(n)
                     stack.append(n)
         return True
+
+    def _scanned(self, first: Compute) -> bool:
+        """Are prefixes made of something pointwise that is made of `first`?"""
+        stack, seen = [first], set()
+        while stack:
+            for n in self.readers.get(stack.pop(), ()):
+                if n not in seen and isinstance(n, Compute):
+                    seen.add(n)
+                    if isinstance(fold(n), Scan):
+                        return True
+                    stack += [n] if fold(n) is None or n.shape == first.shape else []
+        return False
 
     def _look_through(self, n: Compute) -> None:
         e = self._seen(n.expr)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from ..fuse import prefixes
 from ..fuse.cost import Hints
 from ..ir import ops
 from ..ir.dtype import DType, I64
@@ -18,9 +19,7 @@ from .tile_facts import TileFacts
 from .tile_schedule import TileSchedule
 from .tile_stages import power
 
-COMBINED = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "all": "and"}         # monoid -> the operation
-ROWS = 1.5              # contiguous rows to a multiprocessor at most
-LONG = 32768            # elements of such a row at least
+COMBINED = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "all": "and", "logsumexp": ""}      # monoid -> its operation
 BLOCK = 8192            # bytes of a block of it at most
 PROGRAMS = 4            # blocks to a multiprocessor at least, where they have LEAST elements then
 LEAST = 1024
@@ -33,9 +32,10 @@ BLOCKS = 16384          # of a row at most: one program makes their prefixes
 
 @dataclass(frozen=True)
 class PrefixSchedule(TileSchedule):
-    """Prefixes along the axis `along`, in blocks of `block` elements."""
+    """Prefixes along the axis `along`, in blocks of `block` elements; `columns`: the axis that lies contiguously, where that is another one."""
     along: Axis | None = None
     block: int = 0
+    columns: Axis | None = None
 
     def __str__(self) -> str:
         return f"prefixes(i{self.order.index(self.along)} / {self.block})"
@@ -51,8 +51,12 @@ class Phase:
 def choose(b: Body, hints: Hints, target) -> PrefixSchedule | None:
     """A schedule in blocks; None where `b` is no body of prefixes along one axis, or is faster by one program a row."""
     along = None if target.ordered else _along(b)
-    block = _block(b, along, hints, target) if along is not None else 0
-    return PrefixSchedule(b.axes, (), (), frozenset(), (), 1, frozenset(), 1, along=along, block=block) if block else None
+    if along is None:
+        return None
+    facts = TileFacts(b, hints, target)
+    block = _block(facts, along)
+    columns = facts.line if facts.line is not along else None
+    return PrefixSchedule(b.axes, (), (), frozenset(), (), 1, frozenset(), 1, along=along, block=block, columns=columns) if block else None
 
 
 def _along(b: Body) -> Axis | None:
@@ -75,12 +79,12 @@ def _along(b: Body) -> Axis | None:
     return along
 
 
-def _block(b: Body, along: Axis, hints: Hints, target) -> int:
+def _block(facts: TileFacts, along: Axis) -> int:
     """Elements of a block; 0 where one program a row is faster."""
-    facts = TileFacts(b, hints, target)
-    n, rows, size = hints(along.extent), hints.count(b.parallel), facts.narrowest()
+    hints, target = facts.hints, facts.target
+    n, rows, size = hints(along.extent), hints.count(facts.b.parallel), facts.narrowest()
     if facts.line is along:
-        wanted = min(max(n * rows // (PROGRAMS * target.threads), LEAST), BLOCK // size) if rows < ROWS * target.threads and n >= LONG else 0
+        wanted = min(max(n * rows // (PROGRAMS * target.threads), LEAST), BLOCK // size) if prefixes.few_long(rows, n, target) else 0
     else:
         wanted = max(n * rows // (COLUMN_BLOCKS * target.threads), DEEP_LEAST) if rows * size < COLUMNS * target.threads and n >= DEEP else 0
     block = power(max(wanted, n // BLOCKS) + 1) // 2 if wanted else 0
@@ -98,48 +102,51 @@ def phases(b: Body, s: PrefixSchedule, hints: Hints, memory: Callable[[Index, DT
     behind = Axis(top + 900002, s.along.extent - block.extent * s.block)
     at = as_index(block) * s.block + within
     scans = list(dict.fromkeys(e for e in walk(*exprs_of(b)) if isinstance(e, Scan)))
-    totals, before, known = {}, {}, {}
+    totals, before, known, places = {}, {}, {}, {}
     moved = Rewriter({s.along: at})
     for e in scans:
-        free = (*(a for a in b.axes if a in e.free and a is not s.along), block)
-        terms, total = tuple(map(moved, e.args)), memory(_count(free), e.dtype)
-        folded = Scan(e.monoid, block, (Load(total, (_place(free),)),))
-        totals.setdefault(free, []).append((total, Reduce(e.monoid, (within,), terms)))
-        before.setdefault(free, []).append((known.setdefault(e, memory(_count(free), e.dtype)), folded))
-    made = [*first, *(_phase(free, within, fills) for free, fills in totals.items()), *(_phase(free[:-1], block, fills) for free, fills in before.items())]
+        free = tuple(sorted((a for a in b.axes if a in e.free and a is not s.along), key=lambda a: a is s.columns))
+        terms, total, known[e] = tuple(map(moved, e.args)), memory(_count((*free, block)), e.dtype), memory(_count((*free, block)), e.dtype)
+        places[e] = _place((block, *free) if s.columns in free else (*free, block))          # a block's are read at once
+        folded = Scan(e.monoid, block, (Load(total, (_place((*free, block)),)),))
+        totals.setdefault(free, []).append(Store(total, _place((*free, block)), Reduce(e.monoid, (within,), terms), frozenset((*free, block))))
+        before.setdefault(free, []).append(Store(known[e], places[e], folded, frozenset((*free, block))))
+    made = [*first, *(_phase((*free, block), within, fills) for free, fills in totals.items()),
+            *(_phase(free, block, fills) for free, fills in before.items())]
 
-    def last(mapping: dict, axes: tuple[Axis, ...], row: Axis, places: dict, guard: Expr | None) -> Body:
-        rewrite = Rewriter(mapping)
+    def last(mapping: dict, axes: tuple[Axis, ...], row: Axis, before: Index, guard: Expr | None) -> Body:
+        """Of blocks, or what is behind them, `before` which lies a block, where `guard` holds."""
+        rewrite, move = Rewriter(mapping), Rewriter({block: before})
         for e in scans:
-            free = tuple(a for a in b.axes if a in e.free and a is not s.along)
             other = Const(ops.identity(e.monoid, e.dtype), e.dtype) if guard is not None else None
-            earlier = Load(known[e], (Rewriter(places).index(_place((*free, block))),), guard, other)
-            rewrite.memo[e] = Op(COMBINED[e.monoid], earlier, Scan(e.monoid, row, tuple(map(rewrite, e.args))))
+            earlier = Load(known[e], (move.index(places[e]),), guard, other)
+            rewrite.memo[e] = _behind(e.monoid, earlier, Scan(e.monoid, row, tuple(map(rewrite, e.args))))
         stores = tuple(Store(x.memory, rewrite.index(x.address), rewrite(x.expr), x.axes - {s.along} | set(axes)) for x in b.stores)
         others = tuple(a for a in b.axes if a is not s.along)
         return coalesce(Body((*others, *axes), stores, (b.parallel | set(axes)) - {row}))
-    blocks = last({s.along: at}, (block, within), within, {block: as_index(block) - 1}, Op("gt", Coord(as_index(block)), Const(0, I64)))
+    blocks = last({s.along: at}, (block, within), within, as_index(block) - 1, Op("gt", Coord(as_index(block)), Const(0, I64)))
     if hints.divides(s.block, s.along.extent):
         return made, [blocks]
-    return made, [blocks, last({s.along: block.extent * s.block + behind}, (behind,), behind, {block: block.extent - 1}, None)]
+    return made, [blocks, last({s.along: block.extent * s.block + behind}, (behind,), behind, block.extent - 1, None)]
 
 
 def _folds_first(b: Body, along: Axis, memory: Callable) -> tuple[list[Phase], Body]:
     """What is folded along the whole row as phases of their own, and `b` as it reads what they leave."""
-    stored = {s.expr: s for s in b.stores if along not in s.axes}
     left, known = {}, {}
     for e in _outermost([s.expr for s in b.stores if along in s.axes]):
         free = tuple(a for a in b.axes if a in e.free)
         node = memory(_count(free), e.dtype)
         known[e] = Load(node, (_place(free),))
-        left.setdefault(free, []).append((node, e))
-    for expr, s in stored.items():
-        left.setdefault(tuple(a for a in b.axes if a in s.axes), [])
-    rewrite, made = Rewriter(), []
+        left.setdefault(free, []).append(Store(node, _place(free), e, frozenset(free)))
+    beside = {free: [s for s in b.stores if s.axes == frozenset(free)] for free in dict.fromkeys(
+        tuple(a for a in b.axes if a in s.axes) for s in b.stores if along not in s.axes)}
+    rewrite = Rewriter()
     rewrite.memo.update(known)
-    for free, fills in left.items():
-        beside = tuple(s for s in stored.values() if s.axes == frozenset(free))
-        made.append(_phase(free, along, fills, beside))
+    made = []
+    for free in dict.fromkeys((*left, *beside)):
+        stores = left.get(free, []), beside.get(free, [])
+        folds = [e for e in walk(*(s.expr for some in stores for s in some)) if isinstance(e, Reduce)]
+        made.append(_phase(free, along, *stores, shared=not any(isinstance(x, Reduce) for e in folds for x in walk(*e.args))))
     kept = tuple(Store(s.memory, s.address, rewrite(s.expr), s.axes) for s in b.stores if along in s.axes)
     return made, Body(b.axes, kept, b.parallel)
 
@@ -159,11 +166,21 @@ def _outermost(roots: Iterable[Expr]) -> list[Reduce]:
     return list(found)
 
 
-def _phase(free: tuple[Axis, ...], row: Axis, fills: list[tuple[Memory, Expr]], beside: tuple[Store, ...] = ()) -> Phase:
-    """The kernel that fills memories over the axes `free` with what is made along `row`, and stores what is known `beside` that."""
-    kept = lambda e: (*free, row) if row in e.free else free
-    stores = tuple(Store(memory, _place(kept(e)), e, frozenset(kept(e))) for memory, e in fills)
-    return Phase(coalesce(Body((*free, row), (*stores, *beside), frozenset(free))), tuple(fills))
+def _phase(free: tuple[Axis, ...], row: Axis, fills: list[Store], beside: Iterable[Store] = (), shared: bool = False) -> Phase:
+    """The kernel that makes what `fills` memories along `row`, which programs may have `shared`, for all `free` axes, and stores what is known
+    `beside` that."""
+    stores = (*fills, *beside)
+    rows = (row,) if any(row in getattr(e, "over", ()) or row in e.free for s in stores for e in walk(s.expr)) else ()
+    return Phase(coalesce(Body((*free, *rows), stores, frozenset((*free, *rows) if shared else free))), tuple((s.memory, s.expr) for s in fills))
+
+
+def _behind(monoid: str, earlier: Expr, own: Expr) -> Expr:
+    """What two neighbours fold to."""
+    if monoid != "logsumexp":
+        return Op(COMBINED[monoid], earlier, own)
+    top = Op("max", earlier, own)
+    less = Op("exp", Op("sub", Op("min", earlier, own), top))
+    return Op("where", Op("isinf", top), top, Op("add", top, Op("log1p", less)))
 
 
 def _count(axes: Iterable[Axis]) -> Index:

@@ -32,8 +32,8 @@ class Traffic:
 
 
 def stores(k: TileKernel) -> list[Store]:
-    """The stores of its body that the kernel makes: the others wait for the partial results that it leaves."""
-    split = set(k.schedule.split)
+    """The stores of its body that the kernel makes: the others wait for the partial results that it leaves, if any."""
+    split = set(k.schedule.split) if k.spaces else set()
     return [s for s in k.body.stores if not any(isinstance(e, Reduce) and split & set(e.over) for e in walk(s.expr))]
 
 
