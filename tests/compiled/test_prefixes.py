@@ -3,13 +3,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 import tokamak
 from tests.compiled.interpreted import check, values
 from tokamak.codegen import stages
 from tokamak.fuse import prefixes as rows
 from tokamak.schedule import prefixes
+from tokamak.tools.kernels import kernels
+from tokamak.tools.record import recording
 
 pytest.importorskip("triton")
 
@@ -79,3 +80,30 @@ def test_in_place(found):
         x.copy_(x.cumsum(-1) + x)
         return x
     check(lambda x: fn(x.clone()), values(2, 400), tolerance=5e-4)
+
+
+TURNED = {
+    "back": lambda x: x.flip(-1).cumsum(-1).flip(-1), "once": lambda x: x.cumsum(-1).flip(-1), "both": lambda x: (x * 2).flip(0, 1).cumsum(0).flip(0, 1),
+    "other": lambda x: x.cumsum(0).flip(1) + x, "halves": lambda x: x.bfloat16().flip(-1).cumsum(-1).flip(-1), "twice": lambda x: x.cumsum(0) + x.cumsum(0).flip(0)}
+
+
+@pytest.mark.parametrize("name", TURNED)
+@pytest.mark.parametrize("target", ["cpu", "interpret"])
+def test_prefixes_that_are_read_from_the_end(name, target):
+    """They are made from there, in the kernel that reads them."""
+    torch._dynamo.reset()
+    x = values(5, 33)
+    options = {"target": target} if target != "cpu" else {}
+    with recording(strict=True, cache_dir="", **options) as seen:
+        got = tokamak.compile(TURNED[name], dynamic=False)(x)
+    torch.testing.assert_close(got, TURNED[name](x), rtol=2e-2 if name == "halves" else 1e-4, atol=1e-1 if name == "halves" else 1e-4)
+    assert len(list(kernels(seen.graphs[0]))) == (2 if name == "twice" else 1)
+
+
+def test_gradients_of_prefixes_are_one_kernel():
+    torch._dynamo.reset()
+    x = values(5, 33, grad=True)
+    with recording(strict=True, target="interpret", cache_dir="") as seen:
+        tokamak.compile(lambda x: (x * 2).cumsum(-1), dynamic=False)(x).backward(torch.ones(5, 33))
+    torch.testing.assert_close(x.grad, torch.arange(33, 0, -1.0).expand(5, 33) * 2)
+    assert len(list(kernels(seen.graphs[1]))) == 1

@@ -4,12 +4,13 @@
 
 The domains may differ (pad, cat, roll, stencils). A producer moves when that cannot cost: it is cheap and reads no more than it would be read
 as, or it has one reader that uses each element once. Everything else stays a node, and the planner may still put it in its readers' kernel.
+Prefixes whose one reader runs along them from the other end (cumsum's gradient is turned, summed and turned back) are made from that end.
 """
 from __future__ import annotations
 
 from ..ir.dtype import F32
-from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Random, Reduce, Rewriter, _fetches, walk, loads
-from ..ir.graph import Compute, Graph, Input, Opaque, Result, Scatter, View, Write, is_pointwise, topological
+from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Random, Reduce, Rewriter, Scan, _fetches, walk, loads
+from ..ir.graph import Compute, Graph, Input, Opaque, Result, Scatter, View, Write, is_pointwise, topological, with_value
 from ..ir.index import Axis, FloorDiv, Mod, as_index
 from ..ir.ops import OPS, can_fail
 from ..ir.ranges import below
@@ -43,6 +44,7 @@ class _Inliner:
         for n in graph.nodes:
             for e in _loads_of(n):
                 self.uses.setdefault(e.node, []).append((n, e))
+        self.turned = {n: dims for n in graph.nodes if (dims := self._turned(n))}
         self.laid = target.kind == "cpu" and not target.ordered
         self.new: dict = {}                 # node -> its replacement; or its expression when it moves into its readers
         self.origins: dict = {}
@@ -71,6 +73,8 @@ class _Inliner:
     def _rebuild(self, n):
         if isinstance(n, Compute):
             expr = self.simplify.root(self._rewriter(n)(n.expr) if self._reads_changed(n) else n.expr)
+            if n in self.turned:
+                expr = self.simplify.root(_from_the_end(n, expr, self.turned[n]))
             self.exprs[n] = expr
             if n not in self.pinned and is_pointwise(n) and self._moves(n, expr):
                 return expr
@@ -101,9 +105,23 @@ class _Inliner:
                     self.origins.setdefault(reader, []).extend(self.graph.origins.get(e.node, ()))
                     self.origins[reader].extend(self.origins.get(e.node, ()))
                     return substituted(e, e.node.axes, made)
-                return Load(made, e.index, e.guard, e.other) if made is not e.node else None
+                dims = self.turned.get(e.node, ())
+                index = tuple(size - 1 - i if d in dims else i for d, (i, size) in enumerate(zip(e.index, e.node.shape)))
+                return Load(made, index, e.guard, e.other) if made is not e.node else None
             return None
         return Rewriter(leaf=leaf)
+
+    def _turned(self, n) -> frozenset[int]:
+        """The dimensions of prefixes that their one reader runs along from the end."""
+        uses = self.uses.get(n, ())
+        if not isinstance(n, Compute) or not isinstance(fold_of(n.expr), Scan) or n in self.pinned or len(uses) != 1:
+            return frozenset()
+        (reader, e), = uses
+        while isinstance(reader, Compute) and is_pointwise(reader) and e.index == tuple(map(as_index, reader.axes)) and reader not in self.pinned \
+                and len(more := self.uses.get(reader, ())) == 1:
+            (reader, e), = more
+        return frozenset(d for d, (i, size) in enumerate(zip(e.index, n.shape))
+                         if len(i.axes()) == 1 and i is size - 1 - as_index(next(iter(i.axes()))))
 
     def _moves(self, n: Compute, expr: Expr) -> bool:
         uses = self.uses.get(n, ())
@@ -142,6 +160,14 @@ class _Inliner:
             return self.hints.count(reader.axes)
         bound = {a for e in walk(reader.expr) if isinstance(e, Reduce) for a in e.over}
         return self.hints.count((*reader.axes, *bound))
+
+
+def _from_the_end(n: Compute, expr: Expr, dims: frozenset[int]) -> Expr:
+    """`expr`, the prefixes of node `n`, with the dimensions `dims` counted from their ends."""
+    mapping = {a: a.extent - 1 - as_index(a) for d, a in enumerate(n.axes) if d in dims}
+    scan, turn = fold_of(expr), Rewriter(mapping)
+    made = Scan(scan.monoid, scan.along, tuple(map(turn, scan.args)), scan.component, scan.reverse != (scan.along in mapping))
+    return with_value(expr, made)
 
 
 def _placed(expr: Expr) -> bool:

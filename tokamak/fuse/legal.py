@@ -40,11 +40,14 @@ def roles(group: Group, parallel: frozenset[Axis], deps: dict | None = None, ato
     scatter at once; else each element must belong to one of them."""
     deps = inner_reads(group) if deps is None else deps
     kind: dict[Member, str] = {}
+    ends: dict[Axis, bool] = {}
     for m in group.members:
         fold = fold_of(m.expr)
         sources = [kind[d] for d in deps[m]]
         if isinstance(fold, Scan) and fold.along in parallel:
             return Reason("scan_order", "illegal")
+        if isinstance(fold, Scan) and ends.setdefault(fold.along, fold.reverse) != fold.reverse:
+            return Reason("scan_order", "illegal", "two run from different ends")
         if isinstance(m.node, Scatter) and not atomic:
             if any(as_index(a) not in m.index for a in parallel):
                 return Reason("scatter", "illegal")

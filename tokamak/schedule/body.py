@@ -130,9 +130,10 @@ def indices_of(b: Body) -> list[Index]:
     return list(dict.fromkeys(found))
 
 
-def rewritten(b: Body, mapping: dict[Axis, Index], axes, parallel) -> Body:
-    """`b` with axes replaced in every index and expression."""
+def rewritten(b: Body, mapping: dict[Axis, Index], axes, parallel, known: dict | None = None) -> Body:
+    """`b` with axes replaced in every index and expression; `known`: what expressions are then."""
     rw = Rewriter(mapping)
+    rw.memo.update(known or {})
 
     def store(s: Store) -> Store:
         kept = frozenset(x for a in s.axes for x in (as_index(mapping[a]).axes() if a in mapping else (a,)))
@@ -159,9 +160,11 @@ def _forward_scans(b: Body) -> Body:
     fresh = count(max(a.id for a in b.axes) + 200000)
     mapping = {a: a.extent - 1 - as_index(Axis(next(fresh), a.extent)) for a in turned}
     new = {a: next(iter(mapping[a].axes())) for a in turned}
-    out = rewritten(b, mapping, [new.get(a, a) for a in b.axes], {new.get(a, a) for a in b.parallel})
-    flip = Rewriter(leaf=lambda e: Scan(e.monoid, e.along, e.args, e.component) if isinstance(e, Scan) and e.reverse else None)
-    return Body(out.axes, tuple(Store(s.memory, s.address, flip(s.expr), s.axes, s.monoid, s.guard) for s in out.stores), out.parallel, out.base)
+    turn = Rewriter(mapping)
+    for e in scans:
+        if e.along in turned:
+            turn.memo[e] = Scan(e.monoid, new[e.along], tuple(map(turn, e.args)), e.component)
+    return rewritten(b, mapping, [new.get(a, a) for a in b.axes], {new.get(a, a) for a in b.parallel}, {e: turn(e) for e in scans})
 
 
 def shared_extremes(b: Body) -> Body:
