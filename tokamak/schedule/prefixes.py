@@ -60,12 +60,12 @@ def choose(b: Body, hints: Hints, target) -> PrefixSchedule | None:
 
 
 def _along(b: Body) -> Axis | None:
-    """The one axis that is not parallel, where prefixes are made along it, by monoids that are operations, of what needs no prefixes."""
+    """The one axis that is not parallel, where prefixes are made along it, by monoids that are operations."""
     rows, found = [a for a in b.axes if a not in b.parallel], walk(*exprs_of(b))
     if len(rows) != 1 or b.base is not None or any(s.monoid is not None or s.guard is not None for s in b.stores):
         return None
     along, = rows
-    scans, below = [e for e in found if isinstance(e, Scan)], [x for e in found if isinstance(e, (Reduce, Scan)) for x in walk(*e.args)]
+    scans, below = [e for e in found if isinstance(e, Scan)], [x for e in found if isinstance(e, Reduce) for x in walk(*e.args)]
     if not scans or any(isinstance(x, Scan) for x in below) or any(e.along is not along or e.monoid not in COMBINED for e in scans):
         return None
     if any(isinstance(e, Reduce) and (e.over != (along,) or e.monoid in ops.MEANS) for e in found):
@@ -95,39 +95,56 @@ def _block(facts: TileFacts, along: Axis) -> int:
 def phases(b: Body, s: PrefixSchedule, hints: Hints, memory: Callable[[Index, DType], Memory]) -> tuple[list[Phase], list[Body]]:
     """The kernels before the last, in running order, and the last one's bodies: the blocks, and what lies behind them. `memory(elements, dtype)` makes
     one that they leave each other something in."""
-    first, b = _folds_first(b, s.along, memory)
+    made, b = _folds_first(b, s.along, memory)
     top = max(a.id for a in b.axes)
-    within = Axis(top + 900000, as_index(s.block))
-    block = Axis(top + 900001, floordiv(s.along.extent, s.block))
+    within, block = Axis(top + 900000, as_index(s.block)), Axis(top + 900001, floordiv(s.along.extent, s.block))
     behind = Axis(top + 900002, s.along.extent - block.extent * s.block)
-    at = as_index(block) * s.block + within
-    scans = list(dict.fromkeys(e for e in walk(*exprs_of(b)) if isinstance(e, Scan)))
-    totals, before, known, places = {}, {}, {}, {}
-    moved = Rewriter({s.along: at})
-    for e in scans:
-        free = tuple(sorted((a for a in b.axes if a in e.free and a is not s.along), key=lambda a: a is s.columns))
-        terms, total, known[e] = tuple(map(moved, e.args)), memory(_count((*free, block)), e.dtype), memory(_count((*free, block)), e.dtype)
-        places[e] = _place((block, *free) if s.columns in free else (*free, block))          # a block's are read at once
-        folded = Scan(e.monoid, block, (Load(total, (_place((*free, block)),)),))
-        totals.setdefault(free, []).append(Store(total, _place((*free, block)), Reduce(e.monoid, (within,), terms), frozenset((*free, block))))
-        before.setdefault(free, []).append(Store(known[e], places[e], folded, frozenset((*free, block))))
-    made = [*first, *(_phase((*free, block), within, fills) for free, fills in totals.items()),
-            *(_phase(free, block, fills) for free, fills in before.items())]
+    scans = [e for e in walk(*exprs_of(b)) if isinstance(e, Scan)]          # those that others need come first
+    known: dict[Scan, tuple[Memory, Index]] = {}
 
-    def last(mapping: dict, axes: tuple[Axis, ...], row: Axis, before: Index, guard: Expr | None) -> Body:
-        """Of blocks, or what is behind them, `before` which lies a block, where `guard` holds."""
-        rewrite, move = Rewriter(mapping), Rewriter({block: before})
+    def placed(rewrite: Rewriter, scan: Scan, row: Axis, before: Index, guard: Expr | None) -> None:
+        """`rewrite` also says what `scan` is at an element of a row, behind the block `before` where `guard` holds."""
+        node, place = known[scan]
+        other = Const(ops.identity(scan.monoid, scan.dtype), scan.dtype) if guard is not None else None
+        earlier = Load(node, (Rewriter({block: before}).index(place),), guard, other)
+        rewrite.memo[scan] = _behind(scan.monoid, earlier, Scan(scan.monoid, row, tuple(map(rewrite, scan.args))))
+
+    inside = Rewriter({s.along: as_index(block) * s.block + within})
+    for level in _levels(scans):
+        totals, before = {}, {}
+        for e in level:
+            free = tuple(sorted((a for a in b.axes if a in e.free and a is not s.along), key=lambda a: a is s.columns))
+            axes, terms = (*free, block), tuple(map(inside, e.args))
+            total, node = memory(_count(axes), e.dtype), memory(_count(axes), e.dtype)
+            known[e] = node, _place((block, *free) if s.columns in free else axes)         # as the columns of a block are read
+            totals.setdefault(free, []).append(Store(total, _place(axes), Reduce(e.monoid, (within,), terms), frozenset(axes)))
+            folded = Scan(e.monoid, block, (Load(total, (_place(axes),)),))
+            before.setdefault(free, []).append(Store(*known[e], folded, frozenset(axes)))
+        made += [_phase((*free, block), within, fills) for free, fills in totals.items()]
+        made += [_phase(free, block, fills) for free, fills in before.items()]
+        for e in level:
+            placed(inside, e, within, as_index(block) - 1, Op("gt", Coord(as_index(block)), Const(0, I64)))
+    last = [_last(b, s.along, inside, (block, within))]
+    if not hints.divides(s.block, s.along.extent):
+        rest = Rewriter({s.along: block.extent * s.block + behind})
         for e in scans:
-            other = Const(ops.identity(e.monoid, e.dtype), e.dtype) if guard is not None else None
-            earlier = Load(known[e], (move.index(places[e]),), guard, other)
-            rewrite.memo[e] = _behind(e.monoid, earlier, Scan(e.monoid, row, tuple(map(rewrite, e.args))))
-        stores = tuple(Store(x.memory, rewrite.index(x.address), rewrite(x.expr), x.axes - {s.along} | set(axes)) for x in b.stores)
-        others = tuple(a for a in b.axes if a is not s.along)
-        return coalesce(Body((*others, *axes), stores, (b.parallel | set(axes)) - {row}))
-    blocks = last({s.along: at}, (block, within), within, as_index(block) - 1, Op("gt", Coord(as_index(block)), Const(0, I64)))
-    if hints.divides(s.block, s.along.extent):
-        return made, [blocks]
-    return made, [blocks, last({s.along: block.extent * s.block + behind}, (behind,), behind, block.extent - 1, None)]
+            placed(rest, e, behind, block.extent - 1, None)
+        last.append(_last(b, s.along, rest, (behind,)))
+    return made, last
+
+
+def _last(b: Body, along: Axis, rewrite: Rewriter, axes: tuple[Axis, ...]) -> Body:
+    """`b` with `axes`, the last of them a row, in the place of `along`."""
+    stores = tuple(Store(x.memory, rewrite.index(x.address), rewrite(x.expr), x.axes - {along} | set(axes)) for x in b.stores)
+    return coalesce(Body((*(a for a in b.axes if a is not along), *axes), stores, b.parallel | set(axes[:-1])))
+
+
+def _levels(scans: list[Scan]) -> list[list[Scan]]:
+    """The scans that need no other one, those that need these, and so on."""
+    depth: dict[Scan, int] = {}
+    for e in scans:
+        depth[e] = max((depth[x] + 1 for x in walk(*e.args) if isinstance(x, Scan)), default=0)
+    return [[e for e in scans if depth[e] == n] for n in range(max(depth.values()) + 1)]
 
 
 def _folds_first(b: Body, along: Axis, memory: Callable) -> tuple[list[Phase], Body]:

@@ -108,8 +108,6 @@ SCANNED_WORDS = 128     # where all begin at words of 4 bytes: along the middle,
 RAGGED_COLUMNS = 8      # columns of such a tile where there are fewer than twice COLUMNS to a multiprocessor, by one warp: 25 x 2605 x 385 f16 93 us;
 RAGGED_SHARE = 32       # half as many, and twice as many rows, where there are fewer than so many: 910 x 1347 bf16 15.2 us, 2000 x 2047 f16 31.9,
                         # 3000 x 501 f32 43.0; 57.4, 65.8 and 133 in 64 x 32 by four warps (H100)
-LONG_SCAN = 4096        # rows of columns at least of which a program makes prefixes down LONG_COLUMNS, where there are fewer than so many programs as
-LONG_COLUMNS = 2        # multiprocessors: of 19041 x 138 bf16 60 us, 208 in 4 columns (H100)
 SPLIT_WORD = 4          # elements of a thread of such a tile, see `tiles.RAGGED_SPLIT`
 NARROW = 8              # columns at least, of a tile that folds across rows: 32 bytes of f32, one sector
 
@@ -266,11 +264,6 @@ class TileThreads(TileFacts):
         columns = self.line is not None and self.line in self.b.parallel - self.crossed and self.narrowest() >= 4
         return columns and bool(self.crossed) and not self.rows and not self.statistics() and not self.down and self.begin_anywhere()
 
-    def scans_long(self) -> bool:
-        """Are prefixes made down few long columns?"""
-        few = self.scans_down() and self.hints.count(self.b.parallel) < LONG_COLUMNS * self.target.threads
-        return few and self.hints.count(self.rows) >= LONG_SCAN
-
     def _scanned_each(self) -> int:
         """Elements to a thread of a tile down which prefixes are made of columns that begin anywhere."""
         if self.columns() < COLUMNS:
@@ -346,8 +339,6 @@ class TileThreads(TileFacts):
         if self.line is None or self.crossed:
             return COLUMNS
         share = self.hints.count(self.b.parallel) // self.target.threads
-        if self.scans_long():
-            return LONG_COLUMNS
         if self.scans_ragged():
             return COLUMNS if share >= 2 * COLUMNS else RAGGED_COLUMNS if share >= RAGGED_SHARE else RAGGED_COLUMNS // 2
         return max(NARROW, min(COLUMNS, power(share + 1) // 2))

@@ -75,7 +75,6 @@ RAGGED_SPLIT = 512      # elements of a tile of 32-bit columns that begin anywhe
 SEVERAL_HELD = 4096     # elements of 32 bits at most of a tile of which three sums and more are carried across programs, 8 columns at least: EvoNorm
                         # backward in NHWC of 253 x 32 x 20 x 20 f32 69.9 us in 32 columns, which spill 528 bytes a thread (H100), and see
                         # `tile_alike.SEVERAL_ROWS`
-SCANNED_LONG = 1024     # rows of a tile down few columns, see `tile_threads.LONG_SCAN`
 SCANNED_HELD = 32767    # elements of a row at most whose prefixes are made at once, a quarter where there are many: bf16 ones of 300 rows of 20001
                         # 17.3 us, 19.8 in a loop; but of 1000 of 10001 33.2, 23.8, f16 of 64 of 131071 187, 58, f32 of 216 of 65535 286, 57, of 300
                         # of 32768 33.6, 31.2 (H100)
@@ -262,7 +261,7 @@ class _Chooser(TileAlike):
         self.looped.update(self.rows)
         elements = LONE if self.lone() else RAGGED_DOWN if self._few_down() else TILE
         ragged = max(SCANNED, SCANNED_FEW // self.columns())
-        down = SCANNED_LONG if self.scans_long() else ragged if self.scans_ragged() else SCANNED_ROWS if self.scans_many() \
+        down = ragged if self.scans_ragged() else SCANNED_ROWS if self.scans_many() \
             else elements // self.columns()
         chunk = down if self.line not in self.rows else self._passing_bytes() // self.narrowest() if self.passing() else \
             PLACES_CHUNK if any(e.monoid.startswith("arg") for e in self.folds) else self._scanned_chunk() if self.scans_along() else CHUNK
