@@ -1,4 +1,4 @@
-"""Prefixes of few long rows, and down few long columns, in blocks that programs share: in Triton's interpreter against eager, and by how many kernels."""
+"""Prefixes of few long rows, and down few long columns, in blocks that programs share: in the interpreter against eager, and how many kernels."""
 from __future__ import annotations
 
 import pytest
@@ -41,7 +41,8 @@ def test_down_columns(shape, dtype, found):
 
 
 MONOIDS = {
-    "products": lambda x: (x * 0.1 + 1).cumprod(-1), "logarithms": lambda x: (x * 30).logcumsumexp(-1), "greatest": lambda x: torch.cummax(x, -1)[0] + 1, "places": lambda x: torch.cummax(x, -1), "integers": lambda x: (x * 10).long().cumsum(-1),
+    "products": lambda x: (x * 0.1 + 1).cumprod(-1), "logarithms": lambda x: (x * 30).logcumsumexp(-1),
+    "greatest": lambda x: torch.cummax(x, -1)[0] + 1, "places": lambda x: torch.cummax(x, -1), "integers": lambda x: (x * 10).long().cumsum(-1),
     "bytes": lambda x: (x > 0).cumsum(-1), "turned": lambda x: x.flip(-1).cumsum(-1).flip(-1), "two": lambda x: x.cumsum(-1) * (x * x).cumsum(-1)}
 
 
@@ -83,8 +84,10 @@ def test_in_place(found):
 
 
 TURNED = {
-    "back": lambda x: x.flip(-1).cumsum(-1).flip(-1), "once": lambda x: x.cumsum(-1).flip(-1), "both": lambda x: (x * 2).flip(0, 1).cumsum(0).flip(0, 1),
-    "other": lambda x: x.cumsum(0).flip(1) + x, "halves": lambda x: x.bfloat16().flip(-1).cumsum(-1).flip(-1), "twice": lambda x: x.cumsum(0) + x.cumsum(0).flip(0)}
+    "back": lambda x: x.flip(-1).cumsum(-1).flip(-1), "once": lambda x: x.cumsum(-1).flip(-1),
+    "both": lambda x: (x * 2).flip(0, 1).cumsum(0).flip(0, 1),
+    "other": lambda x: x.cumsum(0).flip(1) + x, "halves": lambda x: x.bfloat16().flip(-1).cumsum(-1).flip(-1),
+    "twice": lambda x: x.cumsum(0) + x.cumsum(0).flip(0)}
 
 
 @pytest.mark.parametrize("name", TURNED)

@@ -11,7 +11,7 @@ from .tile_parts import TilePart, lower_tiles, side_by_side
 
 
 def lower_prefixes(body: Body, schedule: PrefixSchedule, hints, device: str, choose_again, fast: bool = False) -> tuple[TileKernel, ...]:
-    """The kernels of `body` in running order; as `tile_parts.lower_tiles`. The blocks come in the order that finds in the cache what was read last."""
+    """The kernels of `body` in running order; as `tile_parts.lower_tiles`. Blocks come in the order that finds in the cache what was last read."""
     def memory(elements, dtype) -> Memory:
         return Memory(Workspace((elements,), dtype, device), dtype)
     phased, last = phases(body, schedule, hints, memory)

@@ -130,10 +130,9 @@ def indices_of(b: Body) -> list[Index]:
     return list(dict.fromkeys(found))
 
 
-def rewritten(b: Body, mapping: dict[Axis, Index], axes, parallel, known: dict | None = None) -> Body:
-    """`b` with axes replaced in every index and expression; `known`: what expressions are then."""
-    rw = Rewriter(mapping)
-    rw.memo.update(known or {})
+def rewritten(b: Body, mapping: dict[Axis, Index], axes, parallel, rw: Rewriter | None = None) -> Body:
+    """`b` with axes replaced in every index and expression, by `rw` where that is given."""
+    rw = rw or Rewriter(mapping)
 
     def store(s: Store) -> Store:
         kept = frozenset(x for a in s.axes for x in (as_index(mapping[a]).axes() if a in mapping else (a,)))
@@ -158,13 +157,26 @@ def _forward_scans(b: Body) -> Body:
     if any(e.along in turned and not e.reverse for e in scans):
         raise InternalError("a forward and a reverse scan along one axis in one kernel")
     fresh = count(max(a.id for a in b.axes) + 200000)
-    mapping = {a: a.extent - 1 - as_index(Axis(next(fresh), a.extent)) for a in turned}
-    new = {a: next(iter(mapping[a].axes())) for a in turned}
-    turn = Rewriter(mapping)
-    for e in scans:
-        if e.along in turned:
-            turn.memo[e] = Scan(e.monoid, new[e.along], tuple(map(turn, e.args)), e.component)
-    return rewritten(b, mapping, [new.get(a, a) for a in b.axes], {new.get(a, a) for a in b.parallel}, {e: turn(e) for e in scans})
+    new = {a: Axis(next(fresh), a.extent) for a in turned}
+    turn = _Turn(new)
+    return rewritten(b, turn.mapping, [new.get(a, a) for a in b.axes], {new.get(a, a) for a in b.parallel}, turn)
+
+
+class _Turn(Rewriter):
+    """Counts axes from their ends, those that folds and scans bind, too: the scans among them then run the other way."""
+
+    def __init__(self, new: dict[Axis, Axis]):
+        super().__init__({a: a.extent - 1 - as_index(x) for a, x in new.items()})
+        self.new = new
+
+    def __call__(self, e: Expr) -> Expr:
+        bound = (e.along,) if isinstance(e, Scan) else e.over if isinstance(e, Reduce) else ()
+        if e in self.memo or not any(a in self.new for a in bound):
+            return super().__call__(e)
+        over, args = tuple(self.new.get(a, a) for a in bound), tuple(map(self, e.args))
+        made = Reduce(e.monoid, over, args, e.component) if isinstance(e, Reduce) else Scan(e.monoid, *over, args, e.component, not e.reverse)
+        self.memo[e] = made
+        return made
 
 
 def shared_extremes(b: Body) -> Body:

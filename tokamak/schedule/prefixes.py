@@ -1,5 +1,5 @@
-"""A PrefixSchedule: prefixes of few long rows, or down few long columns, in blocks, so that a row has many programs. Kernels one behind the other: what
-blocks fold to; the prefixes of that; each block's own prefixes, behind those of the blocks before it. What lies behind the last whole block comes
+"""A PrefixSchedule: prefixes of few long rows, or down few long columns, in blocks, so that a row has many programs. Kernels one behind the other:
+what blocks fold to; the prefixes of that; each block's own, behind those of the blocks before it. What lies behind the last whole block comes
 beside the blocks. What else is folded along the row (softmax's maximum and sum) is known first.
 """
 from __future__ import annotations
@@ -93,8 +93,8 @@ def _block(facts: TileFacts, along: Axis) -> int:
 
 # -- phases ------------------------------------------------------------------------------------------------------------
 def phases(b: Body, s: PrefixSchedule, hints: Hints, memory: Callable[[Index, DType], Memory]) -> tuple[list[Phase], list[Body]]:
-    """The kernels before the last, in running order, and the last one's bodies: the blocks, and what lies behind them. `memory(elements, dtype)` makes
-    one that they leave each other something in."""
+    """The kernels before the last, in running order, and the last one's bodies: the blocks, and what lies behind them. `memory(elements, dtype)`
+    makes one that they leave each other something in."""
     made, b = _folds_first(b, s.along, memory)
     top = max(a.id for a in b.axes)
     within, block = Axis(top + 900000, as_index(s.block)), Axis(top + 900001, floordiv(s.along.extent, s.block))
