@@ -6,8 +6,12 @@ import torch
 
 import tokamak
 from tests.compiled.interpreted import check, values
+from tests.test_rungs_gpu import LARGE
 from tokamak.codegen import stages
+from tokamak.codegen.stages import lower_plan, schedule_plan
 from tokamak.fuse import prefixes as rows
+from tokamak.fuse.plan import plan
+from tokamak.ir.parse import parse_graph
 from tokamak.schedule import prefixes
 from tokamak.tools.kernels import kernels
 from tokamak.tools.record import recording
@@ -63,8 +67,32 @@ def test_folds_of_the_row_beside_them(name, fn, found):
     assert any(found)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_row_alone(dtype, found):
+    """The cast behind the prefixes takes no kernel of its own, though no axis is left to run through in parallel."""
+    torch._dynamo.reset()
+    x = values(1000).to(dtype)
+    with recording(strict=True, target="interpret", cache_dir="") as seen:
+        got = tokamak.compile(lambda x: x.cumsum(0), dynamic=False)(x)
+    torch.testing.assert_close(got, x.cumsum(0), rtol=2e-2 if dtype is torch.bfloat16 else 1e-4, atol=1e-3)
+    assert found[0] is not None and len(list(kernels(seen.graphs[0]))) == 3
+
+
 def test_gradients(found):
     check(lambda x: x.cumsum(-1), values(2, 400, grad=True), tolerance=5e-4)
+    assert len(found) > 1 and all(found)
+
+
+def test_rows_from_their_ends_are_read_whole():
+    """Not as columns are."""
+    text = """graph prefixes {
+  input %x: f32[64, 262144](262144, 1)
+  %out: f32[64, 262144](262144, 1) = scan_sum[i1 reverse](f32(%x[i0, i1]))
+  return %out
+}"""
+    low = lower_plan(schedule_plan(plan(parse_graph(text), LARGE), LARGE), LARGE)
+    (first, _, last), = low.kernels.values()
+    assert all(len(k.schedule.order) == 3 and str(k.schedule).startswith(f"tile(i2:{prefixes.BLOCK // 4})") for k in (first, last))
 
 
 def test_sizes_that_are_symbolic(found):

@@ -11,7 +11,7 @@ from itertools import count
 from ..ir.expr import Reduce, Scan, walk
 from ..ir.graph import Compute, Graph, Input, Opaque, Result, Scatter, fold, is_pointwise, reads
 from ..ir.index import Axis, as_index
-from . import beside, gpu, lines
+from . import beside, gpu, lines, prefixes
 from .alike import Part, Planned, parts
 from .axes import Group, Unifier, fold_of, remap, singleton
 from .column_folds import sums_rows_across
@@ -394,7 +394,7 @@ class _Planner:
         saved = self._saved(a, b)
         if saved <= 0:
             return Reason("no_saving", "unprofitable")
-        if not roles.parallel and any(self.roles[g].parallel for g in (a, b)):
+        if not roles.parallel and any(self.roles[g].parallel for g in (a, b)) and not prefixes.in_blocks(joined, hints, t):
             return Reason("no_common_axes", "unprofitable", "one thread would run all, at any size")
         if t.kind == "gpu":
             if sums_rows_across(joined, roles, hints, t) and self._written_of(roles, hints):

@@ -19,7 +19,6 @@ from .tile_facts import TileFacts
 from .tile_schedule import TileSchedule
 from .tile_stages import power
 
-COMBINED = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "all": "and", "logsumexp": ""}      # monoid -> its operation
 BLOCK = 8192            # bytes of a block of it at most
 PROGRAMS = 4            # blocks to a multiprocessor at least, where they have LEAST elements then
 LEAST = 1024
@@ -66,7 +65,7 @@ def _along(b: Body) -> Axis | None:
         return None
     along, = rows
     scans, below = [e for e in found if isinstance(e, Scan)], [x for e in found if isinstance(e, Reduce) for x in walk(*e.args)]
-    if not scans or any(isinstance(x, Scan) for x in below) or any(e.along is not along or e.monoid not in COMBINED for e in scans):
+    if not scans or any(isinstance(x, Scan) for x in below) or any(e.along is not along or e.monoid not in prefixes.COMBINED for e in scans):
         return None
     if any(isinstance(e, Reduce) and (e.over != (along,) or e.monoid in ops.MEANS) for e in found):
         return None
@@ -194,7 +193,7 @@ def _phase(free: tuple[Axis, ...], row: Axis, fills: list[Store], beside: Iterab
 def _behind(monoid: str, earlier: Expr, own: Expr) -> Expr:
     """What two neighbours fold to."""
     if monoid != "logsumexp":
-        return Op(COMBINED[monoid], earlier, own)
+        return Op(prefixes.COMBINED[monoid], earlier, own)
     top = Op("max", earlier, own)
     less = Op("exp", Op("sub", Op("min", earlier, own), top))
     return Op("where", Op("isinf", top), top, Op("add", top, Op("log1p", less)))

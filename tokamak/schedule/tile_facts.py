@@ -68,7 +68,7 @@ class TileFacts:
         for _, address, size in strides_of(self.b):
             elements = self.hints.count(address.axes())
             for a in score:
-                if address.coefficient(a) == 1:
+                if address.coefficient(a) in (1, -1):                  # from the end, too
                     score[a] += elements * size * min(self.hints(a.extent), 32) / 32
         return max(self.order, key=lambda a: (score[a], self.order.index(a)), default=None)
 
