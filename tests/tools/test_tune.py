@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from tokamak.fuse.cost import Hints
 from tokamak.fuse.plan import plan
 from tokamak.ir.parse import parse_graph
 from tokamak.runtime import tuned
-from tokamak.schedule.neighbours import changed, feasible, neighbours
+from tokamak.schedule.neighbours import changed, feasible, neighbours, settled
 from tokamak.target import target
 from tokamak.tools import trial as trials, tune as tuning
 from tokamak.tools.cli import main
@@ -84,6 +85,20 @@ def test_every_neighbour_computes_the_same(name):
         assert trials.equal(bench.results(made[s]), want), s
     for change, s in near.items():
         assert changed(t.body, t.schedule, (change,), t.hints) == s and feasible(t.body, s)
+
+
+def test_blocks_of_several_pieces_are_masked_unless_they_cover_the_rows():
+    """Not where only the first piece does: memory behind the rows was read."""
+    t = task("columns")
+    down = t.schedule.split[0]
+    s = settled(t.body, replace(t.schedule, pieces=tuple((a, (16, 16) if a is down else p) for a, p in t.schedule.pieces)), t.hints)
+    near = dict(neighbours(t.body, s, t.hints, t.target))
+    fewer = near[f"tile(i{s.order.index(down)}:4)"]
+    assert fewer.sizes(down) == (4, 4) and down not in fewer.exact
+    bench = trials.Bench(t)
+    made = bench.build([t.schedule, s, *near.values()])
+    want = bench.results(made[t.schedule])
+    assert len(made) > 4 and all(trials.equal(bench.results(x), want) for x in made.values())
 
 
 def test_neighbours_of_neighbours_come_back():

@@ -116,7 +116,8 @@ def _tile(b, s, a, n, hints):
     if n == 1:
         pieces.pop(a, None)
     else:
-        pieces[a] = (n, *pieces.get(a, ())[1:])
+        own = pieces.get(a, (n,))
+        pieces[a] = (n, *own[1:]) if a in s.looped else (n,) * len(own) if len(set(own)) == 1 else (n,)
     return replace(s, pieces=tuple(pieces.items()))
 
 
@@ -157,7 +158,7 @@ def settled(b: Body, s: TileSchedule, hints: Hints) -> TileSchedule:
         if s.shift is not None:
             return False
         if a in b.parallel or a in s.looped:
-            return hints.divides(pieces[a][0], a.extent)
+            return hints.divides(pieces[a][0] if a in s.looped else sum(pieces[a]), a.extent)
         return hints.exactly(a.extent) == sum(pieces[a])
     return replace(s, dims=dims, pieces=tuple((a, pieces[a]) for a in dims), exact=frozenset(a for a in dims if exact(a)))
 
