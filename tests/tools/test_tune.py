@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import tokamak
+from tests.test_rungs_gpu import LARGE
 from tokamak.codegen.stages import schedule_plan
 from tokamak.errors import TokamakError
 from tokamak.fuse.cost import Hints
@@ -63,6 +64,14 @@ BODIES = {
     "all": ("input %x: f32[70000](1)", "%y: f32[]() for i0<70000 = sum[i0](%x[i0])"),
 }
 
+ROWS = """graph rows {
+  input %x: bf16[65536, 319](319, 1)
+  input %y: bf16[65536, 319](319, 1)
+  %sum: f32[65536](1) for i1<319 = sum[i1](mul(f32(%x[i0, i1]), f32(%y[i0, i1])))
+  %out: bf16[65536, 319](319, 1) = bf16(mul(f32(%x[i0, i1]), %sum[i0]))
+  return %out
+}"""
+
 
 def task(name: str) -> trials.Task:
     given, made = BODIES[name]
@@ -99,6 +108,15 @@ def test_blocks_of_several_pieces_are_masked_unless_they_cover_the_rows():
     made = bench.build([t.schedule, s, *near.values()])
     want = bench.results(made[t.schedule])
     assert len(made) > 4 and all(trials.equal(bench.results(x), want) for x in made.values())
+
+
+def test_programs_do_not_run_through_rows_that_lie_side_by_side_and_begin_each_elsewhere():
+    """Where the first one's whole words begin, those of the next rows do not: addresses were misaligned."""
+    rows = plan(parse_graph(ROWS), LARGE)
+    (body, schedule), = schedule_plan(rows, LARGE).bodies.values()
+    assert schedule.shift is not None and schedule.order[0] in schedule.dims
+    found = [c for c, _ in neighbours(body, schedule, Hints({}), LARGE)]
+    assert found and not any(c.startswith("shared") for c in found) and changed(body, schedule, ("shared(i0 / 264)",), Hints({})) is None
 
 
 def test_neighbours_of_neighbours_come_back():

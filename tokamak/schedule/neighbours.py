@@ -140,6 +140,8 @@ def _held(b, s, a, n, hints):
 def _shared(b, s, a, n, hints):
     if any(x in b.parallel for e in walk(*exprs_of(b)) for x in getattr(e, "over", ())):
         return None
+    if s.shift is not None and a in s.dims:         # rows side by side begin each elsewhere, those of a program like its first
+        return None
     if a is None:
         return replace(s, split=(), programs=1) if s.split else None
     return _programs(b, replace(s, split=(a,)), None, n, hints) if a in b.parallel and not s.split else None

@@ -161,6 +161,8 @@ def right(bench: Bench, trial: Trial, want: list[torch.Tensor]) -> bool:
     """Can it be launched, and does it compute what the heuristic's does?"""
     try:
         return equal(bench.results(trial), want)
+    except torch.AcceleratorError:  # a fault on the device, after which nothing runs there: no word on this schedule alone
+        raise
     except RuntimeError:            # more shared memory or registers than a program may have
         return False
 
