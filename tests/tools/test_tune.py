@@ -119,6 +119,19 @@ def test_programs_do_not_run_through_rows_that_lie_side_by_side_and_begin_each_e
     assert found and not any(c.startswith("shared") for c in found) and changed(body, schedule, ("shared(i0 / 264)",), Hints({})) is None
 
 
+def test_prefixes_along_a_row_that_begins_anywhere_stay_held():
+    """What is before its whole words is folded at once: there is nothing that a loop would go on from."""
+    rows = parse_graph("""graph rows {
+      input %x: bf16[398, 8193](8193, 1)
+      %y: bf16[398, 8193](8193, 1) = bf16(scan_sum[i1](f32(%x[i0, i1])))
+      return %y
+    }""")
+    (body, schedule), = schedule_plan(plan(rows, LARGE), LARGE).bodies.values()
+    assert schedule.shift is not None and not schedule.looped
+    found = [c for c, _ in neighbours(body, schedule, Hints({}), LARGE)]
+    assert found and not any(c.startswith("looped") for c in found) and changed(body, schedule, ("looped(i1:2048)",), Hints({})) is None
+
+
 def test_neighbours_of_neighbours_come_back():
     t = task("rows")
     kinds = {c.partition("(")[0] for c, _ in neighbours(t.body, t.schedule, t.hints, t.target)}

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..fuse.cost import Hints
-from ..ir.expr import Load, walk
+from ..ir.expr import Load, Scan, walk
 from ..ir.index import Axis
 from .body import Body, exprs_of
 from .tile_schedule import TileSchedule, cover, shifted
@@ -125,6 +125,8 @@ def _looped(b, s, a, n, hints):
     rows = {x for x in s.order if x not in b.parallel}
     if not n or power(n) != n or rows != {a} or a in s.looped or any(x.monoid is not None for x in b.stores):
         return None
+    if s.shift is not None and any(isinstance(e, Scan) and e.along is a for e in walk(*exprs_of(b))):
+        return None         # prefixes do not go on from the first elements of rows that begin anywhere
     ends = s.sizes(a)[-1:] if s.shift is not None else ()
     return replace(s, pieces=tuple((x, (n, *ends) if x is a else p) for x, p in s.pieces), looped=frozenset((a,)))
 
