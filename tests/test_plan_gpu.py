@@ -94,18 +94,21 @@ def test_no_tile_is_larger_than_triton_compiles_in_seconds(rows, inner):
     assert max(tiles) <= LARGEST
 
 
-@pytest.mark.parametrize("columns, tile, warps", [(768, 8192, 16), (1024, 8192, 16), (4096, 8192, 16)])
-def test_partial_results_of_few_columns_are_folded_by_larger_tiles(columns, tile, warps):
+@pytest.mark.parametrize("columns, programs, tile", [
+    (768, 1584, "i0:1024+512+64?, i1:8) warps(16)"), (1024, 1584, "i0:1024+512+64?, i1:8) warps(16)"),
+    (4096, 1584, "i0:256?, i1:32) looped(i0) warps(16)"),
+    (88, 1056, "i0:1024+32) warps(4)"), (1480, 528, "i0:512+16, i1:16?) warps(16)"), (200, 264, "i0:512?, i1:4) warps(4)")])
+def test_partial_results_of_few_columns_are_folded_by_larger_tiles(columns, programs, tile):
     """The time is that of a few accesses one after the other: long tiles, of so few columns that every multiprocessor has a program where there are
-    enough."""
+    enough, and one each where there are not. Few over a power of two are held: a second turn of a loop would idle mostly."""
     scheduled = schedule_plan(plan(parse_graph(f"""graph columns {{
   input %x: f32[87381, {columns}]({columns}, 1)
   %total: f32[{columns}](1) for i1<87381 = sum[i1](%x[i1, i0])
   return %total
 }}"""), LARGE), LARGE)
     (body, s), = scheduled.bodies.values()
-    _, second = lower_tiles(body, replace(s, programs=1584), Hints({}), LARGE.name, lambda rest: choose(rest, Hints({}), LARGE))
-    assert math.prod(sum(sizes) for _, sizes in second.schedule.pieces) == tile and second.schedule.warps == warps
+    _, second = lower_tiles(body, replace(s, programs=programs), Hints({}), LARGE.name, lambda rest: choose(rest, Hints({}), LARGE))
+    assert str(second.schedule).startswith(f"tile({tile}")
 
 
 @pytest.mark.parametrize("columns, sums, read, aligned, programs", [

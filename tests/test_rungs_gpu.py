@@ -173,9 +173,10 @@ def test_columns_of_32_bits_are_summed_as_they_are_where_they_are_many(rows, col
     (4, 262144, "f16", "i0:4, i1:256) warps(1)"), (4, 131072, "f16", "i0:4, i1:64) warps(1)"), (4, 262145, "f32", "i0:4, i1:256?) warps(4)"),
     (256, 4096, "f16", "i0:256, i1:32) warps(8)"), (64, 32768, "f16", "i0:64, i1:64)"),
     (64, 65535, "f16", "i0:64, i1:32?) warps(4)"), (8, 524289, "f16", "i0:8, i1:256?) warps(4)"), (64, 32767, "f32", "i0:64, i1:32?) warps(4)"),
-    (64, 1048577, "f32", "i0:64, i1:64?) looped(i0) warps(16)"), (16, 4097, "f16", "i0:16, i1:32?) warps(1)"),
+    (64, 1048577, "f32", "i0:64, i1:64?) warps(16)"), (16, 4097, "f16", "i0:16, i1:32?) warps(1)"),
     (256, 524289, "f16", "i0:16, i1:128?) looped(i0) warps(4)"),
-    (128, 65535, "f16", "i0:64, i1:64?) looped(i0) warps(16)"), (128, 262145, "f16", "i0:64, i1:64?) looped(i0) warps(16)"),
+    (128, 65535, "f16", "i0:128, i1:64?) warps(8)"), (128, 262145, "f16", "i0:128, i1:64?) warps(8)"),
+    (400, 30000, "f16", "i0:128?, i1:64?) looped(i0) warps(8)"),
     (128, 32768, "f16", "i0:128, i1:32) warps(2)"), (128, 131072, "f16", "i0:32, i1:64) looped(i0) warps(2)")])
 def test_columns_of_few_rows(rows, columns, type, found):
     assert first(DOWN, type, rows, columns).startswith(f"tile({found}")
@@ -183,7 +184,7 @@ def test_columns_of_few_rows(rows, columns, type, found):
 
 @pytest.mark.parametrize("rows, columns, type, found", [
     (257, 511, "f16", "i1:32?, i2:64?) looped(i1) warps(8)"), (96, 512, "f16", "i1:16, i2:64) looped(i1) warps(1)"),
-    (33, 8191, "f16", "i1:32?, i2:64?) looped(i1) warps(8)"), (257, 511, "f32", "i1:32?, i2:64?) looped(i1) warps(8)"),
+    (33, 8191, "f16", "i1:32+1, i2:64?) warps(2)"), (257, 511, "f32", "i1:32?, i2:64?) looped(i1) warps(8)"),
     (375, 511, "f32", "i1:64?, i2:64?) looped(i1) warps(16)")])
 def test_columns_of_many_matrices(rows, columns, type, found):
     """Each of few columns: what was measured on one long line does not hold for them. Shorter tiles where they begin anywhere, of 32 bits where
@@ -261,8 +262,9 @@ PREFIXES = """graph prefixes {{
 }}"""
 
 
-@pytest.mark.parametrize("rows, columns, found", [(64, 1024, "i1:16, i2:64) looped(i1) warps(1) stages(3)"),
-                                                  (32, 1024, "i1:64, i2:64) looped(i1) warps(4) stages(3)")])
+@pytest.mark.parametrize("rows, columns, found", [(64, 1024, "i1:16, i2:128) looped(i1) warps(1) stages(3)"),
+                                                  (32, 1024, "i1:32, i2:64) looped(i1) warps(1) stages(3)"),
+                                                  (20, 1024, "i1:64, i2:64) looped(i1) warps(4) stages(3)")])
 def test_prefixes_down_columns(rows, columns, found):
     """A warp makes those of few rows at a time where there are columns for many warps."""
     text = PREFIXES.format(type="bf16", rows=rows, columns=columns, all=1024 * columns)
@@ -504,7 +506,7 @@ MIDDLE_SUM = """graph middle {{
 
 
 @pytest.mark.parametrize("rows, found", [
-    (55, "i1:64?, i2:64?) looped(i1) warps(4)"), (75, "i1:32?, i2:64?) looped(i1) warps(8)"), (1024, "i1:64, i2:64?) looped(i1) warps(16)")])
+    (55, "i1:8+8+8+8+8+8+8?, i2:64?) warps(16)"), (75, "i1:32?, i2:64?) looped(i1) warps(8)"), (1024, "i1:64, i2:64?) looped(i1) warps(16)")])
 def test_matrices_of_few_rows_of_32_bits_are_summed_in_one_turn(rows, found):
     assert first(MIDDLE_SUM, "f32", rows, 8790).startswith(f"tile({found}")
 
@@ -572,3 +574,60 @@ SEVERAL_SUMS = """graph several {{
     (49, 15, "bf16", f"i1:{alike(8, 7)}?, i3:16?)"), (400, 15, "f32", f"i1:{alike(32, 13)}?, i3:16?)"), (64, 15, "bf16", "i1:64, i3:16?)")])
 def test_columns_beside_which_several_sums_are_carried(rows, columns, type, found):
     assert found in first(SEVERAL_SUMS, type, rows, columns)
+
+
+SCANNED = """graph scanned {{
+  input %x: {type}[{rows}, {columns}]({columns}, 1)
+  %out: {type}[{rows}, {columns}]({columns}, 1) = {type}(scan_sum[i1](f32(%x[i0, i1])))
+  return %out
+}}"""
+PLACE = """graph place {{
+  input %x: {type}[{rows}, {columns}]({columns}, 1)
+  %place: i64[{rows}](1) for i1<{columns} = argmax.1[i1](f32(%x[i0, i1]), coord(i1))
+  return %place
+}}"""
+RESIDUAL = """graph residual {{
+  input %x: {type}[{rows}, {columns}]({columns}, 1)
+  input %y: {type}[{rows}, {columns}]({columns}, 1)
+  input %bias: {type}[{columns}](1)
+  %out: {type}[{rows}, {columns}]({columns}, 1) = {type}(add(f32(%x[i0, i1]), add(f32(%y[i0, i1]), f32(%bias[i1]))))
+  %sum: f32[{rows}](1) for i1<{columns} = sum[i1](f32(%out[i0, i1]))
+  return %out, %sum
+}}"""
+
+
+@pytest.mark.parametrize("text, rows, columns, type, found", [
+    (ALONG, 64, 16383, "bf16", "i1:8192+16?) shifted(i1 % 8) looped(i1) warps(16)"),
+    (ALONG, 600, 16383, "bf16", "i1:8192+16?) shifted(i1 % 8) looped(i1) warps(4)"),
+    (PLACE, 285, 93565, "bf16", "i1:2048+16?) shifted(i1 % 8) looped(i1) warps(16)"),
+    (PLACE, 2850, 93565, "bf16", "i1:2048+16?) shifted(i1 % 8) looped(i1) warps(4)")])
+def test_few_rows_that_are_run_through_have_more_warps(text, rows, columns, type, found):
+    assert first(text, type, rows, columns).startswith(f"tile({found}")
+
+
+@pytest.mark.parametrize("rows, programs", [(257, 264), (256, 256), (130, 136)])
+def test_every_one_of_few_rows_that_begin_anywhere_has_a_program(rows, programs):
+    """Though the rows of a program, of which there are a multiple of eight, would have to begin alike."""
+    assert f" split(i0 / {programs}) " in first(WEIGHTED, "f16", rows, 5115)
+
+
+@pytest.mark.parametrize("text, rows, found", [(SOFTMAX, 65536, "i0:4, i1:256?) warps(1)"), (GRADIENT, 42451, "i0:4?, i1:256?) warps(1)"),
+                                               (WEIGHTED, 65536, "i0:8, i1:256?) warps(1)"), (WEIGHTED, 18224, "i0:4, i1:256?) warps(1)")])
+def test_fewer_short_rows_that_begin_anywhere_where_much_is_made_of_them(text, rows, found):
+    """Or where they are few."""
+    assert first(text, "bf16", rows, 255).startswith(f"tile({found}")
+
+
+@pytest.mark.parametrize("rows, columns, type, found", [(1378, 26899, "f16", "i1:1024?) looped(i1) warps(2)"),
+                                                        (1136, 8755, "f32", "i1:1024?) looped(i1) warps(4)"),
+                                                        (591, 16383, "f32", "i1:2048?) looped(i1) warps(2)")])
+def test_prefixes_of_many_rows_are_made_fewer_at_a_step(rows, columns, type, found):
+    assert first(SCANNED, type, rows, columns).startswith(f"tile({found}")
+
+
+@pytest.mark.parametrize("type, columns, found", [("bf16", 154970, "i1:1024?) split(i1 / 61) by_thread warps(2) stages(1)"),
+                                                  ("bf16", 154976, "i1:4096?)")])
+def test_sums_beside_what_is_written_by_programs_that_share_rows_that_begin_anywhere(type, columns, found):
+    """Shorter tiles, more programs, no cap on registers."""
+    schedule = first(RESIDUAL, type, 138, columns)
+    assert schedule.startswith(f"tile({found}") and (" registers(" in schedule) == (columns % 8 == 0)

@@ -55,12 +55,15 @@ SEVERAL_EACH = 8        # of a tile of several values, of LATE bytes together: B
 SMALL = 1024            # elements of a tile of small matrices, where they are FULL for each multiprocessor at least: bf16 sums along the middle of
 FULL = 16               # 60000 x 8 x 32 37.7 us, 14.2 of four at once, of 124001 x 16 x 24 76.4, 39.7 of two (H100)
 LATE_COLUMNS = 4, 64    # columns of such a tile: the fewer, the more programs; 16 over 32768 1.5 us by 64, 2.5 by 16
+LATE_DEEP = 512         # rows from which on columns, no more of them than multiprocessors, have a program each: partial results of 1056 programs,
+                        # two numbers of each, over 88 and 31 columns 6.9 and 5.4 us, of 924 over 26 4.7; 12.5, 6.6 and 5.4 by four (H100)
 
 
 @dataclass(frozen=True)
 class Columns:
     """A tile of `rows` x `columns` to a program of so many warps; programs that share the rows of a block of columns. `by_thread`: a thread folds its
-    rows before it carries them on. `once`: what is read leaves the cache first. `matrices`: of how many a tile holds the columns."""
+    rows before it carries them on. `once`: what is read leaves the cache first. `matrices`: of how many a tile holds the columns. `late`: their few
+    bytes are late rather than many."""
     rows: int
     columns: int
     warps: int
@@ -68,6 +71,7 @@ class Columns:
     by_thread: bool = False
     once: bool = False
     matrices: int = 1
+    late: bool = False
 
 
 def choose(b: Body, line: Axis | None, rows: list[Axis], crossed: frozenset[Axis], hints: Hints, target) -> Columns | None:
@@ -128,9 +132,10 @@ def _tile(columns: int, warps: int, each: int, most: int) -> Columns:
 def _late(many: int, across: int, down: int, target) -> Columns:
     """Tiles for columns whose few bytes are late rather than many."""
     least, most = LATE_COLUMNS
+    least = 1 if many <= target.threads and down >= LATE_DEEP else least
     columns = min(max(least, min(most, _power(many // target.threads))), _power(across))
     rows = min(_power(down), LATE_ROWS // columns)
-    return Columns(rows, columns, max(1, min(LATE_WARPS, rows * columns // (32 * LATE_EACH))))
+    return Columns(rows, columns, max(1, min(LATE_WARPS, rows * columns // (32 * LATE_EACH))), late=True)
 
 
 def _several_late(b: Body, down: Axis, line: Axis, hints: Hints, target) -> Columns | None:
@@ -147,7 +152,7 @@ def _several_late(b: Body, down: Axis, line: Axis, hints: Hints, target) -> Colu
         return None
     tile = _late(across, hints(line.extent), hints(down.extent), target)
     rows = max(1, min(tile.rows, LATE_ROWS // (tile.columns * _power(len(read)))))
-    return Columns(rows, tile.columns, max(1, min(LATE_WARPS, rows * tile.columns // (32 * SEVERAL_EACH))))
+    return Columns(rows, tile.columns, max(1, min(LATE_WARPS, rows * tile.columns // (32 * SEVERAL_EACH))), late=True)
 
 
 def _few_of_any(b: Body, line: Axis, down: Axis, blocks, hints: Hints, target) -> Columns | None:

@@ -20,6 +20,8 @@ SUMMED_FROM = 65536      # elements of rows of whole words of 16 bits, summed on
 SCANNING = 448          # columns for each multiprocessor from which on one warp makes prefixes down 64 of them, 16 rows at a time, three such under
                         # way: 64 x 1024 x 1024 along the middle, bf16 74.8 us, 119 by four warps and 64 rows, f32 138, 146. Columns that begin
                         # anywhere one tile at a time: 100 x 77 x 2003 f16 26.0 us, 47.9 in tiles of 32, 64 x 1000 x 1001 bf16 to f32 143, 228
+SCANNING_SEVERAL = 192  # columns that begin at words from which on one warp makes them 32 rows at a time: along the middle of 78 x 1024 x 432 bf16
+                        # 59.9 us, of 40 x 2000 x 1024 127, of 32 x 1024 x 1024 57.7; 81.7, 157 and 66.3 by four warps and 64 rows (H100)
 MOST_CARRIED = 6        # numbers a lane from which on it is one row at a step: EvoNorm backward in f32 spilled 464 bytes with four, 593 us, 146 with
                         # one
 SHIFTED = 256           # elements of a row from which on it is read in whole words wherever it begins: f16 LayerNorm over 257 columns 73%, 56 not so
@@ -88,6 +90,19 @@ class TileFacts:
         return not self.rows and bool(self.crossed) and self.line not in self.crossed and self.carried() > 2 \
             and all(e.monoid in ("sum", "moments") for e in self.crossing)
 
+    def sums_along(self) -> bool:
+        """Are contiguous rows that programs share folded by more than one sum of what is read along them?"""
+        return not self.rows and self.line in self.crossed and self.carried() > 2 and all(e.monoid in ("sum", "moments") for e in self.crossing)
+
+    def sums_anywhere(self) -> bool:
+        """The same of rows that begin at any element and are not read in whole words (`folds_each`), or are several, and summed."""
+        return self.sums_along() and self.begin_anywhere() and (self.only_sums() if len(self.crossed) > 1 else not self.folds_each())
+
+    def folds_each(self) -> bool:
+        """Do programs share rows and do nothing but fold them, each element for itself?"""
+        folded = not self.rows and self.crossed == {self.line} and not any(self.line in s.axes for s in self.b.stores)
+        return folded and all(e.monoid != "logsumexp" and all(isinstance(x, Const) for x in e.args[1:]) for e in self.folds)
+
     def only_sums(self) -> bool:
         """Are sums all that programs share?"""
         return all(e.monoid == "sum" for e in self.crossing)
@@ -119,6 +134,11 @@ class TileFacts:
         """Are prefixes made down so many columns that a warp for each few fills the machine?"""
         many = self.hints.count(self.b.parallel) >= SCANNING * self.target.threads
         return many and self.scans_down()
+
+    def scans_several(self) -> bool:
+        """Are prefixes made down columns that begin at words, fewer of them, but enough for a warp for each few?"""
+        several = self.hints.count(self.b.parallel) >= SCANNING_SEVERAL * self.target.threads and self.line in self.b.parallel
+        return several and self.scans_down() and not self.scans_many() and not self.begin_anywhere()
 
     def columns_read(self) -> int:
         """Values that are read along the contiguous axis, and no other, where more is read along all axes."""

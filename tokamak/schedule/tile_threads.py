@@ -30,6 +30,9 @@ RAGGED_EACH = 64        # of longer rows that begin anywhere and are written, to
 RUN_THREAD = 16         # of looped rows whose runs are short (`whole_runs`), CARRY_STAGES tiles under way: moments of groups by a program each, which
                         # writes them behind, by hand: GroupNorm NHWC of 12 x 2048 x 97 x 96 bf16 358 us, of 12 x 1024 x 55 x 56 f32 130, of
                         # 16 x 2048 x 56 x 56 f16 184; 481, 136 and 196 with half as many of one tile, 408, 135 and 173 with twice as many of one
+STACKED = 8192          # PER_THREAD of more elements of rows along two axes, STACKED_ROWS of the one at least, by up to CARRY_WARPS: RMSNorm
+STACKED_ROWS = 16       # backward along the middle of 28 x 477 x 511 bf16, where they are 28 x 511, 36.0 us, 73 spilled by eight warps (H100); but
+                        # of 3 x 1882 x 4097 88.6, 105 so
 PIECE_EACH = 4          # of such rows that are one piece of a warp's width, 512 elements to a program (`tiles.PIECES`)
 SHORT_EACH = 256        # elements up to which rows that begin anywhere and are only folded have RAGGED_EACH, too: bf16 sums of 32768 and 262144 rows
                         # of 127 5.3 and 21.5 us by one warp, 6.5 and 28.8 by two
@@ -59,6 +62,20 @@ LONE_THREAD = 16        # of a tile of LONE elements: partial results of 1584 an
 THREAD = 52             # elements of a tile to a thread that folds them into one lane: statistics of contiguous planes of 3136 bf16 by programs of
                         # two warps 91% of the limit of reading, by four 81, by eight 71
                         # Half as many of three values of 32 bits for two sums: f32 sums of LayerNorm backward of 64 rows of 65535 13.8 us, 18.2
+SUMMED_ANYWHERE_THREAD = 16     # the same of rows that begin anywhere and are not read in whole words, in shorter tiles, without a cap on
+                        # registers: sums of what dropout and a residual give, written beside, of 138 x 154970 bf16 104 us, of 21 x 131071 f32 25,
+                        # of a Python LayerNorm's backward over 38 x 262143 bf16 50 to 54; 127, 31.6 and 101 with TILE and THREAD, capped (H100).
+                        # Half as many of several short rows: sums of BatchNorm's backward of 1669 x 256 x 7 x 7 f16 56, 71
+MIDDLE_THREAD = 8       # of more than MIDDLE_ROWS rows of columns of 32 bits that begin anywhere, are held and only folded: f32 sums along the middle
+MIDDLE_ROWS = 32        # of 107 x 55 x 8790 74 us, 86 with ROW_THREAD (H100); but of 30 x 18520 6.9, 9.6, of 60 x 16384, aligned, 21.7, 19.2
+SCANNED_SHARE = 8       # rows to a multiprocessor from which on prefixes are made 1024 elements at a step,
+SCANNED_BYTES = 32      # so many bytes to a thread: of 1378 of 26899 f16 78 us, of 2000 of 10001 f32 65.8, of 1136 of 8755 35.6; 90.9, 66.0 and 41.2
+                        # in twice as many with ROW_THREAD; but of 591 of 16383 f32 36.7, 39.9 (H100)
+FEW_THREAD = 8          # at least of looped rows, where programs are too few for RESIDENT warps of a multiprocessor: place of the greatest element of
+                        # 285 rows of 93565 bf16 27.6 us by 16 warps, 49.9 by four of ROW_THREAD,
+FEW_RESIDENT = 16       # where they are only folded, for so many: EvoNorm's backward sums of 17 x 320 x 28 x 28 f16 17.4 by eight, 30.1 by two; bf16
+                        # sums of 64 rows of 16383 3.3, 5.2, cross entropy of 167 of 16383 f16 8.1, 10.7 by 16 and four; but sums of 287 of 39658
+                        # f16 84.8 by four, 90.5 by 16 (H100)
 MOST_WARPS = 16         # of a program
 CARRY_WARPS = 32        # of one that carries the sums of columns, lane by lane: RMSNorm backward along the middle of 16 x 1024 x 4096 bf16, which
                         # folds them at each step, 144 us by MOST_WARPS, 154
@@ -146,11 +163,10 @@ class TileThreads(TileFacts):
         if self.carries_alike() or columns and self.held_anywhere():
             few = columns or len(self.pieces[self.line]) > CARRY_PIECES
             return Threads(CARRY_ALIKE, RESIDENT // CARRY_ALIKE // (2 if few else 1), 1, 0, False, False)
-        by_thread = shares and dims == (self.line,) and self.line in self.crossed and self.carried() > 2 \
-            and all(e.monoid in ("sum", "moments") for e in self.crossing)
+        by_thread = dims == (self.line,) and self.sums_along()
         each = self._each(dims, carries, by_thread)
         words = self.streams() and self.words_shared(self.line)
-        most = CARRY_WARPS if carries and not one and not columns else MOST_WARPS
+        most = CARRY_WARPS if carries and not one and not columns or self._stacked() else MOST_WARPS
         warps = tile_statistics.WORD_WARPS if several else self._warps(dims, elements, each, most, words)
         # one-warp LayerNorm and RMSNorm over 1023: 83 and 88%, 65 and 78 when counted
         counted = carries or split and not self.crossed and warps > 1
@@ -165,7 +181,9 @@ class TileThreads(TileFacts):
         resident = max(1, resident)
         at_once = not split and self._at_once(dims, warps, elements)
         resident = REGISTERS // (32 * warps * HELD_REGISTERS) if at_once else resident
-        full = shares and self.carried() > 2 and not staged        # left open, a third of the programs would not run at once
+        # left open, a third of the programs would not run at once; but most rows that begin anywhere spill
+        spills = by_thread and self.begin_anywhere() and (self.narrowest() < 4 or len(self.crossing) > 1 or self.shift is None)
+        full = shares and self.carried() > 2 and not staged and not spills
         stages = 1 if reread else CARRY_STAGES if staged or keeps else self.stages()
         stages = stages if fits(stages, self.b, self.pieces, {*split, *self.looped}) else 1
         capped = at_once or full or split and not keeps and resident < RESIDENT // warps
@@ -217,7 +235,8 @@ class TileThreads(TileFacts):
             ragged = self.begin_anywhere() and not self.scans_many() and not self._in_one_turn()
             each = self._scanned_each() if self.scans_ragged() else LONE_THREAD if self.lone() else RAGGED_THREAD if ragged else each
         if plain and self.line in self.rows and self.stored_along() and self.begin_anywhere():
-            each = PIECE_EACH if self.one_piece() else RAGGED_EACH
+            stacked = math.prod(sum(self.pieces[a]) for a in dims) > STACKED and self._stacked()
+            each = PIECE_EACH if self.one_piece() else PER_THREAD if stacked else RAGGED_EACH
         short = sum(self.pieces.get(self.line, (0,)))
         if plain and self.rows == [self.line] and short <= SHORT_EACH:
             if self.begin_anywhere() and not self.stored_along():
@@ -229,12 +248,20 @@ class TileThreads(TileFacts):
             each = SPLIT_WORD
         if self.width > 1 and not (shares and any(e.monoid == "moments" for e in self.crossing)):
             each = max(each // self.width, 8)
+        if self.looped and self.line not in self.rows and (self.scans_many() or self.scans_several()):
+            each = SCANNED_THREAD
+        elif self.looped and self.scans_along() and self.hints.count(self.b.parallel) >= SCANNED_SHARE * self.target.threads:
+            each = SCANNED_BYTES // self.narrowest()
+        elif self._many_wide():
+            each = MIDDLE_THREAD
         if self.short_columns():
             each = WORD // self.narrowest()
         elif self._columns_alike():
             each = ALIKE_THREAD * 2 // self.narrowest()
         if self.whole_runs():
             each = RUN_THREAD
+        if shares and self.sums_anywhere():
+            return SUMMED_ANYWHERE_THREAD if by_thread else SUMMED_ANYWHERE_THREAD // (2 if self.narrowest() < 4 else 8)
         if by_thread:
             read = {(e.node, e.index): e.dtype.bytes for x in self.crossing for e in walk(*x.args) if isinstance(e, Load) and self.line in e.axes()}
             return THREAD // 2 if sum(size >= 4 for size in read.values()) > 2 and len(self.crossing) > 1 else THREAD
@@ -244,20 +271,49 @@ class TileThreads(TileFacts):
     def _warps(self, dims: tuple[Axis, ...], elements: int, each: int, most: int, words: bool) -> int:
         """Of a program whose threads have `each` of a tile's elements; `words`: programs share rows in whole words."""
         shares = self.crossed and not self.rows
-        warps = max(1, min(most, power(-(-elements // (32 * each)) if shares or self.several_wide() else elements // (32 * each))))
+        up = shares or self.several_wide() or self._several_rows(dims)
+        warps = max(1, min(most, power(-(-elements // (32 * each)) if up else elements // (32 * each))))
         if self.shift is not None and self.line in self.rows and len(dims) > 1:
             warps = max(1, sum(self.pieces[dims[0]]) // 2)
         if not self.streams() and not self._passes_through():
             long = self._one_row(dims) and self.shift is not None and self.narrowest() >= 4 and self.only_summed()
             long = long and len(self.pieces[self.line]) == 2
-            return HELD_WARPS if long and self.hints(self.line.extent) * self.narrowest() >= HELD_SUM else warps
+            return HELD_WARPS if long and self.hints(self.line.extent) * self.narrowest() >= HELD_SUM else self._few(warps, elements, most)
         if self.one_long():
             return min(LONG_WARPS, LONG_WARPS * self.narrowest() // 4)
         if self.short_sums():
             return SHORT_SUM_WARPS
         if self.shift is not None and not self.crossed and self.narrowest() >= 4 and self.only_summed():
             return LONG_WARPS if self.hints(self.line.extent) > sum(self.pieces[self.line]) else HELD_WARPS
-        return WORDS_WARPS if words else min(warps, SUMMED_WARPS if self.summed() else PASSING_WARPS)
+        return WORDS_WARPS if words else self._few(min(warps, SUMMED_WARPS if self.summed() else PASSING_WARPS), elements, most)
+
+    def _few(self, warps: int, elements: int, most: int) -> int:
+        """More warps than `warps` where a program runs through rows, and there are few programs."""
+        place = any(e.monoid.startswith("arg") for e in self.folds)
+        if not self.looped or self.crossed or self.line not in self.rows or self.whole_runs() or not (place or self.passing()):
+            return warps            # logsumexp of 500 x 70001 bf16 33.8 us by four, 38.7
+        enough = RESIDENT if place else FEW_RESIDENT
+        programs = math.prod(-(-self.hints(a.extent) // sum(self.pieces.get(a, (1,)))) for a in self.b.parallel)
+        while warps < most and warps * programs < enough * self.target.threads and elements > FEW_THREAD * 32 * warps:
+            warps *= 2
+        return warps
+
+    def _stacked(self) -> bool:
+        """Are rows along two axes, several of each, held that begin anywhere, and written?"""
+        others = [a for a in self.rows if a is not self.line]
+        held = not self.looped and self.line in self.rows and self.stored_along() and self.begin_anywhere()
+        return held and bool(others) and math.prod(sum(self.pieces[a]) for a in others if a in self.pieces) >= STACKED_ROWS
+
+    def _many_wide(self) -> bool:
+        """Are many rows of columns of 32 bits held that begin anywhere, and only folded?"""
+        held = not self.looped and not self.crossed and self.line in self.b.parallel and bool(self.folds) and not self.stored_along()
+        many = self.hints.count(self.rows) > MIDDLE_ROWS and self.hints(self.line.extent) >= COLUMNS
+        return held and many and self.narrowest() >= 4 and self.begin_anywhere()
+
+    def _several_rows(self, dims: tuple[Axis, ...]) -> bool:
+        """Are several values read along a row that is held? f32 EvoNorm backward of 10 x 512 x 40 x 40 and 8 x 512 x 36 x 36 37.3
+        and 27.3 us by two warps a plane of 1600 or 1296, 44.0 and 31.9 by one (H100)."""
+        return self._one_row(dims) and self.shift is None and not self.crossed and len(self.rows_read()) > 1
 
     def sums_ragged(self) -> bool:
         """Are columns of 32 bits that begin anywhere summed across programs?"""

@@ -19,7 +19,7 @@ from .tile_facts import ALONE, CHUNK, SECTOR, TILE
 from .tile_schedule import WASTE, Shift, TileSchedule, blocks, cover, shifted
 from .tile_stages import power
 from .tile_statistics import WORD
-from .tile_threads import COLUMNS, REGISTERS, RESIDENT, SHORT_FEW, SHORT_FROM
+from .tile_threads import COLUMNS, REGISTERS, RESIDENT, SCANNED_SHARE, SHORT_FEW, SHORT_FROM
 
 SMALLEST = 256          # of a pointwise tile where there are few: 65536 elements in 1.6 us, 1.9 with POINTWISE; and of rows that are only folded:
                         # 1024 of 8 1.5 us, 2.6 by two programs
@@ -31,7 +31,10 @@ FOLDED_WIDE = 512       # the same of 32-bit elements, ROWS rows at least: f32 s
 FOLDED_FROM = 24        # elements of such a row at least
 STORED_WIDE = 512       # of rows of 32-bit elements that are written, too, as many as there are powers of two: f32 softmax of 131072 rows of 255 and
                         # 127 69.5 and 34.4 us, 110 and 40.4 with RAGGED_STORED; of 16384 of 129 6.5, 7.4; of 65536 of 257 35.9, 35.0
-RAGGED_STORED = 2048    # the same of longer rows that are written, too: see RAGGED_EACH
+RAGGED_STORED = 2048    # the same of longer rows that are written, too: see RAGGED_EACH. Half as many where several values are read along them or
+                        # exponentials are made: f16 softmax backward of 42451 rows of 255 31.8 us, bf16 softmax of 65536 of 255 31.7; 39.1 and
+                        # 35.2. And where that many leave a multiprocessor fewer than RESIDENT warps: a Python LayerNorm of 18224 of 255 13.1,
+                        # 14.2, weight norm of 24938 of 255 15.1, 16.2 (H100)
 PIECES = 512            # of a tile of rows of 16 bits that are one piece of a warp's width and written, too: bf16 LayerNorm of 32768 and 131072 rows
                         # of 31 4.0 and 10.9 us, f16 softmax of 32768 of 31 4.0, by four warps; 4.9, 11.8 and 5.1 with RAGGED by one
 ACROSS_BYTES = 16384    # bytes of a tile along rows that programs run through, and along a short axis that something else lies along: sums of
@@ -65,13 +68,24 @@ LONG = 16384            # elements of a looped row from which on each has a prog
 FOLDED = 16384          # bytes at least of held rows that one program folds: f16 rows of 1024 88%, 76 a row a program
 TOGETHER = 32           # columns of a tile whose columns, and whose rows across programs, are summed where they begin anywhere: see TOGETHER_THREAD
 TOGETHER_MOST = 8192    # elements of such a tile at most: RMSNorm backward along the middle of 16 x 512 x 2049 bf16 76 us, 134 with TOGETHER
-RAGGED_MIDDLE = 64      # rows of 16 bits of several matrices whose columns begin anywhere that are held, three quarters of so many at least: sums
-                        # along the middle of 2004 x 57 x 83 bf16 14.5 us, 11.5 held (H100)
+MIDDLE = 128            # rows of columns that are only folded, and held rather than run through: sums along the middle of 2004 x 57 x 83 bf16
+                        # 11.5 us, of 813 x 34 x 1023 26.6, f16 of 2623 x 69 x 257 42, bf16 sums of 38 x 262143 26.6; 14.5, 40, 55 and 48 in a loop,
+                        # many of whose last lanes idle; also without any: of blocks of 128 x 74 bf16 17.4, 20.2 (H100). Half as many of 32 bits:
+                        # of 107 x 75 x 8790 f32 157 us, 118 in a loop
+HELD_TURNS = 4          # turns of a loop down columns that a program makes at once,
+HELD_EACH = 128         # elements to a thread at most: blocks of 128 x 376 f16 19.4 us, 23.3 in four; partial results of 528 over 1480 6.5, 7.3 in
+                        # two, of 264 over 3013 6.3, 6.8 (H100). But of one matrix of many bytes, 400 x 30000 f16 and 200 x 50000 bf16, 18.9 and
+                        # 14.2, 13.9 and 12.5 in turns
 SCANNED = 64            # rows of columns from which on their prefixes are made in a loop, several tiles under way: 4096 x 16384 of f32 91%, 70 with
                         # one; 64 x 1024 x 1024 of bf16 along the middle about 50, 27 held
 SCANNED_FEW = 512       # elements of a tile of few columns
+SCANNED_COLUMNS = 128   # columns of a tile of many, `tile_facts.SCANNING` a multiprocessor, or
+SCANNED_WIDE = 1024     # so many where they begin anywhere: along the middle of 39 x 86 x 4095 f16 30.3 us, of 64 x 1024 x 1024 bf16 101.6; 35.2
+                        # and 105.3 with half as many; but of 6 x 1249 x 10001 bf16 175, 149 (H100)
 RAGGED_SPLIT = 512      # elements of a tile of 32-bit columns that begin anywhere and are summed across programs, by four warps: sums of squares of
                         # 3264 x 4325 25.6 us, 37.0 with TILE (H100)
+SUMMED_ANYWHERE = 2048  # elements of a tile of rows that begin anywhere, which programs share, sum, and write or read again beside: see
+SUMMED_ANYWHERE_SHARES = 4      # SUMMED_ANYWHERE_THREAD; and so many times as many programs as run at once: of 138 x 154970 104 us by 28, 121 by 7
 SEVERAL_HELD = 4096     # elements of 32 bits at most of a tile of which three sums and more are carried across programs, 8 columns at least: EvoNorm
                         # backward in NHWC of 253 x 32 x 20 x 20 f32 69.9 us in 32 columns, which spill 528 bytes a thread (H100), and see
                         # `tile_alike.SEVERAL_ROWS`
@@ -83,6 +97,8 @@ TURNED = 64             # edge of a tile that is read along one axis and written
 LARGEST = 4 * HELD      # elements of any tile: with so many Triton takes 2 s, with four times as many 100
 CARRIED_LANES = 32768   # lanes that folds across programs carry for themselves: half of a multiprocessor's registers
 FILLED = 0.75           # of the programs that run at once: where programs share folds, so many in one wave rather than a few more in two
+LARGE_HELD = 8192       # elements of a tile of columns that are held and written from which on it has half as many columns, where there are fewer
+                        # than MANY to a multiprocessor: RMSNorm backward along the middle of 50 x 200 x 333 f16 16.3 us, 23.1 (H100)
 LONE = 8192             # elements of a tile that walks down columns so few that no multiprocessor has a second program: see LONE_THREAD
 LEAST_BLOCK = 256       # elements of a block along the contiguous axis that is worth several pieces
 HELD_BYTES = 3 * REGISTERS      # of a row that begins anywhere and all read along it, which one program holds as it is: f32 LayerNorm backward over
@@ -203,8 +219,13 @@ class _Chooser(TileAlike):
         """Columns that are only folded."""
         down, = (*self.rows, *self.crossed)
         most = self.hints.most(down.extent)
-        self.looped.update(() if self.crossed or most is not None and most <= found.rows else self.rows)
-        self.pieces = {a: (found.rows if a is down else found.columns,) for a in self.order if a in (down, self.line)}
+        whole = cover(most) if most is not None and not self.crossed and not found.by_thread else ()
+        turns = found.rows < sum(whole) <= HELD_TURNS * found.rows and sum(whole) * found.columns <= HELD_EACH * 32 * found.warps
+        turns = turns and (found.late or len(self.b.parallel) > 1)
+        held = turns or whole and most <= found.rows
+        self.looped.update(() if self.crossed or held else self.rows)
+        rows = whole if turns or held and found.columns == 1 else (found.rows,)
+        self.pieces = {a: rows if a is down else (found.columns,) for a in self.order if a is down or a is self.line and found.columns > 1}
         if found.matrices > 1:
             beside = next(a for a in reversed(self.order) if a in self.b.parallel and a is not self.line)
             self.pieces = {a: self.pieces.get(a, (found.matrices,)) for a in self.order if a in self.pieces or a is beside}
@@ -249,7 +270,7 @@ class _Chooser(TileAlike):
         scanned = {e.along for e in walk(*exprs_of(self.b)) if isinstance(e, Scan)}         # Triton scans no tile of fewer elements than threads
         whole = {a: cover(extent(a)) if a is inner and scanned <= {inner} else (power(extent(a)),) for a in self.rows}
         elements = math.prod(sum(s) for s in whole.values())
-        most = HELD if self.line in self.rows else HELD // (2 * SECTOR) if self.needed_again() else RAGGED_MIDDLE if self._filled_middle() else 32
+        most = HELD if self.line in self.rows else HELD // (2 * SECTOR) if self.needed_again() else MIDDLE // (2 if self.narrowest() >= 4 else 1)
         most = SCANNED if self.scans_down() else self._scanned_most() if self.scans_along() else LARGEST if self.whole else most
         if known and elements <= most and len(self.rows) <= 3:
             self.pieces.update(whole)
@@ -261,7 +282,7 @@ class _Chooser(TileAlike):
         self.looped.update(self.rows)
         elements = LONE if self.lone() else RAGGED_DOWN if self._few_down() else TILE
         ragged = max(SCANNED, SCANNED_FEW // self.columns())
-        down = ragged if self.scans_ragged() else SCANNED_ROWS if self.scans_many() \
+        down = ragged if self.scans_ragged() else SCANNED_ROWS if self.scans_many() else SCANNED // 2 if self.scans_several() \
             else elements // self.columns()
         chunk = down if self.line not in self.rows else self._passing_bytes() // self.narrowest() if self.passing() else \
             PLACES_CHUNK if any(e.monoid.startswith("arg") for e in self.folds) else self._scanned_chunk() if self.scans_along() else CHUNK
@@ -291,12 +312,9 @@ class _Chooser(TileAlike):
 
     def _scanned_chunk(self) -> int:
         """Elements of a longer one at a step."""
+        if self.hints.count(self.b.parallel) >= SCANNED_SHARE * self.target.threads:
+            return CHUNK // 4
         return CHUNK // 2 if self._many_rows() else CHUNK_BYTES // self.narrowest()
-
-    def _filled_middle(self) -> bool:
-        """Are there several matrices of columns of 16 bits that begin anywhere, about RAGGED_MIDDLE rows each?"""
-        several = len(self.b.parallel) > 1 and self.narrowest() == 2 and self.line in self.b.parallel and self.begin_anywhere()
-        return several and 4 * self.hints.count(self.rows) >= 3 * RAGGED_MIDDLE
 
     def _idles(self, inner: Axis, across: Axis | None, chunk: int) -> bool:
         """Would much be computed in idle lanes of the last chunk, along `across` where it holds several runs of `inner`?"""
@@ -393,7 +411,7 @@ class _Chooser(TileAlike):
                 want = max(least, min(max(folded, ROWS * have), max(RAGGED, spread))) if least else max(TILE, FOLDED // self.narrowest())
             elif self.begin_anywhere():
                 fitting = max(1, STORED_WIDE // (power(have + 1) // 2)) * have
-                want = fitting if self.narrowest() >= 4 else PIECES if self.one_piece() else max(RAGGED, min(ROWS * have, RAGGED_STORED))
+                want = fitting if self.narrowest() >= 4 else PIECES if self.one_piece() else self._stored_anywhere(have)
             elif have >= SHORT_FROM:
                 want = WIDE_ROW if self.narrowest() >= 4 and hints.count(self.b.axes) <= SHORT_FEW else RAGGED
         elif self.line in self.rows and not self.looped and self.begin_anywhere():
@@ -406,11 +424,16 @@ class _Chooser(TileAlike):
             want = self._passing_bytes() // self.narrowest()
         elif self.sums_ragged():
             want = RAGGED_SPLIT
+        elif self.sums_anywhere():
+            want = SUMMED_ANYWHERE // (2 if self.crossed == {self.line} else 1 if self.narrowest() < 4 else 4)
         parallel = [a for a in self.order if a in self.b.parallel]
         if self.line in parallel:
             together = self.takes_columns() and self.begin_anywhere()
             most = min(TOGETHER if together else self.columns(), max(SECTOR, (TOGETHER_MOST if together else HELD // 2) // have)) \
                 if self.rows else TURNED if turned is not None else want // have
+            wide = self.hints.count(self.b.parallel) >= SCANNED_WIDE * self.target.threads or not self.begin_anywhere()
+            most = SCANNED_COLUMNS if self.looped and self.scans_many() and wide else most
+            most = max(SECTOR, most // 2) if self._few_held(have, most) else most
             if self.crossed and self.line not in self.crossed:
                 most = tile_statistics.columns(self, COLUMNS)
                 most = min(most, max(SECTOR // 2, SEVERAL_HELD // have)) if self.several_wide() else most
@@ -423,7 +446,8 @@ class _Chooser(TileAlike):
         free = [] if self.short_columns() else parallel
         candidates = sorted((a for a in free if a not in self.pieces), key=lambda a: (a in self.crossed, self.order.index(a)), reverse=True)
         # a third axis of a large tile is spilled: backward sums of InstanceNorm3D in NDHWC 49 us, 55 with images in it
-        few, beside, many = self.statistics(), sum(a not in self.crossed for a in self.pieces), self.scans_many() or self.scans_ragged()
+        few, beside = self.statistics(), sum(a not in self.crossed for a in self.pieces)
+        many = self.scans_many() or self.scans_several() or self.scans_ragged()
         for a in candidates:
             most_axes = 1 + beside if few and have * 8 > want else 3
             wanted = min(want, SCANNED_FEW) if many else want
@@ -433,6 +457,19 @@ class _Chooser(TileAlike):
         if self._only_folds_line():
             self.shift = self._shift(self.line)
             self.pieces[self.line] += (2 * self.shift.group,) if self.shift is not None else ()
+
+    def _few_held(self, rows: int, columns: int) -> bool:
+        """Are so many rows of so many columns held and written, large tiles of which there are few?"""
+        large = bool(self.rows) and not self.looped and not self.crossed and self.stored_along() and rows * columns > LARGE_HELD
+        others = math.prod(self.hints(a.extent) for a in self.b.parallel if a is not self.line)
+        return large and -(-self.hints(self.line.extent) // columns) * others < MANY * self.target.threads
+
+    def _stored_anywhere(self, row: int) -> int:
+        """Elements of a tile of rows of 16 bits that begin anywhere, of `row` lanes each, and are written."""
+        several = len(self.rows_read()) > 1 or any(isinstance(e, Op) and OPS[e.name].heavy for e in walk(*exprs_of(self.b)) if self.line in e.free)
+        few = self.hints.count(self.b.parallel) * row < RESIDENT * self.target.threads * RAGGED_STORED
+        most = RAGGED_STORED // 2 if several or few else RAGGED_STORED
+        return max(RAGGED, min(ROWS * row, most))
 
     def _block_down(self) -> int:
         """Elements of a block of long columns that programs sum where they write them. Rows that begin anywhere take programs in whole groups:
@@ -460,9 +497,7 @@ class _Chooser(TileAlike):
 
     def _only_folds_line(self) -> bool:
         """Are tiles one piece of rows that programs share and do nothing but fold, each element for itself?"""
-        folded = not self.rows and self.crossed == {self.line} and not any(self.line in s.axes for s in self.b.stores)
-        return folded and self.pieces.keys() == self.crossed and len(self.pieces[self.line]) == 1 \
-            and all(e.monoid != "logsumexp" and all(isinstance(x, Const) for x in e.args[1:]) for e in self.folds)
+        return self.folds_each() and self.pieces.keys() == self.crossed and len(self.pieces[self.line]) == 1
 
     def _line_in_blocks(self, most: int) -> int:
         """Covers the contiguous axis, where programs fold across it, by blocks of about `most` elements in several pieces: lanes that are never idle
@@ -473,7 +508,7 @@ class _Chooser(TileAlike):
         idle = -n % size * WASTE > n and not self.rows and not self.crossed and n * self.narrowest() % WORD == 0
         if self.line not in self.crossed and not idle:
             return 0
-        self.pieces[self.line] = found = blocks(n, size * (4 if idle else 2))
+        self.pieces[self.line] = found = blocks(n, size * (2 if not idle else 4 if self.narrowest() < 4 else 1))
         if not found:
             del self.pieces[self.line]
         return sum(found)
@@ -503,8 +538,11 @@ class _Chooser(TileAlike):
         want = max(1, int(self.target.threads * self.resident))
         if self.crossed and self.hints.count(self.looped) >= LONG and not any(e.free for e in self.crossing):
             want = max(want, ALONE)
+        if self.sums_anywhere() and split == (self.line,):
+            want *= SUMMED_ANYWHERE_SHARES
         share = want // kept if self.carries or self.down or want >= MANY * kept or want // kept * kept >= FILLED * want else -(-want // kept)
-        programs = max(1, min(share, blocks(split)))
+        programs, most = max(1, min(share, blocks(split))), blocks(split)
         if self.shift is None or self.words_shared(self.shift.axis):
             return programs
-        return programs // self.shift.group * self.shift.group or self.shift.group          # every row of a program begins alike
+        group = self.shift.group                                    # every row of a program begins alike
+        return -(-most // group) * group if programs == most else programs // group * group or group
