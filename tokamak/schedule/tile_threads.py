@@ -12,7 +12,7 @@ from . import tile_statistics
 from .body import Body, exprs_of
 from .schedule import strides_of
 from .tile_access import begin_anywhere, fits
-from .tile_facts import TileFacts
+from .tile_facts import MANY_SHORT, TileFacts
 from .tile_schedule import Shift
 from .tile_stages import power
 from .tile_statistics import WORD
@@ -30,9 +30,9 @@ RAGGED_EACH = 64        # of longer rows that begin anywhere and are written, to
 RUN_THREAD = 16         # of looped rows whose runs are short (`whole_runs`), CARRY_STAGES tiles under way: moments of groups by a program each, which
                         # writes them behind, by hand: GroupNorm NHWC of 12 x 2048 x 97 x 96 bf16 358 us, of 12 x 1024 x 55 x 56 f32 130, of
                         # 16 x 2048 x 56 x 56 f16 184; 481, 136 and 196 with half as many of one tile, 408, 135 and 173 with twice as many of one
-STACKED = 8192          # PER_THREAD of more elements of rows along two axes, STACKED_ROWS of the one at least, by up to CARRY_WARPS: RMSNorm
-STACKED_ROWS = 16       # backward along the middle of 28 x 477 x 511 bf16, where they are 28 x 511, 36.0 us, 73 spilled by eight warps (H100); but
-                        # of 3 x 1882 x 4097 88.6, 105 so
+STACKED = 8192          # PER_THREAD of more elements of rows along two axes, STACKED_ROWS of the one at least, by up to CARRY_WARPS, where
+STACKED_ROWS = 16       # several values are read: RMSNorm backward along the middle of 28 x 477 x 511 bf16, where they are 28 x 511, 36.0 us, 73
+                        # spilled by eight warps (H100); but of 3 x 1882 x 4097 88.6, 105 so, of BatchNorm of 43 x 640 x 15 x 15 25.6, 27.8
 PIECE_EACH = 4          # of such rows that are one piece of a warp's width, 512 elements to a program (`tiles.PIECES`)
 SHORT_EACH = 256        # elements up to which rows that begin anywhere and are only folded have RAGGED_EACH, too: bf16 sums of 32768 and 262144 rows
                         # of 127 5.3 and 21.5 us by one warp, 6.5 and 28.8 by two
@@ -71,6 +71,16 @@ MIDDLE_ROWS = 32        # of 107 x 55 x 8790 74 us, 86 with ROW_THREAD (H100); b
 SCANNED_SHARE = 8       # rows to a multiprocessor from which on prefixes are made 1024 elements at a step,
 SCANNED_BYTES = 32      # so many bytes to a thread: of 1378 of 26899 f16 78 us, of 2000 of 10001 f32 65.8, of 1136 of 8755 35.6; 90.9, 66.0 and 41.2
                         # in twice as many with ROW_THREAD; but of 591 of 16383 f32 36.7, 39.9 (H100)
+NARROW_THREAD = 128     # of a tile of fewer than COLUMNS columns of 32 bits that begin at words, which programs sum: f32 sums of 440960 x 36 24.7 us,
+                        # 34.5 with ROW_THREAD
+CARRIED_MOST = 136      # registers of a thread, as counted, from which on a program that carries sums beside a tile of rows has more warps,
+CARRIED_EXACT = 150     # where no lane of them is idle, and
+CARRIED_WIDE = 96       # where they are three sums or more of 32 bits and a multiprocessor has two such programs, and
+CARRIED_LEAST = 4       # so many elements to a thread at least: LayerNorm backward with dropout of 1798203 x 17 bf16 186 us, 246 spilled, of
+                        # 103541 x 26 23.2, 27.2, EvoNorm backward of 46 x 480 x 15 x 15 f32 52, 78, of 240 x 320 x 7 x 7 bf16 47, 70; but of
+                        # 399 x 512 x 7 x 7 f16 57, 65, of 1 x 2048 x 56 x 56 f32 in NHWC 32.4, 34
+SHORT_RUN = 8           # elements of a row of such a tile from which on several are under way: GroupNorm backward of 8998 x 96 x 8 x 8 f16, of three
+                        # channels a group, 12.4 us, 30.1
 FEW_THREAD = 8          # at least of looped rows, where programs are too few for RESIDENT warps of a multiprocessor: place of the greatest element of
                         # 285 rows of 93565 bf16 27.6 us by 16 warps, 49.9 by four of ROW_THREAD,
 FEW_RESIDENT = 16       # where they are only folded, for so many: EvoNorm's backward sums of 17 x 320 x 28 x 28 f16 17.4 by eight, 30.1 by two; bf16
@@ -124,7 +134,8 @@ SCANNED_WORDS = 128     # where all begin at words of 4 bytes: along the middle,
                         # 25 x 2605 x 385 bf16, by two warps, 118, of 6 x 1249 x 3279 72; 125, 99, 126, 76 in 32 columns by four warps
 RAGGED_COLUMNS = 8      # columns of such a tile where there are fewer than twice COLUMNS to a multiprocessor, by one warp: 25 x 2605 x 385 f16 93 us;
 RAGGED_SHARE = 32       # half as many, and twice as many rows, where there are fewer than so many: 910 x 1347 bf16 15.2 us, 2000 x 2047 f16 31.9,
-                        # 3000 x 501 f32 43.0; 57.4, 65.8 and 133 in 64 x 32 by four warps (H100)
+                        # 3000 x 501 f32 43.0; 57.4, 65.8 and 133 in 64 x 32 by four warps (H100). Twice as many of 32 bits where there are more than
+                        # twice so many: 4504 x 12915 f32 193 us, 289
 SPLIT_WORD = 4          # elements of a thread of such a tile, see `tiles.RAGGED_SPLIT`
 NARROW = 8              # columns at least, of a tile that folds across rows: 32 bytes of f32, one sector
 
@@ -170,7 +181,9 @@ class TileThreads(TileFacts):
         warps = tile_statistics.WORD_WARPS if several else self._warps(dims, elements, each, most, words)
         # one-warp LayerNorm and RMSNorm over 1023: 83 and 88%, 65 and 78 when counted
         counted = carries or split and not self.crossed and warps > 1
-        stay = tile_statistics.resident(self) if several else max(1, RESIDENT // (PASSING_WARPS if words else warps))
+        stay = tile_statistics.resident(self) if several else max(1, RESIDENT // (PASSING_WARPS if words or self._narrow_sums() else warps))
+        if (self.carries or self.several_wide()) and not one and not columns and len(dims) == 2:
+            warps = self._carrying(warps, elements)
         held = 2 * TOGETHER_THREAD if each == TOGETHER_THREAD and columns else elements // (32 * warps)
         resident = self._holding(warps, held) if counted else stay
         keeps = bool(split) and self._keeps_weights(warps)
@@ -184,7 +197,10 @@ class TileThreads(TileFacts):
         # left open, a third of the programs would not run at once; but most rows that begin anywhere spill
         spills = by_thread and self.begin_anywhere() and (self.narrowest() < 4 or len(self.crossing) > 1 or self.shift is None)
         full = shares and self.carried() > 2 and not staged and not spills
-        stages = 1 if reread else CARRY_STAGES if staged or keeps else self.stages()
+        if full and not by_thread and not several:
+            need = BESIDE + elements // (32 * warps) * self.carried()
+            resident = max(1, min(resident, REGISTERS // (32 * warps * need)))
+        stages = 1 if reread else CARRY_STAGES if staged and not self._short_run() or keeps else 1 if staged else self.stages()
         stages = stages if fits(stages, self.b, self.pieces, {*split, *self.looped}) else 1
         capped = at_once or full or split and not keeps and resident < RESIDENT // warps
         return Threads(warps, resident, stages,
@@ -236,7 +252,8 @@ class TileThreads(TileFacts):
             each = self._scanned_each() if self.scans_ragged() else LONE_THREAD if self.lone() else RAGGED_THREAD if ragged else each
         if plain and self.line in self.rows and self.stored_along() and self.begin_anywhere():
             stacked = math.prod(sum(self.pieces[a]) for a in dims) > STACKED and self._stacked()
-            each = PIECE_EACH if self.one_piece() else PER_THREAD if stacked else RAGGED_EACH
+            stacked = stacked or len(self.rows) > 1 and sum(self.pieces.get(self.line, (1,))) < SHORT_RUN * 4
+            each = self._piece_each() if self.one_piece() else PER_THREAD if stacked else RAGGED_EACH
         short = sum(self.pieces.get(self.line, (0,)))
         if plain and self.rows == [self.line] and short <= SHORT_EACH:
             if self.begin_anywhere() and not self.stored_along():
@@ -258,8 +275,12 @@ class TileThreads(TileFacts):
             each = WORD // self.narrowest()
         elif self._columns_alike():
             each = ALIKE_THREAD * 2 // self.narrowest()
+        elif self._held_columns() and self.narrowest() >= 4 and self.begin_anywhere():
+            each = MIDDLE_THREAD
         if self.whole_runs():
             each = RUN_THREAD
+        if self._narrow_sums():
+            return NARROW_THREAD
         if shares and self.sums_anywhere():
             return SUMMED_ANYWHERE_THREAD if by_thread else SUMMED_ANYWHERE_THREAD // (2 if self.narrowest() < 4 else 8)
         if by_thread:
@@ -298,11 +319,33 @@ class TileThreads(TileFacts):
             warps *= 2
         return warps
 
+    def _carrying(self, warps: int, elements: int) -> int:
+        """More warps than `warps` of a program that carries sums beside a tile of rows, where its threads would spill."""
+        rows = [a for a in self.rows if a in self.pieces]
+        exact = all(self.hints.exactly(a.extent) == sum(self.pieces[a]) for a in rows)
+        while warps < MOST_WARPS and elements > 32 * warps * CARRIED_LEAST:
+            need = self._registers(-(-elements // (32 * warps)))
+            if self.several_wide() and not CARRIED_WIDE < need <= REGISTERS // (64 * warps) \
+                    or not self.several_wide() and need <= (CARRIED_EXACT if exact else CARRIED_MOST):
+                break
+            warps *= 2
+        return warps
+
+    def _short_run(self) -> bool:
+        """Is a row of a tile only a few elements long?"""
+        return any(sum(self.pieces[a]) < SHORT_RUN for a in self.rows if a in self.pieces)
+
+    def _narrow_sums(self) -> bool:
+        """Are few columns of 32 bits that begin at words summed across programs, and no more than a sum?"""
+        columns = bool(self.crossed) and not self.rows and self.line in self.b.parallel - self.crossed and not self.down and self.carried() <= 2
+        return columns and self.narrowest() >= 4 and self.hints(self.line.extent) < COLUMNS and not self.begin_anywhere()
+
     def _stacked(self) -> bool:
         """Are rows along two axes, several of each, held that begin anywhere, and written?"""
         others = [a for a in self.rows if a is not self.line]
         held = not self.looped and self.line in self.rows and self.stored_along() and self.begin_anywhere()
-        return held and bool(others) and math.prod(sum(self.pieces[a]) for a in others if a in self.pieces) >= STACKED_ROWS
+        several = bool(others) and math.prod(sum(self.pieces[a]) for a in others if a in self.pieces) >= STACKED_ROWS
+        return held and several and len(self.rows_read()) > 1
 
     def _many_wide(self) -> bool:
         """Are many rows of columns of 32 bits held that begin anywhere, and only folded?"""
@@ -323,7 +366,7 @@ class TileThreads(TileFacts):
     def _scanned_each(self) -> int:
         """Elements to a thread of a tile down which prefixes are made of columns that begin anywhere."""
         if self.columns() < COLUMNS:
-            return LONE_THREAD
+            return LONE_THREAD * (2 if self.columns() > RAGGED_COLUMNS else 1)
         return SCANNED_THREAD if begin_anywhere(self.b, self.line, self.hints, 4) else SCANNED_WORDS
 
     def short_columns(self) -> bool:
@@ -342,6 +385,10 @@ class TileThreads(TileFacts):
     def _in_one_turn(self) -> bool:
         """Are rows of 32 bits, of one of several matrices, that a program runs through no longer than a turn?"""
         return self.narrowest() >= 4 and len(self.b.parallel) > 1 and all(self.hints(a.extent) <= sum(self.pieces.get(a, (1,))) for a in self.looped)
+
+    def _piece_each(self) -> int:
+        """Elements to a thread of rows of one piece of a warp's width."""
+        return PIECE_EACH * (4 if self.hints.count(self.b.parallel) >= MANY_SHORT * self.target.threads else 1)
 
     def one_piece(self) -> bool:
         """Is a row of 16 bits one short piece, a warp's width?"""
@@ -381,7 +428,7 @@ class TileThreads(TileFacts):
         beside = math.prod(sum(self.pieces[a]) for a in self.pieces if a in self.b.parallel)
         if 1 < beside < LANES or beside > 1 and self.shift is None and self.begin_anywhere():
             return 1
-        if CARRY_STAGES * row * sum(self.pieces.get(self.line, (1,))) > STAGED:
+        if CARRY_STAGES * row * sum(self.pieces.get(self.line, (1,))) > STAGED or self._short_run():
             return 1
         folded = any(isinstance(e, Reduce) and set(e.over) & set(self.rows) and not set(e.over) & self.crossed for e in walk(*exprs_of(self.b)))
         return 1 if self.shift is not None and (folded and self.narrowest() >= 4 or self.down) else CARRY_STAGES
@@ -396,7 +443,9 @@ class TileThreads(TileFacts):
             return COLUMNS
         share = self.hints.count(self.b.parallel) // self.target.threads
         if self.scans_ragged():
-            return COLUMNS if share >= 2 * COLUMNS else RAGGED_COLUMNS if share >= RAGGED_SHARE else RAGGED_COLUMNS // 2
+            wide = 2 if self.narrowest() >= 4 and share >= 2 * RAGGED_SHARE else 1
+            few = RAGGED_COLUMNS * wide if share >= RAGGED_SHARE else RAGGED_COLUMNS // 2
+            return COLUMNS if share >= 2 * COLUMNS else few
         return max(NARROW, min(COLUMNS, power(share + 1) // 2))
 
     def _passes_through(self) -> bool:

@@ -15,7 +15,7 @@ from .body import Body, exprs_of
 from .schedule import strides_of
 from .tile_access import once
 from .tile_alike import TileAlike
-from .tile_facts import ALONE, CHUNK, SECTOR, TILE
+from .tile_facts import ALONE, CHUNK, MANY_SHORT, SECTOR, TILE
 from .tile_schedule import WASTE, Shift, TileSchedule, blocks, cover, shifted
 from .tile_stages import power
 from .tile_statistics import WORD
@@ -72,13 +72,16 @@ MIDDLE = 128            # rows of columns that are only folded, and held rather 
                         # 11.5 us, of 813 x 34 x 1023 26.6, f16 of 2623 x 69 x 257 42, bf16 sums of 38 x 262143 26.6; 14.5, 40, 55 and 48 in a loop,
                         # many of whose last lanes idle; also without any: of blocks of 128 x 74 bf16 17.4, 20.2 (H100). Half as many of 32 bits:
                         # of 107 x 75 x 8790 f32 157 us, 118 in a loop
+IDLE_TURN = 5           # idle lanes of two turns, one in so many at least, where rows that begin anywhere and are only folded are held: f32 L1 norms
+                        # of 2047 rows of 4225 11.5 us, 17.3 in a loop, bf16 of 1177 of 19438 15.5, 17.1; but sums of 1408 of 27351 23.6, 22.4
 HELD_TURNS = 4          # turns of a loop down columns that a program makes at once,
 HELD_EACH = 128         # elements to a thread at most: blocks of 128 x 376 f16 19.4 us, 23.3 in four; partial results of 528 over 1480 6.5, 7.3 in
                         # two, of 264 over 3013 6.3, 6.8 (H100). But of one matrix of many bytes, 400 x 30000 f16 and 200 x 50000 bf16, 18.9 and
                         # 14.2, 13.9 and 12.5 in turns
 SCANNED = 64            # rows of columns from which on their prefixes are made in a loop, several tiles under way: 4096 x 16384 of f32 91%, 70 with
                         # one; 64 x 1024 x 1024 of bf16 along the middle about 50, 27 held
-SCANNED_FEW = 512       # elements of a tile of few columns
+SCANNED_FEW = 512       # elements of a tile of few columns; twice as many of SCANNED_SHORT rows, of up to twice SCANNED_COLUMNS: along the middle of
+SCANNED_SHORT = 8       # 111924 x 4 x 18 f16 15.2 us, 21.1, of 1978 x 3 x 8193 bf16 74.9, 83.6 (H100)
 SCANNED_COLUMNS = 128   # columns of a tile of many, `tile_facts.SCANNING` a multiprocessor, or
 SCANNED_WIDE = 1024     # so many where they begin anywhere: along the middle of 39 x 86 x 4095 f16 30.3 us, of 64 x 1024 x 1024 bf16 101.6; 35.2
                         # and 105.3 with half as many; but of 6 x 1249 x 10001 bf16 175, 149 (H100)
@@ -100,6 +103,8 @@ FILLED = 0.75           # of the programs that run at once: where programs share
 LARGE_HELD = 8192       # elements of a tile of columns that are held and written from which on it has half as many columns, where there are fewer
                         # than MANY to a multiprocessor: RMSNorm backward along the middle of 50 x 200 x 333 f16 16.3 us, 23.1 (H100)
 LONE = 8192             # elements of a tile that walks down columns so few that no multiprocessor has a second program: see LONE_THREAD
+PARTS = 4               # equal powers of two at most that rows of a pointwise tile are cut into, rather than held in pieces of several lengths: last
+                        # kernel of BatchNorm backward in NHWC of 7 x 768 x 112 x 112 f16 139 us, 161 as 512 + 256, of 16 x 768 x 15 x 15 9.9, 12.3
 LEAST_BLOCK = 256       # elements of a block along the contiguous axis that is worth several pieces
 HELD_BYTES = 3 * REGISTERS      # of a row that begins anywhere and all read along it, which one program holds as it is: f32 LayerNorm backward over
                                 # 32767 columns, three values of each, 37%, 25 by one program that spills
@@ -264,13 +269,15 @@ class _Chooser(TileAlike):
         if any(s.monoid is not None for s in self.b.stores):         # updates in order, one after the other
             self.looped.update(self.rows)
             return
-        known = all(self.hints.most(a.extent) is not None for a in self.rows) and (self.whole or self.needed_again() or self.line not in self.rows)
+        known = all(self.hints.most(a.extent) is not None for a in self.rows) and (self.whole or self.needed_again() or self.line not in self.rows
+                                                                                 or self._idles_again())
         inner = self.line if self.line in self.rows else max(self.rows, key=lambda a: self.hints(a.extent))
         extent = lambda a: self.hints.most(a.extent) if known else self.hints(a.extent)         # an ordered target's hints are not the extents
         scanned = {e.along for e in walk(*exprs_of(self.b)) if isinstance(e, Scan)}         # Triton scans no tile of fewer elements than threads
         whole = {a: cover(extent(a)) if a is inner and scanned <= {inner} else (power(extent(a)),) for a in self.rows}
         elements = math.prod(sum(s) for s in whole.values())
-        most = HELD if self.line in self.rows else HELD // (2 * SECTOR) if self.needed_again() else MIDDLE // (2 if self.narrowest() >= 4 else 1)
+        wide = 2 if self.narrowest() >= 4 else 1
+        most = HELD if self.line in self.rows else HELD // SECTOR // wide if self.needed_again() else MIDDLE // wide
         most = SCANNED if self.scans_down() else self._scanned_most() if self.scans_along() else LARGEST if self.whole else most
         if known and elements <= most and len(self.rows) <= 3:
             self.pieces.update(whole)
@@ -315,6 +322,13 @@ class _Chooser(TileAlike):
         if self.hints.count(self.b.parallel) >= SCANNED_SHARE * self.target.threads:
             return CHUNK // 4
         return CHUNK // 2 if self._many_rows() else CHUNK_BYTES // self.narrowest()
+
+    def _idles_again(self) -> bool:
+        """Would much of the second turn of a loop through rows that begin anywhere and are only folded be idle?"""
+        n, chunk = self.hints.exactly(self.line.extent), self._passing_bytes() // self.narrowest()
+        if n is None or self.rows != [self.line] or self.crossed or not self.passing() or self._shift(self.line) is None:
+            return False
+        return chunk < self.hints(self._shift(self.line).words) and (2 * chunk - n) * IDLE_TURN > 2 * chunk
 
     def _idles(self, inner: Axis, across: Axis | None, chunk: int) -> bool:
         """Would much be computed in idle lanes of the last chunk, along `across` where it holds several runs of `inner`?"""
@@ -411,7 +425,7 @@ class _Chooser(TileAlike):
                 want = max(least, min(max(folded, ROWS * have), max(RAGGED, spread))) if least else max(TILE, FOLDED // self.narrowest())
             elif self.begin_anywhere():
                 fitting = max(1, STORED_WIDE // (power(have + 1) // 2)) * have
-                want = fitting if self.narrowest() >= 4 else PIECES if self.one_piece() else self._stored_anywhere(have)
+                want = fitting if self.narrowest() >= 4 else self._one_piece() if self.one_piece() else self._stored_anywhere(have)
             elif have >= SHORT_FROM:
                 want = WIDE_ROW if self.narrowest() >= 4 and hints.count(self.b.axes) <= SHORT_FEW else RAGGED
         elif self.line in self.rows and not self.looped and self.begin_anywhere():
@@ -433,6 +447,7 @@ class _Chooser(TileAlike):
                 if self.rows else TURNED if turned is not None else want // have
             wide = self.hints.count(self.b.parallel) >= SCANNED_WIDE * self.target.threads or not self.begin_anywhere()
             most = SCANNED_COLUMNS if self.looped and self.scans_many() and wide else most
+            most = 2 * SCANNED_COLUMNS if self._scans_short() else most
             most = max(SECTOR, most // 2) if self._few_held(have, most) else most
             if self.crossed and self.line not in self.crossed:
                 most = tile_statistics.columns(self, COLUMNS)
@@ -450,13 +465,21 @@ class _Chooser(TileAlike):
         many = self.scans_many() or self.scans_several() or self.scans_ragged()
         for a in candidates:
             most_axes = 1 + beside if few and have * 8 > want else 3
-            wanted = min(want, SCANNED_FEW) if many else want
+            wanted = min(want, SCANNED_FEW * (2 if self._scans_short() else 1)) if many else want
             room = max(want // 4, min(want, RAGGED), least) if self.rows and self.line in self.rows else wanted
             if have * 2 <= room and len(self.pieces) < most_axes and hints(a.extent) > 1:
                 have *= self._tile(a, wanted // have)
         if self._only_folds_line():
             self.shift = self._shift(self.line)
             self.pieces[self.line] += (2 * self.shift.group,) if self.shift is not None else ()
+
+    def _one_piece(self) -> int:
+        """Elements of a tile of rows of one piece of a warp's width."""
+        return PIECES * (4 if self.hints.count(self.b.parallel) >= MANY_SHORT * self.target.threads else 1)
+
+    def _scans_short(self) -> bool:
+        """Are prefixes of few rows made down many columns?"""
+        return self.scans_many() and not self.looped and self.hints.count(self.rows) <= SCANNED_SHORT
 
     def _few_held(self, rows: int, columns: int) -> bool:
         """Are so many rows of so many columns held and written, large tiles of which there are few?"""
@@ -508,6 +531,9 @@ class _Chooser(TileAlike):
         idle = -n % size * WASTE > n and not self.rows and not self.crossed and n * self.narrowest() % WORD == 0
         if self.line not in self.crossed and not idle:
             return 0
+        if idle and LEAST_BLOCK <= (part := math.gcd(n, size)) and n <= PARTS * part:
+            self.pieces[self.line] = (part,)
+            return part
         self.pieces[self.line] = found = blocks(n, size * (2 if not idle else 4 if self.narrowest() < 4 else 1))
         if not found:
             del self.pieces[self.line]
