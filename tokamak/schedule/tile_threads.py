@@ -74,7 +74,7 @@ SCANNED_BYTES = 32      # so many bytes to a thread: of 1378 of 26899 f16 78 us,
 NARROW_THREAD = 128     # of a tile of fewer than COLUMNS columns of 32 bits that begin at words, which programs sum: f32 sums of 440960 x 36 24.7 us,
                         # 34.5 with ROW_THREAD
 CARRIED_MOST = 136      # registers of a thread, as counted, from which on a program that carries sums beside a tile of rows has more warps,
-CARRIED_EXACT = 150     # where no lane of them is idle, and
+CARRIED_EXACT = 170     # where they lie along two axes and no lane is idle, and
 CARRIED_WIDE = 96       # where they are three sums or more of 32 bits and a multiprocessor has two such programs, and
 CARRIED_LEAST = 4       # so many elements to a thread at least: LayerNorm backward with dropout of 1798203 x 17 bf16 186 us, 246 spilled, of
                         # 103541 x 26 23.2, 27.2, EvoNorm backward of 46 x 480 x 15 x 15 f32 52, 78, of 240 x 320 x 7 x 7 bf16 47, 70; but of
@@ -322,7 +322,7 @@ class TileThreads(TileFacts):
     def _carrying(self, warps: int, elements: int) -> int:
         """More warps than `warps` of a program that carries sums beside a tile of rows, where its threads would spill."""
         rows = [a for a in self.rows if a in self.pieces]
-        exact = all(self.hints.exactly(a.extent) == sum(self.pieces[a]) for a in rows)
+        exact = len(rows) > 1 and all(self.hints.exactly(a.extent) == sum(self.pieces[a]) for a in rows)
         while warps < MOST_WARPS and elements > 32 * warps * CARRIED_LEAST:
             need = self._registers(-(-elements // (32 * warps)))
             if self.several_wide() and not CARRIED_WIDE < need <= REGISTERS // (64 * warps) \
