@@ -547,11 +547,11 @@ def test_a_row_that_is_folded_alike_for_all_rows_is_read_as_one(tmp_path):
     pytest.importorskip("triton")
     graph = parse_graph("""graph apart {
   input %p: f32[2000, 9](9, 1)
-  input %x: f32[64, 9](9, 1)
+  input %x: f32[391, 9](9, 1)
   %top: f32[]() for i0<2000, i1<9 = max[i0, i1](%p[i0, i1])
   %sum: f32[]() for i0<2000, i1<9 = sum[i0, i1](mul(%p[i0, i1], %p[i0, i1]))
   %big: f32[]() = tanh(%top[])
-  %out: f32[64, 5](5, 1) = div(%x[i0, 2 * i1], %sum[])
+  %out: f32[391, 5](5, 1) = div(%x[i0, 2 * i1], %sum[])
   return %big, %out
 }""")
     built = render_plan(lower_plan(schedule_plan(plan(graph, LARGE), LARGE), LARGE)).values()
@@ -631,3 +631,38 @@ def test_sums_beside_what_is_written_by_programs_that_share_rows_that_begin_anyw
     """Shorter tiles, more programs, no cap on registers."""
     schedule = first(RESIDUAL, type, 138, columns)
     assert schedule.startswith(f"tile({found}") and (" registers(" in schedule) == (columns % 8 == 0)
+
+
+NORM = """graph norm {{
+  input %x: {type}[391, {rows}, {columns}]({rows} * {columns}, {columns}, 1)
+  %squares: f32[391, {columns}]({columns}, 1) for i2<{rows} = sum[i2](mul(f32(%x[i0, i2, i1]), f32(%x[i0, i2, i1])))
+  %out: {type}[391, {rows}, {columns}]({rows} * {columns}, {columns}, 1) = {type}(mul(f32(%x[i0, i1, i2]), rsqrt(%squares[i0, i2])))
+  return %out
+}}"""
+STACK = """graph stack {{
+  input %x: {type}[{rows}, 4, {columns}](4 * {columns}, {columns}, 1)
+  %sums: {type}[{rows}, 4, {columns}](4 * {columns}, {columns}, 1) = {type}(scan_sum[i1](f32(%x[i0, i1, i2])))
+  return %sums
+}}"""
+SCALED = """graph scaled {{
+  input %x: {type}[{rows}, {columns}]({columns}, 1)
+  input %a: f32[{columns}](1)
+  %out: {type}[{rows}, {columns}]({columns}, 1) = {type}(mul(f32(%x[i0, i1]), %a[i1]))
+  return %out
+}}"""
+
+
+@pytest.mark.parametrize("text, rows, columns, type, found", [
+    (ALONG, 2047, 4225, "f32", "i1:4096+128+8?) shifted(i1 % 4) warps(4)"), (ALONG, 2047, 7001, "f32", "i1:4096+8?) shifted(i1 % 4) looped(i1)"),
+    (NORM, 1581, 43, "bf16", "i1:256+256+256+256+256+256+256?, i2:16?) warps(16)"), (NORM, 1581, 43, "f32", "i1:64?, i2:64?) looped(i1)"),
+    (STACK, 111924, 18, "f16", "i1:4, i0:8?, i2:32?) warps(1)"), (DOWN, 440960, 36, "f32", "i0:64, i1:64?) split(i0 / 1056) warps(1)"),
+    (SCALED, 3600, 768, "bf16", "i0:4, i1:256) warps(2)")])
+def test_lanes_and_turns_that_would_idle(text, rows, columns, type, found):
+    """Rows just over a chunk and middle axes of up to 2048 elements of 16 bits are held; few columns and few rows are no reason for more warps; rows of
+    three times a power of two are no pieces of several lengths."""
+    assert first(text, type, rows, columns).startswith(f"tile({found}")
+
+
+@pytest.mark.parametrize("rows, columns, found", [(903216, 30, "i0:64?, i1:32?) warps(4)"), (131072, 30, "i0:16, i1:32?) warps(4)")])
+def test_very_many_short_rows_lie_more_to_a_program(rows, columns, found):
+    assert first(WEIGHTED, "bf16", rows, columns).startswith(f"tile({found}")

@@ -75,10 +75,12 @@ NARROW_THREAD = 128     # of a tile of fewer than COLUMNS columns of 32 bits tha
                         # 34.5 with ROW_THREAD
 CARRIED_MOST = 136      # registers of a thread, as counted, from which on a program that carries sums beside a tile of rows has more warps,
 CARRIED_EXACT = 170     # where they lie along two axes and no lane is idle, and
-CARRIED_WIDE = 96       # where they are three sums or more of 32 bits and a multiprocessor has two such programs, and
+CARRIED_WIDE = 96       # where they are three sums or more of 32 bits, fewer than
+CARRIED_ROOM = 48       # so many below those that it may have, and
 CARRIED_LEAST = 4       # so many elements to a thread at least: LayerNorm backward with dropout of 1798203 x 17 bf16 186 us, 246 spilled, of
                         # 103541 x 26 23.2, 27.2, EvoNorm backward of 46 x 480 x 15 x 15 f32 52, 78, of 240 x 320 x 7 x 7 bf16 47, 70; but of
-                        # 399 x 512 x 7 x 7 f16 57, 65, of 1 x 2048 x 56 x 56 f32 in NHWC 32.4, 34
+                        # 399 x 512 x 7 x 7 f16 57, 65, of 1 x 2048 x 56 x 56 f32 in NHWC 32.4, 34, LayerNorm backward with
+                        # dropout of 13933 x 512 bf16, which has 255, 48.5, 54.0
 SHORT_RUN = 8           # elements of a row of such a tile from which on several are under way: GroupNorm backward of 8998 x 96 x 8 x 8 f16, of three
                         # channels a group, 12.4 us, 30.1
 FEW_THREAD = 8          # at least of looped rows, where programs are too few for RESIDENT warps of a multiprocessor: place of the greatest element of
@@ -323,17 +325,19 @@ class TileThreads(TileFacts):
         """More warps than `warps` of a program that carries sums beside a tile of rows, where its threads would spill."""
         rows = [a for a in self.rows if a in self.pieces]
         exact = len(rows) > 1 and all(self.hints.exactly(a.extent) == sum(self.pieces[a]) for a in rows)
+        most = CARRIED_WIDE if self.several_wide() else CARRIED_EXACT if exact else CARRIED_MOST
         while warps < MOST_WARPS and elements > 32 * warps * CARRIED_LEAST:
             need = self._registers(-(-elements // (32 * warps)))
-            if self.several_wide() and not CARRIED_WIDE < need <= REGISTERS // (64 * warps) \
-                    or not self.several_wide() and need <= (CARRIED_EXACT if exact else CARRIED_MOST):
+            capped = min(REGISTERS // (32 * warps * max(1, REGISTERS // (32 * warps * need))), 255)
+            if need <= most or capped - need >= CARRIED_ROOM:
                 break
             warps *= 2
         return warps
 
     def _short_run(self) -> bool:
         """Is a row of a tile only a few elements long?"""
-        return any(sum(self.pieces[a]) < SHORT_RUN for a in self.rows if a in self.pieces)
+        last = [a for a in self.order if a in self.pieces][-1:]
+        return bool(last) and last[0] in self.rows and sum(self.pieces[last[0]]) < SHORT_RUN
 
     def _narrow_sums(self) -> bool:
         """Are few columns of 32 bits that begin at words summed across programs, and no more than a sum?"""

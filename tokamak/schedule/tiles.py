@@ -72,8 +72,8 @@ MIDDLE = 128            # rows of columns that are only folded, and held rather 
                         # 11.5 us, of 813 x 34 x 1023 26.6, f16 of 2623 x 69 x 257 42, bf16 sums of 38 x 262143 26.6; 14.5, 40, 55 and 48 in a loop,
                         # many of whose last lanes idle; also without any: of blocks of 128 x 74 bf16 17.4, 20.2 (H100). Half as many of 32 bits:
                         # of 107 x 75 x 8790 f32 157 us, 118 in a loop
-IDLE_TURN = 5           # idle lanes of two turns, one in so many at least, where rows that begin anywhere and are only folded are held: f32 L1 norms
-                        # of 2047 rows of 4225 11.5 us, 17.3 in a loop, bf16 of 1177 of 19438 15.5, 17.1; but sums of 1408 of 27351 23.6, 22.4
+IDLE_TURN = 4           # idle lanes of two turns, one in so many at least, where rows that begin anywhere and are only folded are held: f32 L1 norms
+                        # of 2047 rows of 4225 11.5 us, 17.3 in a loop, bf16 of 1177 of 19438 15.5, 17.1; but L2 norms of 2047 of 12954 18.4, 18.0
 HELD_TURNS = 4          # turns of a loop down columns that a program makes at once,
 HELD_EACH = 128         # elements to a thread at most: blocks of 128 x 376 f16 19.4 us, 23.3 in four; partial results of 528 over 1480 6.5, 7.3 in
                         # two, of 264 over 3013 6.3, 6.8 (H100). But of one matrix of many bytes, 400 x 30000 f16 and 200 x 50000 bf16, 18.9 and
