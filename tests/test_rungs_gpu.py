@@ -658,8 +658,8 @@ SCALED = """graph scaled {{
     (STACK, 111924, 18, "f16", "i1:4, i0:8?, i2:32?) warps(1)"), (DOWN, 440960, 36, "f32", "i0:64, i1:64?) split(i0 / 1056) warps(1)"),
     (SCALED, 3600, 768, "bf16", "i0:4, i1:256) warps(2)")])
 def test_lanes_and_turns_that_would_idle(text, rows, columns, type, found):
-    """Rows just over a chunk and middle axes of up to 2048 elements of 16 bits are held; few columns and few rows are no reason for more warps; rows of
-    three times a power of two are no pieces of several lengths."""
+    """Rows just over a chunk and middle axes of up to 2048 elements of 16 bits are held; few columns and few rows are no reason for more warps; rows
+    of three times a power of two are no pieces of several lengths."""
     assert first(text, type, rows, columns).startswith(f"tile({found}")
 
 

@@ -7,8 +7,8 @@ from ..ir.graph import Compute
 from .axes import Group
 
 COMBINED = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "all": "and", "logsumexp": ""}      # monoid -> its operation
-ROWS = 1.5              # contiguous rows to a multiprocessor at most
-LONG = 32768            # elements of such a row at least
+ROWS = 1.5              # contiguous rows to a multiprocessor at most: in blocks and by one program a row, H100, bf16 of 264 x 65536 35.2 and 28.6 us
+LONG = 32768            # elements of such a row at least: f32 of 64 x 16384 8.2 and 6.2
 
 
 def few_long(rows: int, elements: int, target) -> bool:
