@@ -644,6 +644,12 @@ STACK = """graph stack {{
   %sums: {type}[{rows}, 4, {columns}](4 * {columns}, {columns}, 1) = {type}(scan_sum[i1](f32(%x[i0, i1, i2])))
   return %sums
 }}"""
+CLASSES = """graph classes {{
+  input %x: {type}[{rows}, {columns}]({columns}, 1)
+  input %target: i64[{rows}](1)
+  %out: {type}[{rows}, {columns}]({columns}, 1) = {type}(sub(exp(f32(%x[i0, i1])), f32(eq(coord(i1), %target[i0]))))
+  return %out
+}}"""
 SCALED = """graph scaled {{
   input %x: {type}[{rows}, {columns}]({columns}, 1)
   input %a: f32[{columns}](1)
@@ -656,7 +662,8 @@ SCALED = """graph scaled {{
     (ALONG, 2047, 4225, "f32", "i1:4096+128+8?) shifted(i1 % 4) warps(4)"), (ALONG, 2047, 7001, "f32", "i1:4096+8?) shifted(i1 % 4) looped(i1)"),
     (NORM, 1581, 43, "bf16", "i1:256+256+256+256+256+256+256?, i2:16?) warps(16)"), (NORM, 1581, 43, "f32", "i1:64?, i2:64?) looped(i1)"),
     (STACK, 111924, 18, "f16", "i1:4, i0:8?, i2:32?) warps(1)"), (DOWN, 440960, 36, "f32", "i0:64, i1:64?) split(i0 / 1056) warps(1)"),
-    (SCALED, 3600, 768, "bf16", "i0:4, i1:256) warps(2)")])
+    (SCALED, 3600, 768, "bf16", "i0:4, i1:256) warps(2)"), (CLASSES, 1 << 25, 129, "f32", "i0:4, i1:128+1) warps(1)"),
+    (CLASSES, 1 << 25, 193, "f32", "i0:4, i1:256?) warps(2)")])
 def test_lanes_and_turns_that_would_idle(text, rows, columns, type, found):
     """Rows just over a chunk and middle axes of up to 2048 elements of 16 bits are held; few columns and few rows are no reason for more warps; rows
     of three times a power of two are no pieces of several lengths."""

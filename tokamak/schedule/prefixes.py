@@ -23,8 +23,8 @@ BLOCK = 8192            # bytes of a block of it at most: f32 prefixes of 1 x 10
                         # one program a row, 8 x 1000000 342, 8 x 131072 24.9, 100 x 262144 66.5, 64 x 32768 9.0
 PROGRAMS = 4            # blocks to a multiprocessor at least, where they have LEAST elements then: bf16 of 1 x 65536 3.2 us, of 8 x 32768 3.6
 LEAST = 1024
-COLUMNS = 256           # bytes of a line of columns to a multiprocessor at most: bf16 of 16 x 1024 x 1024 along the middle 34 us; with more a warp for
-                        # each few columns fills the machine, 10 x 1368 x 2310 59
+COLUMNS = 256           # bytes of a line of columns to a multiprocessor at most: bf16 of 16 x 1024 x 1024 along the middle 34 us; with more a warp
+                        # for each few columns fills the machine, 10 x 1368 x 2310 59
 DEEP = 512              # rows of columns at least: bf16 of 910 x 1347 7.1 us, f32 of 512 x 1024 5.5
 COLUMN_BLOCKS = 448     # columns of blocks to a multiprocessor, where the blocks have DEEP_LEAST rows then: f32 of 4096 x 4096 57 us, of 141308 x 63
 DEEP_LEAST = 64         # 37, bf16 of 19041 x 138 10.8

@@ -103,6 +103,9 @@ FILLED = 0.75           # of the programs that run at once: where programs share
 LARGE_HELD = 8192       # elements of a tile of columns that are held and written from which on it has half as many columns, where there are fewer
                         # than MANY to a multiprocessor: RMSNorm backward along the middle of 50 x 200 x 333 f16 16.3 us, 23.1 (H100)
 LONE = 8192             # elements of a tile that walks down columns so few that no multiprocessor has a second program: see LONE_THREAD
+JUST_OVER = 4           # rows of a pointwise tile longer than a power of two by one part in so many at most are two pieces,
+SHORTEST_PIECE = 32     # of so many elements at least: cross entropy backward of 322375 x 129 and 60000 x 257 f32 86.2 and 32.7 us, of 100000 x 129
+                        # bf16 19.0; 126, 40.8 and 26.8 in one of twice the length
 PARTS = 4               # equal powers of two at most that rows of a pointwise tile are cut into, rather than held in pieces of several lengths: last
                         # kernel of BatchNorm backward in NHWC of 7 x 768 x 112 x 112 f16 139 us, 161 as 512 + 256, of 16 x 768 x 15 x 15 9.9, 12.3
 LEAST_BLOCK = 256       # elements of a block along the contiguous axis that is worth several pieces
@@ -526,6 +529,9 @@ class _Chooser(TileAlike):
         """Covers the contiguous axis, where programs fold across it, by blocks of about `most` elements in several pieces: lanes that are never idle
         count without weights. So where programs of a single piece would leave many lanes idle. 0 where one piece does as well."""
         n, size = self.line.extent.constant, min(power(self.hints(self.line.extent)), power(most + 1) // 2)
+        if n is not None and not self.rows and not self.crossed and self._just_over(n, most):
+            self.pieces[self.line] = (power(n) // 2, power(n - power(n) // 2))
+            return sum(self.pieces[self.line])
         if n is None or size < LEAST_BLOCK or n % size == 0 or self.scans():
             return 0
         idle = -n % size * WASTE > n and not self.rows and not self.crossed and n * self.narrowest() % WORD == 0
@@ -538,6 +544,11 @@ class _Chooser(TileAlike):
         if not found:
             del self.pieces[self.line]
         return sum(found)
+
+    def _just_over(self, n: int, most: int) -> bool:
+        """Is a row of a pointwise tile a little longer than a power of two?"""
+        half = power(n) // 2
+        return SHORTEST_PIECE <= half <= most and half < n and (n - half) * JUST_OVER <= half
 
     def _line_continued(self, most: int) -> int:
         """Tiles the axis whose steps are whole pieces of the contiguous one, where tiles of statistics hold all of those and have room for more
