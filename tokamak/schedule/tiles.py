@@ -546,9 +546,9 @@ class _Chooser(TileAlike):
         return sum(found)
 
     def _just_over(self, n: int, most: int) -> bool:
-        """Is a row of a pointwise tile a little longer than a power of two?"""
+        """Is a row of a pointwise tile, of which there are several, a little longer than a power of two?"""
         half = power(n) // 2
-        return SHORTEST_PIECE <= half <= most and half < n and (n - half) * JUST_OVER <= half
+        return len(self.b.parallel) > 1 and SHORTEST_PIECE <= half <= most and half < n and (n - half) * JUST_OVER <= half
 
     def _line_continued(self, most: int) -> int:
         """Tiles the axis whose steps are whole pieces of the contiguous one, where tiles of statistics hold all of those and have room for more
