@@ -576,11 +576,6 @@ def test_columns_beside_which_several_sums_are_carried(rows, columns, type, foun
     assert found in first(SEVERAL_SUMS, type, rows, columns)
 
 
-SCANNED = """graph scanned {{
-  input %x: {type}[{rows}, {columns}]({columns}, 1)
-  %out: {type}[{rows}, {columns}]({columns}, 1) = {type}(scan_sum[i1](f32(%x[i0, i1])))
-  return %out
-}}"""
 PLACE = """graph place {{
   input %x: {type}[{rows}, {columns}]({columns}, 1)
   %place: i64[{rows}](1) for i1<{columns} = argmax.1[i1](f32(%x[i0, i1]), coord(i1))
@@ -622,7 +617,7 @@ def test_fewer_short_rows_that_begin_anywhere_where_much_is_made_of_them(text, r
                                                         (1136, 8755, "f32", "i1:1024?) looped(i1) warps(4)"),
                                                         (591, 16383, "f32", "i1:2048?) looped(i1) warps(2)")])
 def test_prefixes_of_many_rows_are_made_fewer_at_a_step(rows, columns, type, found):
-    assert first(SCANNED, type, rows, columns).startswith(f"tile({found}")
+    assert first(ALONG_ROWS, type, rows, columns).startswith(f"tile({found}")
 
 
 @pytest.mark.parametrize("type, columns, found", [("bf16", 154970, "i1:1024?) split(i1 / 61) by_thread warps(2) stages(1)"),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 
 from ..ir.index import Axis
-from .tile_facts import MANY_SHORT, TileFacts
+from .tile_facts import TileFacts
 from .tile_schedule import EVEN, cover, evenly
 from .tile_stages import power
 
@@ -59,7 +59,7 @@ def _folded(of: TileFacts, n: int, size: int) -> tuple[tuple[int, ...], int, int
     if not width or n > 2 * WHOLE and not of.begin_anywhere() and (evenly(n, WIDTHS[0]) or n > 4 * WHOLE):
         return (), 0, 0
     pieces = cover(n) if n <= WHOLE else (width,) * -(-n // width)
-    many = 4 if WIDTHS[0] <= n <= WHOLE and math.prod(of.hints(a.extent) for a in of.b.parallel) >= MANY_SHORT * of.target.threads else 1
+    many = 4 if WIDTHS[0] <= n <= WHOLE and of.many_short() else 1
     return pieces, max(WARPS, 1 << round(math.log2(BYTES / size / n))) * many, WARPS
 
 

@@ -89,12 +89,16 @@ class TileFacts:
 
     def statistics(self) -> bool:
         """Are columns folded across programs by more than one sum of what is read?"""
-        return not self.rows and bool(self.crossed) and self.line not in self.crossed and self.carried() > 2 \
-            and all(e.monoid in ("sum", "moments") for e in self.crossing)
+        return self._several_sums() and self.line not in self.crossed
 
     def sums_along(self) -> bool:
         """Are contiguous rows that programs share folded by more than one sum of what is read along them?"""
-        return not self.rows and self.line in self.crossed and self.carried() > 2 and all(e.monoid in ("sum", "moments") for e in self.crossing)
+        return self._several_sums() and self.line in self.crossed
+
+    def _several_sums(self) -> bool:
+        """Do programs share what they fold by more than one sum?"""
+        shared = not self.rows and bool(self.crossed) and self.carried() > 2
+        return shared and all(e.monoid in ("sum", "moments") for e in self.crossing)
 
     def sums_anywhere(self) -> bool:
         """The same of rows that begin at any element and are not read in whole words (`folds_each`), or are several, and summed."""
@@ -124,6 +128,14 @@ class TileFacts:
     def _only_scanned(self) -> bool:
         """Are prefixes all that is made of rows along one axis?"""
         return len(self.rows) == 1 and not self.folds and self.scans()
+
+    def places(self) -> bool:
+        """Is the place of the greatest or least element found?"""
+        return any(e.monoid.startswith("arg") for e in self.folds)
+
+    def many_short(self) -> bool:
+        """Are there so many rows that short ones lie more to a program?"""
+        return self.hints.count(self.b.parallel) >= MANY_SHORT * self.target.threads
 
     def scans(self) -> bool:
         return any(isinstance(e, Scan) for e in walk(*exprs_of(self.b)))

@@ -12,7 +12,7 @@ from . import tile_statistics
 from .body import Body, exprs_of
 from .schedule import strides_of
 from .tile_access import begin_anywhere, fits
-from .tile_facts import MANY_SHORT, TileFacts
+from .tile_facts import TileFacts
 from .tile_schedule import Shift
 from .tile_stages import power
 from .tile_statistics import WORD
@@ -202,7 +202,7 @@ class TileThreads(TileFacts):
         if full and not by_thread and not several:         # sums of GroupNorm backward in NHWC of 24 x 768 x 40 x 40 f32 94 us, 109 spilled
             need = BESIDE + elements // (32 * warps) * self.carried()
             resident = max(1, min(resident, REGISTERS // (32 * warps * need)))
-        stages = 1 if reread else CARRY_STAGES if staged and not self._short_run() or keeps else 1 if staged else self.stages()
+        stages = 1 if reread else CARRY_STAGES if staged or keeps else self.stages()
         stages = stages if fits(stages, self.b, self.pieces, {*split, *self.looped}) else 1
         capped = at_once or full or split and not keeps and resident < RESIDENT // warps
         return Threads(warps, resident, stages,
@@ -255,7 +255,7 @@ class TileThreads(TileFacts):
         if plain and self.line in self.rows and self.stored_along() and self.begin_anywhere():
             stacked = math.prod(sum(self.pieces[a]) for a in dims) > STACKED and self._stacked()
             stacked = stacked or len(self.rows) > 1 and sum(self.pieces.get(self.line, (1,))) < SHORT_RUN * 4
-            each = self._piece_each() if self.one_piece() else PER_THREAD if stacked else RAGGED_EACH
+            each = PIECE_EACH * (4 if self.many_short() else 1) if self.one_piece() else PER_THREAD if stacked else RAGGED_EACH
         short = sum(self.pieces.get(self.line, (0,)))
         if plain and self.rows == [self.line] and short <= SHORT_EACH:
             if self.begin_anywhere() and not self.stored_along():
@@ -269,7 +269,7 @@ class TileThreads(TileFacts):
             each = max(each // self.width, 8)
         if self.looped and self.line not in self.rows and (self.scans_many() or self.scans_several()):
             each = SCANNED_THREAD
-        elif self.looped and self.scans_along() and self.hints.count(self.b.parallel) >= SCANNED_SHARE * self.target.threads:
+        elif self.looped and self.scans_along() and self.scans_many_rows():
             each = SCANNED_BYTES // self.narrowest()
         elif self._many_wide():
             each = MIDDLE_THREAD
@@ -283,7 +283,7 @@ class TileThreads(TileFacts):
             each = RUN_THREAD
         if self._narrow_sums():
             return NARROW_THREAD
-        if shares and self.sums_anywhere():
+        if self.sums_anywhere():
             return SUMMED_ANYWHERE_THREAD if by_thread else SUMMED_ANYWHERE_THREAD // (2 if self.narrowest() < 4 else 8)
         if by_thread:
             read = {(e.node, e.index): e.dtype.bytes for x in self.crossing for e in walk(*x.args) if isinstance(e, Load) and self.line in e.axes()}
@@ -310,9 +310,13 @@ class TileThreads(TileFacts):
             return LONG_WARPS if self.hints(self.line.extent) > sum(self.pieces[self.line]) else HELD_WARPS
         return WORDS_WARPS if words else self._few(min(warps, SUMMED_WARPS if self.summed() else PASSING_WARPS), elements, most)
 
+    def scans_many_rows(self) -> bool:
+        """Are there so many rows that their prefixes are made fewer at a step?"""
+        return self.hints.count(self.b.parallel) >= SCANNED_SHARE * self.target.threads
+
     def _few(self, warps: int, elements: int, most: int) -> int:
         """More warps than `warps` where a program runs through rows, and there are few programs."""
-        place = any(e.monoid.startswith("arg") for e in self.folds)
+        place = self.places()
         if not self.looped or self.crossed or self.line not in self.rows or self.whole_runs() or not (place or self.passing()):
             return warps            # logsumexp of 500 x 70001 bf16 33.8 us by four, 38.7
         enough = RESIDENT if place else FEW_RESIDENT
@@ -389,10 +393,6 @@ class TileThreads(TileFacts):
     def _in_one_turn(self) -> bool:
         """Are rows of 32 bits, of one of several matrices, that a program runs through no longer than a turn?"""
         return self.narrowest() >= 4 and len(self.b.parallel) > 1 and all(self.hints(a.extent) <= sum(self.pieces.get(a, (1,))) for a in self.looped)
-
-    def _piece_each(self) -> int:
-        """Elements to a thread of rows of one piece of a warp's width."""
-        return PIECE_EACH * (4 if self.hints.count(self.b.parallel) >= MANY_SHORT * self.target.threads else 1)
 
     def one_piece(self) -> bool:
         """Is a row of 16 bits one short piece, a warp's width?"""

@@ -15,11 +15,11 @@ from .body import Body, exprs_of
 from .schedule import strides_of
 from .tile_access import once
 from .tile_alike import TileAlike
-from .tile_facts import ALONE, CHUNK, MANY_SHORT, SECTOR, TILE
+from .tile_facts import ALONE, CHUNK, SECTOR, TILE
 from .tile_schedule import WASTE, Shift, TileSchedule, blocks, cover, shifted
 from .tile_stages import power
 from .tile_statistics import WORD
-from .tile_threads import COLUMNS, REGISTERS, RESIDENT, SCANNED_SHARE, SHORT_FEW, SHORT_FROM
+from .tile_threads import COLUMNS, REGISTERS, RESIDENT, SHORT_FEW, SHORT_FROM
 
 SMALLEST = 256          # of a pointwise tile where there are few: 65536 elements in 1.6 us, 1.9 with POINTWISE; and of rows that are only folded:
                         # 1024 of 8 1.5 us, 2.6 by two programs
@@ -295,7 +295,7 @@ class _Chooser(TileAlike):
         down = ragged if self.scans_ragged() else SCANNED_ROWS if self.scans_many() else SCANNED // 2 if self.scans_several() \
             else elements // self.columns()
         chunk = down if self.line not in self.rows else self._passing_bytes() // self.narrowest() if self.passing() else \
-            PLACES_CHUNK if any(e.monoid.startswith("arg") for e in self.folds) else self._scanned_chunk() if self.scans_along() else CHUNK
+            PLACES_CHUNK if self.places() else self._scanned_chunk() if self.scans_along() else CHUNK
         across = self._across_lines()
         while self.line in self.rows and chunk > HEAVY_CHUNK and self._idles(inner, across, chunk):
             chunk //= 2
@@ -322,16 +322,17 @@ class _Chooser(TileAlike):
 
     def _scanned_chunk(self) -> int:
         """Elements of a longer one at a step."""
-        if self.hints.count(self.b.parallel) >= SCANNED_SHARE * self.target.threads:
+        if self.scans_many_rows():
             return CHUNK // 4
         return CHUNK // 2 if self._many_rows() else CHUNK_BYTES // self.narrowest()
 
     def _idles_again(self) -> bool:
         """Would much of the second turn of a loop through rows that begin anywhere and are only folded be idle?"""
         n, chunk = self.hints.exactly(self.line.extent), self._passing_bytes() // self.narrowest()
-        if n is None or self.rows != [self.line] or self.crossed or not self.passing() or self._shift(self.line) is None:
+        if n is None or self.rows != [self.line] or self.crossed or not self.passing():
             return False
-        return chunk < self.hints(self._shift(self.line).words) and (2 * chunk - n) * IDLE_TURN > 2 * chunk
+        shift = self._shift(self.line)
+        return shift is not None and chunk < self.hints(shift.words) and (2 * chunk - n) * IDLE_TURN > 2 * chunk
 
     def _idles(self, inner: Axis, across: Axis | None, chunk: int) -> bool:
         """Would much be computed in idle lanes of the last chunk, along `across` where it holds several runs of `inner`?"""
@@ -415,47 +416,11 @@ class _Chooser(TileAlike):
             return
         hints = self.hints
         have = math.prod(sum(s) for s in self.pieces.values())
-        pointwise = not self.rows and not self.crossed
         turned = self.turned()
-        least, most = 0, 2 * POINTWISE if self.columns_read() >= COLUMN_VALUES else POINTWISE
-        most = max(most, TURNED_TILE) if pointwise and turned is not None else most
-        want = min(most, max(SMALLEST, power(hints.count(self.b.parallel) // (FILL * self.target.threads)))) if pointwise else TILE
-        if self.line in self.rows and not self.looped and not self.crossed:
-            if not self.stored_along():
-                spread = power(hints.count(self.b.axes) // (SPREAD * self.target.threads))
-                least = 2 * have if self.begin_anywhere() else 0
-                folded = FOLDED_WIDE if self.narrowest() >= 4 and have >= FOLDED_FROM else RAGGED_FOLDED
-                want = max(least, min(max(folded, ROWS * have), max(RAGGED, spread))) if least else max(TILE, FOLDED // self.narrowest())
-            elif self.begin_anywhere():
-                fitting = max(1, STORED_WIDE // (power(have + 1) // 2)) * have
-                want = fitting if self.narrowest() >= 4 else self._one_piece() if self.one_piece() else self._stored_anywhere(have)
-            elif have >= SHORT_FROM:
-                want = WIDE_ROW if self.narrowest() >= 4 and hints.count(self.b.axes) <= SHORT_FEW else RAGGED
-        elif self.line in self.rows and not self.looped and self.begin_anywhere():
-            want = max(RAGGED, min(ROWS * have, TILE))          # eight rows of 1960 elements spill 7 KB a thread
-        if self.looped and not self.crossed and self._few_down():
-            want = min(want, RAGGED_DOWN)
-        if self.rows and not self.crossed and not (self.line in self.rows and self.stored_along()):
-            want = min(want, max(SMALLEST, power(hints.count(self.b.axes) // self.target.threads)))
-        if self.streams():
-            want = self._passing_bytes() // self.narrowest()
-        elif self.sums_ragged():
-            want = RAGGED_SPLIT
-        elif self.sums_anywhere():
-            want = SUMMED_ANYWHERE // (2 if self.crossed == {self.line} else 1 if self.narrowest() < 4 else 4)
+        want, least = self._wanted(have, turned)
         parallel = [a for a in self.order if a in self.b.parallel]
         if self.line in parallel:
-            together = self.takes_columns() and self.begin_anywhere()
-            most = min(TOGETHER if together else self.columns(), max(SECTOR, (TOGETHER_MOST if together else HELD // 2) // have)) \
-                if self.rows else TURNED if turned is not None else want // have
-            wide = self.hints.count(self.b.parallel) >= SCANNED_WIDE * self.target.threads or not self.begin_anywhere()
-            most = SCANNED_COLUMNS if self.looped and self.scans_many() and wide else most
-            most = 2 * SCANNED_COLUMNS if self._scans_short() else most
-            most = max(SECTOR, most // 2) if self._few_held(have, most) else most
-            if self.crossed and self.line not in self.crossed:
-                most = tile_statistics.columns(self, COLUMNS)
-                most = min(most, max(SECTOR // 2, SEVERAL_HELD // have)) if self.several_wide() else most
-            most = min(most, max(1, LARGEST // have))
+            most = self._most_along(have, want, turned)
             have *= self._line_in_blocks(most) or self._tile(self.line, most)
             have *= self._line_continued(most)
         room = HELD // (2 * have) if self.rows else TURNED
@@ -476,9 +441,52 @@ class _Chooser(TileAlike):
             self.shift = self._shift(self.line)
             self.pieces[self.line] += (2 * self.shift.group,) if self.shift is not None else ()
 
-    def _one_piece(self) -> int:
-        """Elements of a tile of rows of one piece of a warp's width."""
-        return PIECES * (4 if self.hints.count(self.b.parallel) >= MANY_SHORT * self.target.threads else 1)
+    def _wanted(self, have: int, turned: Axis | None) -> tuple[int, int]:
+        """(elements that a tile should have, of which rows have `have`; at least)."""
+        hints = self.hints
+        pointwise = not self.rows and not self.crossed
+        least, most = 0, 2 * POINTWISE if self.columns_read() >= COLUMN_VALUES else POINTWISE
+        most = max(most, TURNED_TILE) if pointwise and turned is not None else most
+        want = min(most, max(SMALLEST, power(hints.count(self.b.parallel) // (FILL * self.target.threads)))) if pointwise else TILE
+        if self.line in self.rows and not self.looped and not self.crossed:
+            if not self.stored_along():
+                spread = power(hints.count(self.b.axes) // (SPREAD * self.target.threads))
+                least = 2 * have if self.begin_anywhere() else 0
+                folded = FOLDED_WIDE if self.narrowest() >= 4 and have >= FOLDED_FROM else RAGGED_FOLDED
+                want = max(least, min(max(folded, ROWS * have), max(RAGGED, spread))) if least else max(TILE, FOLDED // self.narrowest())
+            elif self.begin_anywhere():
+                fitting = max(1, STORED_WIDE // (power(have + 1) // 2)) * have
+                pieces = PIECES * (4 if self.many_short() else 1)
+                want = fitting if self.narrowest() >= 4 else pieces if self.one_piece() else self._stored_anywhere(have)
+            elif have >= SHORT_FROM:
+                want = WIDE_ROW if self.narrowest() >= 4 and hints.count(self.b.axes) <= SHORT_FEW else RAGGED
+        elif self.line in self.rows and not self.looped and self.begin_anywhere():
+            want = max(RAGGED, min(ROWS * have, TILE))          # eight rows of 1960 elements spill 7 KB a thread
+        if self.looped and not self.crossed and self._few_down():
+            want = min(want, RAGGED_DOWN)
+        if self.rows and not self.crossed and not (self.line in self.rows and self.stored_along()):
+            want = min(want, max(SMALLEST, power(hints.count(self.b.axes) // self.target.threads)))
+        if self.streams():
+            want = self._passing_bytes() // self.narrowest()
+        elif self.sums_ragged():
+            want = RAGGED_SPLIT
+        elif self.sums_anywhere():
+            want = SUMMED_ANYWHERE // (2 if self.crossed == {self.line} else 1 if self.narrowest() < 4 else 4)
+        return want, least
+
+    def _most_along(self, have: int, want: int, turned: Axis | None) -> int:
+        """Elements of a tile of `want` along the contiguous axis at most, which is parallel; rows have `have`."""
+        together = self.takes_columns() and self.begin_anywhere()
+        most = min(TOGETHER if together else self.columns(), max(SECTOR, (TOGETHER_MOST if together else HELD // 2) // have)) \
+            if self.rows else TURNED if turned is not None else want // have
+        wide = self.hints.count(self.b.parallel) >= SCANNED_WIDE * self.target.threads or not self.begin_anywhere()
+        most = SCANNED_COLUMNS if self.looped and self.scans_many() and wide else most
+        most = 2 * SCANNED_COLUMNS if self._scans_short() else most
+        most = max(SECTOR, most // 2) if self._few_held(have, most) else most
+        if self.crossed and self.line not in self.crossed:
+            most = tile_statistics.columns(self, COLUMNS)
+            most = min(most, max(SECTOR // 2, SEVERAL_HELD // have)) if self.several_wide() else most
+        return min(most, max(1, LARGEST // have))
 
     def _scans_short(self) -> bool:
         """Are prefixes of few rows made down many columns?"""
@@ -530,8 +538,8 @@ class _Chooser(TileAlike):
         count without weights. So where programs of a single piece would leave many lanes idle. 0 where one piece does as well."""
         n, size = self.line.extent.constant, min(power(self.hints(self.line.extent)), power(most + 1) // 2)
         if n is not None and not self.rows and not self.crossed and self._just_over(n, most):
-            self.pieces[self.line] = (power(n) // 2, power(n - power(n) // 2))
-            return sum(self.pieces[self.line])
+            self.pieces[self.line] = found = cover(n)
+            return sum(found)
         if n is None or size < LEAST_BLOCK or n % size == 0 or self.scans():
             return 0
         idle = -n % size * WASTE > n and not self.rows and not self.crossed and n * self.narrowest() % WORD == 0
@@ -578,7 +586,8 @@ class _Chooser(TileAlike):
         if self.sums_anywhere() and split == (self.line,):
             want *= SUMMED_ANYWHERE_SHARES
         share = want // kept if self.carries or self.down or want >= MANY * kept or want // kept * kept >= FILLED * want else -(-want // kept)
-        programs, most = max(1, min(share, blocks(split))), blocks(split)
+        most = blocks(split)
+        programs = max(1, min(share, most))
         if self.shift is None or self.words_shared(self.shift.axis):
             return programs
         group = self.shift.group                                    # every row of a program begins alike
