@@ -13,6 +13,8 @@ import tokamak
 from tokamak.backend import compile_graph
 from tokamak.capture import aot
 from tokamak.fuse import alike, plan
+from tokamak.ir.graph import Compute
+from tokamak.ir.parse import parse_graph
 from tokamak.target import Target
 from tokamak.tools.record import Recorder
 
@@ -71,7 +73,6 @@ def test_copies_compute_the_same():
 
 # -- which parts say the same --------------------------------------------------------------------------------------------------
 def planned(text: str):
-    from tokamak.ir.parse import parse_graph
     return plan.plan(parse_graph(text), Target(vector_bytes=32, threads=4))
 
 
@@ -118,3 +119,32 @@ def test_a_chain_of_sums_is_stored():
         torch.testing.assert_close(run(x), Stream()(x), rtol=1e-4, atol=1e-4)
     graph, = recorder.graphs
     assert max(len(set(g.reads) - set(g.nodes())) for g in graph.values["lower"].kernels) <= 6
+
+
+KEPT = """graph kept {
+  input %x: f32[64, 128](128, 1)
+  input %w: f32[128, 128](128, 1)
+  %s0: f32[64](1) for i1<128 = sum[i1](%x[i0, i1])
+  %y0: f32[64, 128](128, 1) = sub(%x[i0, i1], %s0[i0])
+  %c0 = call aten.mm.default(%y0, %w) -> f32[64, 128](128, 1) "torch makes it"
+  %r0: f32[64, 128](128, 1) = result %c0 0
+  %x1: f32[64, 128](128, 1) = add(%r0[i0, i1], sub(%x[i0, i1], %s0[i0]))
+  %s1: f32[64](1) for i1<128 = sum[i1](%x1[i0, i1])
+  %y1: f32[64, 128](128, 1) = sub(%x1[i0, i1], %s1[i0])
+  %c1 = call aten.mm.default(%y1, %w) -> f32[64, 128](128, 1) "torch makes it"
+  %r1: f32[64, 128](128, 1) = result %c1 0
+  %x2: f32[64, 128](128, 1) = add(%r1[i0, i1], sub(%x1[i0, i1], %s1[i0]))
+  %s2: f32[64](1) for i1<128 = sum[i1](%x2[i0, i1])
+  %m0: f32[64](1) = mul(%s0[i0], 0.0078125:f32)
+  %m1: f32[64](1) = mul(%s1[i0], 0.0078125:f32)
+  return %s2, %m0, %m1
+}"""
+
+
+def test_what_is_kept_of_each_layer_ties_no_layers_together():
+    """The means of rows, kept at the end, read the sums that the next layer reads, too, behind a call."""
+    graph = parse_graph(KEPT)
+    planner = plan._Planner(graph, Target(vector_bytes=32, threads=4), {})
+    found = alike.parts(graph, planner.sources, planner.readers, planner.pinned)
+    names = {n: name for name, n in zip(("s0", "y0", "x1", "s1", "y1", "x2", "s2", "m0", "m1"), (n for n in graph.nodes if isinstance(n, Compute)))}
+    assert sorted(sorted(names[n] for n in p.nodes) for p in found) == [["m0", "s0", "y0"], ["m1", "s1", "x1", "y1"], ["s2", "x2"]]

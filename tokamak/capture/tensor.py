@@ -189,6 +189,13 @@ def strided(t: Tensor) -> View | None:
     e = t.expr
     if not isinstance(e, Load) or e.guard is not None:
         return None
+    known = e.windows()
+    if t.shape not in known:
+        known[t.shape] = _window(e, t)
+    return known[t.shape]
+
+
+def _window(e: Load, t: Tensor) -> View | None:
     flat = recombine(e.offset())
     if all([not k or len(k) == 1 and isinstance(k[0], Axis) and k[0].id < t.rank for k in flat.terms]):
         strides = tuple([as_index(flat.terms.get((Axis(i, s),), 0)) for i, s in enumerate(t.shape)])

@@ -1,7 +1,9 @@
 """Parts of a graph that are planned on their own, and which of them say the same: of a model's equal layers one is planned, and the others copy it.
 
 A part holds nodes that could come to share a kernel: those that read one another, and those that read a common value while neither needs what torch
-makes of the other. Two parts say the same when their nodes do, in order, up to which nodes they read from outside and how these depend on the part.
+makes of the other; where a kernel makes that value, either all before torch made anything of it or all behind that (what backward keeps of each
+layer's norm would tie all layers together: the next one reads the same sums). Two parts say the same when their nodes do, in order, up to which
+nodes they read from outside and how these depend on the part.
 """
 from __future__ import annotations
 
@@ -91,8 +93,12 @@ def _joined(own: list, place: dict, sources: dict, behind: dict) -> list[int]:
         for s in sources[n]:
             if isinstance(s, Opaque):
                 continue
-            near = [place[s]] if s in place else []
-            for j in near + [j for j in earlier.get(s, ()) if _many(s) or not (_many(n) or _many(own[j]))]:
+            at = place.get(s)
+            late = at is not None and behind[n] >> at & 1
+            near = [j for j in earlier.get(s, ()) if _many(s) or not (_many(n) or _many(own[j]))]
+            if at is not None:      # with what makes the value, or among those that come too late for that
+                near = [at, *[j for j in near if behind[own[j]] >> at & 1 == late]]
+            for j in near:
                 if not behind[n] >> j & 1 and find(i) != find(j):
                     root[max(find(i), find(j))] = min(find(i), find(j))
             earlier.setdefault(s, []).append(i)

@@ -5,8 +5,10 @@ bytes that joining saves. Every producer -> consumer edge that ends in two kerne
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 from ..ir.expr import Reduce, Scan, walk
 from ..ir.graph import Compute, Graph, Input, Opaque, Result, Scatter, fold, is_pointwise, reads
@@ -259,16 +261,22 @@ class _Planner:
         return True
 
     def _all_between(self, a: Group, b: Group) -> set:
-        """What needs `a` and is needed by `b`: groups, and what runs by itself."""
-        def around(g: Group, towards: dict) -> set:
+        """What needs `a` and is needed by `b`: groups, and what runs by itself; both of them with it."""
+        last = max(self.deepest[n] for n in b.nodes())
+
+        def around(g: Group, towards: dict, within: Callable[[Any], bool]) -> set:
             found, stack = {g}, [g]
             while stack:
                 x = stack.pop()
-                new = {self.group.get(r, r) for n in (x.nodes() if isinstance(x, Group) else (x,)) for r in towards.get(n, ())} - found
-                found |= new
-                stack += new
+                for n in x.nodes() if isinstance(x, Group) else (x,):
+                    for r in towards.get(n, ()):
+                        y = self.group.get(r, r)
+                        if y not in found and within(r):
+                            found.add(y)
+                            stack.append(y)
             return found
-        return around(a, self.readers) & around(b, self.sources)
+        behind = around(a, self.readers, lambda r: self.deepest.get(r, 0) <= last)        # what `b` needs is no deeper than it
+        return behind & around(b, self.sources, lambda r: self.group.get(r, r) in behind)
 
     def _made_of(self, m, g: Group) -> frozenset:
         """The axes along which group `g` makes something of its member `m`."""

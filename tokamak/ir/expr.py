@@ -73,7 +73,7 @@ def _fetches(indices: Iterable[Index]) -> list[Expr]:
 
 class Load(Expr):
     """Element `index` of `node`; where `guard` is given and false, `other` (a Const) instead and nothing is read."""
-    __slots__ = ("node", "index", "guard", "other", "_offset")
+    __slots__ = ("node", "index", "guard", "other", "_offset", "_windows")
     fields = ("node", "index", "guard", "other")
 
     def __new__(cls, node, index: tuple[Index, ...], guard: Expr | None = None, other: "Const | None" = None):
@@ -101,6 +101,13 @@ class Load(Expr):
         found = getattr(self, "_offset", None)
         if found is None:
             found = self._offset = dot(self.index, self.node.strides)
+        return found
+
+    def windows(self) -> dict:
+        """Shape -> the window on the node's memory that this is as the value of a tensor of that shape, as far as somebody asked."""
+        found = getattr(self, "_windows", None)
+        if found is None:
+            found = self._windows = {}
         return found
 
     def children(self):
