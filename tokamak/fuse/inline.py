@@ -15,6 +15,7 @@ from ..ir.index import Axis, FloorDiv, Mod, as_index
 from ..ir.ops import OPS, can_fail
 from ..ir.ranges import below
 from ..ir.rewrite import Simplifier
+from ..ir.rules import picked
 from .axes import fold_of
 from .contraction import contraction, multiplied, of_vector
 from .cost import estimates, is_heavy, pinned_nodes, weight
@@ -32,7 +33,6 @@ def inline(graph: Graph, target, moves: frozenset = frozenset()) -> Graph:
 
 class _Inliner:
     def __init__(self, graph: Graph, target, moves: frozenset):
-        self.moves = moves
         self.exprs: dict = {}               # producer of a move -> its expression over its own axes
         self.graph = graph
         self.simplify = Simplifier()
@@ -44,6 +44,7 @@ class _Inliner:
         for n in graph.nodes:
             for e in _loads_of(n):
                 self.uses.setdefault(e.node, []).append((n, e))
+        self.moves = moves | {(e.node, n) for n in graph.nodes if (e := _picking(n)) is not None}
         self.turned = {n: dims for n in graph.nodes if (dims := self._turned(n))}
         self.laid = target.kind == "cpu" and not target.ordered
         self.new: dict = {}                 # node -> its replacement; or its expression when it moves into its readers
@@ -168,6 +169,17 @@ def _from_the_end(n: Compute, expr: Expr, dims: frozenset[int]) -> Expr:
     scan, turn = fold_of(expr), Rewriter(mapping)
     made = Scan(scan.monoid, scan.along, tuple(map(turn, scan.args)), scan.component, scan.reverse != (scan.along in mapping))
     return with_value(expr, made)
+
+
+def _picking(n) -> Load | None:
+    """What a sum reads of a value that is zero at all but one coordinate along its axis (a one-hot, the gradient of an element that was looked up):
+    made where it is read, that is no sum any more."""
+    fold = fold_of(n.expr) if isinstance(n, Compute) else None
+    e = fold.args[0] if isinstance(fold, Reduce) and fold.monoid == "sum" else None
+    if not isinstance(e, Load) or e.guard is not None or not isinstance(e.node, Compute) or not is_pointwise(e.node):
+        return None
+    made = substituted(e, e.node.axes, e.node.expr)
+    return e if picked(Reduce("sum", fold.over, (made,))) is not None else None
 
 
 def _placed(expr: Expr) -> bool:

@@ -306,7 +306,7 @@ def _conjuncts(e: Expr) -> list[Expr]:
     return [x for a in e.args for x in _conjuncts(a)] if isinstance(e, Op) and e.name == "and" and e.dtype is BOOL else [e]
 
 
-def _picked(e: Reduce) -> Expr | None:
+def picked(e: Reduce) -> Expr | None:
     """sum over a of (a == k and c ? x : 0), with k, c and x free of a: x where c and k is a coordinate of a."""
     choice = e.args[0]
     if e.monoid != "sum" or not isinstance(choice, Op) or choice.name != "where" or not is_const(choice.args[2]) or choice.args[2].value != 0:
@@ -363,7 +363,7 @@ RULES: tuple[Rule, ...] = (
     Rule("coordinate arithmetic", "add sub mul neg floordiv mod", _coordinate_arithmetic),
     Rule("constant coordinate", "Coord", _coordinate_constant),
     Rule("load of nothing", "Load", _load_of_nothing),
-    Rule("sum of one picked element", "Reduce", _picked),
+    Rule("sum of one picked element", "Reduce", picked),
     # conversions
     Rule("cast of an exact cast", "Cast", _cast_of_cast),
     Rule("rounding of a rounded value", "Cast", _exact_rounding),
