@@ -155,17 +155,31 @@ def test_chunks_of_heavy_functions_leave_few_lanes_idle(columns, made, found):
     assert f"i1:{found}" in str(schedules(ALONG.format(columns=columns, made=made))[0])
 
 
-@pytest.mark.parametrize("rows, columns", [(512, 16), (96, 32)])
+@pytest.mark.parametrize("rows, columns", [(512, 8), (96, 8)])
 def test_columns_that_are_held_together_fit_registers(rows, columns):
     schedule, = [s for s in schedules(DOWN.format(rows=rows)) if s.together]
     assert schedule.sizes(schedule.dims[-1]) == (columns,)
 
 
-@pytest.mark.parametrize("rows, columns, found, warps", [(80, 648, "16+16+16+16+16", 4), (96, 1000, "32+32+32", 8), (64, 1024, "64", 8),
-                                                         (214, 4096, "128+64+32?", 16)])
+@pytest.mark.parametrize("rows, columns, found, warps", [(80, 648, "16+16+16+16+16", 4), (96, 1000, "32+32+32", 4), (64, 1024, "64", 8),
+                                                         (214, 4096, "128+64+32?", 4)])
 def test_columns_that_are_held_together_lie_in_equal_pieces(rows, columns, found, warps):
     schedule, = [s for s in schedules(DOWN.format(rows=rows).replace("2049", str(columns))) if s.together]
     assert str(schedule).startswith(f"tile(i1:{found}, i2:") and schedule.warps == warps
+
+
+BESIDE = """graph beside {{
+  input %x: {d}[{n}, 1679, {c}](1679*{c}, {c}, 1)
+  %out: {d}[{n}, 1679, {c}](1679*{c}, {c}, 1) = {d}(mul(f32(%x[i0, i1, i2]), 3.0:f32))
+  %sums: f32[1679](1) for i1<{n}, i2<{c} = sum[i1, i2](mul(f32(%x[i1, i0, i2]), f32(%x[i1, i0, i2])))
+  return %out, %sums
+}}"""
+
+
+@pytest.mark.parametrize("n, c, d, looped", [(251, 89, "f32", True), (118, 64, "f32", False)])
+def test_long_rows_that_are_written_beside_their_sums_are_run_through(n, c, d, looped):
+    schedule, = schedules(BESIDE.format(n=n, c=c, d=d))
+    assert bool(schedule.looped) == looped
 
 
 TURNED = """graph turned {{

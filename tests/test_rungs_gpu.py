@@ -75,6 +75,12 @@ SPREAD = """graph spread {{
   %out: {type}[{rows}, {columns}]({columns}, 1) = {type}(mul(sub(f32(%x[i0, i1]), %total[i0]), rsqrt(%squares[i0])))
   return %out
 }}"""
+SCALED_ROWS = """graph scaled {{
+  input %x: {type}[{rows}, {columns}]({columns}, 1)
+  %total: f32[{rows}](1) for i1<{columns} = sum[i1](f32(%x[i0, i1]))
+  %out: {type}[{rows}, {columns}]({columns}, 1) = {type}(sub(f32(%x[i0, i1]), %total[i0]))
+  return %out
+}}"""
 WRITTEN = """graph written {{
   input %x: {type}[{rows}, {columns}]({columns}, 1)
   input %dy: {type}[{rows}, {columns}]({columns}, 1)
@@ -113,7 +119,7 @@ def first(text: str, type: str, rows: int, columns: int) -> str:
     (80000, 190, "f16", "i0:4, i1:64+64+64?) warps(4)"), (100000, 24, "f16", "i0:32, i1:32?) warps(4)"),
     (100000, 160, "f16", f"i0:4, i1:{alike(32, 5)}) warps(1)"),
     (1000, 100, "f16", "i0:8, i1:64+32+4) warps(1)"),
-    (32768, 33, "f16", "i0:16, i1:32+1) warps(1)"), (4096, 512, "f32", "i1:512) warps(1)"), (4096, 128, "f32", "i0:4, i1:128) warps(1)"),
+    (32768, 33, "f16", "i0:32, i1:32+1) warps(1)"), (4096, 512, "f32", "i1:512) warps(1)"), (4096, 128, "f32", "i0:4, i1:128) warps(1)"),
     (65536, 512, "f32", "i0:2, i1:512) warps(1)")])
 def test_rows_that_are_held(rows, columns, type, found):
     assert first(SOFTMAX, type, rows, columns).startswith(f"tile({found}")
@@ -220,6 +226,20 @@ def test_columns_of_few_rows_are_summed_where_they_are_written(rows, columns, ty
     graph = parse_graph(WRITTEN.format(type=type, rows=rows, columns=columns))
     made = schedule_plan(plan(graph, LARGE), LARGE).bodies.values()
     assert len(made) == 1 and [bool(s.split) for _, s in made] == [kernels == 2]
+
+
+@pytest.mark.parametrize("text, rows, columns, type, found", [
+    ("softmax", 572813, 99, "bf16", "i0:4?, i1:128?) warps(1)"), ("softmax", 365404, 63, "f16", "i0:8?, i1:64?) warps(1)"),
+    ("softmax", 524289, 25, "bf16", "i0:16?, i1:32?) warps(2)"), ("softmax", 552509, 31, "f32", "i0:16?, i1:32?) warps(2)"),
+    ("softmax", 4194303, 15, "f16", "i0:64?, i1:16?) warps(2)"), ("softmax", 2405381, 33, "bf16", "i0:32?, i1:32+1) warps(1)"),
+    ("softmax", 62080, 108, "bf16", "i0:8, i1:128?) warps(1)"), ("scaled", 663629, 45, "bf16", "i0:16?, i1:64?) warps(1)"),
+    ("scaled", 294457, 111, "f16", "i0:8?, i1:128?) warps(1)"), ("backward", 524289, 61, "f16", "i0:4?, i1:64?) split(i0 / 2112) warps(1) stages(1)"),
+    ("backward", 524287, 62, "f16", "i0:16?, i1:64?) split(i0 / 1056)"), ("backward", 142407, 115, "f16", "i0:4?, i1:128?) split(i0 / 2112)"),
+    ("backward", 262145, 33, "bf16", "i0:16?, i1:32+32?) split(i0 / 1056) warps(4)"), ("backward", 47120, 49, "bf16", "i0:8, i1:32+32?) split(i0")])
+def test_short_rows_that_begin_anywhere_and_are_written(text, rows, columns, type, found):
+    """One warp has few of them, two where they are its width; more of one value that is folded once, or that begins at words of 8 bytes."""
+    made = first({"softmax": SOFTMAX, "scaled": SCALED_ROWS, "backward": BACKWARD}[text], type, rows, columns)
+    assert made.startswith(f"tile({found}"), made
 
 
 @pytest.mark.parametrize("columns, found", [(65535, "i0:64, i1:32?) split(i1"),

@@ -434,14 +434,31 @@ def test_gradients_of_many_short_rows(monkeypatch, norm, rows, columns, dtype):
     assert any(f"i0:8?, i1:{'+'.join(['32'] * -(-columns // 32))}" in s for s in found)
 
 
-@pytest.mark.parametrize("shape, dtype, pieces, warps", [
-    ((40, 39, 135), torch.bfloat16, "8+8+8+8+8?", 4), ((41, 37, 77), torch.float32, "8+8+8+8+8?", 4), ((40, 60, 131), torch.float16, "64?", 16)])
-def test_gradients_of_norms_along_a_short_middle_axis(shape, dtype, pieces, warps):
+@pytest.mark.parametrize("shape, dtype, pieces, columns, warps", [
+    ((40, 39, 135), torch.bfloat16, "8+8+8+8+8?", "32?", 4), ((41, 37, 77), torch.float32, "8+8+8+8+8?", "32?", 4),
+    ((40, 60, 131), torch.float16, "64?", "8?", 1), ((300, 6, 136), torch.bfloat16, "8?", "64?", 1), ((5, 130, 64), torch.float32, "128+2", "32", 4),
+    ((150, 20, 77), torch.float16, "16+4", "32?", 2), ((20, 290, 40), torch.bfloat16, "256+64?", "16?", 4),
+    ((20, 1100, 24), torch.bfloat16, "1024+128?", "8", 4)])
+def test_gradients_of_norms_along_a_short_middle_axis(shape, dtype, pieces, columns, warps):
     """Beside columns that begin anywhere: rows in equal pieces, or in one, held."""
     fn = lambda x, w: x * torch.rsqrt(x.float().square().mean(1, keepdim=True) + 1e-6).to(x.dtype) * w[:, None]
     inputs = [torch.randn(*shape).to(dtype).requires_grad_(), torch.rand(shape[1]).add(0.5).to(dtype).requires_grad_()]
     found = near_gradients(fn, inputs, 1e-5 if dtype is torch.float32 else 1e-2)
-    assert any(f"i1:{pieces}, i2:32?)" in s and f"together(i2) warps({warps})" in s for s in found)
+    assert any(f"i1:{pieces}, i2:{columns})" in s and f"together(i2) warps({warps})" in s for s in found), found
+
+
+@pytest.mark.parametrize("target", ["interpret", ""])
+@pytest.mark.parametrize("rows, columns", [(3, 5000), (2, 4099), (1, 70000), (71, 300)])
+def test_gradients_of_cross_entropy_over_few_rows(rows, columns, target):
+    """What the gradient of the one element of a row that was looked up sums to is known without a sum; a row without one has none. One kernel."""
+    x, y = torch.randn(rows, columns, requires_grad=True), torch.randint(columns, (rows,))
+    y[:rows - 1:2] = -100
+    with recording() as recorder:
+        got, = torch.autograd.grad(tokamak.compile(F.cross_entropy, target=target, strict=True)(x, y), [x])
+    exact = x.detach().double().requires_grad_()
+    torch.testing.assert_close(got.double(), *torch.autograd.grad(F.cross_entropy(exact, y), [exact]), rtol=1e-5, atol=1e-8)
+    backward, = [g for g in recorder.graphs if g.kind == "backward"]
+    assert target != "interpret" or len(backward.values["lower"].bodies) == 1
 
 
 @pytest.mark.parametrize("shape, dtype", [((2, 150, 877), torch.bfloat16), ((3, 131, 1070), torch.float16), ((2, 65, 1067), torch.float32)])

@@ -12,11 +12,12 @@ from __future__ import annotations
 import math
 
 from ..ir.index import Axis
-from .tile_facts import TileFacts
+from .tile_facts import WORDS_OF, TileFacts
 from .tile_schedule import EVEN, cover, evenly
 from .tile_stages import power
 
-WARPS = 4               # of a program; one where rows that are written begin at no words, each of which is then a warp's alone
+WARPS = 4               # of a program; one where rows that are written begin at no words, each of which is then a warp's alone, or two
+                        # (`tile_facts.WARP_LANES`)
 BYTES = 3300            # of the rows of a program that are only folded, about
 WIDTHS = 32, 64, 128    # lanes of each piece of such a row, of which it has
 PIECES = 14             # so many at most
@@ -73,4 +74,6 @@ def _written(of: TileFacts, n: int, size: int) -> tuple[tuple[int, ...], int, in
     lanes = STORED // (1 if read <= FEW_READ - anywhere else 2)
     if anywhere and n > HALF_WIDE:
         return ((power(n),) if read >= FEW_READ else (WIDTHS[1],) * -(-n // WIDTHS[1])), max(1, lanes // power(n)), WARPS
-    return (power(n),), max(1, lanes // power(n)), 1 if anywhere else WARPS
+    if anywhere:
+        return (power(n),), of.warp_rows(power(n)), 2 if power(n) <= WIDTHS[0] and not of.begin_at_words(WORDS_OF) else 1
+    return (power(n),), max(1, lanes // power(n)), WARPS

@@ -23,6 +23,8 @@ CARRY_SHORT = 224       # columns at most of rows whose column sums are carried,
 CARRY_FROM = 1 << 21    # CARRY_PIECE columns, of so many rows by four warps with as many registers as they take: LayerNorm backward, H100, of 500000
 CARRY_ROWS = 8          # rows of 50 bf16 76 us, of 300001 of 77 73, of 200000 of 112 58, of 100000 of 200 55, f32 of 131072 of 150 90; 101, 134, 63,
                         # 60 and 134 in pieces of several sizes, or one with idle lanes, and no more registers than let as many run as can; some spill
+CARRY_TWICE = 1 << 17   # such rows from which on it is twice as many of two pieces of 16 bits that begin anywhere: of 262145 of 33 bf16 47 us, 62,
+                        # but of 47120 of 49 14.4, 12.3 (H200)
 SEVERAL_ROWS = 512      # elements down a column held beside three sums and more at most, in equal pieces, SEVERAL_PIECES at most: of
 SEVERAL_PIECES = 16     # 253 x 32 x 20 x 20 f32 40.4 us, 59.5, of 254 x 480 x 7 x 7 bf16 58.8, 92.4
 SEVERAL_SHORT = 128     # elements of 32 bits of a tile of short rows beside such sums: EvoNorm backward in NCHW of 7153 x 32 x 7 x 7 84.9 us, 187 in
@@ -48,7 +50,10 @@ class TileAlike(TileThreads):
             return
         held = row is not self.line and n <= (EVEN_ANYWHERE if self.begin_anywhere() else EVEN_HELD) and self.takes_columns()
         if self._carries_short(row, n):
-            self.pieces = {a: (CARRY_PIECE,) * -(-n // CARRY_PIECE) if a is row else (CARRY_ROWS,) for a in self.pieces}
+            count = -(-n // CARRY_PIECE)
+            twice = count == 2 and self.narrowest() == 2 and self.begin_anywhere() and self.hints.count(self.b.parallel) >= CARRY_TWICE
+            rows = CARRY_ROWS * (2 if twice else 1)
+            self.pieces = {a: (CARRY_PIECE,) * count if a is row else (rows,) for a in self.pieces}
         elif held or not self.crossed and not (row is self.line and self.begin_anywhere()):
             if held and self.begin_anywhere():
                 self.pieces = {a: self.pieces[a] for a in self.pieces if a in (row, self.line)}

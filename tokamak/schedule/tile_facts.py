@@ -15,6 +15,9 @@ from .tile_stages import WASTE, power
 TILE = 4096             # elements of a tile that a program works on at once, at least where the sizes allow
 CHUNK = 4096            # elements of a looped row that are in registers at once
 ALONE = 16384           # elements that a single program holds: 8192 partial results 3 us, 6 in a loop
+WRITTEN_HELD = 16384    # elements of a row that is written and folded, neither of what the other makes, from which on it is run through: the last
+                        # kernel of RMSNorm backward along the middle of 251 x 1679 x 89 f32, rows of 251 x 89, 1101 us held, which spill; but of
+                        # 118 x 672 x 59 bf16 59, 84 in a loop
 SECTOR = 16             # columns at least, of a tile that holds whole columns: 32 bytes of a 16-bit type
 SUMMED_FROM = 65536      # elements of rows of whole words of 16 bits, summed only, from which on larger chunks pass through more warps
 SCANNING = 448          # columns for each multiprocessor from which on one warp makes prefixes down 64 of them, 16 rows at a time, three such under
@@ -35,6 +38,17 @@ FOLDED_ROWS = 32        # bf16 of 8192 of 1023 7.4, of 65536 of 513 22.1; 9.1, 9
 SHIFTED_WIDE = 512      # the same where all are of 32 bits and more: f32 sums over 257 columns 40%, 85 element by element; softmax 79 and 94
 WIDE_STORED = 384       # where they are written, too: f32 softmax of 262144 and 65536 rows of 511 254 and 66.0 us, 328 and 88.2 element by element;
                         # of 65536 of 385 50.0, 51.1 to 52.8, of 257 41.7, 35.0
+
+
+WARP_LANES = 512        # lanes of rows that begin anywhere, are written and one piece of SHORT_LANES at most, of a program: a multiprocessor has
+SHORT_LANES = 128       # no more than 32 programs, so one warp of which each has few rows under way, two where they are a warp's width (us, H200, and
+                        # in 1024 lanes): log-softmax of 572813 rows of 99 bf16 128, 159, weight norm backward of 365404 of 63 f16 51.6, 66.6, dropout
+                        # and LayerNorm of 69287 of 127 bf16 54, 68.7, a Python LayerNorm of 173861 of 53 f16 25.5, 28.1; LayerNorm of 524289 of 25
+                        # bf16 35.5, 41.1, of 552509 of 31 f32 51.7, 56.1. Half as many of 32 bits where several values are read: weight norm backward
+                        # of 65537 of 51 f32 19.6, 25.2
+WORDS_OF = 8            # Twice as many of one value of 16 bits that begin at words of so many bytes, all of one warp: LayerNorm of 62080 of 108
+                        # bf16 12.4, 14.8, of 408052 of 52 f16 29.9, 33.0, variance backward of 2097152 of 28 bf16 59.5, 80.8; and where it has one
+                        # fold: weight norm of 294456 of 110 f16 35.9, 46.2, variance backward of 663628 of 45 bf16 44, 53
 
 
 class TileFacts:
@@ -100,6 +114,10 @@ class TileFacts:
         shared = not self.rows and bool(self.crossed) and self.carried() > 2
         return shared and all(e.monoid in ("sum", "moments") for e in self.crossing)
 
+    def sums_turned(self) -> bool:
+        """Are they, where another value of 16 bits lies contiguously along another axis (channels-first and channels-last)?"""
+        return self.sums_along() and self.narrowest() < 4 and self.turned() is not None
+
     def sums_anywhere(self) -> bool:
         """The same of rows that begin at any element and are not read in whole words (`folds_each`), or are several, and summed."""
         return self.sums_along() and self.begin_anywhere() and (self.only_sums() if len(self.crossed) > 1 else not self.folds_each())
@@ -164,11 +182,14 @@ class TileFacts:
         return {(e.node, e.index) for e in walk(*exprs_of(self.b)) if isinstance(e, Load) and self.line in e.axes() and e.axes() & self.b.parallel}
 
     def needed_again(self) -> bool:
-        """Is a row looked at more than once: by a fold of what another one gives, or by a store along it? Or is it short?"""
+        """Is a row looked at more than once: by a fold of what another one gives, or by a store along it, of a row that is longer than WRITTEN_HELD
+        of what is made of a fold? Or is it short?"""
         rows = set(self.rows)
         if not self.b.parallel and self.hints.count(rows) <= ALONE:
             return True
-        if self.hints.count(rows) <= (CHUNK if self.line in rows else 2 * SECTOR) or any(s.axes & rows for s in self.b.stores):
+        short = not self.folds or self.hints.count(rows) <= WRITTEN_HELD
+        folded = lambda e: short or any(isinstance(x, Reduce) and rows & set(x.over) for x in walk(e))
+        if self.hints.count(rows) <= (CHUNK if self.line in rows else 2 * SECTOR) or any(s.axes & rows and folded(s.expr) for s in self.b.stores):
             return True
         return any(isinstance(e, Reduce) and rows & set(e.over) and any(isinstance(x, Reduce) and rows & set(x.over) for a in e.args for x in walk(a))
                    for e in walk(*exprs_of(self.b)))
@@ -220,6 +241,23 @@ class TileFacts:
     def begin_anywhere(self) -> bool:
         """Do rows along the contiguous axis begin at any element, not at 16-byte words?"""
         return begin_anywhere(self.b, self.line, self.hints)
+
+    def warp_rows(self, lanes: int) -> int:
+        """Rows of so many lanes, in one piece, of a program that writes them where they begin anywhere and are short."""
+        wide = lanes >= SHORT_LANES // 2
+        several = len(self.rows_read()) > 1
+        half = self.narrowest() >= 4 and wide and several
+        light = wide and len({(e.monoid, e.over, e.args) for e in self.folds}) < 2 and self.narrowest() < 4
+        twice = not several and (light or self.begin_at_words(WORDS_OF))
+        return max(1, (WARP_LANES // 2 if half else WARP_LANES * 2 if twice else WARP_LANES) // lanes)
+
+    def begin_at_words(self, size: int) -> bool:
+        """Do rows along the contiguous axis begin at words of so many bytes, and are narrower than these?"""
+        return self.narrowest() < 4 and not begin_anywhere(self.b, self.line, self.hints, size)
+
+    def short_piece(self, pieces: tuple[int, ...]) -> bool:
+        """Are rows of 16 bits that begin anywhere one short piece?"""
+        return self.rows == [self.line] and self.narrowest() <= 2 and self.begin_anywhere() and len(pieces) == 1 and pieces[0] <= SHORT_LANES
 
     def stored_along(self) -> bool:
         return any(s.axes & set(self.rows) for s in self.b.stores)

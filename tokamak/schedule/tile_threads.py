@@ -12,7 +12,7 @@ from . import tile_statistics
 from .body import Body, exprs_of
 from .schedule import strides_of
 from .tile_access import begin_anywhere, fits
-from .tile_facts import TileFacts
+from .tile_facts import WORDS_OF, TileFacts
 from .tile_schedule import Shift
 from .tile_stages import power
 from .tile_statistics import WORD
@@ -34,6 +34,9 @@ STACKED = 8192          # PER_THREAD of more elements of rows along two axes, ST
 STACKED_ROWS = 16       # several values are read: RMSNorm backward along the middle of 28 x 477 x 511 bf16, where they are 28 x 511, 36.0 us, 73
                         # spilled by eight warps (H100); but of 3 x 1882 x 4097 88.6, 105 so, of BatchNorm of 43 x 640 x 15 x 15 25.6, 27.8
 PIECE_EACH = 4          # of such rows that are one piece of a warp's width, 512 elements to a program (`tiles.PIECES`)
+TWO_WARPS = 512         # elements of a tile of such rows of at most a warp's width, in one piece, that begin at no words of 8 bytes, from which on it
+                        # has two warps: a multiprocessor has no more than 32 programs. LayerNorm of 4194303 rows of 15 f16 117 us, 130, of 552509 of
+                        # 31 f32 51.7, 56.1, log-softmax of 2082998 of 15 f32 110, 159; but RMSNorm of 4194303 of 21 f16, of 16 + 8, 140, 128
 SHORT_EACH = 256        # elements up to which rows that begin anywhere and are only folded have RAGGED_EACH, too: bf16 sums of 32768 and 262144 rows
                         # of 127 5.3 and 21.5 us by one warp, 6.5 and 28.8 by two
 SHORT_FROM = 96         # elements from which on aligned rows that are written lie in tiles of 1024, with PER_THREAD of up to SHORT_EACH: RMSNorm of
@@ -128,6 +131,9 @@ CARRY_STAGES = 3        # rows under way at once in a loop that carries column s
                         # begin anywhere, over 1023 and 4097 columns, 74 to 84 and 72 to 75, f32 64 to 62. Loops across rows lose up to nine tenths
                         # with more than one
 STAGED = 160 << 10      # bytes of shared memory at most that hold rows under way
+TURNED_WARPS = 4        # of a program that sums contiguous rows of which another value lies along another axis, in tiles of half of TILE,
+TURNED_RESIDENT = 6     # CARRY_STAGES under way, as many registers as it takes: sums of InstanceNorm3D backward in NDHWC with a gradient in NCDHW of
+                        # 992 x 16 x 16 x 16 x 16 f16 91 us, of 7 x 8 x 33 x 33 x 33 bf16 16.2; 138 and 21.6 in TILE by eight, which spill
 LANES = 32              # rows of a tile from which on several are under way: with fewer, what is one number a row is laid out again and again: f16
                         # LayerNorm backward over 256 and 512 columns 38 and 57%, 80 and 70 with one
 COLUMNS = 64            # columns of a tile that folds across rows: 128 bytes of a 16-bit type
@@ -176,6 +182,10 @@ class TileThreads(TileFacts):
         if self.carries_alike() or columns and self.held_anywhere():
             few = columns or len(self.pieces[self.line]) > CARRY_PIECES
             return Threads(CARRY_ALIKE, RESIDENT // CARRY_ALIKE // (2 if few else 1), 1, 0, False, False)
+        if self.carries_short():
+            return Threads(1, CARRY_RESIDENT, 1, 0, False, False)
+        if self.sums_turned() and len(dims) > 1:
+            return Threads(TURNED_WARPS, TURNED_RESIDENT, CARRY_STAGES, 0, False, False)
         by_thread = dims == (self.line,) and self.sums_along()
         each = self._each(dims, carries, by_thread)
         words = self.streams() and self.words_shared(self.line)
@@ -212,6 +222,12 @@ class TileThreads(TileFacts):
         """Are sums carried along short rows, several of which lie in equal pieces of a warp's width?"""
         row = self.pieces.get(self.line, ())
         return self.carries and self.line in self.rows and len(self.pieces) == 2 and len(row) > 1 and set(row) == {CARRY_PIECE}
+
+    def carries_short(self) -> bool:
+        """Are sums carried along short rows that begin anywhere, the shorter of them at no words of 4 bytes, and are one piece? A Python LayerNorm's
+        backward of 524287 rows of 62 f16 126 us so, 109 by two warps, of 251065 of 63 71, 145."""
+        row = self.pieces.get(self.line, ())
+        return self.carries and not self.looped and self.short_piece(row) and (row[0] > 64 or not self.begin_at_words(4))
 
     def held_anywhere(self) -> bool:
         """Are rows along a middle axis held in equal pieces beside columns that begin anywhere?"""
@@ -265,7 +281,8 @@ class TileThreads(TileFacts):
                 each = PER_THREAD // 2 if few else PER_THREAD
         if self.sums_ragged():
             each = SPLIT_WORD
-        if self.width > 1 and not (shares and any(e.monoid == "moments" for e in self.crossing)):
+        place = plain and self.places() and self.short_piece(self.pieces.get(self.line, ()))     # of 314133 rows of 127 bf16 32.5 us, 47.9
+        if self.width > 1 and not place and not (shares and any(e.monoid == "moments" for e in self.crossing)):
             each = max(each // self.width, 8)
         if self.looped and self.line not in self.rows and (self.scans_many() or self.scans_several()):
             each = SCANNED_THREAD
@@ -298,6 +315,9 @@ class TileThreads(TileFacts):
         warps = max(1, min(most, power(-(-elements // (32 * each)) if up else elements // (32 * each))))
         if self.shift is not None and self.line in self.rows and len(dims) > 1:
             warps = max(1, sum(self.pieces[dims[0]]) // 2)
+        row = self.pieces.get(self.line, (0,))
+        if warps == 1 and elements >= TWO_WARPS and len(row) == 1 and row[0] <= 32 and self._short_written() and not self.begin_at_words(WORDS_OF):
+            return 2
         if not self.streams() and not self._passes_through():
             long = self._one_row(dims) and self.shift is not None and self.narrowest() >= 4 and self.only_summed()
             long = long and len(self.pieces[self.line]) == 2
@@ -337,6 +357,11 @@ class TileThreads(TileFacts):
                 break
             warps *= 2
         return warps
+
+    def _short_written(self) -> bool:
+        """Are contiguous rows that begin anywhere held and written, and nothing folded across programs?"""
+        held = not self.looped and not self.crossed and self.shift is None and self.rows == [self.line] and self.line in self.pieces
+        return held and self.stored_along() and self.begin_anywhere()
 
     def _short_run(self) -> bool:
         """Is a row of a tile only a few elements long?"""

@@ -10,16 +10,16 @@ from ..fuse.sharing import HELD
 from ..ir.expr import Const, Coord, Load, Op, Random, Reduce, Scan, walk
 from ..ir.index import Axis, Fetch, Index, Size
 from ..ir.ops import CARRIERS, OPS
-from . import column_words, peeled, short_rows, tile_flat, tile_stages, tile_statistics
+from . import column_words, held_columns, peeled, short_rows, tile_flat, tile_stages, tile_statistics
 from .body import Body, exprs_of
 from .schedule import strides_of
 from .tile_access import once
 from .tile_alike import TileAlike
-from .tile_facts import ALONE, CHUNK, SECTOR, TILE
+from .tile_facts import ALONE, CHUNK, SECTOR, SHORT_LANES, TILE
 from .tile_schedule import WASTE, Shift, TileSchedule, blocks, cover, shifted
 from .tile_stages import power
 from .tile_statistics import WORD
-from .tile_threads import COLUMNS, REGISTERS, RESIDENT, SHORT_FEW, SHORT_FROM
+from .tile_threads import COLUMNS, REGISTERS, RESIDENT, SHORT_FEW, SHORT_FROM, Threads
 
 SMALLEST = 256          # of a pointwise tile where there are few: 65536 elements in 1.6 us, 1.9 with POINTWISE; and of rows that are only folded:
                         # 1024 of 8 1.5 us, 2.6 by two programs
@@ -28,15 +28,22 @@ RAGGED = 1024           # of a tile with rows that begin anywhere and are too sh
 RAGGED_FOLDED = 2048    # the same where rows are only folded: f32 sums along 65 and 17 columns 95 and 91%, 66 and 82 with TILE
 FOLDED_WIDE = 512       # the same of 32-bit elements, ROWS rows at least: f32 sums of 262144 rows of 31 12.7 us, of 65536 of 63 7.3, of 131072 of 127
                         # 19.1; 15.4, 10.4 and 21.5 with RAGGED_FOLDED by two warps
-FOLDED_FROM = 24        # elements of such a row at least
+FOLDED_FROM = 24        # elements of such a row at least; twice as many in all of one piece of
+FOLDED_PIECE = 64       # so many lanes: L1 norms of 524287 of 63 37.7, 44.5, of 300000 24.5, 28.1
 STORED_WIDE = 512       # of rows of 32-bit elements that are written, too, as many as there are powers of two: f32 softmax of 131072 rows of 255 and
                         # 127 69.5 and 34.4 us, 110 and 40.4 with RAGGED_STORED; of 16384 of 129 6.5, 7.4; of 65536 of 257 35.9, 35.0
 RAGGED_STORED = 2048    # the same of longer rows that are written, too: see RAGGED_EACH. Half as many where several values are read along them or
                         # exponentials are made: f16 softmax backward of 42451 rows of 255 31.8 us, bf16 softmax of 65536 of 255 31.7; 39.1 and
                         # 35.2. And where that many leave a multiprocessor fewer than RESIDENT warps: a Python LayerNorm of 18224 of 255 13.1,
                         # 14.2, weight norm of 24938 of 255 15.1, 16.2 (H100)
+WIDTH = 32              # lanes of a warp, as many of which a program has rows that are one element longer: of a piece of fewer single elements each
+                        # is made by several lanes. Log-softmax of 2405381 rows of 33 bf16 118 us, 405 by 16, softmax of 1747888 f16 80.4, 129; but
+                        # prefixes of 131310 of 33 f16 13.6, 10.3
 PIECES = 512            # of a tile of rows of 16 bits that are one piece of a warp's width and written, too: bf16 LayerNorm of 32768 and 131072 rows
                         # of 31 4.0 and 10.9 us, f16 softmax of 32768 of 31 4.0, by four warps; 4.9, 11.8 and 5.1 with RAGGED by one
+CARRIED_ROWS = 4        # short rows of 16 bits that begin anywhere of a program of one warp that carries sums: of columns, of one piece, LayerNorm
+                        # backward of 524289 of 61 f16 120 us, 158, with dropout of 114215 of 57 42, 57.5; of all rows, of 96 lanes and more, cross
+                        # entropy of 378619 of 93 bf16 108, 166; but of 500000 of 65 98, 90
 ACROSS_BYTES = 16384    # bytes of a tile along rows that programs run through, and along a short axis that something else lies along: sums of
                         # GroupNorm backward, the gradient in channels-first, of 16 x 256 x 112 x 112 bf16 97 us, of 4 x 512 x 128 x 128 92, f32 of
                         # 16 x 256 x 96 x 90 117; 155, 116 and 132 in tiles of half and twice as many, 797, 380 and 713 along the rows alone
@@ -148,11 +155,14 @@ class _Chooser(TileAlike):
         self.lay_alike()
         several = tile_statistics.several_rows(self, self.pieces)
         self.pieces.update(several)
+        held = held_columns.choose(self)
+        if held is not None:
+            self.pieces = {a: (held.columns,) if a is self.line else p for a, p in self.pieces.items() if a is self.line or a in self.rows}
         dims = self._dims()
         self.together = self._together()
         self.carries = self.carries and not self.together
         split = tuple(a for a in self.order if a in self.crossed) or self._shared_rows()
-        threads = self.threads(dims, split, bool(several))
+        threads = Threads(held.warps, held.resident, held.stages, 0, False, False) if held is not None else self.threads(dims, split, bool(several))
         self.resident = threads.resident
         programs = self._programs(split) if split else 1
         self.pieces.update(tile_statistics.in_turns(several, programs, self.hints))
@@ -452,21 +462,29 @@ class _Chooser(TileAlike):
             if not self.stored_along():
                 spread = power(hints.count(self.b.axes) // (SPREAD * self.target.threads))
                 least = 2 * have if self.begin_anywhere() else 0
-                folded = FOLDED_WIDE if self.narrowest() >= 4 and have >= FOLDED_FROM else RAGGED_FOLDED
+                wide = FOLDED_WIDE * (2 if have == FOLDED_PIECE else 1)
+                folded = wide if self.narrowest() >= 4 and have >= FOLDED_FROM else RAGGED_FOLDED
                 want = max(least, min(max(folded, ROWS * have), max(RAGGED, spread))) if least else max(TILE, FOLDED // self.narrowest())
             elif self.begin_anywhere():
                 fitting = max(1, STORED_WIDE // (power(have + 1) // 2)) * have
+                fitting = self.warp_rows(have) * have if len(self.pieces[self.line]) == 1 and have <= SHORT_LANES else fitting
                 pieces = PIECES * (4 if self.many_short() else 1)
                 want = fitting if self.narrowest() >= 4 else pieces if self.one_piece() else self._stored_anywhere(have)
             elif have >= SHORT_FROM:
                 want = WIDE_ROW if self.narrowest() >= 4 and hints.count(self.b.axes) <= SHORT_FEW else RAGGED
         elif self.line in self.rows and not self.looped and self.begin_anywhere():
             want = max(RAGGED, min(ROWS * have, TILE))          # eight rows of 1960 elements spill 7 KB a thread
+            if self.carries_short():
+                want = CARRIED_ROWS * have
+            elif not self.carries and self.narrowest() == 2 and 3 * SHORT_LANES // 4 <= have <= SHORT_LANES:
+                want = CARRIED_ROWS * have
         if self.looped and not self.crossed and self._few_down():
             want = min(want, RAGGED_DOWN)
         if self.rows and not self.crossed and not (self.line in self.rows and self.stored_along()):
             want = min(want, max(SMALLEST, power(hints.count(self.b.axes) // self.target.threads)))
-        if self.streams():
+        if self.sums_turned():
+            want = TILE // 2
+        elif self.streams():
             want = self._passing_bytes() // self.narrowest()
         elif self.sums_ragged():
             want = RAGGED_SPLIT
@@ -500,6 +518,10 @@ class _Chooser(TileAlike):
 
     def _stored_anywhere(self, row: int) -> int:
         """Elements of a tile of rows of 16 bits that begin anywhere, of `row` lanes each, and are written."""
+        if len(self.pieces[self.line]) == 1 and WIDTH < row <= SHORT_LANES:
+            return self.warp_rows(row) * row
+        if self.pieces[self.line] == (WIDTH, 1) and not self.scans():
+            return WIDTH * row
         several = len(self.rows_read()) > 1 or any(isinstance(e, Op) and OPS[e.name].heavy for e in walk(*exprs_of(self.b)) if self.line in e.free)
         few = self.hints.count(self.b.parallel) * row < RESIDENT * self.target.threads * RAGGED_STORED
         most = RAGGED_STORED // 2 if several or few else RAGGED_STORED
