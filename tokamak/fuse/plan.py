@@ -84,9 +84,11 @@ class _Planner:
         self.group: dict = {}             # node -> its Group (or the Opaque itself)
         self.roles: dict = {}
         self.first: dict = {}             # Group -> the first position of its nodes
-        self.depth: dict = {}             # node -> nodes on the longest way to it
+        self.depth: dict = {}             # node -> a level behind all that it needs, and right before the first that needs it if any does
         for n in graph.nodes:
             self.depth[n] = 1 + max((self.depth.get(r, 0) for r in self.sources[n]), default=0)
+        for n in reversed(graph.nodes):
+            self.depth[n] = min((self.depth[r] for r in self.readers[n]), default=self.depth[n] + 1) - 1
         self.least: dict = {}             # Group -> the least depth of its nodes
         self.deepest = dict(self.depth)         # node -> the greatest depth in its group and in all that this needs
         self.refused: dict = {}           # (node, node) -> Reason
@@ -97,7 +99,7 @@ class _Planner:
         found = parts(self.graph, self.sources, self.readers, self.pinned)
         self.part.update((n, p) for p in found for n in p.nodes)
         for p in found:
-            if p.says not in self.known or not self._copied(self.known[p.says].copied(p)):
+            if p.says not in self.known or not self._copied(self._like(p)):
                 self._plan(p)
         if self.target.kind == "gpu" and not self.target.ordered:
             self._put_beside()
@@ -114,6 +116,13 @@ class _Planner:
         if part.says is not None:
             groups = tuple((g, self.roles[g]) for g in dict.fromkeys(self.group[n] for n in part.nodes))
             self.known[part.says] = Planned(part, groups, tuple((*pair, why) for pair, why in self.refused.items() if self.part.get(pair[1]) is part))
+
+    def _like(self, part: Part) -> Planned:
+        """How `part` is planned, as one before that says the same. One of the same nodes, of the round before, is as it was."""
+        made = self.known.get(part.nodes)
+        if made is None or made.part.names != part.names or made.part.says != part.says:
+            made = self.known[part.nodes] = self.known[part.says].copied(part)
+        return made
 
     def _copied(self, made: Planned) -> bool:
         """Takes over groups that were made for a part that says the same. False, and nothing changed, where that would be a circle through other
