@@ -28,8 +28,11 @@ SHORT_EACH = 8          # warps of so many elements to a thread; of more ANYWHER
 ANYWHERE = 8
 EACH = 16               # so many elements to a thread, half as many of 32 bits: of 49 x 127 x 511 f32 24.6 us, 28.7. Not in equal pieces: of
                         # 1703 x 55 x 202 bf16 106 us so, 50 by `tile_threads.CARRY_ALIKE`
-LONG = 60               # the same of longer columns that begin at words
-MOST = 16               # warps
+LONG = 60               # the same of longer columns that begin at words, half as many of 32 bits: 1200 rows of f32 spill 392 bytes a thread so (as
+                        # compiled for sm_90; not timed)
+WIDE = 24               # rows of 32 bits that begin at words which one warp holds, at most: 33 spill 176 bytes
+MOST = 16               # warps; twice as many of more rows than
+TALL = 2048             # so many that begin anywhere: 2500 spill 752 bytes so, 2200 by MOST (not timed)
 VALUES = 3              # read and carried: of more a thread has as many elements fewer
 FEW = 2                 # sums at most
 
@@ -51,23 +54,23 @@ def choose(of: TileThreads) -> Held | None:
             or any(e.monoid in CARRIERS for e in of.crossing):
         return None
     pieces = of.pieces[row]
-    rows, anywhere, alike = sum(pieces), of.begin_anywhere(), len(set(pieces)) == 1
+    rows, anywhere, alike, wide = sum(pieces), of.begin_anywhere(), len(set(pieces)) == 1, of.narrowest() >= 4
     equal = alike and len(pieces) > 1
     need = rows * max(1, (len(of.rows_read()) + len(of.crossing)) // VALUES)
     if equal and (anywhere or rows > ALIKE_MOST) or not anywhere and (WORDS[0][0] < rows <= DEEP and not equal or WORDS[-1][0] < need <= LONGER):
         return None
     if not anywhere:
         columns, warps = ALIKE if equal and WORDS[0][0] < rows <= DEEP else \
-            next(((c, w) for most, c, w in WORDS if need <= most), (ANYWHERE, _warps(need * ANYWHERE, LONG)))
+            next(((c, w) for most, c, w in WORDS[wide and need > WIDE:] if need <= most), (ANYWHERE, _warps(need * ANYWHERE, LONG // (1 + wide))))
     elif need <= 2 * SHORTEST:
         columns, warps = (64, 1) if need <= SHORTEST else (32, _warps(need * 32, SHORT_EACH))
     else:
-        columns, warps = ANYWHERE, _warps(need * ANYWHERE, EACH // 2 if of.narrowest() >= 4 else EACH)
+        columns, warps = ANYWHERE, _warps(need * ANYWHERE, EACH // 2 if wide else EACH, MOST * (1 + (rows > TALL)))
     columns = min(columns, power(of.hints(of.line.extent)))
     stages = CARRY_STAGES if not anywhere and alike and rows <= DEEP else 1
     return Held(columns, warps, max(1, CARRY_RESIDENT // warps), stages)
 
 
-def _warps(elements: int, each: int) -> int:
+def _warps(elements: int, each: int, most: int = MOST) -> int:
     """Warps of a tile with about `each` elements to a thread."""
-    return max(1, min(MOST, 1 << max(0, round(math.log2(elements / (32 * each))))))
+    return min(most, 1 << max(0, round(math.log2(elements / (32 * each)))))

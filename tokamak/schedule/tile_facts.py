@@ -38,8 +38,6 @@ FOLDED_ROWS = 32        # bf16 of 8192 of 1023 7.4, of 65536 of 513 22.1; 9.1, 9
 SHIFTED_WIDE = 512      # the same where all are of 32 bits and more: f32 sums over 257 columns 40%, 85 element by element; softmax 79 and 94
 WIDE_STORED = 384       # where they are written, too: f32 softmax of 262144 and 65536 rows of 511 254 and 66.0 us, 328 and 88.2 element by element;
                         # of 65536 of 385 50.0, 51.1 to 52.8, of 257 41.7, 35.0
-
-
 WARP_LANES = 512        # lanes of rows that begin anywhere, are written and one piece of SHORT_LANES at most, of a program: a multiprocessor has
 SHORT_LANES = 128       # no more than 32 programs, so one warp of which each has few rows under way, two where they are a warp's width (us, H200, and
                         # in 1024 lanes): log-softmax of 572813 rows of 99 bf16 128, 159, weight norm backward of 365404 of 63 f16 51.6, 66.6, dropout
@@ -182,8 +180,8 @@ class TileFacts:
         return {(e.node, e.index) for e in walk(*exprs_of(self.b)) if isinstance(e, Load) and self.line in e.axes() and e.axes() & self.b.parallel}
 
     def needed_again(self) -> bool:
-        """Is a row looked at more than once: by a fold of what another one gives, or by a store along it, of a row that is longer than WRITTEN_HELD
-        of what is made of a fold? Or is it short?"""
+        """Is a row looked at more than once: by a fold of what another one gives, or by a store along it (of a row longer than WRITTEN_HELD, one of
+        what is made of a fold)? Or is it short?"""
         rows = set(self.rows)
         if not self.b.parallel and self.hints.count(rows) <= ALONE:
             return True
@@ -252,7 +250,7 @@ class TileFacts:
         return max(1, (WARP_LANES // 2 if half else WARP_LANES * 2 if twice else WARP_LANES) // lanes)
 
     def begin_at_words(self, size: int) -> bool:
-        """Do rows along the contiguous axis begin at words of so many bytes, and are narrower than these?"""
+        """Do rows of 16 bits along the contiguous axis begin at words of so many bytes?"""
         return self.narrowest() < 4 and not begin_anywhere(self.b, self.line, self.hints, size)
 
     def short_piece(self, pieces: tuple[int, ...]) -> bool:

@@ -281,7 +281,7 @@ class TileThreads(TileFacts):
                 each = PER_THREAD // 2 if few else PER_THREAD
         if self.sums_ragged():
             each = SPLIT_WORD
-        place = plain and self.places() and self.short_piece(self.pieces.get(self.line, ()))     # of 314133 rows of 127 bf16 32.5 us, 47.9
+        place = plain and self.places() and self.short_piece(self.pieces.get(self.line, ()))     # amax and argmax of 314133 rows of 127 32.5 us, 48
         if self.width > 1 and not place and not (shares and any(e.monoid == "moments" for e in self.crossing)):
             each = max(each // self.width, 8)
         if self.looped and self.line not in self.rows and (self.scans_many() or self.scans_several()):

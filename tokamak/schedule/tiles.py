@@ -467,7 +467,8 @@ class _Chooser(TileAlike):
                 want = max(least, min(max(folded, ROWS * have), max(RAGGED, spread))) if least else max(TILE, FOLDED // self.narrowest())
             elif self.begin_anywhere():
                 fitting = max(1, STORED_WIDE // (power(have + 1) // 2)) * have
-                fitting = self.warp_rows(have) * have if len(self.pieces[self.line]) == 1 and have <= SHORT_LANES else fitting
+                alone = self.rows == [self.line] and len(self.pieces[self.line]) == 1 and have <= SHORT_LANES
+                fitting = self.warp_rows(have) * have if alone else fitting
                 pieces = PIECES * (4 if self.many_short() else 1)
                 want = fitting if self.narrowest() >= 4 else pieces if self.one_piece() else self._stored_anywhere(have)
             elif have >= SHORT_FROM:
@@ -518,7 +519,7 @@ class _Chooser(TileAlike):
 
     def _stored_anywhere(self, row: int) -> int:
         """Elements of a tile of rows of 16 bits that begin anywhere, of `row` lanes each, and are written."""
-        if len(self.pieces[self.line]) == 1 and WIDTH < row <= SHORT_LANES:
+        if self.rows == [self.line] and len(self.pieces[self.line]) == 1 and WIDTH < row <= SHORT_LANES:
             return self.warp_rows(row) * row
         if self.pieces[self.line] == (WIDTH, 1) and not self.scans():
             return WIDTH * row

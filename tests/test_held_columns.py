@@ -1,0 +1,58 @@
+"""Columns held down a middle axis, beside sums of their rows that programs carry over matrices: how many, by how many warps, and that they compile to
+programs that keep them in registers."""
+from __future__ import annotations
+
+import pytest
+
+from tokamak.codegen.stages import lower_plan, render_plan, schedule_plan
+from tokamak.fuse.plan import plan
+from tokamak.ir.parse import parse_graph
+from tokamak.runtime import gpu_build
+from tokamak.target import Target
+
+LARGE = Target("cpu", 16, 132, l1=1 << 18, l2=50 << 20, kind="gpu", arch=("cuda", 90, 32), cluster=8)
+
+# the gradient of x * scale * w, where scale is the inverse root of a mean down the rows: of x, and of w
+BACKWARD = """graph backward {{
+  input %x: {d}[{n}, {rows}, {columns}]({rows}*{columns}, {columns}, 1)
+  input %w: {d}[{rows}](1)
+  input %scale: f32[{n}, {columns}]({columns}, 1)
+  input %dy: {d}[{n}, {rows}, {columns}]({rows}*{columns}, {columns}, 1)
+  %sums: f32[{n}, {columns}]({columns}, 1) for i2<{rows} = sum[i2](mul(mul(f32(%dy[i0, i2, i1]), f32(%w[i2])), f32(%x[i0, i2, i1])))
+  %dx: {d}[{n}, {rows}, {columns}]({rows}*{columns}, {columns}, 1) = {made}
+  %dw: f32[{rows}](1) for i1<{n}, i2<{columns} = sum[i1, i2](mul(f32(%dy[i1, i0, i2]), mul(f32(%x[i1, i0, i2]), %scale[i1, i2])))
+  return %dx, %dw
+}}"""
+MADE = "{d}(add(mul(mul(f32(%dy[i0, i1, i2]), f32(%w[i1])), %scale[i0, i2]), mul(f32(%x[i0, i1, i2]), %sums[i0, i2])))"
+
+
+def scheduled(d: str, n: int, rows: int, columns: int):
+    """The plan with schedules, and the schedule of the kernel that holds columns."""
+    text = BACKWARD.format(d=d, n=n, rows=rows, columns=columns, made=MADE.format(d=d))
+    made = schedule_plan(plan(parse_graph(text), LARGE), LARGE)
+    return made, next(iter(made.bodies.values()))[1]
+
+
+@pytest.mark.parametrize("d, n, rows, columns, found", [
+    ("bf16", 45776, 6, 56, "i1:8?, i2:64?) split(i0, i2 / 2112) together(i2) warps(1) stages(3)"),
+    ("f16", 1318, 8, 4097, "i1:8, i2:64?) split(i0, i2 / 2112) together(i2) warps(1) stages(1)"),
+    ("bf16", 14221, 33, 168, "i1:32+1, i2:64?) split(i0, i2 / 2112) together(i2) warps(1) stages(1)"),
+    ("bf16", 332, 49, 4264, "i1:8+8+8+8+8+8+8?, i2:64?) split(i0, i2 / 528) together(i2) warps(4) stages(3)"),
+    ("bf16", 1703, 55, 202, "i1:8+8+8+8+8+8+8?, i2:32?) split(i0, i2 / 528) together(i2) warps(4) stages(1)"),
+    ("f16", 751, 82, 53, "i1:64+16+2, i2:8?) split(i0, i2 / 2112) together(i2) warps(1) stages(1)"),
+    ("bf16", 149, 288, 272, "i1:256+32, i2:16) split(i0, i2 / 528) together(i2) warps(4) stages(1)"),
+    ("f16", 80, 733, 512, "i1:512+256?, i2:16) split(i0, i2 / 132) together(i2) warps(16) stages(1) registers(128)"),
+    ("bf16", 114, 2452, 256, "i1:2048+512?, i2:8) split(i0, i2 / 264) together(i2) warps(8) stages(1)"),
+    ("f32", 49, 127, 511, "i1:128?, i2:8?) split(i0, i2 / 528) together(i2) warps(4) stages(1)")])
+def test_columns_of_a_program(d, n, rows, columns, found):
+    assert str(scheduled(d, n, rows, columns)[1]).startswith(f"tile({found}")
+
+
+@pytest.mark.parametrize("d, rows, columns", [
+    ("bf16", 8, 1024), ("f32", 16, 1024), ("f32", 24, 1024), ("f32", 33, 1024), ("bf16", 48, 1024), ("f32", 128, 1023), ("f32", 300, 1023),
+    ("f32", 1200, 1024), ("bf16", 2500, 1024)])
+def test_columns_stay_in_registers(d, rows, columns):
+    made, _ = scheduled(d, 40000 // rows + 40, rows, columns)
+    units = [part.unit for built in render_plan(lower_plan(made, LARGE)).values() for part in built.parts]
+    for found in gpu_build.build(units, LARGE.arch).values():
+        assert not found.spilled, found
