@@ -176,7 +176,9 @@ def _picking(n) -> Load | None:
     made where it is read, that is no sum any more."""
     fold = fold_of(n.expr) if isinstance(n, Compute) else None
     e = fold.args[0] if isinstance(fold, Reduce) and fold.monoid == "sum" else None
-    if not isinstance(e, Load) or e.guard is not None or not isinstance(e.node, Compute) or not is_pointwise(e.node):
+    if not isinstance(e, Load) or e.guard is not None or not isinstance(e.node, Compute):
+        return None
+    if not isinstance(e.node.expr, Op) or e.node.expr.name != "where" or not is_pointwise(e.node):       # asked of every fold, again and again
         return None
     made = substituted(e, e.node.axes, e.node.expr)
     return e if picked(Reduce("sum", fold.over, (made,))) is not None else None

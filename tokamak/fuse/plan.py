@@ -52,7 +52,7 @@ ROUNDS = 3          # plans at most: each moves values into readers for which co
 
 def plan(graph: Graph, target) -> Plan:
     """Groups for every Compute and Scatter of `graph` (already simplified and inlined)."""
-    known: dict = {}            # what a part says -> how it was planned
+    known: dict = {}            # what a part says, or the nodes of one that was copied -> how it was planned
     made = _Planner(graph, target, known).run()
     for _ in range(ROUNDS - 1):
         moves = recomputed(made, estimates(graph, target), target)

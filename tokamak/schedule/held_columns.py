@@ -11,11 +11,11 @@ of 751 x 82 x 53 59.5, 22.9 to 24, bf16 of 45776 x 6 x 56 134, 41.8, of 1353 x 9
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
+from ..ir.index import Axis
 from ..ir.ops import CARRIERS
 from .tile_stages import power
-from .tile_threads import CARRY_RESIDENT, CARRY_STAGES, TileThreads
+from .tile_threads import CARRY_RESIDENT, CARRY_STAGES, Threads, TileThreads
 
 WORDS = (33, 64, 1), (256, 32, 4), (384, 16, 4)     # rows at most, columns, warps: where columns begin at words; up to DEEP rows in one piece, and of
 LONGER = 1024           # more up to LONGER, elsewhere: of 36 x 64 x 2520 bf16 26 us by two warps, 18.8 as TILE, of 80 x 733 x 512 f16 114 by four, 85
@@ -37,38 +37,51 @@ VALUES = 3              # read and carried: of more a thread has as many element
 FEW = 2                 # sums at most
 
 
-@dataclass(frozen=True)
-class Held:
-    """Columns of a tile, warps of a program, programs of a multiprocessor, tiles under way."""
-    columns: int
-    warps: int
-    resident: int
-    stages: int
+def choose(of: TileThreads) -> tuple[int, Threads] | None:
+    """(columns, threads) for a tile whose rows are covered; None for another one."""
+    row = _held(of)
+    if row is None:
+        return None
+    pieces, values = of.pieces[row], len(of.rows_read()) + len(of.crossing)
+    need = sum(pieces) * max(1, values // VALUES)
+    found = (_anywhere if of.begin_anywhere() else _at_words)(pieces, need, of.narrowest() >= 4)
+    if found is None:
+        return None
+    columns, warps, stages = found
+    return min(columns, power(of.hints(of.line.extent))), Threads(warps, max(1, CARRY_RESIDENT // warps), stages, 0, False, False)
 
 
-def choose(of: TileThreads) -> Held | None:
-    """For a tile whose rows are covered; None for another one."""
+def _held(of: TileThreads) -> Axis | None:
+    """The middle axis down which columns of several matrices are held and written, beside few sums of its rows that programs carry."""
     row = of.rows[0] if len(of.rows) == 1 else None
-    if row is None or of.looped or of.shift is not None or of.target.ordered or row not in of.pieces or not of.carries or len(of.crossing) > FEW \
-            or of.line is row or of.line not in of.b.parallel or of.crossed <= {of.line} or not of.stored_along() \
-            or any(e.monoid in CARRIERS for e in of.crossing):
+    down = row in of.pieces and row is not of.line and of.line in of.b.parallel and of.shift is None and not of.looped and not of.target.ordered
+    carried = of.carries and bool(of.crossed - {of.line}) and len(of.crossing) <= FEW and not any(e.monoid in CARRIERS for e in of.crossing)
+    return row if down and carried and of.stored_along() else None
+
+
+def _at_words(pieces: tuple[int, ...], need: int, wide: bool) -> tuple[int, int, int] | None:
+    """(columns, warps, tiles under way) of columns that begin at words, whose `pieces` take as many registers as `need` rows; `wide`: of 32 bits."""
+    rows, alike = sum(pieces), len(set(pieces)) == 1
+    deep, equal = WORDS[0][0] < rows <= DEEP, alike and len(pieces) > 1
+    if (rows > ALIKE_MOST if equal else deep) or WORDS[-1][0] < need <= LONGER:
         return None
-    pieces = of.pieces[row]
-    rows, anywhere, alike, wide = sum(pieces), of.begin_anywhere(), len(set(pieces)) == 1, of.narrowest() >= 4
-    equal = alike and len(pieces) > 1
-    need = rows * max(1, (len(of.rows_read()) + len(of.crossing)) // VALUES)
-    if equal and (anywhere or rows > ALIKE_MOST) or not anywhere and (WORDS[0][0] < rows <= DEEP and not equal or WORDS[-1][0] < need <= LONGER):
+    stages = CARRY_STAGES if alike and rows <= DEEP else 1
+    if equal and deep:
+        return *ALIKE, stages
+    fitting = WORDS[1:] if wide and need > WIDE else WORDS
+    columns, warps = next(((c, w) for most, c, w in fitting if need <= most), (ANYWHERE, _warps(need * ANYWHERE, LONG // 2 if wide else LONG)))
+    return columns, warps, stages
+
+
+def _anywhere(pieces: tuple[int, ...], need: int, wide: bool) -> tuple[int, int, int] | None:
+    """The same of columns that begin anywhere."""
+    if len(pieces) > 1 and len(set(pieces)) == 1:
         return None
-    if not anywhere:
-        columns, warps = ALIKE if equal and WORDS[0][0] < rows <= DEEP else \
-            next(((c, w) for most, c, w in WORDS[wide and need > WIDE:] if need <= most), (ANYWHERE, _warps(need * ANYWHERE, LONG // (1 + wide))))
-    elif need <= 2 * SHORTEST:
-        columns, warps = (64, 1) if need <= SHORTEST else (32, _warps(need * 32, SHORT_EACH))
-    else:
-        columns, warps = ANYWHERE, _warps(need * ANYWHERE, EACH // 2 if wide else EACH, MOST * (1 + (rows > TALL)))
-    columns = min(columns, power(of.hints(of.line.extent)))
-    stages = CARRY_STAGES if not anywhere and alike and rows <= DEEP else 1
-    return Held(columns, warps, max(1, CARRY_RESIDENT // warps), stages)
+    if need <= SHORTEST:
+        return 64, 1, 1
+    if need <= 2 * SHORTEST:
+        return 32, _warps(need * 32, SHORT_EACH), 1
+    return ANYWHERE, _warps(need * ANYWHERE, EACH // 2 if wide else EACH, 2 * MOST if sum(pieces) > TALL else MOST), 1
 
 
 def _warps(elements: int, each: int, most: int = MOST) -> int:

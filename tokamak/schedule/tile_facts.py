@@ -253,10 +253,6 @@ class TileFacts:
         """Do rows of 16 bits along the contiguous axis begin at words of so many bytes?"""
         return self.narrowest() < 4 and not begin_anywhere(self.b, self.line, self.hints, size)
 
-    def short_piece(self, pieces: tuple[int, ...]) -> bool:
-        """Are rows of 16 bits that begin anywhere one short piece?"""
-        return self.rows == [self.line] and self.narrowest() <= 2 and self.begin_anywhere() and len(pieces) == 1 and pieces[0] <= SHORT_LANES
-
     def stored_along(self) -> bool:
         return any(s.axes & set(self.rows) for s in self.b.stores)
 

@@ -12,7 +12,7 @@ from . import tile_statistics
 from .body import Body, exprs_of
 from .schedule import strides_of
 from .tile_access import begin_anywhere, fits
-from .tile_facts import WORDS_OF, TileFacts
+from .tile_facts import SHORT_LANES, WORDS_OF, TileFacts
 from .tile_schedule import Shift
 from .tile_stages import power
 from .tile_statistics import WORD
@@ -182,7 +182,7 @@ class TileThreads(TileFacts):
         if self.carries_alike() or columns and self.held_anywhere():
             few = columns or len(self.pieces[self.line]) > CARRY_PIECES
             return Threads(CARRY_ALIKE, RESIDENT // CARRY_ALIKE // (2 if few else 1), 1, 0, False, False)
-        if self.carries_short():
+        if self.carries_one_piece():
             return Threads(1, CARRY_RESIDENT, 1, 0, False, False)
         if self.sums_turned() and len(dims) > 1:
             return Threads(TURNED_WARPS, TURNED_RESIDENT, CARRY_STAGES, 0, False, False)
@@ -223,11 +223,10 @@ class TileThreads(TileFacts):
         row = self.pieces.get(self.line, ())
         return self.carries and self.line in self.rows and len(self.pieces) == 2 and len(row) > 1 and set(row) == {CARRY_PIECE}
 
-    def carries_short(self) -> bool:
+    def carries_one_piece(self) -> bool:
         """Are sums carried along short rows that begin anywhere, the shorter of them at no words of 4 bytes, and are one piece? A Python LayerNorm's
         backward of 524287 rows of 62 f16 126 us so, 109 by two warps, of 251065 of 63 71, 145."""
-        row = self.pieces.get(self.line, ())
-        return self.carries and not self.looped and self.short_piece(row) and (row[0] > 64 or not self.begin_at_words(4))
+        return self.carries and not self.looped and self._short_anywhere() and (self.pieces[self.line][0] > 64 or not self.begin_at_words(4))
 
     def held_anywhere(self) -> bool:
         """Are rows along a middle axis held in equal pieces beside columns that begin anywhere?"""
@@ -281,7 +280,7 @@ class TileThreads(TileFacts):
                 each = PER_THREAD // 2 if few else PER_THREAD
         if self.sums_ragged():
             each = SPLIT_WORD
-        place = plain and self.places() and self.short_piece(self.pieces.get(self.line, ()))     # amax and argmax of 314133 rows of 127 32.5 us, 48
+        place = plain and self.places() and self._short_anywhere()       # amax and argmax of 314133 rows of 127 32.5 us, 48
         if self.width > 1 and not place and not (shares and any(e.monoid == "moments" for e in self.crossing)):
             each = max(each // self.width, 8)
         if self.looped and self.line not in self.rows and (self.scans_many() or self.scans_several()):
@@ -418,6 +417,15 @@ class TileThreads(TileFacts):
     def _in_one_turn(self) -> bool:
         """Are rows of 32 bits, of one of several matrices, that a program runs through no longer than a turn?"""
         return self.narrowest() >= 4 and len(self.b.parallel) > 1 and all(self.hints(a.extent) <= sum(self.pieces.get(a, (1,))) for a in self.looped)
+
+    def short_piece(self) -> bool:
+        """Are contiguous rows, alone, one short piece?"""
+        row = self.pieces.get(self.line, ())
+        return self.rows == [self.line] and len(row) == 1 and row[0] <= SHORT_LANES
+
+    def _short_anywhere(self) -> bool:
+        """Are they, of 16 bits, and begin anywhere?"""
+        return self.short_piece() and self.narrowest() <= 2 and self.begin_anywhere()
 
     def one_piece(self) -> bool:
         """Is a row of 16 bits one short piece, a warp's width?"""

@@ -19,7 +19,7 @@ from .tile_facts import ALONE, CHUNK, SECTOR, SHORT_LANES, TILE
 from .tile_schedule import WASTE, Shift, TileSchedule, blocks, cover, shifted
 from .tile_stages import power
 from .tile_statistics import WORD
-from .tile_threads import COLUMNS, REGISTERS, RESIDENT, SHORT_FEW, SHORT_FROM, Threads
+from .tile_threads import COLUMNS, REGISTERS, RESIDENT, SHORT_FEW, SHORT_FROM
 
 SMALLEST = 256          # of a pointwise tile where there are few: 65536 elements in 1.6 us, 1.9 with POINTWISE; and of rows that are only folded:
                         # 1024 of 8 1.5 us, 2.6 by two programs
@@ -157,12 +157,12 @@ class _Chooser(TileAlike):
         self.pieces.update(several)
         held = held_columns.choose(self)
         if held is not None:
-            self.pieces = {a: (held.columns,) if a is self.line else p for a, p in self.pieces.items() if a is self.line or a in self.rows}
+            self.pieces = {a: (held[0],) if a is self.line else p for a, p in self.pieces.items() if a is self.line or a in self.rows}
         dims = self._dims()
         self.together = self._together()
         self.carries = self.carries and not self.together
         split = tuple(a for a in self.order if a in self.crossed) or self._shared_rows()
-        threads = Threads(held.warps, held.resident, held.stages, 0, False, False) if held is not None else self.threads(dims, split, bool(several))
+        threads = held[1] if held is not None else self.threads(dims, split, bool(several))
         self.resident = threads.resident
         programs = self._programs(split) if split else 1
         self.pieces.update(tile_statistics.in_turns(several, programs, self.hints))
@@ -466,18 +466,12 @@ class _Chooser(TileAlike):
                 folded = wide if self.narrowest() >= 4 and have >= FOLDED_FROM else RAGGED_FOLDED
                 want = max(least, min(max(folded, ROWS * have), max(RAGGED, spread))) if least else max(TILE, FOLDED // self.narrowest())
             elif self.begin_anywhere():
-                fitting = max(1, STORED_WIDE // (power(have + 1) // 2)) * have
-                alone = self.rows == [self.line] and len(self.pieces[self.line]) == 1 and have <= SHORT_LANES
-                fitting = self.warp_rows(have) * have if alone else fitting
-                pieces = PIECES * (4 if self.many_short() else 1)
-                want = fitting if self.narrowest() >= 4 else pieces if self.one_piece() else self._stored_anywhere(have)
+                want = self._stored_anywhere(have)
             elif have >= SHORT_FROM:
                 want = WIDE_ROW if self.narrowest() >= 4 and hints.count(self.b.axes) <= SHORT_FEW else RAGGED
         elif self.line in self.rows and not self.looped and self.begin_anywhere():
             want = max(RAGGED, min(ROWS * have, TILE))          # eight rows of 1960 elements spill 7 KB a thread
-            if self.carries_short():
-                want = CARRIED_ROWS * have
-            elif not self.carries and self.narrowest() == 2 and 3 * SHORT_LANES // 4 <= have <= SHORT_LANES:
+            if self.carries_one_piece() or not self.carries and self.narrowest() == 2 and 3 * SHORT_LANES // 4 <= have <= SHORT_LANES:
                 want = CARRIED_ROWS * have
         if self.looped and not self.crossed and self._few_down():
             want = min(want, RAGGED_DOWN)
@@ -518,9 +512,14 @@ class _Chooser(TileAlike):
         return large and -(-self.hints(self.line.extent) // columns) * others < MANY * self.target.threads
 
     def _stored_anywhere(self, row: int) -> int:
-        """Elements of a tile of rows of 16 bits that begin anywhere, of `row` lanes each, and are written."""
-        if self.rows == [self.line] and len(self.pieces[self.line]) == 1 and WIDTH < row <= SHORT_LANES:
+        """Elements of a tile of rows that begin anywhere, of `row` lanes each, and are written."""
+        wide = self.narrowest() >= 4
+        if self.one_piece():
+            return PIECES * (4 if self.many_short() else 1)
+        if self.short_piece() and (wide or row > WIDTH):
             return self.warp_rows(row) * row
+        if wide:
+            return max(1, STORED_WIDE // (power(row + 1) // 2)) * row
         if self.pieces[self.line] == (WIDTH, 1) and not self.scans():
             return WIDTH * row
         several = len(self.rows_read()) > 1 or any(isinstance(e, Op) and OPS[e.name].heavy for e in walk(*exprs_of(self.b)) if self.line in e.free)
