@@ -28,6 +28,8 @@ SHORT_EACH = 8          # warps of so many elements to a thread; of more ANYWHER
 ANYWHERE = 8
 EACH = 16               # so many elements to a thread, half as many of 32 bits: of 49 x 127 x 511 f32 24.6 us, 28.7. Not in equal pieces: of
                         # 1703 x 55 x 202 bf16 106 us so, 50 by `tile_threads.CARRY_ALIKE`
+LONG_WORDS = 512, 768   # rows from which on, up to which, twice as many columns of 16 bits that begin at words of 4 bytes are held by MOST warps: of
+                        # 10 x 700 x 2002 bf16 69 us, 77.5 (H100)
 LONG = 60               # the same of longer columns that begin at words, half as many of 32 bits: 1200 rows of f32 spill 392 bytes a thread so (as
                         # compiled for sm_90; not timed)
 WIDE = 24               # rows of 32 bits that begin at words which one warp holds, at most: 33 spill 176 bytes
@@ -44,7 +46,11 @@ def choose(of: TileThreads) -> tuple[int, Threads] | None:
         return None
     pieces, values = of.pieces[row], len(of.rows_read()) + len(of.crossing)
     need = sum(pieces) * max(1, values // VALUES)
-    found = (_anywhere if of.begin_anywhere() else _at_words)(pieces, need, of.narrowest() >= 4)
+    wide = of.narrowest() >= 4
+    if of.begin_anywhere():
+        found = _anywhere(pieces, need, wide, of.begin_at_words(4)) if not of.held_anywhere() else None
+    else:
+        found = _at_words(pieces, need, wide)
     if found is None:
         return None
     columns, warps, stages = found
@@ -73,14 +79,14 @@ def _at_words(pieces: tuple[int, ...], need: int, wide: bool) -> tuple[int, int,
     return columns, warps, stages
 
 
-def _anywhere(pieces: tuple[int, ...], need: int, wide: bool) -> tuple[int, int, int] | None:
-    """The same of columns that begin anywhere."""
-    if len(pieces) > 1 and len(set(pieces)) == 1:
-        return None
+def _anywhere(pieces: tuple[int, ...], need: int, wide: bool, words: bool) -> tuple[int, int, int]:
+    """The same of columns that begin anywhere; `words`: those of 16 bits at words of 4 bytes."""
     if need <= SHORTEST:
         return 64, 1, 1
     if need <= 2 * SHORTEST:
         return 32, _warps(need * 32, SHORT_EACH), 1
+    if words and LONG_WORDS[0] <= need <= LONG_WORDS[1]:
+        return 2 * ANYWHERE, MOST, 1
     return ANYWHERE, _warps(need * ANYWHERE, EACH // 2 if wide else EACH, 2 * MOST if sum(pieces) > TALL else MOST), 1
 
 

@@ -7,15 +7,13 @@ from ..ir.ops import CARRIERS
 from .tile_facts import TILE
 from .tile_schedule import EVEN, evenly
 from .tile_stages import power
-from .tile_threads import CARRY_PIECE, TileThreads
+from .tile_threads import CARRY_PIECE, EVEN_ANYWHERE, TileThreads
 
 EVEN_ROWS = 8           # rows of such a piece at least along a middle axis: RMSNorm along the middle of 485 x 80 x 648 bf16 46.1 us, 72.1, of
                         # 300 x 96 x 1000 f16 41.1, 62.0, of 500 x 48 x 1024 bf16 37.2, 50.8
 EVEN_HELD = 128         # rows at most of which all are held so beside columns that are summed: RMSNorm backward along the middle, pieces of several
                         # sizes and so, us: bf16 485 x 80 x 648 180, 64, f16 300 x 96 x 1000 158, 59, bf16 500 x 48 x 1024 110, 48, f32
                         # 400 x 80 x 648 140, 69 by eight warps; but f16 4 x 214 x 43085 180, 320 and bf16 16 x 1024 x 4096 144, 690, by fewer warps
-EVEN_ANYWHERE = 64      # the same beside columns that begin anywhere, with nothing else in a tile, by four warps with as many registers as they take:
-                        # 9 x 39 x 127837 bf16 142 us, 280 (H100)
 LITTLE_PIECE = 4        # rows whose column sums are carried, and whose last piece is so small a part of their first one: as one piece with idle lanes
 WHOLE_WORD = 8          # where they begin at words of 8 bytes. LayerNorm backward of 300000 rows of 100 bf16 65.4 us, 114.9, of 60000 of 320 64.5,
                         # 78.1, f32 of 300000 of 72 78.3, 89.4, of 65536 of 160 45.5, 55.4; but bf16 of 65536 of 192 37.9, 34.8, f32 of 51 401, 340

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..fuse.cost import Hints
 from ..fuse.column_folds import walks_down
 from ..fuse.gpu import LONG_SUM
-from ..ir.expr import Const, Load, Reduce, Scan, walk
+from ..ir.expr import Const, Load, Random, Reduce, Scan, walk
 from ..ir.index import Axis
 from .body import Body, exprs_of
 from .schedule import loop_order, strides_of
@@ -30,6 +30,8 @@ MANY_SHORT = 4096       # short rows to a multiprocessor from which on programs 
 MOST_CARRIED = 6        # numbers a lane from which on it is one row at a step: EvoNorm backward in f32 spilled 464 bytes with four, 593 us, 146 with
                         # one
 SHIFTED = 256           # elements of a row from which on it is read in whole words wherever it begins: f16 LayerNorm over 257 columns 73%, 56 not so
+SHIFTED_SCANNED = 320   # the same where prefixes are made: bf16 ones of 204331 rows of 257 and 40000 of 300 90 and 20.7 us, 125 and 26.4 in words;
+                        # but of 32769 of 369 26.3, 22.5, of 100000 of 511 86, 70.7, f16 of 60000 of 1001 94, 82.6 (H100)
 SHIFTED_FOLDED = 1024   # the same of rows that are only folded: f16 sums along 257 and 513 columns 56 and 70%, 20 and 39 in words; along 2049 78 and
                         # 91
 SHIFTED_SUMMED = 448    # the same where FOLDED_ROWS rows at least are summed, or their greatest elements found: f16 sums of 16384 rows of 511 7.3 us,
@@ -38,6 +40,9 @@ FOLDED_ROWS = 32        # bf16 of 8192 of 1023 7.4, of 65536 of 513 22.1; 9.1, 9
 SHIFTED_WIDE = 512      # the same where all are of 32 bits and more: f32 sums over 257 columns 40%, 85 element by element; softmax 79 and 94
 WIDE_STORED = 384       # where they are written, too: f32 softmax of 262144 and 65536 rows of 511 254 and 66.0 us, 328 and 88.2 element by element;
                         # of 65536 of 385 50.0, 51.1 to 52.8, of 257 41.7, 35.0
+FOLDED_WORDS = 128      # rows of columns, WORDS_ACROSS at least, from which on those of 16 bits at words of 4 bytes are read as others are, not as
+WORDS_ACROSS = 512      # those that begin anywhere: sums of 129 x 28830 bf16 6.5 us, 9.1, along the middle of 59 x 752 x 578 23.9, 25.7, RMSNorm of
+                        # 20 x 700 x 2002 65, 68; but prefixes of 260693 x 252 f16, which sum columns of blocks first, 210, 193 (H100)
 WARP_LANES = 512        # lanes of rows that begin anywhere, are written and one piece of SHORT_LANES at most, of a program: a multiprocessor has
 SHORT_LANES = 128       # no more than 32 programs, so one warp of which each has few rows under way, two where they are a warp's width (us, H200, and
                         # in 1024 lanes): log-softmax of 572813 rows of 99 bf16 128, 159, weight norm backward of 365404 of 63 f16 51.6, 66.6, dropout
@@ -133,6 +138,12 @@ class TileFacts:
         """Are three sums or more of 32-bit elements carried across programs beside rows?"""
         return bool(self.rows) and self.narrowest() >= 4 and len(self.crossing) > 2
 
+    def carries_wide(self) -> bool:
+        """The same beside short rows along two axes that begin anywhere, where something of 32 bits is read along them, perhaps beside a mask."""
+        wide = any(size >= 4 and self.line in address.axes() and address.axes() & self.crossed for _, address, size in strides_of(self.b))
+        short = len(self.rows) > 1 and self.line in self.rows and self.hints(self.line.extent) <= SHORT_LANES // 2
+        return short and wide and len(self.crossing) > 2 and self.begin_anywhere()
+
     def scans_down(self) -> bool:
         """Are prefixes down columns all that is made of rows?"""
         return self.line not in self.rows and self._only_scanned()
@@ -148,6 +159,14 @@ class TileFacts:
     def places(self) -> bool:
         """Is the place of the greatest or least element found?"""
         return any(e.monoid.startswith("arg") for e in self.folds)
+
+    def draws(self) -> bool:
+        """Are random numbers drawn?"""
+        return any(isinstance(e, Random) for e in walk(*exprs_of(self.b)))
+
+    def joins_moments(self) -> bool:
+        """Are moments of parts joined?"""
+        return any(e.monoid == "moments" and not all(isinstance(x, Const) for x in e.args[1:]) for e in self.folds)
 
     def many_short(self) -> bool:
         """Are there so many rows that short ones lie more to a program?"""
@@ -174,6 +193,12 @@ class TileFacts:
         """Values that are read along the contiguous axis, and no other, where more is read along all axes."""
         read = {(e.node, e.index): e.index[0].axes() for e in walk(*exprs_of(self.b)) if isinstance(e, Load)}.values()
         return sum(axes == {self.line} for axes in read) if any(axes >= self.b.parallel for axes in read) and len(self.b.parallel) > 1 else 0
+
+    def folds_words(self) -> bool:
+        """Are long columns of 16 bits folded whose rows begin at words of 4 bytes, if not of 16?"""
+        half = all(e.dtype.bytes == 2 for e in walk(*exprs_of(self.b)) if isinstance(e, Load) and self.line in e.axes())
+        long = bool(self.folds) and self.hints.count(self.rows) >= FOLDED_WORDS and self.hints(self.line.extent) >= WORDS_ACROSS
+        return long and half and self.line in self.b.parallel and self.begin_anywhere() and self.begin_at_words(4)
 
     def rows_read(self) -> set[tuple]:
         """(memory, index) of what is read along the contiguous axis and differs from row to row."""
@@ -228,6 +253,8 @@ class TileFacts:
 
     def shifted_from(self) -> int:
         """Elements of a row from which on it is read in whole words wherever it begins."""
+        if self.scans() and self.narrowest() < 4:
+            return SHIFTED_SCANNED
         if self.narrowest() >= 4:
             return WIDE_STORED if self.stored_along() and not self.crossed else SHIFTED_WIDE
         if self.crossed or self.stored_along():

@@ -50,6 +50,13 @@ BESIDE = 3              # bytes of all that is read along a row that way, to a b
 SIDE_WARPS = 4          # of a program that holds rows side by side: with twice as many of half the registers EvoNorm of 32 x 256 x 56 x 56 in bf16 53
                         # us, 47; where it holds two values twice as many: GroupNorm backward of the same 67 us, 72 with half as much to each
 SIDE_REGISTERS = 128    # of a thread then
+MOST_REGISTERS = 255    # of a thread,
+LITTLE = 32             # where it would hold up to so many elements in pieces along several axes, and more warps idle in the smallest of the tiles
+                        # that these make: GroupNorm backward in NHWC of 1200 x 256 x 7 x 7 bf16, 8 x (32 + 16 + 1) x 8, 52 us by two warps, 117 by
+                        # eight, EvoNorm in NCHW of 78 x 2048 x 7 x 7 20.3, 29.3; but of f32 2000 x 64 x 7 x 7 27.6 by one, 24 by four,
+MUCH = 120              # or more than so many: BatchNorm in NCHW of 20 x 320 x 56 x 56 f16, 4 x (2048 + 1024 + 64) each five times, 48.5 by eight
+                        # warps, 57 by 16, GroupNorm backward in NHWC of 18 x 1280 x 56 x 56 253 by four, 287 by eight; but GroupNorm in NCHW of
+                        # 32 x 256 x 56 x 56, 98 by eight warps, 40, 44 by four, BatchNorm backward of 33 x 1280 x 40 x 40, 113, 186, 206 (H100)
 PLANE = 28              # elements to a thread, at most, of a plane that is a program's own: planes of 3136, EvoNorm backward of 32 x 256 x 56 x 56 in
                         # bf16 68 us, 92 and 75 with twice and half the warps; of SiLU behind a GroupNorm 63, 77 and 83; in f32 108, 112 and 116
 PLANE_REGISTERS = (2, 64), (8, 96)      # (bytes of what is read, registers of a thread then, more of which fewer programs would run): EvoNorm in bf16
@@ -142,7 +149,8 @@ def stages(b: Body, rows: list[Axis], line: Axis, hints: Hints, target) -> Stage
             long = len(rows) == 1 and (n[line] >= sharing.RUN or warps > WARPS)
             two = warps > WARPS and whole <= TWO * sharers and not any(e.dtype.is_half for e in read)
             warps = warps if long else max(1, warps // (4 if two else 2))
-            return Stages(shared, sharers, found, warps, REGISTERS if long else 2 * REGISTERS)
+            registers = REGISTERS if long else 2 * REGISTERS
+            return Stages(shared, sharers, found, *(_busy(warps, registers, found, read) if len(rows) > 1 else (warps, registers)))
     return None
 
 
@@ -172,7 +180,21 @@ def side_by_side(b: Body, rows: list[Axis], read: list[Load], hints: Hints, targ
         found[shared] = (most,) * -(-n // most)         # with a last one of another length Triton lays all of them out anew, and spills
     if sum(found[shared]) * sharers > IDLE * hints.exactly(shared.extent):
         return None
-    return Stages(shared, sharers, found, warps, SIDE_REGISTERS, beside=(axis, count))
+    return Stages(shared, sharers, found, *_busy(warps, SIDE_REGISTERS, found, held_whole, count), beside=(axis, count))
+
+
+def _busy(warps: int, registers: int, found: dict[Axis, tuple[int, ...]], read: list[Load], beside: int = 1) -> tuple[int, int]:
+    """So many warps and registers of a thread that holds what is `read`, of 16 bits, in pieces along several axes; or fewer warps of more, where a
+    thread would hold little and idle in the smallest of the tiles that they make, or would have to hold much."""
+    elements = beside * math.prod(map(sum, found.values())) * len(read)
+    least = beside * math.prod(map(min, found.values())) // 32
+    if any(e.dtype.bytes != 2 for e in read):
+        return warps, registers
+    if elements > MUCH * 32 * warps and least < warps > SIDE_WARPS:
+        return warps // 2, MOST_REGISTERS
+    if elements > LITTLE * 32 * warps or least >= warps:
+        return warps, registers
+    return max(1, least, power(-(-elements // (32 * MUCH)))), MOST_REGISTERS
 
 
 def _rounded(rows: list[Axis], hints: Hints) -> int:

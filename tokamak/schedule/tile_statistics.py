@@ -5,11 +5,20 @@ from __future__ import annotations
 import math
 
 from ..fuse.cost import Hints
+from ..ir.expr import Op, walk
 from ..ir.index import Axis
+from ..ir.ops import OPS
 from .tile_facts import MOST_CARRIED, TileFacts
 
+COLUMNS = 64            # columns of a tile that folds across rows: 128 bytes of a 16-bit type
 WORD = 16               # bytes of the widest access of a thread
 WORD_WARPS = 8          # of a program of which each thread has words of
+BLOCKS = 2              # blocks of columns to a multiprocessor, of sums of a heavy function twice as many, from which on each is one program's, by
+BLOCK_WARPS = 2         # so many warps with as many registers as they take, since all of them wait for each other in the end, tiles under way,
+BLOCK_WORDS = 2         # so many words a thread at a time. Us, H100, one-pass statistics of EvoNorm in NHWC of 800 x 96 x 14 x 14 bf16 24.3, of
+                        # GroupNorm of 38 x 480 x 56 x 56 58, sums of EvoNorm backward of 700 x 64 x 14 x 14 f16 23.2; 65.8, 68 and 38.0 by eight or
+                        # 16 warps, 30, 62.8 and 26.5 by four. But in all, GroupNorm of 102 x 480 x 20 x 20 f32 110, 103, EvoNorm backward of
+                        # 169 x 128 x 56 x 56 f32 550, 515, GroupNorm backward of 49 x 2048 x 14 x 14 bf16, light sums, 83.6, 64.4
 AT_ONCE = 4             # rows at a step: one-pass statistics of 200704 x 256 bf16 38 us, 44 a row at a step; in 256 columns in place of 64 52 us
 ACROSS_RESIDENT = 3     # such programs of a multiprocessor: four spill, 43 us
 ALONE_AT_ONCE = 8       # the same where one value is read and nothing but moments carried: 31.6 us, 32.9 with 4 and three programs. BatchNorm in NHWC
@@ -34,9 +43,23 @@ def several_rows(of: TileFacts, pieces: dict[Axis, tuple[int, ...]]) -> dict[Axi
     down = [a for a in pieces if a in of.crossed]
     if not of.statistics() or len(down) != 1 or len(pieces) < 2:
         return {}
-    rows = 32 * WORD_WARPS * (WORD // of.narrowest()) // math.prod(sum(p) for a, p in pieces.items() if a not in of.crossed)
-    count = 1 if of.carried() > MOST_CARRIED else ALONE_AT_ONCE if _alone(of) else SUMS_AT_ONCE if of.only_sums() else AT_ONCE
+    beside = math.prod(sum(p) for a, p in pieces.items() if a not in of.crossed)
+    word, alone = WORD // of.narrowest(), by_blocks(of, pieces)
+    rows = 32 * (BLOCK_WARPS * BLOCK_WORDS if alone else WORD_WARPS) * word // beside
+    count = 1 if of.carried() > MOST_CARRIED or alone and of.only_sums() else ALONE_AT_ONCE if _alone(of) and not alone else \
+        SUMS_AT_ONCE if of.only_sums() else AT_ONCE
+    while alone and count > 1 and of.hints(down[0].extent) < rows * count:
+        count //= 2
     return {down[0]: (rows,) * count} if rows and of.hints(down[0].extent) >= rows * count else {}
+
+
+def by_blocks(of: TileFacts, pieces: dict[Axis, tuple[int, ...]]) -> bool:
+    """Are there so many blocks of columns of which statistics of 16 bits, or heavy sums, are made that a program has one to itself? `pieces`: of a
+    tile's axes."""
+    blocks = math.prod(-(-of.hints(a.extent) // sum(pieces.get(a, (1,)))) for a in of.b.parallel - of.crossed)
+    heavy = any(isinstance(e, Op) and OPS[e.name].heavy for f in of.crossing for x in f.args for e in walk(x))
+    least = BLOCKS * 2 if of.only_sums() and heavy else BLOCKS if not of.only_sums() and of.narrowest() == 2 else math.inf
+    return of.statistics() and not of.down and len(pieces) > 1 and blocks >= least * of.target.threads
 
 
 def in_turns(several: dict[Axis, tuple[int, ...]], programs: int, hints: Hints) -> dict[Axis, tuple[int, ...]]:

@@ -15,7 +15,7 @@ from .tile_access import begin_anywhere, fits
 from .tile_facts import SHORT_LANES, WORDS_OF, TileFacts
 from .tile_schedule import Shift
 from .tile_stages import power
-from .tile_statistics import WORD
+from .tile_statistics import BLOCK_WARPS, COLUMNS, WORD
 
 PER_THREAD = 16         # elements of a pointwise tile to one thread, and of a held row where each multiprocessor has one at most: f16 LayerNorm of
                         # 128 rows of 8192 3.55 us, 4.06 with ROW_THREAD
@@ -25,6 +25,9 @@ CARRY_THREAD = 16       # elements of a row to one thread where column sums are 
 CARRY_PIECE = 32        # columns of each of the pieces of short rows that are all alike (`tile_alike.CARRY_SHORT`),
 CARRY_ALIKE = 4         # which so many warps have; of more pieces than
 CARRY_PIECES = 4        # so many, half as many programs
+EVEN_ANYWHERE = 64      # rows at most that are held in equal pieces beside columns that begin anywhere, are summed and alone in a tile, by as many
+                        # warps, too, with as many registers as they take: 9 x 39 x 127837 bf16 142 us, 280 (H100); but 13 x 1023 x 1826, two pieces
+                        # of 512, 993 so, which spill 3648 bytes, 117 as `held_columns`
 RAGGED_EACH = 64        # of longer rows that begin anywhere and are written, too: warps fold their rows by themselves. bf16 LayerNorm over 255 and
                         # 257 columns 47.7 and 38.1 us, 55.1 and 46.6 with tiles of twice as many (RAGGED_STORED) or twice the warps
 RUN_THREAD = 16         # of looped rows whose runs are short (`whole_runs`), CARRY_STAGES tiles under way: moments of groups by a program each, which
@@ -39,6 +42,10 @@ TWO_WARPS = 512         # elements of a tile of such rows of at most a warp's wi
                         # 31 f32 51.7, 56.1, log-softmax of 2082998 of 15 f32 110, 159; but RMSNorm of 4194303 of 21 f16, of 16 + 8, 140, 128
 SHORT_EACH = 256        # elements up to which rows that begin anywhere and are only folded have RAGGED_EACH, too: bf16 sums of 32768 and 262144 rows
                         # of 127 5.3 and 21.5 us by one warp, 6.5 and 28.8 by two
+TURNED_BYTES = 128      # bytes to a thread of a pointwise tile along three axes that is read along one of them and written along another, where rows
+                        # along either begin anywhere: the last kernel of GroupNorm from NHWC to NCHW of 38 x 480 x 56 x 56 bf16 86.3 us, of
+                        # 500 x 96 x 14 x 14 23.4, of 2964 x 320 x 7 x 7 87.9; 91.6, 26.9 and 135 in a quarter. Where they begin at words
+                        # InstanceNorm3D backward of 192 x 96 x 16 x 16 x 16 bf16 takes 342, 294, of 51 x 8 x 32 x 32 x 32 f16 62.8, 57.2 (H100)
 SHORT_FROM = 96         # elements from which on aligned rows that are written lie in tiles of 1024, with PER_THREAD of up to SHORT_EACH: RMSNorm of
                         # 8192 and 65536 rows of 128 bf16 2.7 and 10.1 us, of 32768 of 512 18.0, LayerNorm of 65536 of 256 19.0, softmax of 8192 of
                         # 256 3.9; 3.3, 10.6, 19.2, 21.0 and 4.8 with larger tiles and 32 a thread. LayerNorm and softmax of 131072 of 96 15.5 and
@@ -49,6 +56,12 @@ SHORT_FEW = 1 << 21     # where all rows have so many at most: LayerNorm of 8192
 KEPT_REGISTERS = 64     # of a thread, as counted, from which on half of RESIDENT warps keep weights beside rows of 16 bits that begin anywhere, each
                         # CARRY_STAGES rows under way: LayerNorm of 65536 rows of 257 and 513 22.3 and 38.5 us, 25.3 and 47.6 a row at a time by
                         # RESIDENT warps; of 8192 of 511 7.5, 8.9; of 4096 of 257 and 1025, two rows at least a warp, 3.9 and 7.5, 5.1 and 9.5
+TURNING_WARPS = 20      # warps of a multiprocessor up to which, several of a program,
+TURNS = 1.5, 20         # and rows of a program from which on, up to which, CARRY_STAGES are under way: a Python LayerNorm of 768 rows of 5820 f16
+                        # 9.8 us, of 1500 of 6001 bf16 17.7, of 4887 of 8191 62.3, of 348 of 13090 f32 18.4, LayerNorm of 2000 of 3001 bf16 12.0, of
+                        # 900 of 4097 f16 8.2, of 7490 of 2641 40.6; 12.1, 21.8, 66.6, 23.3, 14.6, 9.4 and 54.9 a row at a time; but of 16388 of 4095
+                        # bf16 104.6, 99.5, RMSNorm of 1611 of 4097, by 24 warps of a multiprocessor, 12.4, 11.5, dropout and LayerNorm of 7938 of
+                        # 2612 f16 176, 148 (H100)
 KEPT_WORDS = 512        # elements of such a row at most; of longer ones so many rows a multiprocessor at most: LayerNorm of 16384 rows of 1023 21.6
 KEPT_FEW = 128          # us, 22.8
 RAGGED_THREAD = 8       # elements to a thread of a tile that walks down columns whose rows begin anywhere: the compiler keeps few such loads under
@@ -82,12 +95,14 @@ CARRIED_WIDE = 96       # where they are three sums or more of 32 bits, fewer th
 CARRIED_ROOM = 48       # so many below those that it may have, and
 CARRIED_LEAST = 4       # so many elements to a thread at least: LayerNorm backward with dropout of 1798203 x 17 bf16 186 us, 246 spilled, of
                         # 103541 x 26 23.2, 27.2, EvoNorm backward of 46 x 480 x 15 x 15 f32 52, 78, of 240 x 320 x 7 x 7 bf16 47, 70; but of
+                        # dropout of 200000 x 63 f32, 64 rows at a step, 133 us, 329 by eight warps that spill, 151 by 16 (H100); but of
                         # 399 x 512 x 7 x 7 f16 57, 65, of 1 x 2048 x 56 x 56 f32 in NHWC 32.4, 34, LayerNorm backward with
                         # dropout of 13933 x 512 bf16, which has 255, 48.5, 54.0
 SHORT_RUN = 8           # elements of a row of such a tile from which on several are under way: GroupNorm backward of 8998 x 96 x 8 x 8 f16, of three
                         # channels a group, 12.4 us, 30.1
 FEW_THREAD = 8          # at least of looped rows, where programs are too few for RESIDENT warps of a multiprocessor: place of the greatest element of
-                        # 285 rows of 93565 bf16 27.6 us by 16 warps, 49.9 by four of ROW_THREAD,
+                        # 285 rows of 93565 bf16 27.6 us by 16 warps, 49.9 by four of ROW_THREAD, dropout and LayerNorm of 529 of 131073 bf16 1145
+                        # by eight, 1407 by four (H100),
 FEW_RESIDENT = 16       # where they are only folded, for so many: EvoNorm's backward sums of 17 x 320 x 28 x 28 f16 17.4 by eight, 30.1 by two; bf16
                         # sums of 64 rows of 16383 3.3, 5.2, cross entropy of 167 of 16383 f16 8.1, 10.7 by 16 and four; but sums of 287 of 39658
                         # f16 84.8 by four, 90.5 by 16 (H100)
@@ -136,7 +151,6 @@ TURNED_RESIDENT = 6     # CARRY_STAGES under way, as many registers as it takes:
                         # 992 x 16 x 16 x 16 x 16 f16 91 us, of 7 x 8 x 33 x 33 x 33 bf16 16.2; 138 and 21.6 in TILE by eight, which spill
 LANES = 32              # rows of a tile from which on several are under way: with fewer, what is one number a row is laid out again and again: f16
                         # LayerNorm backward over 256 and 512 columns 38 and 57%, 80 and 70 with one
-COLUMNS = 64            # columns of a tile that folds across rows: 128 bytes of a 16-bit type
 SCANNED_THREAD = 64     # elements to a thread of a tile of 64 rows and columns, which begin anywhere, down which prefixes are made, none under way;
 SCANNED_WORDS = 128     # where all begin at words of 4 bytes: along the middle, H100, 10 x 1368 x 2310 bf16 66 us, of 10 x 1000 x 2001 f32 72; of
                         # 25 x 2605 x 385 bf16, by two warps, 118, of 6 x 1249 x 3279 72; 125, 99, 126, 76 in 32 columns by four warps
@@ -182,6 +196,8 @@ class TileThreads(TileFacts):
         if self.carries_alike() or columns and self.held_anywhere():
             few = columns or len(self.pieces[self.line]) > CARRY_PIECES
             return Threads(CARRY_ALIKE, RESIDENT // CARRY_ALIKE // (2 if few else 1), 1, 0, False, False)
+        if tile_statistics.by_blocks(self, self.pieces):
+            return Threads(BLOCK_WARPS, tile_statistics.BLOCKS, CARRY_STAGES, 0, False, False)
         if self.carries_one_piece():
             return Threads(1, CARRY_RESIDENT, 1, 0, False, False)
         if self.sums_turned() and len(dims) > 1:
@@ -212,7 +228,7 @@ class TileThreads(TileFacts):
         if full and not by_thread and not several:         # sums of GroupNorm backward in NHWC of 24 x 768 x 40 x 40 f32 94 us, 109 spilled
             need = BESIDE + elements // (32 * warps) * self.carried()
             resident = max(1, min(resident, REGISTERS // (32 * warps * need)))
-        stages = 1 if reread else CARRY_STAGES if staged or keeps else self.stages()
+        stages = 1 if reread else CARRY_STAGES if staged or keeps or split and self._takes_rows(warps, resident) else self.stages()
         stages = stages if fits(stages, self.b, self.pieces, {*split, *self.looped}) else 1
         capped = at_once or full or split and not keeps and resident < RESIDENT // warps
         return Threads(warps, resident, stages,
@@ -229,8 +245,9 @@ class TileThreads(TileFacts):
         return self.carries and not self.looped and self._short_anywhere() and (self.pieces[self.line][0] > 64 or not self.begin_at_words(4))
 
     def held_anywhere(self) -> bool:
-        """Are rows along a middle axis held in equal pieces beside columns that begin anywhere?"""
-        return self.begin_anywhere() and any(len(p) > 1 and len(set(p)) == 1 for a, p in self.pieces.items() if a in self.rows and a is not self.line)
+        """Are rows along a middle axis, few of them, held in equal pieces beside columns that begin anywhere?"""
+        alike = [a for a, p in self.pieces.items() if a in self.rows and a is not self.line and len(p) > 1 and len(set(p)) == 1]
+        return self.begin_anywhere() and any(self.hints(a.extent) <= EVEN_ANYWHERE for a in alike)
 
     def _at_once(self, dims: tuple[Axis, ...], warps: int, elements: int) -> bool:
         """Do programs that hold a row of 32 bits each all run at once with HELD_REGISTERS a thread, and not with twice as many?"""
@@ -249,6 +266,12 @@ class TileThreads(TileFacts):
             return False
         return self.hints(self.shift.words) <= KEPT_WORDS or rows <= KEPT_FEW * self.target.threads
 
+    def _takes_rows(self, warps: int, resident: float) -> bool:
+        """Do programs of several warps take rows that begin anywhere one after the other, drawing no random numbers?"""
+        rows = self.hints.count(self.b.parallel) / (self.target.threads * resident)
+        few = warps * resident <= TURNING_WARPS and TURNS[0] <= rows <= TURNS[1]
+        return not self.crossed and self.shift is not None and not self.looped and warps > 1 and few and not self.draws()
+
     def _one_row(self, dims: tuple[Axis, ...]) -> bool:
         """Is a tile one contiguous row, held?"""
         return not self.looped and dims == (self.line,) == tuple(self.rows)
@@ -265,7 +288,7 @@ class TileThreads(TileFacts):
         if plain and self._one_row(dims) and self.stored_along() and self.hints.count(self.b.parallel) <= self.target.threads:
             each = PER_THREAD
         if self.looped and not self.crossed and self.line in self.b.parallel:
-            ragged = self.begin_anywhere() and not self.scans_many() and not self._in_one_turn()
+            ragged = self.begin_anywhere() and not self.scans_many() and not self._in_one_turn() and not self.folds_words()
             each = self._scanned_each() if self.scans_ragged() else LONE_THREAD if self.lone() else RAGGED_THREAD if ragged else each
         if plain and self.line in self.rows and self.stored_along() and self.begin_anywhere():
             stacked = math.prod(sum(self.pieces[a]) for a in dims) > STACKED and self._stacked()
@@ -273,18 +296,20 @@ class TileThreads(TileFacts):
             each = PIECE_EACH * (4 if self.many_short() else 1) if self.one_piece() else PER_THREAD if stacked else RAGGED_EACH
         short = sum(self.pieces.get(self.line, (0,)))
         if plain and self.rows == [self.line] and short <= SHORT_EACH:
-            if self.begin_anywhere() and not self.stored_along():
+            if self.begin_anywhere() and not self.stored_along() and not self.joins_moments():
                 each = RAGGED_EACH
             elif not self.begin_anywhere() and self.stored_along() and short >= SHORT_FROM:
                 few = short == SHORT_HALF and self.narrowest() == 2 and self.hints.count(self.b.axes) <= SHORT_FEW
                 each = PER_THREAD // 2 if few else PER_THREAD
+        if plain and not self.rows and len(dims) > 2 and self._turned_anywhere():
+            each = TURNED_BYTES // self.narrowest()
         if self.sums_ragged():
             each = SPLIT_WORD
         place = plain and self.places() and self._short_anywhere()       # amax and argmax of 314133 rows of 127 32.5 us, 48
         if self.width > 1 and not place and not (shares and any(e.monoid == "moments" for e in self.crossing)):
             each = max(each // self.width, 8)
         if self.looped and self.line not in self.rows and (self.scans_many() or self.scans_several()):
-            each = SCANNED_THREAD
+            each = math.prod(sum(self.pieces[a]) for a in dims) // 32 if self.scans_many() else SCANNED_THREAD
         elif self.looped and self.scans_along() and self.scans_many_rows():
             each = SCANNED_BYTES // self.narrowest()
         elif self._many_wide():
@@ -335,10 +360,10 @@ class TileThreads(TileFacts):
 
     def _few(self, warps: int, elements: int, most: int) -> int:
         """More warps than `warps` where a program runs through rows, and there are few programs."""
-        place = self.places()
-        if not self.looped or self.crossed or self.line not in self.rows or self.whole_runs() or not (place or self.passing()):
+        much = self.places() or self.draws()
+        if not self.looped or self.crossed or self.line not in self.rows or self.whole_runs() or not (much or self.passing()):
             return warps            # logsumexp of 500 x 70001 bf16 33.8 us by four, 38.7
-        enough = RESIDENT if place else FEW_RESIDENT
+        enough = RESIDENT if much else FEW_RESIDENT
         programs = math.prod(-(-self.hints(a.extent) // sum(self.pieces.get(a, (1,)))) for a in self.b.parallel)
         while warps < most and warps * programs < enough * self.target.threads and elements > FEW_THREAD * 32 * warps:
             warps *= 2
@@ -346,16 +371,25 @@ class TileThreads(TileFacts):
 
     def _carrying(self, warps: int, elements: int) -> int:
         """More warps than `warps` of a program that carries sums beside a tile of rows, where its threads would spill."""
-        rows = [a for a in self.rows if a in self.pieces]
-        exact = len(rows) > 1 and all(self.hints.exactly(a.extent) == sum(self.pieces[a]) for a in rows)
-        most = CARRIED_WIDE if self.several_wide() else CARRIED_EXACT if exact else CARRIED_MOST
+        exact = sum(a in self.pieces for a in self.rows) > 1 and self._exact_rows()
+        ragged = self.carries_wide() and not exact
+        most = CARRIED_WIDE if ragged or self.several_wide() else CARRIED_EXACT if exact else CARRIED_MOST
         while warps < MOST_WARPS and elements > 32 * warps * CARRIED_LEAST:
             need = self._registers(-(-elements // (32 * warps)))
             capped = min(REGISTERS // (32 * warps * max(1, REGISTERS // (32 * warps * need))), 255)
-            if need <= most or capped - need >= CARRIED_ROOM:
+            if need <= most or capped - need >= CARRIED_ROOM and not ragged:
                 break
             warps *= 2
         return warps
+
+    def _exact_rows(self) -> bool:
+        """Is no lane of a tile's rows idle?"""
+        return all(self.hints.exactly(a.extent) == sum(self.pieces[a]) for a in self.rows if a in self.pieces)
+
+    def _turned_anywhere(self) -> bool:
+        """Is a tile read along one axis and written along another, and do rows along either begin anywhere?"""
+        other = self.turned()
+        return other is not None and (self.begin_anywhere() or begin_anywhere(self.b, other, self.hints))
 
     def _short_written(self) -> bool:
         """Are contiguous rows that begin anywhere held and written, and nothing folded across programs?"""
@@ -463,7 +497,8 @@ class TileThreads(TileFacts):
             return 1
         row = sum(size for _, address, size in set(strides_of(self.b)) if self.line in address.axes() and address.axes() & self.crossed)
         beside = math.prod(sum(self.pieces[a]) for a in self.pieces if a in self.b.parallel)
-        if 1 < beside < LANES or beside > 1 and self.shift is None and self.begin_anywhere():
+        ragged = self.carries_wide() and not self._exact_rows()
+        if 1 < beside < LANES or beside > 1 and self.shift is None and self.begin_anywhere() or ragged:
             return 1
         if CARRY_STAGES * row * sum(self.pieces.get(self.line, (1,))) > STAGED or self._short_run():
             return 1

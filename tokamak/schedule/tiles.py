@@ -91,7 +91,9 @@ SCANNED_FEW = 512       # elements of a tile of few columns; twice as many of SC
 SCANNED_SHORT = 8       # 111924 x 4 x 18 f16 15.2 us, 21.1, of 1978 x 3 x 8193 bf16 74.9, 83.6 (H100)
 SCANNED_COLUMNS = 128   # columns of a tile of many, `tile_facts.SCANNING` a multiprocessor, or
 SCANNED_WIDE = 1024     # so many where they begin anywhere: along the middle of 39 x 86 x 4095 f16 30.3 us, of 64 x 1024 x 1024 bf16 101.6; 35.2
-                        # and 105.3 with half as many; but of 6 x 1249 x 10001 bf16 175, 149 (H100)
+                        # and 105.3 with half as many; but of 6 x 1249 x 10001 bf16 175, 149 (H100). Half as many of 32 bits: of 186 x 192 x 599
+                        # 76.3, 91.2, of 100 x 300 x 999 101, 120 (H100)
+SCANNED_TWICE = 1408    # and twice as many columns of 16 bits: of 200 x 200 x 1001 bf16 72.8, 78.6 (H100)
 RAGGED_SPLIT = 512      # elements of a tile of 32-bit columns that begin anywhere and are summed across programs, by four warps: sums of squares of
                         # 3264 x 4325 25.6 us, 37.0 with TILE (H100)
 SUMMED_ANYWHERE = 2048  # elements of a tile of rows that begin anywhere, which programs share, sum, and write or read again beside: see
@@ -375,7 +377,7 @@ class _Chooser(TileAlike):
                 or not any(a is not self.line and self.hints(a.extent) > 1 for a in self.b.parallel):
             return False
         n, whole, part = self.hints(self.rows[0].extent), TILE // self.columns(), RAGGED_DOWN // self.columns()
-        return self.narrowest() == 2 or -n % whole * WASTE > n and -n % part < -n % whole
+        return self.narrowest() == 2 and not self.folds_words() or -n % whole * WASTE > n and -n % part < -n % whole
 
     def _passing_bytes(self) -> int:
         if self.short_sums():
@@ -492,8 +494,10 @@ class _Chooser(TileAlike):
         together = self.takes_columns() and self.begin_anywhere()
         most = min(TOGETHER if together else self.columns(), max(SECTOR, (TOGETHER_MOST if together else HELD // 2) // have)) \
             if self.rows else TURNED if turned is not None else want // have
-        wide = self.hints.count(self.b.parallel) >= SCANNED_WIDE * self.target.threads or not self.begin_anywhere()
-        most = SCANNED_COLUMNS if self.looped and self.scans_many() and wide else most
+        share = self.hints.count(self.b.parallel) // self.target.threads
+        half = self.narrowest() < 4
+        if self.looped and self.scans_many() and (share >= SCANNED_WIDE // (1 if half else 2) or not self.begin_anywhere()):
+            most = SCANNED_COLUMNS * (2 if half and self.begin_anywhere() and share >= SCANNED_TWICE else 1)
         most = 2 * SCANNED_COLUMNS if self._scans_short() else most
         most = max(SECTOR, most // 2) if self._few_held(have, most) else most
         if self.crossed and self.line not in self.crossed:
