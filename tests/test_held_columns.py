@@ -40,6 +40,9 @@ def scheduled(d: str, n: int, rows: int, columns: int):
     ("bf16", 332, 49, 4264, "i1:8+8+8+8+8+8+8?, i2:64?) split(i0, i2 / 528) together(i2) warps(4) stages(3)"),
     ("bf16", 1703, 55, 202, "i1:8+8+8+8+8+8+8?, i2:32?) split(i0, i2 / 528) together(i2) warps(4) stages(1)"),
     ("f16", 751, 82, 53, "i1:64+16+2, i2:8?) split(i0, i2 / 2112) together(i2) warps(1) stages(1)"),
+    ("bf16", 13, 1023, 1826, "i1:512+512?, i2:8?) split(i0, i2 / 132) together(i2) warps(16) stages(1)"),
+    ("bf16", 10, 700, 2002, "i1:512+256?, i2:16?) split(i0, i2 / 132) together(i2) warps(16) stages(1)"),
+    ("bf16", 10, 700, 2001, "i1:512+256?, i2:8?) split(i0, i2 / 132) together(i2) warps(16) stages(1)"),
     ("bf16", 149, 288, 272, "i1:256+32, i2:16) split(i0, i2 / 528) together(i2) warps(4) stages(1)"),
     ("f16", 80, 733, 512, "i1:512+256?, i2:16) split(i0, i2 / 132) together(i2) warps(16) stages(1) registers(128)"),
     ("bf16", 114, 2452, 256, "i1:2048+512?, i2:8) split(i0, i2 / 264) together(i2) warps(8) stages(1)"),
@@ -50,7 +53,7 @@ def test_columns_of_a_program(d, n, rows, columns, found):
 
 @pytest.mark.parametrize("d, rows, columns", [
     ("bf16", 8, 1024), ("f32", 16, 1024), ("f32", 24, 1024), ("f32", 33, 1024), ("bf16", 48, 1024), ("f32", 128, 1023), ("f32", 300, 1023),
-    ("f32", 1200, 1024), ("bf16", 2500, 1024)])
+    ("f32", 1200, 1024), ("bf16", 2500, 1024), ("bf16", 1023, 1826)])
 def test_columns_stay_in_registers(d, rows, columns):
     made, _ = scheduled(d, 40000 // rows + 40, rows, columns)
     units = [part.unit for built in render_plan(lower_plan(made, LARGE)).values() for part in built.parts]

@@ -1,0 +1,176 @@
+"""Kernels whose warps would wait for each other, or idle, have few of them on a large GPU; those that read little at once read ahead. A case on either
+side of each rung."""
+from __future__ import annotations
+
+import pytest
+
+from tokamak.codegen.stages import lower_plan, render_plan, schedule_plan
+from tokamak.fuse import lines
+from tokamak.fuse.plan import plan
+from tokamak.ir.parse import parse_graph
+from tokamak.runtime import gpu_build
+from tokamak.target import Target
+
+LARGE = Target("cpu", 16, 132, l1=1 << 18, l2=50 << 20, kind="gpu", arch=("cuda", 90, 32), cluster=8)
+
+MOMENTS = """graph moments {{
+  input %x: {d}[{n}, {rows}, {columns}]({rows}*{columns}, {columns}, 1)
+  %mean: f32[{n}, {columns}]({columns}, 1) for i2<{rows} = moments[i2](f32(%x[i0, i2, i1]), 0.0:f32, 1.0:f32)
+  %square: f32[{n}, {columns}]({columns}, 1) for i2<{rows} = moments.1[i2](f32(%x[i0, i2, i1]), 0.0:f32, 1.0:f32)
+  return %mean, %square
+}}"""
+SUMS = """graph sums {{
+  input %x: {d}[{n}, {rows}, {columns}]({rows}*{columns}, {columns}, 1)
+  input %dy: {d}[{n}, {rows}, {columns}]({rows}*{columns}, {columns}, 1)
+  %a: f32[{n}, {columns}]({columns}, 1) for i2<{rows} = sum[i2](mul(f32(%dy[i0, i2, i1]), {heavy}(f32(%x[i0, i2, i1]))))
+  %b: f32[{n}, {columns}]({columns}, 1) for i2<{rows} = sum[i2](f32(%dy[i0, i2, i1]))
+  return %a, %b
+}}"""
+PLANES = """graph planes {{
+  input %x: {d}[{n}, {columns}, {rows}]({columns}*{rows}, {rows}, 1)
+  input %w: {d}[{columns}](1)
+  %sum: f32[{n}](1) for i1<{columns}, i2<{rows} = sum[i1, i2](f32(%x[i0, i1, i2]))
+  %out: {d}[{n}, {columns}, {rows}]({columns}*{rows}, {rows}, 1) = {d}(mul(mul(f32(%x[i0, i1, i2]), %sum[i0]), f32(%w[i1])))
+  return %out
+}}"""
+NORM = """graph norm {{
+  input %x: {d}[{n}, {columns}]({columns}, 1)
+  input %w: {d}[{columns}](1)
+  input %v: {d}[{columns}](1)
+  %sum: f32[{n}](1) for i1<{columns} = sum[i1](f32(%x[i0, i1]))
+  %squares: f32[{n}](1) for i1<{columns} = sum[i1](mul(sub(f32(%x[i0, i1]), %sum[i0]), sub(f32(%x[i0, i1]), %sum[i0])))
+  %out: {d}[{n}, {columns}]({columns}, 1) = {d}(add(mul(mul(f32(%x[i0, i1]), %squares[i0]), f32(%w[i1])), f32(%v[i1])))
+  return %out
+}}"""
+MIDDLE = """graph middle {{
+  input %x: {d}[{n}, {rows}, {columns}]({rows}*{columns}, {columns}, 1)
+  %out: f32[{n}, {columns}]({columns}, 1) for i2<{rows} = sum[i2](f32(%x[i0, i2, i1]))
+  return %out
+}}"""
+TURNED = """graph turned {{
+  input %x: {d}[{n}, {rows}, 32, {columns}]({rows}*32*{columns}, 32*{columns}, {columns}, 1)
+  input %sum: f32[{n}, 32](32, 1)
+  %out: {d}[{n}, {rows}, 32, {columns}]({rows}*32*{columns}, 1, {columns}*{rows}, {rows}) = {d}(mul(f32(%x[i0, i1, i2, i3]), %sum[i0, i2]))
+  return %out
+}}"""
+# sums over the first axis, and over it and the second, beside a norm's gradient of rows
+CARRIED = """graph carried {{
+  input %x: f32[{n}, {rows}, {columns}]({rows}*{columns}, {columns}, 1)
+  input %dy: f32[{n}, {rows}, {columns}]({rows}*{columns}, {columns}, 1)
+  %inner: f32[{n}, {rows}]({rows}, 1) for i2<{columns} = sum[i2](mul(%dy[i0, i1, i2], %x[i0, i1, i2]))
+  %dx: f32[{n}, {rows}, {columns}]({rows}*{columns}, {columns}, 1) = mul(%x[i0, i1, i2], %inner[i0, i1])
+  %a: f32[{rows}, {columns}]({columns}, 1) for i2<{n} = sum[i2](mul(%x[i2, i0, i1], %inner[i2, i0]))
+  %b: f32[{columns}](1) for i1<{n}, i2<{rows} = sum[i1, i2](mul(%dy[i1, i2, i0], %x[i1, i2, i0]))
+  %c: f32[{columns}](1) for i1<{n}, i2<{rows} = sum[i1, i2](%dy[i1, i2, i0])
+  return %dx, %a, %b, %c
+}}"""
+PREFIXES = """graph prefixes {{
+  input %x: {d}[{n}, {columns}]({columns}, 1)
+  %out: {d}[{n}, {columns}]({columns}, 1) = {d}(scan_sum[i1](f32(%x[i0, i1])))
+  return %out
+}}"""
+DOWN = """graph prefixes {{
+  input %x: {d}[{n}, {rows}, {columns}]({rows}*{columns}, {columns}, 1)
+  %out: {d}[{n}, {rows}, {columns}]({rows}*{columns}, {columns}, 1) = {d}(scan_sum[i1](f32(%x[i0, i1, i2])))
+  return %out
+}}"""
+
+
+def scheduled(text: str, **sizes):
+    """The plan with schedules, and the first kernel's schedule."""
+    made = schedule_plan(plan(lines.whole_lines(parse_graph(text.format(**sizes)), LARGE), LARGE), LARGE)
+    return made, next(iter(made.bodies.values()))[1]
+
+
+@pytest.mark.parametrize("d, n, rows, columns, found", [
+    ("bf16", 500, 196, 96, "i1:32+32+32+32?, i2:32) split(i1 / 1) warps(2) stages(3)"),
+    ("bf16", 3000, 49, 320, "i1:16+16?, i2:64) split(i1 / 1) warps(2) stages(3)"),
+    ("bf16", 60, 196, 96, "i1:128?, i2:32) split(i1 / 2) warps(16)"), ("f32", 500, 196, 96, "i1:128?, i2:32) split(i1 / 1) warps(16)")])
+def test_statistics_of_many_blocks_of_columns(d, n, rows, columns, found):
+    assert str(scheduled(MOMENTS, d=d, n=n, rows=rows, columns=columns)[1]).startswith(f"tile({found}")
+
+
+@pytest.mark.parametrize("d, n, heavy, found", [
+    ("f16", 700, "exp", "i1:16?, i2:64) split(i1 / 1) warps(2) stages(3)"), ("f32", 700, "exp", "i1:8?, i2:64) split(i1 / 1) warps(2) stages(3)"),
+    ("f16", 700, "neg", "i1:32+32?, i2:64) split(i1 / 1) warps(8)"), ("f16", 450, "exp", "i1:32+32?, i2:64) split(i1 / 1) warps(8)")])
+def test_sums_of_heavy_functions_of_many_blocks_of_columns(d, n, heavy, found):
+    assert str(scheduled(SUMS, d=d, n=n, rows=196, columns=64, heavy=heavy)[1]).startswith(f"tile({found}")
+
+
+@pytest.mark.parametrize("d, n, columns, rows, warps, registers", [
+    ("bf16", 2496, 64, 49, 2, 255),             # threads would hold few elements, and idle in pieces of 64 x 1
+    ("f32", 2496, 64, 49, 8, 128),
+    ("f16", 640, 20, 400, 4, 255),              # each holds as many as it may
+    ("f16", 320, 20, 3136, 8, 255),             # threads would hold too many
+    ("bf16", 640, 8, 3136, 8, 128)])
+def test_warps_of_planes_held_in_pieces(d, n, columns, rows, warps, registers):
+    schedule = scheduled(PLANES, d=d, n=n, columns=columns, rows=rows)[1]
+    assert schedule.staged is not None and (schedule.warps, schedule.registers) == (warps, registers)
+
+
+@pytest.mark.parametrize("d, n, columns, stages", [
+    ("bf16", 2000, 3001, 3), ("bf16", 600, 3001, 1), ("bf16", 16388, 4095, 1), ("bf16", 1500, 6001, 3), ("f32", 900, 4097, 3)])
+def test_rows_that_begin_anywhere_are_under_way_where_programs_have_a_few(d, n, columns, stages):
+    schedule = scheduled(NORM, d=d, n=n, columns=columns)[1]
+    assert schedule.shift is not None and schedule.split and schedule.stages == stages
+
+
+@pytest.mark.parametrize("d, n, rows, columns, found", [
+    ("bf16", 300, 1500, 24, "i1:256?, i2:8) looped(i1) warps(4)"), ("bf16", 267, 3302, 40, "i1:256?, i2:8) looped(i1) warps(4)"),
+    ("bf16", 300, 1500, 48, "i1:256?, i2:16) looped(i1) warps(8)"),
+    ("bf16", 300, 1500, 56, "i1:128?, i2:64?) looped(i1)"), ("bf16", 300, 100, 24, "i1:128?, i2:32?)"),
+    ("f32", 300, 1500, 24, "i1:256?, i2:32?) looped(i1)"),
+    ("bf16", 59, 752, 578, "i1:64?, i2:64?) looped(i1) warps(4)"), ("bf16", 59, 752, 579, "i1:32?, i2:64?) looped(i1) warps(8)")])
+def test_sums_along_the_middle(d, n, rows, columns, found):
+    assert str(scheduled(MIDDLE, d=d, n=n, rows=rows, columns=columns)[1]).startswith(f"tile({found}")
+
+
+@pytest.mark.parametrize("d, rows, columns, warps", [("bf16", 196, 3, 2), ("bf16", 3136, 15, 2), ("bf16", 3136, 16, 8), ("f32", 3136, 15, 4)])
+def test_tiles_that_turn_rows_which_begin_anywhere(d, rows, columns, warps):
+    schedule = scheduled(TURNED, d=d, n=200, rows=rows, columns=columns)[1]
+    assert len(schedule.dims) == 3 and schedule.warps == warps
+
+
+@pytest.mark.parametrize("columns, stages", [(63, 1), (64, 3)])
+def test_sums_beside_short_rows_along_two_axes(columns, stages):
+    schedule = scheduled(CARRIED, n=3125, rows=64, columns=columns)[1]
+    assert schedule.warps == 16 and schedule.stages == stages
+
+
+@pytest.mark.parametrize("d, n, columns, shifted", [("bf16", 204331, 257, False), ("bf16", 32769, 369, True)])
+def test_prefixes_of_short_rows_are_made_element_by_element(d, n, columns, shifted):
+    assert (scheduled(PREFIXES, d=d, n=n, columns=columns)[1].shift is not None) == shifted
+
+
+@pytest.mark.parametrize("d, n, columns, found", [
+    ("f32", 100, 999, "i1:16?, i2:128?)"), ("f32", 60, 1001, "i1:16?, i2:64?)"), ("bf16", 200, 1001, "i1:16?, i2:256?)"),
+    ("bf16", 150, 1001, "i1:16?, i2:128?)"), ("bf16", 100, 1001, "i1:16?, i2:64?)")])
+def test_prefixes_down_many_columns(d, n, columns, found):
+    schedule = scheduled(DOWN, d=d, n=n, rows=300, columns=columns)[1]
+    assert str(schedule).startswith(f"tile({found}") and schedule.warps == 1
+
+
+DROPPED = """graph dropped {{
+  input %x: {d}[{n}, {columns}]({columns}, 1)
+  input %seed: i64[]()
+  %out: {d}[{n}, {columns}]({columns}, 1) = {d}(mul(f32(%x[i0, i1]), {number}))
+  %sum: f32[{n}](1) for i1<{columns} = sum[i1](f32(%out[i0, i1]))
+  return %out, %sum
+}}"""
+
+
+@pytest.mark.parametrize("n, number, warps", [(529, "uniform(%seed[], 0:i64, i0*{columns} + i1)", 8), (529, "2.0:f32", 4),
+                                              (5290, "uniform(%seed[], 0:i64, i0*{columns} + i1)", 4)])
+def test_few_rows_that_draw_random_numbers_have_more_warps(n, number, warps):
+    text = DROPPED.replace("{number}", number)
+    schedule = scheduled(text, d="bf16", n=n, columns=131073)[1]
+    assert schedule.looped and schedule.warps == warps
+
+
+@pytest.mark.parametrize("text, sizes", [
+    (MOMENTS, {"d": "bf16", "n": 300, "rows": 196, "columns": 96}), (SUMS, {"d": "f16", "n": 700, "rows": 196, "columns": 64, "heavy": "exp"}),
+    (PLANES, {"d": "bf16", "n": 2496, "rows": 49, "columns": 64}), (TURNED, {"d": "bf16", "n": 200, "rows": 49, "columns": 10})])
+def test_they_stay_in_registers(text, sizes):
+    units = [part.unit for built in render_plan(lower_plan(scheduled(text, **sizes)[0], LARGE)).values() for part in built.parts]
+    for found in gpu_build.build(units, LARGE.arch).values():
+        assert not found.spilled, found
