@@ -1,5 +1,5 @@
-"""Kernels whose warps would wait for each other, or idle, have few of them on a large GPU; those that read little at once read ahead. A case on either
-side of each rung."""
+"""Kernels whose warps would wait for each other, or idle, have few of them on a large GPU; those that read little at once read ahead. A case on
+either side of each rung."""
 from __future__ import annotations
 
 import pytest

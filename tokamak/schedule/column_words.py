@@ -40,13 +40,14 @@ WARPS = 32              # of a multiprocessor, of programs that walk down column
 COLUMNS = 64            # columns of a tile of theirs; half as many where there are fewer such than multiprocessors and no more share them: f16
                         # sums over 256 x 4096 2.9 us, 3.6
 EACH = 32               # elements of such a tile to a thread: 17.8 us with twice as many; by four warps that wait for each other 18.1 and 20.4
-BUSY_FROM = 512         # rows of columns of 16 bits from which on
-IDLE = 6                # one lane in so many may be idle of fewer columns than that, where they begin at words and programs do not share them: bf16
-BUSY_ROWS = 256         # sums along the middle of 267 x 3302 x 40 34 us in 16 or 8, of so many rows at most, f16 of 300 x 1500 x 24 14.4 in 8 by
-BUSY_WARPS = 8          # eight warps, 14.8 by four; 54 and 18.1 in 64 and 32 by eight (H100)
 RAGGED_COLUMNS = 32     # the same where rows begin anywhere, which are read element by element: 8192 rows of 127 bf16 3.1 us by 128 programs of
 RAGGED_EACH = 8         # eight warps and 1.1 for their partial results, 3.3 and 1.4 as other columns; 131072 rows of 15, by 16 warps, 3.7 and 1.2,
 RAGGED_WARPS = 8        # 7.8 and 1.2 by four warps of 32 elements to a thread
+NARROW_FROM = 512       # rows of fewer than COLUMNS columns of 16 bits from which on, where they begin at words and programs do not share them,
+NARROW_IDLE = 6         # tiles have fewer columns, so that no more than one lane in so many is idle, a word at least,
+NARROW_ROWS = 256       # of so many rows at most,
+NARROW_WARPS = 8        # by so many warps: bf16 sums along the middle of 267 x 3302 x 40 34 us in 16 or 8, f16 of 300 x 1500 x 24 14.4 in 8 by eight,
+                        # 14.8 by four; 54 and 18.1 in 64 and 32 by eight (H100)
 WIDEST = 16             # warps of a program: 256 rows of 4097 columns by 65 programs 3.3 us, 3.9 with half as many columns
 SHARES = 512            # programs at most that share columns, whose partial results one kernel folds: 512 of 127 columns 1.4 us, 1024 1.7
 LATE = 4 << 20          # bytes of 32-bit elements up to which the time is that of a few accesses one after the other: partial results, mostly.
@@ -102,10 +103,10 @@ def choose(b: Body, line: Axis | None, rows: list[Axis], crossed: frozenset[Axis
     ragged = bool(crossed) and begin_anywhere(b, line, hints)
     few = not crossed and blocks(COLUMNS) < target.threads
     columns, once = min(RAGGED_COLUMNS if ragged or few else COLUMNS, _power(hints(line.extent))), ONCE * touched > target.l2
-    if not crossed and size == 2 and hints(down.extent) >= BUSY_FROM and not begin_anywhere(b, line, hints):
-        busy = _busy(hints(line.extent), columns)
-        if busy < min(columns, hints(line.extent)):
-            return replace(_busy_tile(busy, hints(down.extent)), once=once)
+    if not crossed and size == 2 and hints(down.extent) >= NARROW_FROM and not begin_anywhere(b, line, hints):
+        if (narrow := _narrow(hints(line.extent), columns)) < columns:
+            rows = min(NARROW_ROWS, _power(hints(down.extent)))
+            return Columns(rows, narrow, max(1, min(NARROW_WARPS, rows * narrow // (16 * EACH))), once=once)
     held = not crossed and others == 1 and size == 2 and ROWS_ANYWHERE < (hints.most(down.extent) or 0) <= WHOLE
     if held and not begin_anywhere(b, line, hints) and FILL * target.threads <= blocks(COLUMNS) < RESIDENT * target.threads:
         return Columns(WHOLE, COLUMNS // 2, WHOLE * COLUMNS // 2 // (64 * EACH))
@@ -120,18 +121,12 @@ def choose(b: Body, line: Axis | None, rows: list[Axis], crossed: frozenset[Axis
     return replace(_tile(columns, warps, each, hints(down.extent)), programs=programs(warps), once=once)
 
 
-def _busy(n: int, most: int) -> int:
-    """The most columns, a power of two up to `most`, a word at least, with which few lanes of all `n` of 16 bits are idle, if there are fewer than
-    that."""
-    while n < COLUMNS and most > WORD // 2 and -n % most * IDLE > n:
+def _narrow(n: int, most: int) -> int:
+    """The most columns, a power of two up to `most`, a word at least, with which few lanes of all `n` of 16 bits are idle, where those are fewer than
+    COLUMNS."""
+    while n < COLUMNS and most > WORD // 2 and -n % most * NARROW_IDLE > n:
         most //= 2
     return most
-
-
-def _busy_tile(columns: int, most: int) -> Columns:
-    """A tile of so few columns and at most `most` rows."""
-    rows = min(BUSY_ROWS, _power(most))
-    return Columns(rows, columns, max(1, min(BUSY_WARPS, rows * columns // (16 * EACH))))
 
 
 def _matrices(b: Body, line: Axis, down: Axis, tile: Columns, hints: Hints, target) -> int:

@@ -94,8 +94,8 @@ CARRIED_EXACT = 170     # where they lie along two axes and no lane is idle, and
 CARRIED_WIDE = 96       # where they are three sums or more of 32 bits, fewer than
 CARRIED_ROOM = 48       # so many below those that it may have, and
 CARRIED_LEAST = 4       # so many elements to a thread at least: LayerNorm backward with dropout of 1798203 x 17 bf16 186 us, 246 spilled, of
-                        # 103541 x 26 23.2, 27.2, EvoNorm backward of 46 x 480 x 15 x 15 f32 52, 78, of 240 x 320 x 7 x 7 bf16 47, 70; but of
-                        # dropout of 200000 x 63 f32, 64 rows at a step, 133 us, 329 by eight warps that spill, 151 by 16 (H100); but of
+                        # 103541 x 26 23.2, 27.2, of 200000 x 63 f32, 64 rows at a step, 151, 172 by eight warps, 329 with rows under way, too
+                        # (H100), EvoNorm backward of 46 x 480 x 15 x 15 f32 52, 78, of 240 x 320 x 7 x 7 bf16 47, 70; but of
                         # 399 x 512 x 7 x 7 f16 57, 65, of 1 x 2048 x 56 x 56 f32 in NHWC 32.4, 34, LayerNorm backward with
                         # dropout of 13933 x 512 bf16, which has 255, 48.5, 54.0
 SHORT_RUN = 8           # elements of a row of such a tile from which on several are under way: GroupNorm backward of 8998 x 96 x 8 x 8 f16, of three
@@ -197,7 +197,8 @@ class TileThreads(TileFacts):
             few = columns or len(self.pieces[self.line]) > CARRY_PIECES
             return Threads(CARRY_ALIKE, RESIDENT // CARRY_ALIKE // (2 if few else 1), 1, 0, False, False)
         if tile_statistics.by_blocks(self, self.pieces):
-            return Threads(BLOCK_WARPS, tile_statistics.BLOCKS, CARRY_STAGES, 0, False, False)
+            stages = CARRY_STAGES if fits(CARRY_STAGES, self.b, self.pieces, split) else 1
+            return Threads(BLOCK_WARPS, tile_statistics.BLOCKS, stages, 0, False, False)
         if self.carries_one_piece():
             return Threads(1, CARRY_RESIDENT, 1, 0, False, False)
         if self.sums_turned() and len(dims) > 1:
