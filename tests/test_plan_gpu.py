@@ -15,7 +15,8 @@ from tokamak.fuse.sharing import HELD, carrying, many_wide
 from tokamak.fuse.plan import plan
 from tokamak.ir.parse import parse_graph
 from tokamak.ir.rewrite import simplify
-from tokamak.schedule.tiles import LARGEST, choose
+from tokamak.schedule.tile_rows import LARGEST
+from tokamak.schedule.tiles import choose
 from tokamak.target import Target, target
 
 GPU = target("cpu", interpret=True)

@@ -20,7 +20,7 @@ from tokamak.fuse import column_folds, gpu, sharing, widen
 from tokamak.fuse.cost import Hints
 from tokamak.fuse.plan import plan
 from tokamak.ir.parse import parse_graph
-from tokamak.schedule import column_words, tile_alike, tile_facts, tile_threads, tiles
+from tokamak.schedule import column_words, tile_alike, tile_blocks, tile_facts, tile_threads, tiles
 from tokamak.target import Target
 from tokamak.tools.record import Recorder, recording
 
@@ -338,7 +338,7 @@ def test_short_rows_that_begin_anywhere():
     assert [in_words(centred(262144, n)) for n in (257, 513)] == [False, True]
     assert [in_words(total(262144, n)) for n in (257, 513, 2049)] == [False, True, True]
     lanes = [math.prod(sum(p) for _, p in scheduled(centred(1 << 20, n))[1].pieces) for n in (65, 64)]
-    assert lanes[0] <= 2 * tiles.RAGGED < lanes[1]
+    assert lanes[0] <= 2 * tile_blocks.RAGGED < lanes[1]
 
 
 @pytest.mark.parametrize("dtype, monoid, stages", [("f16", "expsum", 1), ("f32", "expsum", tile_threads.PASSING_STAGES), ("f32", "sum", 1)])

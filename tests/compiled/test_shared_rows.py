@@ -7,7 +7,7 @@ import torch
 from tests.compiled.interpreted import check, values
 from tokamak.codegen import stages
 from tokamak.codegen.tile_parts import lower_tiles
-from tokamak.schedule import tiles
+from tokamak.schedule import tile_blocks
 
 pytest.importorskip("triton")
 
@@ -65,6 +65,6 @@ def test_several_rows_that_begin_anywhere(monkeypatch, fn, columns, dtype):
         found.extend([schedule] if schedule.shift is not None and len(schedule.dims) > 1 else [])
         return lower_tiles(body, schedule, *rest)
     monkeypatch.setattr(stages, "lower_tiles", watched)
-    monkeypatch.setattr(tiles, "RESIDENT", 1)
+    monkeypatch.setattr(tile_blocks, "RESIDENT", 1)
     check(fn, values(41, columns, dtype=dtype) * 3, tolerance=4e-3 if dtype is torch.float16 else 4e-2)
     assert found

@@ -12,7 +12,7 @@ from tests.compiled.harness import agree
 from tests.compiled.interpreted import check, values
 from tokamak.codegen import stages as pipeline
 from tokamak.fuse import sharing
-from tokamak.schedule import tile_stages, tiles
+from tokamak.schedule import tile_blocks, tile_rows, tile_stages, tiles
 
 pytest.importorskip("triton")
 
@@ -32,10 +32,15 @@ def chosen(monkeypatch):
     return found
 
 
+def held(patch, most: int) -> None:
+    for module in (tiles, tile_rows, tile_blocks):
+        patch.setattr(module, "HELD", most)
+
+
 def small(patch) -> None:
     for name, value in (("FROM", 256), ("FROM_WIDE", 256), ("WARPS", 1), ("LANES", 2)):
         patch.setattr(tile_stages, name, value)
-    patch.setattr(tiles, "HELD", 128)
+    held(patch, 128)
     patch.setattr(sharing, "STAGED", 1024)
     patch.setattr(sharing, "SHARE", 512)
     patch.setattr(sharing, "RUN", 4)
@@ -188,7 +193,7 @@ def test_rows_of_three_axes(chosen):
 @pytest.mark.parametrize("rows, columns, dtype", [(40, 1001, torch.bfloat16), (17, 515, torch.float16), (9, 1023, torch.bfloat16)])
 def test_weights_beside_rows_that_begin_anywhere(chosen, monkeypatch, rows, columns, dtype):
     """Programs take every so many rows and keep the weights, two to a register."""
-    monkeypatch.setattr(tiles, "HELD", 4096)
+    held(monkeypatch, 4096)
     monkeypatch.setattr(tile_stages, "WARPS", 2)
     monkeypatch.setattr(sharing, "STAGED", 1 << 14)
     check(lambda x, w: F.rms_norm(x, (columns,), w), values(rows, columns, dtype=dtype), values(columns, dtype=dtype))
@@ -201,7 +206,7 @@ def test_weights_beside_rows_that_begin_anywhere(chosen, monkeypatch, rows, colu
                                                   ((3, 12, 5, 7), 1, torch.float32)])
 def test_gradients_of_groups_of_channels(chosen, monkeypatch, shape, groups, dtype, layout):
     """Sums of each channel and of those sums, of rows that one program holds; read along channels and written along pixels too."""
-    monkeypatch.setattr(tiles, "HELD", 4096)
+    held(monkeypatch, 4096)
     monkeypatch.setattr(sharing, "STAGED", 1 << 16)
     norm = (lambda x, w, b: F.group_norm(x.contiguous(), groups, w, b)) if layout == "turned" else lambda x, w, b: F.group_norm(x, groups, w, b)
     x = values(*shape, dtype=dtype).contiguous(memory_format=torch.contiguous_format if layout == "contiguous" else torch.channels_last)

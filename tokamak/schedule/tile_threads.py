@@ -1,5 +1,5 @@
 """What threads a tile of a GPU has, when its pieces stand: elements a thread, warps, programs of a multiprocessor, registers, rows under way. Every
-threshold is a named constant with what it was measured on; `tiles` chooses the pieces."""
+threshold is a named constant with what it was measured on; `tile_rows` and `tile_blocks` choose the pieces."""
 from __future__ import annotations
 
 import math
@@ -36,7 +36,7 @@ RUN_THREAD = 16         # of looped rows whose runs are short (`whole_runs`), CA
 STACKED = 8192          # PER_THREAD of more elements of rows along two axes, STACKED_ROWS of the one at least, by up to CARRY_WARPS, where
 STACKED_ROWS = 16       # several values are read: RMSNorm backward along the middle of 28 x 477 x 511 bf16, where they are 28 x 511, 36.0 us, 73
                         # spilled by eight warps (H100); but of 3 x 1882 x 4097 88.6, 105 so, of BatchNorm of 43 x 640 x 15 x 15 25.6, 27.8
-PIECE_EACH = 4          # of such rows that are one piece of a warp's width, 512 elements to a program (`tiles.PIECES`)
+PIECE_EACH = 4          # of such rows that are one piece of a warp's width, 512 elements to a program (`tile_blocks.PIECES`)
 TWO_WARPS = 512         # elements of a tile of such rows of at most a warp's width, in one piece, that begin at no words of 8 bytes, from which on it
                         # has two warps: a multiprocessor has no more than 32 programs. LayerNorm of 4194303 rows of 15 f16 117 us, 130, of 552509 of
                         # 31 f32 51.7, 56.1, log-softmax of 2082998 of 15 f32 110, 159; but RMSNorm of 4194303 of 21 f16, of 16 + 8, 140, 128
@@ -158,7 +158,7 @@ RAGGED_COLUMNS = 8      # columns of such a tile where there are fewer than twic
 RAGGED_SHARE = 32       # half as many, and twice as many rows, where there are fewer than so many: 910 x 1347 bf16 15.2 us, 2000 x 2047 f16 31.9,
                         # 3000 x 501 f32 43.0; 57.4, 65.8 and 133 in 64 x 32 by four warps (H100). Twice as many of 32 bits where there are more than
                         # twice so many: 4504 x 12915 f32 193 us, 289
-SPLIT_WORD = 4          # elements of a thread of such a tile, see `tiles.RAGGED_SPLIT`
+SPLIT_WORD = 4          # elements of a thread of such a tile, see `tile_blocks.RAGGED_SPLIT`
 NARROW = 8              # columns at least, of a tile that folds across rows: 32 bytes of f32, one sector
 
 

@@ -1,0 +1,267 @@
+"""How the parallel axes of a tile are covered, beside its rows. Every threshold is a named constant with what it was measured on."""
+from __future__ import annotations
+
+import math
+
+from ..fuse import sharing
+from ..fuse.gpu import FILL
+from ..fuse.sharing import HELD
+from ..ir.expr import Coord, Load, Op, Random, Reduce, Scan, walk
+from ..ir.index import Axis
+from ..ir.ops import OPS
+from . import tile_statistics
+from .body import exprs_of
+from .schedule import strides_of
+from .tile_facts import SECTOR, SHORT_LANES, TILE
+from .tile_rows import LARGEST, RAGGED_DOWN, SCANNED_FEW, SCANNED_SHORT, TURNED, TileRows
+from .tile_schedule import WASTE, blocks, cover
+from .tile_stages import power
+from .tile_statistics import WORD
+from .tile_threads import COLUMNS, RESIDENT, SHORT_FEW, SHORT_FROM
+
+SMALLEST = 256          # of a pointwise tile where there are few: 65536 elements in 1.6 us, 1.9 with POINTWISE; and of rows that are only folded:
+                        # 1024 of 8 1.5 us, 2.6 by two programs
+RAGGED = 1024           # of a tile with rows that begin anywhere and are too short for whole words: f32 softmax over 65 columns 77%, f16 LayerNorm
+                        # 57; 61 and 54 with twice as many, 36 and 31 with TILE
+RAGGED_FOLDED = 2048    # the same where rows are only folded: f32 sums along 65 and 17 columns 95 and 91%, 66 and 82 with TILE
+FOLDED_WIDE = 512       # the same of 32-bit elements, ROWS rows at least: f32 sums of 262144 rows of 31 12.7 us, of 65536 of 63 7.3, of 131072 of 127
+                        # 19.1; 15.4, 10.4 and 21.5 with RAGGED_FOLDED by two warps
+FOLDED_FROM = 24        # elements of such a row at least; twice as many in all of one piece of
+FOLDED_PIECE = 64       # so many lanes: L1 norms of 524287 of 63 37.7, 44.5, of 300000 24.5, 28.1
+STORED_WIDE = 512       # of rows of 32-bit elements that are written, too, as many as there are powers of two: f32 softmax of 131072 rows of 255 and
+                        # 127 69.5 and 34.4 us, 110 and 40.4 with RAGGED_STORED; of 16384 of 129 6.5, 7.4; of 65536 of 257 35.9, 35.0
+RAGGED_STORED = 2048    # the same of longer rows that are written, too: see RAGGED_EACH. Half as many where several values are read along them or
+                        # exponentials are made: f16 softmax backward of 42451 rows of 255 31.8 us, bf16 softmax of 65536 of 255 31.7; 39.1 and
+                        # 35.2. And where that many leave a multiprocessor fewer than RESIDENT warps: a Python LayerNorm of 18224 of 255 13.1,
+                        # 14.2, weight norm of 24938 of 255 15.1, 16.2 (H100)
+WIDTH = 32              # lanes of a warp, as many of which a program has rows that are one element longer: of a piece of fewer single elements each
+                        # is made by several lanes. Log-softmax of 2405381 rows of 33 bf16 118 us, 405 by 16, softmax of 1747888 f16 80.4, 129; but
+                        # prefixes of 131310 of 33 f16 13.6, 10.3
+PIECES = 512            # of a tile of rows of 16 bits that are one piece of a warp's width and written, too: bf16 LayerNorm of 32768 and 131072 rows
+                        # of 31 4.0 and 10.9 us, f16 softmax of 32768 of 31 4.0, by four warps; 4.9, 11.8 and 5.1 with RAGGED by one
+CARRIED_ROWS = 4        # short rows of 16 bits that begin anywhere of a program of one warp that carries sums: of columns, of one piece, LayerNorm
+                        # backward of 524289 of 61 f16 120 us, 158, with dropout of 114215 of 57 42, 57.5; of all rows, of 96 lanes and more, cross
+                        # entropy of 378619 of 93 bf16 108, 166; but of 500000 of 65 98, 90
+WIDE_ROW = 512          # of tiles of aligned rows of 32 bits that are written, up to SHORT_FEW elements: f32 softmax of 4096 rows of 512 5.5 us, of
+                        # 8192 of 256 5.6, LayerNorm of 4096 of 128 2.8; 6.3, 6.2 and 3.2 with RAGGED. Of 8192 of 512 RMSNorm 10.0, 9.4
+SPREAD = 8              # of tiles of short rows that are only folded and begin anywhere, that a multiprocessor should have where they are few, and
+                        # two rows a tile at least: bf16 sums of 2048 rows of 513 2.65 us, 3.33 with ROWS
+ROWS = 8                # of such tiles at least: f32 sums along 257 columns 85%, 40 with one
+TURNED_TILE = 4096      # elements of a pointwise tile that is read along one axis and written along another, TURNED of each where pieces of the one
+                        # lie side by side: the last kernel of GroupNorm backward from NHWC of 4 x 512 x 128 x 128 bf16 51 us, 54 with POINTWISE,
+                        # forward 33.7, 36, of f32 of 16 x 256 x 96 x 90 67, 78
+POINTWISE = 1024        # elements of a pointwise tile: 8 to a thread, one 16-byte access of a 16-bit type
+COLUMN_VALUES = 3       # values of the columns alone, read beside what is made of all, from which on a tile has twice as many elements: the last
+                        # kernel of BatchNorm in NHWC of 32 x 96 x 57 x 57 bf16 9.1 us, 10.2, of 64 x 256 x 56 x 56 47.0, 48.0
+FOLDED = 16384          # bytes at least of held rows that one program folds: f16 rows of 1024 88%, 76 a row a program
+TOGETHER = 32           # columns of a tile whose columns, and whose rows across programs, are summed where they begin anywhere: see TOGETHER_THREAD
+TOGETHER_MOST = 8192    # elements of such a tile at most: RMSNorm backward along the middle of 16 x 512 x 2049 bf16 76 us, 134 with TOGETHER
+SCANNED_COLUMNS = 128   # columns of a tile of many, `tile_facts.SCANNING` a multiprocessor, or
+SCANNED_WIDE = 1024     # so many where they begin anywhere: along the middle of 39 x 86 x 4095 f16 30.3 us, of 64 x 1024 x 1024 bf16 101.6; 35.2
+                        # and 105.3 with half as many; but of 6 x 1249 x 10001 bf16 175, 149 (H100). Half as many of 32 bits: of 186 x 192 x 599
+                        # 76.3, 91.2, of 100 x 300 x 999 101, 120 (H100)
+SCANNED_TWICE = 1408    # and twice as many columns of 16 bits: of 200 x 200 x 1001 bf16 72.8, 78.6 (H100)
+RAGGED_SPLIT = 512      # elements of a tile of 32-bit columns that begin anywhere and are summed across programs, by four warps: sums of squares of
+                        # 3264 x 4325 25.6 us, 37.0 with TILE (H100)
+SUMMED_ANYWHERE = 2048  # elements of a tile of rows that begin anywhere, which programs share, sum, and write or read again beside: see
+SUMMED_ANYWHERE_SHARES = 4      # SUMMED_ANYWHERE_THREAD; and so many times as many programs as run at once: of 138 x 154970 104 us by 28, 121 by 7
+SEVERAL_HELD = 4096     # elements of 32 bits at most of a tile of which three sums and more are carried across programs, 8 columns at least: EvoNorm
+                        # backward in NHWC of 253 x 32 x 20 x 20 f32 69.9 us in 32 columns, which spill 528 bytes a thread (H100), and see
+                        # `tile_alike.SEVERAL_ROWS`
+FILLED = 0.75           # of the programs that run at once: where programs share folds, so many in one wave rather than a few more in two
+LARGE_HELD = 8192       # elements of a tile of columns that are held and written from which on it has half as many columns, where there are fewer
+                        # than MANY to a multiprocessor: RMSNorm backward along the middle of 50 x 200 x 333 f16 16.3 us, 23.1 (H100)
+JUST_OVER = 4           # rows of a pointwise tile longer than a power of two by one part in so many at most are two pieces,
+SHORTEST_PIECE = 32     # of so many elements at least: cross entropy backward of 322375 x 129 and 60000 x 257 f32 86.2 and 32.7 us, of 100000 x 129
+                        # bf16 19.0; 126, 40.8 and 26.8 in one of twice the length
+PARTS = 4               # equal powers of two at most that rows of a pointwise tile are cut into, rather than held in pieces of several lengths: last
+                        # kernel of BatchNorm backward in NHWC of 7 x 768 x 112 x 112 f16 139 us, 161 as 512 + 256, of 16 x 768 x 15 x 15 9.9, 12.3
+LEAST_BLOCK = 256       # elements of a block along the contiguous axis that is worth several pieces
+MANY = 4                # programs for each share from which on none may be too many: it would begin when all others have ended
+BESIDE_MOST = 512, 1024         # elements of 16-bit rows that begin anywhere of which a program has several, a warp two: where they are written, and
+BESIDE_ROWS = 4, 2              # where they are only folded. f16 softmax of 65536 rows of 257 20.4 us, 41.1 a row a program, 22.2 element by element;
+                                # of 16384 of 513 11.3, 12.1; sums of 65536 of 1025 35.2, 41.7. Softmax of 1025 70.9, 66.1, f32 of 513 74, 66
+
+
+class TileBlocks(TileRows):
+    """Of a tile whose rows are covered."""
+
+    def cover_parallel(self) -> None:
+        """Parallel axes that fill up the tile: the contiguous one first, then one that an access runs along, then the innermost."""
+        if self.down:
+            self.shift = self.shift_along(self.line)
+            self.pieces[self.line] = (self._block_down(),)
+            if self.shift is not None:
+                self.pieces[self.line] += (2 * self.shift.group,)
+        if self._side_by_side():
+            row, = self.shift.origin.axes()
+            self.tile(row, BESIDE_ROWS[not self.stored_along()])
+        if self.shift is not None or self.down:
+            return
+        hints = self.hints
+        have = math.prod(sum(s) for s in self.pieces.values())
+        turned = self.turned()
+        want, least = self._wanted(have, turned)
+        parallel = [a for a in self.order if a in self.b.parallel]
+        if self.line in parallel:
+            most = self._most_along(have, want, turned)
+            have *= self._line_in_blocks(most) or self.tile(self.line, most)
+            have *= self._line_continued(most)
+        room = HELD // (2 * have) if self.rows else TURNED
+        if turned is not None and turned not in self.pieces and room >= min(SECTOR, hints(turned.extent)):
+            have *= self.tile(turned, min(TURNED, room))
+        free = [] if self.short_columns() else parallel
+        candidates = sorted((a for a in free if a not in self.pieces), key=lambda a: (a in self.crossed, self.order.index(a)), reverse=True)
+        # a third axis of a large tile is spilled: backward sums of InstanceNorm3D in NDHWC 49 us, 55 with images in it
+        few, beside = self.statistics(), sum(a not in self.crossed for a in self.pieces)
+        many = self.scans_many() or self.scans_several() or self.scans_ragged()
+        for a in candidates:
+            most_axes = 1 + beside if few and have * 8 > want else 3
+            wanted = min(want, SCANNED_FEW * (2 if self._scans_short() else 1)) if many else want
+            room = max(want // 4, min(want, RAGGED), least) if self.rows and self.line in self.rows else wanted
+            if have * 2 <= room and len(self.pieces) < most_axes and hints(a.extent) > 1:
+                have *= self.tile(a, wanted // have)
+        if self._only_folds_line():
+            self.shift = self.shift_along(self.line)
+            self.pieces[self.line] += (2 * self.shift.group,) if self.shift is not None else ()
+
+    def _wanted(self, have: int, turned: Axis | None) -> tuple[int, int]:
+        """(elements that a tile should have, of which rows have `have`; at least)."""
+        hints = self.hints
+        pointwise = not self.rows and not self.crossed
+        least, most = 0, 2 * POINTWISE if self.columns_read() >= COLUMN_VALUES else POINTWISE
+        most = max(most, TURNED_TILE) if pointwise and turned is not None else most
+        want = min(most, max(SMALLEST, power(hints.count(self.b.parallel) // (FILL * self.target.threads)))) if pointwise else TILE
+        if self.line in self.rows and not self.looped and not self.crossed:
+            if not self.stored_along():
+                spread = power(hints.count(self.b.axes) // (SPREAD * self.target.threads))
+                least = 2 * have if self.begin_anywhere() else 0
+                wide = FOLDED_WIDE * (2 if have == FOLDED_PIECE else 1)
+                folded = wide if self.narrowest() >= 4 and have >= FOLDED_FROM else RAGGED_FOLDED
+                want = max(least, min(max(folded, ROWS * have), max(RAGGED, spread))) if least else max(TILE, FOLDED // self.narrowest())
+            elif self.begin_anywhere():
+                want = self._stored_anywhere(have)
+            elif have >= SHORT_FROM:
+                want = WIDE_ROW if self.narrowest() >= 4 and hints.count(self.b.axes) <= SHORT_FEW else RAGGED
+        elif self.line in self.rows and not self.looped and self.begin_anywhere():
+            want = max(RAGGED, min(ROWS * have, TILE))          # eight rows of 1960 elements spill 7 KB a thread
+            if self.carries_one_piece() or not self.carries and self.narrowest() == 2 and 3 * SHORT_LANES // 4 <= have <= SHORT_LANES:
+                want = CARRIED_ROWS * have
+        if self.looped and not self.crossed and self.few_down():
+            want = min(want, RAGGED_DOWN)
+        if self.rows and not self.crossed and not (self.line in self.rows and self.stored_along()):
+            want = min(want, max(SMALLEST, power(hints.count(self.b.axes) // self.target.threads)))
+        if self.sums_turned():
+            want = TILE // 2
+        elif self.streams():
+            want = self.passing_bytes() // self.narrowest()
+        elif self.sums_ragged():
+            want = RAGGED_SPLIT
+        elif self.sums_anywhere():
+            want = SUMMED_ANYWHERE // (2 if self.crossed == {self.line} else 1 if self.narrowest() < 4 else 4)
+        return want, least
+
+    def _most_along(self, have: int, want: int, turned: Axis | None) -> int:
+        """Elements of a tile of `want` along the contiguous axis at most, which is parallel; rows have `have`."""
+        together = self.takes_columns() and self.begin_anywhere()
+        most = min(TOGETHER if together else self.columns(), max(SECTOR, (TOGETHER_MOST if together else HELD // 2) // have)) \
+            if self.rows else TURNED if turned is not None else want // have
+        share = self.hints.count(self.b.parallel) // self.target.threads
+        half = self.narrowest() < 4
+        if self.looped and self.scans_many() and (share >= SCANNED_WIDE // (1 if half else 2) or not self.begin_anywhere()):
+            most = SCANNED_COLUMNS * (2 if half and self.begin_anywhere() and share >= SCANNED_TWICE else 1)
+        most = 2 * SCANNED_COLUMNS if self._scans_short() else most
+        most = max(SECTOR, most // 2) if self._few_held(have, most) else most
+        if self.crossed and self.line not in self.crossed:
+            most = tile_statistics.columns(self, COLUMNS)
+            most = min(most, max(SECTOR // 2, SEVERAL_HELD // have)) if self.several_wide() else most
+        return min(most, max(1, LARGEST // have))
+
+    def _scans_short(self) -> bool:
+        """Are prefixes of few rows made down many columns?"""
+        return self.scans_many() and not self.looped and self.hints.count(self.rows) <= SCANNED_SHORT
+
+    def _few_held(self, rows: int, columns: int) -> bool:
+        """Are so many rows of so many columns held and written, large tiles of which there are few?"""
+        large = bool(self.rows) and not self.looped and not self.crossed and self.stored_along() and rows * columns > LARGE_HELD
+        others = math.prod(self.hints(a.extent) for a in self.b.parallel if a is not self.line)
+        return large and -(-self.hints(self.line.extent) // columns) * others < MANY * self.target.threads
+
+    def _stored_anywhere(self, row: int) -> int:
+        """Elements of a tile of rows that begin anywhere, of `row` lanes each, and are written."""
+        wide = self.narrowest() >= 4
+        if self.one_piece():
+            return PIECES * (4 if self.many_short() else 1)
+        if self.short_piece() and (wide or row > WIDTH):
+            return self.warp_rows(row) * row
+        if wide:
+            return max(1, STORED_WIDE // (power(row + 1) // 2)) * row
+        if self.pieces[self.line] == (WIDTH, 1) and not self.scans():
+            return WIDTH * row
+        several = len(self.rows_read()) > 1 or any(isinstance(e, Op) and OPS[e.name].heavy for e in walk(*exprs_of(self.b)) if self.line in e.free)
+        few = self.hints.count(self.b.parallel) * row < RESIDENT * self.target.threads * RAGGED_STORED
+        most = RAGGED_STORED // 2 if several or few else RAGGED_STORED
+        return max(RAGGED, min(ROWS * row, most))
+
+    def _block_down(self) -> int:
+        """Elements of a block of long columns that programs sum where they write them. Rows that begin anywhere take programs in whole groups:
+        smaller blocks where few groups of large ones would leave multiprocessors idle."""
+        most = min(TILE, power(self.hints(self.line.extent) // sharing.WORDS * sharing.WORDS))
+        for size in (most, most // 2, most // 4) if self.shift is not None else ():
+            want, blocks_ = self.target.threads * max(1, TILE // size), -(-self.hints(self.shift.words) // size)
+            share = want // blocks_ // self.shift.group * self.shift.group or self.shift.group
+            if blocks_ * min(share, self.hints.count(self.crossed)) >= FILLED * want:
+                return size
+        return most
+
+    def _side_by_side(self) -> bool:
+        """Are rows that begin anywhere short and many, and is all that is read and written along them theirs, so that a program may hold several?"""
+        if self.shift is None or self.rows != [self.line] or self.looped or self.crossed or self.shared_rows() \
+                or len(self.shift.origin.axes()) != 1 or any(s.monoid is not None or s.guard is not None for s in self.b.stores):
+            return False
+        row, = self.shift.origin.axes()
+        found = [e for e in walk(*exprs_of(self.b)) if self.line in e.free or isinstance(e, Reduce) and self.line in e.over]
+        own = all(row in e.free and not (isinstance(e, Load) and e.guard is not None) for e in found if isinstance(e, (Load, Reduce)))
+        plain = not any(isinstance(e, (Coord, Random, Scan)) for e in found)
+        return own and plain and all(row in s.axes for s in self.b.stores) and self.narrowest() == 2 \
+            and sum(self.pieces[self.line][:-1]) <= BESIDE_MOST[not self.stored_along()] \
+            and self.hints(row.extent) >= 2 * RESIDENT * self.target.threads
+
+    def _only_folds_line(self) -> bool:
+        """Are tiles one piece of rows that programs share and do nothing but fold, each element for itself?"""
+        return self.folds_each() and self.pieces.keys() == self.crossed and len(self.pieces[self.line]) == 1
+
+    def _line_in_blocks(self, most: int) -> int:
+        """Covers the contiguous axis, where programs fold across it, by blocks of about `most` elements in several pieces: lanes that are never idle
+        count without weights. So where programs of a single piece would leave many lanes idle. 0 where one piece does as well."""
+        n, size = self.line.extent.constant, min(power(self.hints(self.line.extent)), power(most + 1) // 2)
+        if n is not None and not self.rows and not self.crossed and self._just_over(n, most):
+            self.pieces[self.line] = found = cover(n)
+            return sum(found)
+        if n is None or size < LEAST_BLOCK or n % size == 0 or self.scans():
+            return 0
+        idle = -n % size * WASTE > n and not self.rows and not self.crossed and n * self.narrowest() % WORD == 0
+        if self.line not in self.crossed and not idle:
+            return 0
+        if idle and LEAST_BLOCK <= (part := math.gcd(n, size)) and n <= PARTS * part:
+            self.pieces[self.line] = (part,)
+            return part
+        self.pieces[self.line] = found = blocks(n, size * (2 if not idle else 4 if self.narrowest() < 4 else 1))
+        if not found:
+            del self.pieces[self.line]
+        return sum(found)
+
+    def _just_over(self, n: int, most: int) -> bool:
+        """Is a row of a pointwise tile, of which there are several, a little longer than a power of two?"""
+        half = power(n) // 2
+        return len(self.b.parallel) > 1 and SHORTEST_PIECE <= half <= most and half < n and (n - half) * JUST_OVER <= half
+
+    def _line_continued(self, most: int) -> int:
+        """Tiles the axis whose steps are whole pieces of the contiguous one, where tiles of statistics hold all of those and have room for more
+        columns."""
+        have, n = math.prod(self.pieces.get(self.line, (1,))), self.line.extent
+        if not self.statistics() or self.hints.exactly(n) != have or 2 * have > most:
+            return 1
+        beside = [a for a in self.order
+                  if a in self.b.parallel - self.crossed and any(address.coefficient(a) is n for _, address, _ in strides_of(self.b))]
+        return self.tile(beside[0], most // have) if beside else 1

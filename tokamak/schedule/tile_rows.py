@@ -1,0 +1,198 @@
+"""How the rows of a tile are covered: held whole, in pieces, or run through in chunks. Every threshold is a named constant with what it was
+measured on."""
+from __future__ import annotations
+
+import math
+
+from ..fuse.sharing import HELD
+from ..ir.expr import Op, Scan, walk
+from ..ir.index import Axis, Fetch, Index, Size
+from ..ir.ops import OPS
+from .body import exprs_of
+from .schedule import strides_of
+from .tile_alike import TileAlike
+from .tile_facts import CHUNK, SECTOR, TILE
+from .tile_schedule import WASTE, Shift, cover, shifted
+from .tile_stages import power
+
+ACROSS_BYTES = 16384    # bytes of a tile along rows that programs run through, and along a short axis that something else lies along: sums of
+                        # GroupNorm backward, the gradient in channels-first, of 16 x 256 x 112 x 112 bf16 97 us, of 4 x 512 x 128 x 128 92, f32 of
+                        # 16 x 256 x 96 x 90 117; 155, 116 and 132 in tiles of half and twice as many, 797, 380 and 713 along the rows alone
+ACROSS_LEAST = 8        # bytes of such an axis at least: of 16 x 128 x 121 x 97 bf16, four channels a group, 69 us, 248 without
+RAGGED_DOWN = 2048      # elements of a tile that walks down columns of one of several matrices where rows begin anywhere: bf16 sums along the middle
+                        # of 512 x 257 x 511 51.2 us, of 2048 x 65 x 255 33.6, of 33 x 1000 x 8191 208, f16 of 1000 x 100 x 333 31.7; 55.5, 50.6, 246
+                        # and 39.2 with TILE. Of 32 bits where that leaves fewer lanes idle: f32 of 512 x 257 x 255 42.0, 42.8; but of
+                        # 30 x 3000 x 1025 108, 103, and of 107 x 55 x 8790, all rows at once with ROW_THREAD, 76 us, 91 (H100)
+HEAVY_CHUNK = 1024      # of a chunk of a looped row at least, where the last one of longer chunks would compute a heavy function in many idle lanes:
+                        # sums of EvoNorm backward over planes of 9120 f16 50 us in chunks of 2048, 74 of 8192
+PLACES_CHUNK = 2048     # the same where the place of the greatest or least element is carried, too: amax and argmax of bf16 rows of 32000 by hand
+                        # 90%, 87 with twice as many
+CHUNK_BYTES = 16384     # bytes of it where rows are only folded, a few lanes carrying what comes of them: f16 sums of rows of 86021 80%, 71 with half
+                        # as many
+SUMMED_BYTES = 32768    # the same where elements are summed as they are: see SUMMED_WARPS
+MIDDLE = 128            # rows of columns that are only folded, and held rather than run through: sums along the middle of 2004 x 57 x 83 bf16
+                        # 11.5 us, of 813 x 34 x 1023 26.6, f16 of 2623 x 69 x 257 42, bf16 sums of 38 x 262143 26.6; 14.5, 40, 55 and 48 in a loop,
+                        # many of whose last lanes idle; also without any: of blocks of 128 x 74 bf16 17.4, 20.2 (H100). Half as many of 32 bits:
+                        # of 107 x 75 x 8790 f32 157 us, 118 in a loop
+IDLE_TURN = 4           # idle lanes of two turns, one in so many at least, where rows that begin anywhere and are only folded are held: f32 L1 norms
+                        # of 2047 rows of 4225 11.5 us, 17.3 in a loop, bf16 of 1177 of 19438 15.5, 17.1; but L2 norms of 2047 of 12954 18.4, 18.0
+SCANNED = 64            # rows of columns from which on their prefixes are made in a loop, several tiles under way: 4096 x 16384 of f32 91%, 70 with
+                        # one; 64 x 1024 x 1024 of bf16 along the middle about 50, 27 held
+SCANNED_FEW = 512       # elements of a tile of few columns; twice as many of SCANNED_SHORT rows, of up to twice `tile_blocks.SCANNED_COLUMNS`:
+SCANNED_SHORT = 8       # along the middle of 111924 x 4 x 18 f16 15.2 us, 21.1, of 1978 x 3 x 8193 bf16 74.9, 83.6 (H100)
+SCANNED_HELD = 32767    # elements of a row at most whose prefixes are made at once, a quarter where there are many: bf16 ones of 300 rows of 20001
+                        # 17.3 us, 19.8 in a loop; but of 1000 of 10001 33.2, 23.8, f16 of 64 of 131071 187, 58, f32 of 216 of 65535 286, 57, of 300
+                        # of 32768 33.6, 31.2 (H100)
+SCANNED_ROWS = 16       # rows of a tile of theirs where one warp makes them: see `tile_facts.SCANNING`
+TURNED = 64             # edge of a tile that is read along one axis and written along another; less where a program holds rows, too
+LARGEST = 4 * HELD      # elements of any tile: with so many Triton takes 2 s, with four times as many 100
+LONE = 8192             # elements of a tile that walks down columns so few that no multiprocessor has a second program: see LONE_THREAD
+ALONE_WIDE = 512        # elements of rows of 32 bits up to which no program takes several for the sake of weights: f32 LayerNorm and RMSNorm of 65536
+                        # rows of 511 67.9 and 65.6 us, 74.2 and 69.7
+
+
+class TileRows(TileAlike):
+    """Of a tile none of whose axes is covered yet."""
+
+    def cover_rows(self) -> None:
+        """Held whole where they fit registers, else looped: the contiguous (or longest) row axis in chunks, the others step by step."""
+        if not self.rows:
+            return
+        if any(s.monoid is not None for s in self.b.stores):         # updates in order, one after the other
+            self.looped.update(self.rows)
+            return
+        known = all(self.hints.most(a.extent) is not None for a in self.rows) and (self.whole or self.needed_again() or self.line not in self.rows
+                                                                                 or self._idles_again())
+        inner = self.line if self.line in self.rows else max(self.rows, key=lambda a: self.hints(a.extent))
+        extent = lambda a: self.hints.most(a.extent) if known else self.hints(a.extent)         # an ordered target's hints are not the extents
+        scanned = {e.along for e in walk(*exprs_of(self.b)) if isinstance(e, Scan)}         # Triton scans no tile of fewer elements than threads
+        whole = {a: cover(extent(a)) if a is inner and scanned <= {inner} else (power(extent(a)),) for a in self.rows}
+        elements = math.prod(sum(s) for s in whole.values())
+        wide = 2 if self.narrowest() >= 4 else 1
+        most = HELD if self.line in self.rows else HELD // SECTOR // wide if self.needed_again() else MIDDLE // wide
+        most = SCANNED if self.scans_down() else self._scanned_most() if self.scans_along() else LARGEST if self.whole else most
+        if known and elements <= most and len(self.rows) <= 3:
+            self.pieces.update(whole)
+            self.shift = self.shift_along(inner)
+            if self.shift is not None:
+                n, group = self.hints.most(inner.extent), self.shift.group
+                self.pieces[inner] = (*shifted(n, group), 2 * group)
+            return
+        self.looped.update(self.rows)
+        elements = LONE if self.lone() else RAGGED_DOWN if self.few_down() else TILE
+        ragged = max(SCANNED, SCANNED_FEW // self.columns())
+        down = ragged if self.scans_ragged() else SCANNED_ROWS if self.scans_many() else SCANNED // 2 if self.scans_several() \
+            else elements // self.columns()
+        chunk = down if self.line not in self.rows else self.passing_bytes() // self.narrowest() if self.passing() else \
+            PLACES_CHUNK if self.places() else self._scanned_chunk() if self.scans_along() else CHUNK
+        across = self._across_lines()
+        while self.line in self.rows and chunk > HEAVY_CHUNK and self._idles(inner, across, chunk):
+            chunk //= 2
+        self.pieces[inner] = (min(chunk, power(self.hints(inner.extent))),)
+        if across is not None:
+            self.tile(across, chunk // self.pieces[inner][0])
+            self.looped -= {inner} if self.hints.exactly(inner.extent) == self.pieces[inner][0] else set()
+        beside = self._read_across()
+        if beside is not None:
+            self.pieces[beside] = (power(self.hints(beside.extent)),)
+            self.pieces[inner] = (min(ACROSS_BYTES // self.narrowest() // self.pieces[beside][0], power(self.hints(inner.extent))),)
+            return
+        self.shift = self.shift_along(inner) if self.line is inner and not self.carries_rows else None
+        if self.shift is not None:
+            self.pieces[inner] = (self.pieces[inner][0], 2 * self.shift.group)
+
+    def _many_rows(self) -> bool:
+        """Are there rows for four programs of a multiprocessor?"""
+        return self.hints.count(self.b.parallel) >= 4 * self.target.threads
+
+    def _scanned_most(self) -> int:
+        """Elements of a row at most of which all prefixes are made at once."""
+        return SCANNED_HELD // 4 if self._many_rows() else SCANNED_HELD
+
+    def _scanned_chunk(self) -> int:
+        """Elements of a longer one at a step."""
+        if self.scans_many_rows():
+            return CHUNK // 4
+        return CHUNK // 2 if self._many_rows() else CHUNK_BYTES // self.narrowest()
+
+    def _idles_again(self) -> bool:
+        """Would much of the second turn of a loop through rows that begin anywhere and are only folded be idle?"""
+        n, chunk = self.hints.exactly(self.line.extent), self.passing_bytes() // self.narrowest()
+        if n is None or self.rows != [self.line] or self.crossed or not self.passing():
+            return False
+        shift = self.shift_along(self.line)
+        return shift is not None and chunk < self.hints(shift.words) and (2 * chunk - n) * IDLE_TURN > 2 * chunk
+
+    def _idles(self, inner: Axis, across: Axis | None, chunk: int) -> bool:
+        """Would much be computed in idle lanes of the last chunk, along `across` where it holds several runs of `inner`?"""
+        n, run = self.hints(inner.extent), power(self.hints(inner.extent))
+        if across is not None and run < chunk:
+            n, chunk = self.hints(across.extent), chunk // run
+        return -n % chunk * WASTE > n and any(isinstance(e, Op) and OPS[e.name].heavy for f in self.folds for x in f.args for e in walk(x))
+
+    def _across_lines(self) -> Axis | None:
+        """The longest axis of looped rows beside their contiguous one: tiles of rows whose contiguous runs are short hold several of them."""
+        others = [a for a in self.rows if a is not self.line] if self.line in self.rows else []
+        return max(others, key=lambda a: self.hints(a.extent), default=None)
+
+    def _read_across(self) -> Axis | None:
+        """A short parallel axis along which something lies contiguously that strides along the rows, which programs run through: tiles of both read
+        whole words of it, too."""
+        if self.rows != [self.line]:
+            return None
+        for _, address, _ in strides_of(self.b):
+            step = address.coefficient(self.line)
+            if step.terms and step != 1:
+                for a in self.b.parallel:
+                    if address.coefficient(a) == 1 and ACROSS_LEAST // self.narrowest() <= self.hints(a.extent) <= TURNED:
+                        return a
+        return None
+
+    def few_down(self) -> bool:
+        """Are columns of several matrices folded that begin anywhere, of 16 bits, or so short that larger tiles would leave many lanes idle?"""
+        if self.line not in self.b.parallel or not self.folds or len(self.rows) != 1 or not self.begin_anywhere() \
+                or not any(a is not self.line and self.hints(a.extent) > 1 for a in self.b.parallel):
+            return False
+        n, whole, part = self.hints(self.rows[0].extent), TILE // self.columns(), RAGGED_DOWN // self.columns()
+        return self.narrowest() == 2 and not self.folds_words() or -n % whole * WASTE > n and -n % part < -n % whole
+
+    def passing_bytes(self) -> int:
+        if self.short_sums():
+            return CHUNK * self.narrowest()
+        return SUMMED_BYTES if self.summed() or self.one_long() and self.narrowest() == 2 and self.begin_anywhere() else CHUNK_BYTES
+
+    def shift_along(self, a: Axis) -> Shift | None:
+        """For rows along `a` that begin at any element, where most of what is read and written begins alike."""
+        crossed = len(self.crossed)
+        scans = any(isinstance(e, Scan) and (len(e.args) > 1 or a in self.looped) for e in walk(*exprs_of(self.b)))
+        if len(self.rows) > 1 or self.hints.least(a.extent) < self.shifted_from() or crossed > 1 or scans or self.target.ordered:
+            return None
+        found: dict[Index, int] = {}
+        smallest = 4
+        for _, address, size in strides_of(self.b):
+            if address.coefficient(a) == 1 and len(address.axes()) > 1 and not any(isinstance(x, Fetch) for x in address.atoms()):
+                origin = address.without(a)
+                found[origin] = found.get(origin, 0) + size
+                smallest = min(smallest, size)
+        group = 16 // smallest
+        origin = max(found, key=lambda i: found[i], default=None)
+        if origin is None or any([isinstance(x, Axis) for x in k].count(True) != 1 or not all(isinstance(x, (Axis, Size)) for x in k)
+                                 for k in origin.terms):
+            return None
+        return Shift(a, group, origin) if any(not self.hints.divides(group, origin.coefficient(x)) for x in origin.axes()) else None
+
+    def shared_rows(self) -> tuple[Axis, ...]:
+        """Of shifted rows that read something else along the row (a weight): programs take every so many rows, all of which begin alike, and keep
+        it; not of short rows of 32 bits."""
+        if self.shift is None or self.looped or not self.crossed and self.narrowest() >= 4 and self.hints(self.shift.words) <= ALONE_WIDE:
+            return ()
+        kept = any(address.coefficient(self.shift.axis) == 1 and address.without(self.shift.axis) is not self.shift.origin
+                   for _, address, _ in strides_of(self.b))
+        rows = [a for a in self.order if a in self.b.parallel and a in self.shift.origin.axes()]
+        return tuple(rows[-1:]) if kept else ()
+
+    def tile(self, a: Axis, most: int) -> int:
+        size = max(1, min(power(self.hints(a.extent)), power(most + 1) // 2))
+        if size > 1:
+            self.pieces[a] = (size,)
+        return size
