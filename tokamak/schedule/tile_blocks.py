@@ -12,12 +12,13 @@ from ..ir.ops import OPS
 from . import tile_statistics
 from .body import exprs_of
 from .schedule import strides_of
+from .tile_elements import SHORT_FEW, SHORT_FROM
 from .tile_facts import SECTOR, SHORT_LANES, TILE
 from .tile_rows import LARGEST, RAGGED_DOWN, SCANNED_FEW, SCANNED_SHORT, TURNED, TileRows
 from .tile_schedule import WASTE, blocks, cover
 from .tile_stages import power
-from .tile_statistics import WORD
-from .tile_threads import COLUMNS, RESIDENT, SHORT_FEW, SHORT_FROM
+from .tile_statistics import COLUMNS, WORD
+from .tile_threads import RESIDENT
 
 SMALLEST = 256          # of a pointwise tile where there are few: 65536 elements in 1.6 us, 1.9 with POINTWISE; and of rows that are only folded:
                         # 1024 of 8 1.5 us, 2.6 by two programs

@@ -1,0 +1,249 @@
+"""How many elements of a tile of a GPU a thread has, when its pieces stand. Every threshold is a named constant with what it was measured on."""
+from __future__ import annotations
+
+import math
+
+from ..fuse.cost import Hints
+from ..ir.expr import Load, walk
+from ..ir.index import Axis
+from .body import Body
+from .schedule import strides_of
+from .tile_access import begin_anywhere
+from .tile_facts import SHORT_LANES, TileFacts
+from .tile_schedule import Shift
+from .tile_stages import power
+from .tile_statistics import COLUMNS, WORD
+
+PER_THREAD = 16         # elements of a pointwise tile to one thread, and of a held row where each multiprocessor has one at most: f16 LayerNorm of
+                        # 128 rows of 8192 3.55 us, 4.06 with ROW_THREAD
+ROW_THREAD = 32         # of a tile that is folded: norms forward reach 75% of the limit over many sizes, against 69 with 16 and 62 with 8
+CARRY_THREAD = 16       # elements of a row to one thread where column sums are carried: 16-bit LayerNorm backward at six sizes 70 to 77%, 26 to 61
+                        # with half as many; f32 83, 78 and 54% against 82, 68 and 41
+RAGGED_EACH = 64        # of longer rows that begin anywhere and are written, too: warps fold their rows by themselves. bf16 LayerNorm over 255 and
+                        # 257 columns 47.7 and 38.1 us, 55.1 and 46.6 with tiles of twice as many (RAGGED_STORED) or twice the warps
+RUN_THREAD = 16         # of looped rows whose runs are short (`whole_runs`), CARRY_STAGES tiles under way: moments of groups by a program each, which
+                        # writes them behind, by hand: GroupNorm NHWC of 12 x 2048 x 97 x 96 bf16 358 us, of 12 x 1024 x 55 x 56 f32 130, of
+                        # 16 x 2048 x 56 x 56 f16 184; 481, 136 and 196 with half as many of one tile, 408, 135 and 173 with twice as many of one
+STACKED = 8192          # PER_THREAD of more elements of rows along two axes, STACKED_ROWS of the one at least, by up to CARRY_WARPS, where
+STACKED_ROWS = 16       # several values are read: RMSNorm backward along the middle of 28 x 477 x 511 bf16, where they are 28 x 511, 36.0 us, 73
+                        # spilled by eight warps (H100); but of 3 x 1882 x 4097 88.6, 105 so, of BatchNorm of 43 x 640 x 15 x 15 25.6, 27.8
+PIECE_EACH = 4          # of such rows that are one piece of a warp's width, 512 elements to a program (`tile_blocks.PIECES`)
+SHORT_EACH = 256        # elements up to which rows that begin anywhere and are only folded have RAGGED_EACH, too: bf16 sums of 32768 and 262144 rows
+                        # of 127 5.3 and 21.5 us by one warp, 6.5 and 28.8 by two
+TURNED_BYTES = 128      # bytes to a thread of a pointwise tile along three axes that is read along one of them and written along another, where rows
+                        # along either begin anywhere: the last kernel of GroupNorm from NHWC to NCHW of 38 x 480 x 56 x 56 bf16 86.3 us, of
+                        # 500 x 96 x 14 x 14 23.4, of 2964 x 320 x 7 x 7 87.9; 91.6, 26.9 and 135 in a quarter. Where they begin at words
+                        # InstanceNorm3D backward of 192 x 96 x 16 x 16 x 16 bf16 takes 342, 294, of 51 x 8 x 32 x 32 x 32 f16 62.8, 57.2 (H100)
+SHORT_FROM = 96         # elements from which on aligned rows that are written lie in tiles of 1024, with PER_THREAD of up to SHORT_EACH: RMSNorm of
+                        # 8192 and 65536 rows of 128 bf16 2.7 and 10.1 us, of 32768 of 512 18.0, LayerNorm of 65536 of 256 19.0, softmax of 8192 of
+                        # 256 3.9; 3.3, 10.6, 19.2, 21.0 and 4.8 with larger tiles and 32 a thread. LayerNorm and softmax of 131072 of 96 15.5 and
+                        # 14.8, 19.2 and 16.7; but RMSNorm of 60000 of 80 7.1, 6.8, LayerNorm of 100000 of 64 8.7, 8.5
+SHORT_HALF = 128        # elements of a row of 16 bits of which half as many to a thread are quicker,
+SHORT_FEW = 1 << 21     # where all rows have so many at most: LayerNorm of 8192 and 16384 rows of 128 bf16 3.0 and 4.4 us, 3.3 and 4.5; RMSNorm of
+                        # 8192 2.7, 2.9
+RAGGED_THREAD = 8       # elements to a thread of a tile that walks down columns whose rows begin anywhere: the compiler keeps few such loads under
+                        # way. f16 sums of 1024 rows of 65537 64%, 17 with ROW_THREAD
+TOGETHER_THREAD = 8     # of TOGETHER columns that are summed and begin anywhere: f32 LayerNorm backward of 64 rows of 65535 34.5 us, 51.9 with twice
+                        # as many of each, which spill, 40.4 with half the columns; of 65536 36.2, 32.4
+TOGETHER_PIECE = 8      # and of each of the equal pieces of columns that begin at words
+ALIKE_THREAD = 72       # of columns of 16 bits that are held in several equal pieces, and written: RMSNorm along the middle of 878 x 288 x 20 bf16
+                        # 11.4 us, 16.8 with ROW_THREAD, of 485 x 80 x 648 45.8, 50.4, of 500 x 100 x 130 15.9, 17.1 (H100)
+SHORT_COLUMN = 32       # rows of such columns in one piece that begin anywhere, up to which a thread has a word of them, and a program one matrix: of
+                        # 4150 x 8 x 1076 f16 63.0 us, of 1000 x 32 x 1001 bf16 55.7, of 2000 x 16 x 801 f32 74.2; 93.5, 72.0 and 94.7 with ROW_THREAD
+LONE_THREAD = 16        # of a tile of LONE elements: partial results of 1584 and 1980 programs over 768 columns 5.1 us, 10.2 and 15.1 with TILE and
+                        # ROW_THREAD; of 1056 over 1024 2.9, 4.8
+THREAD = 52             # elements of a tile to a thread that folds them into one lane: statistics of contiguous planes of 3136 bf16 by programs of
+                        # two warps 91% of the limit of reading, by four 81, by eight 71
+                        # Half as many of three values of 32 bits for two sums: f32 sums of LayerNorm backward of 64 rows of 65535 13.8 us, 18.2
+SUMMED_ANYWHERE_THREAD = 16     # the same of rows that begin anywhere and are not read in whole words, in shorter tiles, without a cap on
+                        # registers: sums of what dropout and a residual give, written beside, of 138 x 154970 bf16 104 us, of 21 x 131071 f32 25,
+                        # of a Python LayerNorm's backward over 38 x 262143 bf16 50 to 54; 127, 31.6 and 101 with TILE and THREAD, capped (H100).
+                        # Half as many of several short rows: sums of BatchNorm's backward of 1669 x 256 x 7 x 7 f16 56, 71
+MIDDLE_THREAD = 8       # of more than MIDDLE_ROWS rows of columns of 32 bits that begin anywhere, are held and only folded: f32 sums along the middle
+MIDDLE_ROWS = 32        # of 107 x 55 x 8790 74 us, 86 with ROW_THREAD (H100); but of 30 x 18520 6.9, 9.6, of 60 x 16384, aligned, 21.7, 19.2
+SCANNED_SHARE = 8       # rows to a multiprocessor from which on prefixes are made 1024 elements at a step,
+SCANNED_BYTES = 32      # so many bytes to a thread: of 1378 of 26899 f16 78 us, of 2000 of 10001 f32 65.8, of 1136 of 8755 35.6; 90.9, 66.0 and 41.2
+                        # in twice as many with ROW_THREAD; but of 591 of 16383 f32 36.7, 39.9 (H100)
+NARROW_THREAD = 128     # of a tile of fewer than COLUMNS columns of 32 bits that begin at words, which programs sum: f32 sums of 440960 x 36 24.7 us,
+                        # 34.5 with ROW_THREAD
+SHORT_RUN = 8           # elements of a row of a tile beside which sums are carried from which on several are under way: GroupNorm backward of
+                        # 8998 x 96 x 8 x 8 f16, of three channels a group, 12.4 us, 30.1
+SPLIT_REGISTERS = 80    # of a thread, for what it carries and reads in a loop that folds across programs: one-pass statistics of 64x256x56x56 bf16 in
+                        # 36 us with 8 warps a tile, 44 to 59 with 16, whose accesses are shorter
+RAGGED_CARRIED = 2      # numbers more of each where lanes may be idle, and so have counts of their own, which spill else: moments of groups of
+                        # channels, GroupNorm from NHWC of 4 x 320 x 60 x 60 f16 19.9 us, 48.8, EvoNorm of 1 x 640 x 96 x 97 24.9, 42.7, of
+                        # 1 x 192 x 75 x 75 bf16 9.6, 22.4
+SCANNED_THREAD = 64     # elements to a thread of a tile of 64 rows and columns, which begin anywhere, down which prefixes are made, none under way;
+SCANNED_WORDS = 128     # where all begin at words of 4 bytes: along the middle, H100, 10 x 1368 x 2310 bf16 66 us, of 10 x 1000 x 2001 f32 72; of
+                        # 25 x 2605 x 385 bf16, by two warps, 118, of 6 x 1249 x 3279 72; 125, 99, 126, 76 in 32 columns by four warps
+RAGGED_COLUMNS = 8      # columns of such a tile where there are fewer than twice COLUMNS to a multiprocessor, by one warp: 25 x 2605 x 385 f16 93 us;
+RAGGED_SHARE = 32       # half as many, and twice as many rows, where there are fewer than so many: 910 x 1347 bf16 15.2 us, 2000 x 2047 f16 31.9,
+                        # 3000 x 501 f32 43.0; 57.4, 65.8 and 133 in 64 x 32 by four warps (H100). Twice as many of 32 bits where there are more than
+                        # twice so many: 4504 x 12915 f32 193 us, 289
+SPLIT_WORD = 4          # elements of a thread of such a tile, see `tile_blocks.RAGGED_SPLIT`
+NARROW = 8              # columns at least, of a tile that folds across rows: 32 bytes of f32, one sector
+
+
+class TileElements(TileFacts):
+    """Of a tile whose axes are covered. `pieces`: of each tiled axis; `looped`: row axes that a program runs along; `shift`: where rows begin
+    anywhere; `together`: axes that are folded where programs share them."""
+
+    def __init__(self, b: Body, hints: Hints, target):
+        super().__init__(b, hints, target)
+        self.pieces: dict[Axis, tuple[int, ...]] = {}
+        self.looped: set[Axis] = set()
+        self.shift: Shift | None = None
+        self.together: frozenset[Axis] = frozenset()
+
+    def each_thread(self, dims: tuple[Axis, ...], carries: bool, by_thread: bool) -> int:
+        """Elements of a tile to a thread."""
+        plain = not self.looped and not self.crossed and self.shift is None
+        shares = self.crossed and not self.rows
+        each = self._carried_each() if carries or self.several_wide() else ROW_THREAD if self.rows or self.crossed else PER_THREAD
+        if self.line in self.together and self.begin_anywhere():
+            each = TOGETHER_THREAD
+        elif self.line in self.together and self.rows and len(alike := self.pieces[self.rows[0]]) > 1 and len(set(alike)) == 1:
+            each = TOGETHER_PIECE * len(alike)
+        if plain and self.one_row(dims) and self.stored_along() and self.hints.count(self.b.parallel) <= self.target.threads:
+            each = PER_THREAD
+        if self.looped and not self.crossed and self.line in self.b.parallel:
+            ragged = self.begin_anywhere() and not self.scans_many() and not self._in_one_turn() and not self.folds_words()
+            each = self._scanned_each() if self.scans_ragged() else LONE_THREAD if self.lone() else RAGGED_THREAD if ragged else each
+        if plain and self.line in self.rows and self.stored_along() and self.begin_anywhere():
+            stacked = math.prod(sum(self.pieces[a]) for a in dims) > STACKED and self.stacked()
+            stacked = stacked or len(self.rows) > 1 and sum(self.pieces.get(self.line, (1,))) < SHORT_RUN * 4
+            each = PIECE_EACH * (4 if self.many_short() else 1) if self.one_piece() else PER_THREAD if stacked else RAGGED_EACH
+        short = sum(self.pieces.get(self.line, (0,)))
+        if plain and self.rows == [self.line] and short <= SHORT_EACH:
+            if self.begin_anywhere() and not self.stored_along() and not self.joins_moments():
+                each = RAGGED_EACH
+            elif not self.begin_anywhere() and self.stored_along() and short >= SHORT_FROM:
+                few = short == SHORT_HALF and self.narrowest() == 2 and self.hints.count(self.b.axes) <= SHORT_FEW
+                each = PER_THREAD // 2 if few else PER_THREAD
+        if plain and not self.rows and len(dims) > 2 and self._turned_anywhere():
+            each = TURNED_BYTES // self.narrowest()
+        if self.sums_ragged():
+            each = SPLIT_WORD
+        place = plain and self.places() and self.short_anywhere()       # amax and argmax of 314133 rows of 127 32.5 us, 48
+        if self.width > 1 and not place and not (shares and any(e.monoid == "moments" for e in self.crossing)):
+            each = max(each // self.width, 8)
+        if self.looped and self.line not in self.rows and (self.scans_many() or self.scans_several()):
+            each = math.prod(sum(self.pieces[a]) for a in dims) // 32 if self.scans_many() else SCANNED_THREAD
+        elif self.looped and self.scans_along() and self.scans_many_rows():
+            each = SCANNED_BYTES // self.narrowest()
+        elif self._many_wide():
+            each = MIDDLE_THREAD
+        if self.short_columns():
+            each = WORD // self.narrowest()
+        elif self._columns_alike():
+            each = ALIKE_THREAD * 2 // self.narrowest()
+        elif self._held_columns() and self.narrowest() >= 4 and self.begin_anywhere():
+            each = MIDDLE_THREAD
+        if self.whole_runs():
+            each = RUN_THREAD
+        if self.narrow_sums():
+            return NARROW_THREAD
+        if self.sums_anywhere():
+            return SUMMED_ANYWHERE_THREAD if by_thread else SUMMED_ANYWHERE_THREAD // (2 if self.narrowest() < 4 else 8)
+        if by_thread:
+            read = {(e.node, e.index): e.dtype.bytes for x in self.crossing for e in walk(*x.args) if isinstance(e, Load) and self.line in e.axes()}
+            return THREAD // 2 if sum(size >= 4 for size in read.values()) > 2 and len(self.crossing) > 1 else THREAD
+        ragged = any(e.monoid == "moments" for e in self.crossing) and not all(self.hints.divides(sum(self.pieces[a]), a.extent) for a in dims)
+        return min(each, SPLIT_REGISTERS // (self.carried() + ragged * RAGGED_CARRIED)) if shares else each
+
+    def one_row(self, dims: tuple[Axis, ...]) -> bool:
+        """Is a tile one contiguous row, held?"""
+        return not self.looped and dims == (self.line,) == tuple(self.rows)
+
+    def scans_many_rows(self) -> bool:
+        """Are there so many rows that their prefixes are made fewer at a step?"""
+        return self.hints.count(self.b.parallel) >= SCANNED_SHARE * self.target.threads
+
+    def _turned_anywhere(self) -> bool:
+        """Is a tile read along one axis and written along another, and do rows along either begin anywhere?"""
+        other = self.turned()
+        return other is not None and (self.begin_anywhere() or begin_anywhere(self.b, other, self.hints))
+
+    def narrow_sums(self) -> bool:
+        """Are few columns of 32 bits that begin at words summed across programs, and no more than a sum?"""
+        columns = bool(self.crossed) and not self.rows and self.line in self.b.parallel - self.crossed and not self.down and self.carried() <= 2
+        return columns and self.narrowest() >= 4 and self.hints(self.line.extent) < COLUMNS and not self.begin_anywhere()
+
+    def stacked(self) -> bool:
+        """Are rows along two axes, several of each, held that begin anywhere, and written?"""
+        others = [a for a in self.rows if a is not self.line]
+        held = not self.looped and self.line in self.rows and self.stored_along() and self.begin_anywhere()
+        several = bool(others) and math.prod(sum(self.pieces[a]) for a in others if a in self.pieces) >= STACKED_ROWS
+        return held and several and len(self.rows_read()) > 1
+
+    def _many_wide(self) -> bool:
+        """Are many rows of columns of 32 bits held that begin anywhere, and only folded?"""
+        held = not self.looped and not self.crossed and self.line in self.b.parallel and bool(self.folds) and not self.stored_along()
+        many = self.hints.count(self.rows) > MIDDLE_ROWS and self.hints(self.line.extent) >= COLUMNS
+        return held and many and self.narrowest() >= 4 and self.begin_anywhere()
+
+    def sums_ragged(self) -> bool:
+        """Are columns of 32 bits that begin anywhere summed across programs?"""
+        columns = self.line is not None and self.line in self.b.parallel - self.crossed and self.narrowest() >= 4
+        return columns and bool(self.crossed) and not self.rows and not self.statistics() and not self.down and self.begin_anywhere()
+
+    def _scanned_each(self) -> int:
+        """Elements to a thread of a tile down which prefixes are made of columns that begin anywhere."""
+        if self.columns() < COLUMNS:
+            return LONE_THREAD * (2 if self.columns() > RAGGED_COLUMNS else 1)
+        return SCANNED_THREAD if begin_anywhere(self.b, self.line, self.hints, 4) else SCANNED_WORDS
+
+    def short_columns(self) -> bool:
+        """Are short columns held that begin anywhere, and written?"""
+        return self._held_columns() and len(self.pieces[self.rows[0]]) == 1 and self.pieces[self.rows[0]][0] <= SHORT_COLUMN and self.begin_anywhere()
+
+    def _columns_alike(self) -> bool:
+        """Are columns held in several equal pieces, and written?"""
+        return self._held_columns() and len(alike := self.pieces[self.rows[0]]) > 1 and len(set(alike)) == 1
+
+    def _held_columns(self) -> bool:
+        """Are columns, down one axis, held and written, and nothing folded across programs?"""
+        plain = not self.looped and not self.crossed and self.shift is None and len(self.rows) == 1 and self.rows[0] in self.pieces
+        return plain and self.line in self.b.parallel and bool(self.folds) and self.stored_along()
+
+    def _in_one_turn(self) -> bool:
+        """Are rows of 32 bits, of one of several matrices, that a program runs through no longer than a turn?"""
+        return self.narrowest() >= 4 and len(self.b.parallel) > 1 and all(self.hints(a.extent) <= sum(self.pieces.get(a, (1,))) for a in self.looped)
+
+    def short_piece(self) -> bool:
+        """Are contiguous rows, alone, one short piece?"""
+        row = self.pieces.get(self.line, ())
+        return self.rows == [self.line] and len(row) == 1 and row[0] <= SHORT_LANES
+
+    def short_anywhere(self) -> bool:
+        """Are they, of 16 bits, and begin anywhere?"""
+        return self.short_piece() and self.narrowest() <= 2 and self.begin_anywhere()
+
+    def one_piece(self) -> bool:
+        """Is a row of 16 bits one short piece, a warp's width?"""
+        return self.narrowest() == 2 and len(self.pieces[self.line]) == 1 and 16 < self.pieces[self.line][0] <= 32
+
+    def _carried_each(self) -> int:
+        """Elements of a row to one thread where column sums are carried."""
+        widest = max((size for _, address, size in strides_of(self.b) if self.line in address.axes() and address.axes() & self.crossed), default=4)
+        return min(CARRY_THREAD, 4 * CARRY_THREAD // widest)
+
+    def columns(self) -> int:
+        """Columns of a tile that folds across rows: narrow where there are few, so that there are programs for every multiprocessor."""
+        if self.line is None or self.crossed:
+            return COLUMNS
+        share = self.hints.count(self.b.parallel) // self.target.threads
+        if self.scans_ragged():
+            wide = 2 if self.narrowest() >= 4 and share >= 2 * RAGGED_SHARE else 1
+            few = RAGGED_COLUMNS * wide if share >= RAGGED_SHARE else RAGGED_COLUMNS // 2
+            return COLUMNS if share >= 2 * COLUMNS else few
+        return max(NARROW, min(COLUMNS, power(share + 1) // 2))
+
+    def whole_runs(self) -> bool:
+        """Does a tile of looped rows hold whole contiguous runs of theirs, side by side?"""
+        return bool(self.looped) and not self.crossed and self.line in self.rows and self.line not in self.looped
+
+    def lone(self) -> bool:
+        """Do programs walk down the narrowest tiles of columns, no more of them than multiprocessors, and only fold?"""
+        few = self.line in self.b.parallel and self.columns() == NARROW and self.hints.count(self.b.parallel) <= NARROW * self.target.threads
+        return bool(self.looped) and not self.crossed and few and not self.stored_along()
