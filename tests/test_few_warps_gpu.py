@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tokamak.codegen.stages import lower_plan, render_plan, schedule_plan
+from tests.large_gpu import ALONG_ROWS, LARGE, PLANES, spills
+from tokamak.codegen.stages import schedule_plan
 from tokamak.fuse import lines
 from tokamak.fuse.plan import plan
 from tokamak.ir.parse import parse_graph
-from tokamak.runtime import gpu_build
-from tokamak.target import Target
-
-LARGE = Target("cpu", 16, 132, l1=1 << 18, l2=50 << 20, kind="gpu", arch=("cuda", 90, 32), cluster=8)
 
 MOMENTS = """graph moments {{
   input %x: {d}[{n}, {rows}, {columns}]({rows}*{columns}, {columns}, 1)
@@ -25,13 +22,6 @@ SUMS = """graph sums {{
   %a: f32[{n}, {columns}]({columns}, 1) for i2<{rows} = sum[i2](mul(f32(%dy[i0, i2, i1]), {heavy}(f32(%x[i0, i2, i1]))))
   %b: f32[{n}, {columns}]({columns}, 1) for i2<{rows} = sum[i2](f32(%dy[i0, i2, i1]))
   return %a, %b
-}}"""
-PLANES = """graph planes {{
-  input %x: {d}[{n}, {columns}, {rows}]({columns}*{rows}, {rows}, 1)
-  input %w: {d}[{columns}](1)
-  %sum: f32[{n}](1) for i1<{columns}, i2<{rows} = sum[i1, i2](f32(%x[i0, i1, i2]))
-  %out: {d}[{n}, {columns}, {rows}]({columns}*{rows}, {rows}, 1) = {d}(mul(mul(f32(%x[i0, i1, i2]), %sum[i0]), f32(%w[i1])))
-  return %out
 }}"""
 NORM = """graph norm {{
   input %x: {d}[{n}, {columns}]({columns}, 1)
@@ -63,11 +53,6 @@ CARRIED = """graph carried {{
   %b: f32[{columns}](1) for i1<{n}, i2<{rows} = sum[i1, i2](mul(%dy[i1, i2, i0], %x[i1, i2, i0]))
   %c: f32[{columns}](1) for i1<{n}, i2<{rows} = sum[i1, i2](%dy[i1, i2, i0])
   return %dx, %a, %b, %c
-}}"""
-PREFIXES = """graph prefixes {{
-  input %x: {d}[{n}, {columns}]({columns}, 1)
-  %out: {d}[{n}, {columns}]({columns}, 1) = {d}(scan_sum[i1](f32(%x[i0, i1])))
-  return %out
 }}"""
 DOWN = """graph prefixes {{
   input %x: {d}[{n}, {rows}, {columns}]({rows}*{columns}, {columns}, 1)
@@ -104,7 +89,7 @@ def test_sums_of_heavy_functions_of_many_blocks_of_columns(d, n, heavy, found):
     ("f16", 320, 20, 3136, 8, 255),             # threads would hold too many
     ("bf16", 640, 8, 3136, 8, 128)])
 def test_warps_of_planes_held_in_pieces(d, n, columns, rows, warps, registers):
-    schedule = scheduled(PLANES, d=d, n=n, columns=columns, rows=rows)[1]
+    schedule = scheduled(PLANES, d=d, n=n, c=columns, p=rows)[1]
     assert schedule.staged is not None and (schedule.warps, schedule.registers) == (warps, registers)
 
 
@@ -139,7 +124,7 @@ def test_sums_beside_short_rows_along_two_axes(columns, stages):
 
 @pytest.mark.parametrize("d, n, columns, shifted", [("bf16", 204331, 257, False), ("bf16", 32769, 369, True)])
 def test_prefixes_of_short_rows_are_made_element_by_element(d, n, columns, shifted):
-    assert (scheduled(PREFIXES, d=d, n=n, columns=columns)[1].shift is not None) == shifted
+    assert (scheduled(ALONG_ROWS, type=d, rows=n, columns=columns)[1].shift is not None) == shifted
 
 
 @pytest.mark.parametrize("d, n, columns, found", [
@@ -169,8 +154,6 @@ def test_few_rows_that_draw_random_numbers_have_more_warps(n, number, warps):
 
 @pytest.mark.parametrize("text, sizes", [
     (MOMENTS, {"d": "bf16", "n": 300, "rows": 196, "columns": 96}), (SUMS, {"d": "f16", "n": 700, "rows": 196, "columns": 64, "heavy": "exp"}),
-    (PLANES, {"d": "bf16", "n": 2496, "rows": 49, "columns": 64}), (TURNED, {"d": "bf16", "n": 200, "rows": 49, "columns": 10})])
+    (PLANES, {"d": "bf16", "n": 2496, "p": 49, "c": 64}), (TURNED, {"d": "bf16", "n": 200, "rows": 49, "columns": 10})])
 def test_they_stay_in_registers(text, sizes):
-    units = [part.unit for built in render_plan(lower_plan(scheduled(text, **sizes)[0], LARGE)).values() for part in built.parts]
-    for found in gpu_build.build(units, LARGE.arch).values():
-        assert not found.spilled, found
+    assert not spills(scheduled(text, **sizes)[0])

@@ -3,14 +3,12 @@ from __future__ import annotations
 
 import pytest
 
+from tests.large_gpu import LARGE, PLANES
 from tokamak.codegen.stages import schedule_plan
 from tokamak.fuse import lines
 from tokamak.fuse.axes import Group
 from tokamak.fuse.plan import plan
 from tokamak.ir.parse import parse_graph
-from tokamak.target import Target
-
-LARGE = Target("cpu", 16, 132, l1=1 << 18, l2=50 << 20, kind="gpu", arch=("cuda", 90, 32), cluster=8)
 
 NORM = """graph norm {{
   input %x: {d}[{n}, {p}, 32*{each}]({p}*32*{each}, 32*{each}, 1)
@@ -51,13 +49,6 @@ MOMENTS = """graph moments {
   %sum: f32[8, 32, 8](256, 8, 1) for i3<25600 = sum[i3](%x[i0, i3, i1*8 + i2])
   return %mean, %square, %weight, %sum
 }"""
-PLANES = """graph planes {{
-  input %x: {d}[{n}, {c}, {p}]({c}*{p}, {p}, 1)
-  input %w: {d}[{c}](1)
-  %sum: f32[{n}](1) for i1<{c}, i2<{p} = sum[i1, i2](f32(%x[i0, i1, i2]))
-  %out: {d}[{n}, {c}, {p}]({c}*{p}, {p}, 1) = {d}(mul(mul(f32(%x[i0, i1, i2]), %sum[i0]), f32(%w[i1])))
-  return %out
-}}"""
 ALONG = """graph along {{
   input %x: f16[3072, {columns}]({columns}, 1)
   input %dy: f16[3072, {columns}]({columns}, 1)

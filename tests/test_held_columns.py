@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tokamak.codegen.stages import lower_plan, render_plan, schedule_plan
+from tests.large_gpu import LARGE, spills
+from tokamak.codegen.stages import schedule_plan
 from tokamak.fuse.plan import plan
 from tokamak.ir.parse import parse_graph
-from tokamak.runtime import gpu_build
-from tokamak.target import Target
-
-LARGE = Target("cpu", 16, 132, l1=1 << 18, l2=50 << 20, kind="gpu", arch=("cuda", 90, 32), cluster=8)
 
 # the gradient of x * scale * w, where scale is the inverse root of a mean down the rows: of x, and of w
 BACKWARD = """graph backward {{
@@ -56,6 +53,4 @@ def test_columns_of_a_program(d, n, rows, columns, found):
     ("f32", 1200, 1024), ("bf16", 2500, 1024), ("bf16", 1023, 1826)])
 def test_columns_stay_in_registers(d, rows, columns):
     made, _ = scheduled(d, 40000 // rows + 40, rows, columns)
-    units = [part.unit for built in render_plan(lower_plan(made, LARGE)).values() for part in built.parts]
-    for found in gpu_build.build(units, LARGE.arch).values():
-        assert not found.spilled, found
+    assert not spills(made)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import tokamak
+from tests.large_gpu import LARGE
 from tokamak import backend
 from tokamak.codegen.stages import lower_plan, render_plan, schedule_plan
 from tokamak.codegen.tile_kernel import For
@@ -26,8 +27,6 @@ from tokamak.ir.text import print_expr
 from tokamak.schedule import tiles
 from tokamak.schedule.tiles import choose
 from tokamak.target import Target
-
-LARGE = Target("cpu", 16, 132, l1=1 << 18, l2=50 << 20, kind="gpu", arch=("cuda", 90, 32), cluster=8)
 
 
 def grouped(n=16, pixels=9216, groups=32, each=8, strides=None, fold="sum", values="f32(%x[i0, i2, i1*{each} + i3])") -> str:

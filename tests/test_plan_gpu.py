@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.large_gpu import LARGE
 from tokamak.codegen.stages import lower_plan, render_plan, schedule_plan
 from tokamak.codegen.tile_parts import lower_tiles
 from tokamak.fuse.axes import Group
@@ -17,10 +18,9 @@ from tokamak.ir.parse import parse_graph
 from tokamak.ir.rewrite import simplify
 from tokamak.schedule.tile_rows import LARGEST
 from tokamak.schedule.tiles import choose
-from tokamak.target import Target, target
+from tokamak.target import target
 
 GPU = target("cpu", interpret=True)
-LARGE = Target("cpu", 16, 132, l1=1 << 18, l2=50 << 20, kind="gpu", arch=("cuda", 90, 32), cluster=8)
 
 
 def tiles_of(text: str) -> list[int]:

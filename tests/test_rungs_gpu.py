@@ -3,15 +3,13 @@ from __future__ import annotations
 
 import pytest
 
+from tests.large_gpu import ALONG_ROWS, LARGE
 from tokamak.codegen.stages import lower_plan, render_plan, schedule_plan
 from tokamak.fuse.plan import plan
 from tokamak.fuse.widen import widened
 from tokamak.ir.graph import Compute
 from tokamak.ir.parse import parse_graph
 from tokamak.runtime import gpu_build
-from tokamak.target import Target
-
-LARGE = Target("cpu", 16, 132, l1=1 << 18, l2=50 << 20, kind="gpu", arch=("cuda", 90, 32), cluster=8)
 
 ALONG = """graph along {{
   input %x: {type}[{rows}, {columns}]({columns}, 1)
@@ -440,11 +438,6 @@ def test_columns_of_prefixes_that_begin_anywhere(rows, columns, found):
     assert first(ALONG_THE_MIDDLE, "bf16", rows, columns).startswith(f"tile({found}")
 
 
-ALONG_ROWS = """graph prefixes {{
-  input %x: {type}[{rows}, {columns}]({columns}, 1)
-  %out: {type}[{rows}, {columns}]({columns}, 1) = {type}(scan_sum[i1](f32(%x[i0, i1])))
-  return %out
-}}"""
 DOWN_COLUMNS = """graph prefixes {{
   input %x: {type}[{rows}, {columns}]({columns}, 1)
   %out: {type}[{rows}, {columns}]({columns}, 1) = {type}(scan_sum[i0](f32(%x[i0, i1])))

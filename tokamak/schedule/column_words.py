@@ -105,8 +105,7 @@ def choose(b: Body, line: Axis | None, rows: list[Axis], crossed: frozenset[Axis
     columns, once = min(RAGGED_COLUMNS if ragged or few else COLUMNS, _power(hints(line.extent))), ONCE * touched > target.l2
     if not crossed and size == 2 and hints(down.extent) >= NARROW_FROM and not begin_anywhere(b, line, hints):
         if (narrow := _narrow(hints(line.extent), columns)) < columns:
-            rows = min(NARROW_ROWS, _power(hints(down.extent)))
-            return Columns(rows, narrow, max(1, min(NARROW_WARPS, rows * narrow // (16 * EACH))), once=once)
+            return replace(_tile(narrow, NARROW_WARPS, EACH // 2, NARROW_ROWS), once=once)
     held = not crossed and others == 1 and size == 2 and ROWS_ANYWHERE < (hints.most(down.extent) or 0) <= WHOLE
     if held and not begin_anywhere(b, line, hints) and FILL * target.threads <= blocks(COLUMNS) < RESIDENT * target.threads:
         return Columns(WHOLE, COLUMNS // 2, WHOLE * COLUMNS // 2 // (64 * EACH))

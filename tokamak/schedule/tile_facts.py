@@ -2,11 +2,14 @@
 programs, whether a row is needed again. Nothing here is chosen."""
 from __future__ import annotations
 
+import math
+
 from ..fuse.cost import Hints
 from ..fuse.column_folds import walks_down
 from ..fuse.gpu import LONG_SUM
-from ..ir.expr import Const, Load, Random, Reduce, Scan, walk
+from ..ir.expr import Const, Load, Op, Random, Reduce, Scan, walk
 from ..ir.index import Axis
+from ..ir.ops import OPS
 from .body import Body, exprs_of
 from .schedule import loop_order, strides_of
 from .tile_access import begin_anywhere, narrowest, wide
@@ -159,6 +162,14 @@ class TileFacts:
     def places(self) -> bool:
         """Is the place of the greatest or least element found?"""
         return any(e.monoid.startswith("arg") for e in self.folds)
+
+    def blocks(self, axes, pieces: dict[Axis, tuple[int, ...]]) -> int:
+        """Blocks of `axes`, by a tile's `pieces` of them."""
+        return math.prod(-(-self.hints(a.extent) // sum(pieces.get(a, (1,)))) for a in axes)
+
+    def heavy(self, folds) -> bool:
+        """Do `folds` take what a heavy function makes?"""
+        return any(isinstance(e, Op) and OPS[e.name].heavy for f in folds for x in f.args for e in walk(x))
 
     def draws(self) -> bool:
         """Are random numbers drawn?"""

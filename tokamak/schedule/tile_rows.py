@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 from ..fuse.sharing import HELD
-from ..ir.expr import Op, Scan, walk
+from ..ir.expr import Scan, walk
 from ..ir.index import Axis, Fetch, Index, Size
-from ..ir.ops import OPS
 from .body import exprs_of
 from .schedule import strides_of
 from .tile_alike import TileAlike
@@ -128,7 +127,7 @@ class TileRows(TileAlike):
         n, run = self.hints(inner.extent), power(self.hints(inner.extent))
         if across is not None and run < chunk:
             n, chunk = self.hints(across.extent), chunk // run
-        return -n % chunk * WASTE > n and any(isinstance(e, Op) and OPS[e.name].heavy for f in self.folds for x in f.args for e in walk(x))
+        return -n % chunk * WASTE > n and self.heavy(self.folds)
 
     def _across_lines(self) -> Axis | None:
         """The longest axis of looped rows beside their contiguous one: tiles of rows whose contiguous runs are short hold several of them."""

@@ -150,7 +150,7 @@ def stages(b: Body, rows: list[Axis], line: Axis, hints: Hints, target) -> Stage
             two = warps > WARPS and whole <= TWO * sharers and not any(e.dtype.is_half for e in read)
             warps = warps if long else max(1, warps // (4 if two else 2))
             registers = REGISTERS if long else 2 * REGISTERS
-            return Stages(shared, sharers, found, *(_busy(warps, registers, found, read) if len(rows) > 1 else (warps, registers)))
+            return Stages(shared, sharers, found, *_busy(warps, registers, found, read))
     return None
 
 
@@ -188,7 +188,7 @@ def _busy(warps: int, registers: int, found: dict[Axis, tuple[int, ...]], read: 
     thread would hold little and idle in the smallest of the tiles that they make, or would have to hold much."""
     elements = beside * math.prod(map(sum, found.values())) * len(read)
     least = beside * math.prod(map(min, found.values())) // 32
-    if any(e.dtype.bytes != 2 for e in read):
+    if len(found) < 2 or any(e.dtype.bytes != 2 for e in read):
         return warps, registers
     if elements > MUCH * 32 * warps and least < warps > SIDE_WARPS:
         return warps // 2, MOST_REGISTERS

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 
 from ..fuse.cost import Hints
-from ..ir.expr import Op, walk
 from ..ir.index import Axis
-from ..ir.ops import OPS
 from .tile_facts import MOST_CARRIED, TileFacts
 
 COLUMNS = 64            # columns of a tile that folds across rows: 128 bytes of a 16-bit type
@@ -43,11 +41,11 @@ def several_rows(of: TileFacts, pieces: dict[Axis, tuple[int, ...]]) -> dict[Axi
     down = [a for a in pieces if a in of.crossed]
     if not of.statistics() or len(down) != 1 or len(pieces) < 2:
         return {}
-    beside = math.prod(sum(p) for a, p in pieces.items() if a not in of.crossed)
-    word, alone = WORD // of.narrowest(), by_blocks(of, pieces)
-    rows = 32 * (BLOCK_WARPS * BLOCK_WORDS if alone else WORD_WARPS) * word // beside
-    count = 1 if of.carried() > MOST_CARRIED or alone and of.only_sums() else ALONE_AT_ONCE if _alone(of) and not alone else \
-        SUMS_AT_ONCE if of.only_sums() else AT_ONCE
+    words, count = WORD_WARPS, ALONE_AT_ONCE if _alone(of) else SUMS_AT_ONCE if of.only_sums() else AT_ONCE
+    if alone := by_blocks(of, pieces):
+        words, count = BLOCK_WARPS * BLOCK_WORDS, 1 if of.only_sums() else AT_ONCE
+    count = 1 if of.carried() > MOST_CARRIED else count
+    rows = 32 * words * (WORD // of.narrowest()) // math.prod(sum(p) for a, p in pieces.items() if a not in of.crossed)
     while alone and count > 1 and of.hints(down[0].extent) < rows * count:
         count //= 2
     return {down[0]: (rows,) * count} if rows and of.hints(down[0].extent) >= rows * count else {}
@@ -56,10 +54,10 @@ def several_rows(of: TileFacts, pieces: dict[Axis, tuple[int, ...]]) -> dict[Axi
 def by_blocks(of: TileFacts, pieces: dict[Axis, tuple[int, ...]]) -> bool:
     """Are there so many blocks of columns of which statistics of 16 bits, or heavy sums, are made that a program has one to itself? `pieces`: of a
     tile's axes."""
-    blocks = math.prod(-(-of.hints(a.extent) // sum(pieces.get(a, (1,)))) for a in of.b.parallel - of.crossed)
-    heavy = any(isinstance(e, Op) and OPS[e.name].heavy for f in of.crossing for x in f.args for e in walk(x))
-    least = BLOCKS * 2 if of.only_sums() and heavy else BLOCKS if not of.only_sums() and of.narrowest() == 2 else math.inf
-    return of.statistics() and not of.down and len(pieces) > 1 and blocks >= least * of.target.threads
+    if not of.statistics() or of.down or len(pieces) < 2:
+        return False
+    share = of.blocks(of.b.parallel - of.crossed, pieces) / of.target.threads
+    return share >= 2 * BLOCKS and of.heavy(of.crossing) if of.only_sums() else share >= BLOCKS and of.narrowest() == 2
 
 
 def in_turns(several: dict[Axis, tuple[int, ...]], programs: int, hints: Hints) -> dict[Axis, tuple[int, ...]]:

@@ -225,7 +225,7 @@ class TileThreads(TileElements):
         if not self.looped or self.crossed or self.line not in self.rows or self.whole_runs() or not (much or self.passing()):
             return warps            # logsumexp of 500 x 70001 bf16 33.8 us by four, 38.7
         enough = RESIDENT if much else FEW_RESIDENT
-        programs = math.prod(-(-self.hints(a.extent) // sum(self.pieces.get(a, (1,)))) for a in self.b.parallel)
+        programs = self.blocks(self.b.parallel, self.pieces)
         while warps < most and warps * programs < enough * self.target.threads and elements > FEW_THREAD * 32 * warps:
             warps *= 2
         return warps

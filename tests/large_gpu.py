@@ -1,0 +1,27 @@
+"""A large GPU to plan for, texts of graphs and what is asked of kernels built for it, for tests of several files."""
+from __future__ import annotations
+
+from tokamak.codegen.stages import Scheduled, lower_plan, render_plan
+from tokamak.runtime import gpu_build
+from tokamak.target import Target
+
+LARGE = Target("cpu", 16, 132, l1=1 << 18, l2=50 << 20, kind="gpu", arch=("cuda", 90, 32), cluster=8)
+
+PLANES = """graph planes {{
+  input %x: {d}[{n}, {c}, {p}]({c}*{p}, {p}, 1)
+  input %w: {d}[{c}](1)
+  %sum: f32[{n}](1) for i1<{c}, i2<{p} = sum[i1, i2](f32(%x[i0, i1, i2]))
+  %out: {d}[{n}, {c}, {p}]({c}*{p}, {p}, 1) = {d}(mul(mul(f32(%x[i0, i1, i2]), %sum[i0]), f32(%w[i1])))
+  return %out
+}}"""
+ALONG_ROWS = """graph prefixes {{
+  input %x: {type}[{rows}, {columns}]({columns}, 1)
+  %out: {type}[{rows}, {columns}]({columns}, 1) = {type}(scan_sum[i1](f32(%x[i0, i1])))
+  return %out
+}}"""
+
+
+def spills(made: Scheduled) -> list:
+    """Those of a plan's kernels that do not stay in registers, as they are built."""
+    units = [part.unit for built in render_plan(lower_plan(made, LARGE)).values() for part in built.parts]
+    return [found for found in gpu_build.build(units, LARGE.arch).values() if found.spilled]
