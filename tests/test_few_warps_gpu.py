@@ -87,6 +87,7 @@ def test_sums_of_heavy_functions_of_many_blocks_of_columns(d, n, heavy, found):
     ("f32", 2496, 64, 49, 8, 128),
     ("f16", 640, 20, 400, 4, 255),              # each holds as many as it may
     ("f16", 320, 20, 3136, 8, 255),             # threads would hold too many
+    ("f16", 1280, 37, 1600, 8, 255), ("f16", 1280, 24, 1600, 16, 128),
     ("bf16", 640, 8, 3136, 8, 128)])
 def test_warps_of_planes_held_in_pieces(d, n, columns, rows, warps, registers):
     schedule = scheduled(PLANES, d=d, n=n, c=columns, p=rows)[1]
@@ -150,6 +151,50 @@ def test_few_rows_that_draw_random_numbers_have_more_warps(n, number, warps):
     text = DROPPED.replace("{number}", number)
     schedule = scheduled(text, d="bf16", n=n, columns=131073)[1]
     assert schedule.looped and schedule.warps == warps
+
+
+NORMED = """graph normed {{
+  input %x: {d}[{n}, {columns}]({columns}, 1)
+  input %w: {d}[{columns}](1)
+  input %seed: i64[]()
+  %y: {d}[{n}, {columns}]({columns}, 1) = {d}(mul(f32(%x[i0, i1]), {number}))
+  %sum: f32[{n}](1) for i1<{columns} = sum[i1](f32(%y[i0, i1]))
+  %out: {d}[{n}, {columns}]({columns}, 1) = {d}(mul(mul(f32(%y[i0, i1]), %sum[i0]), f32(%w[i1])))
+  return %out
+}}"""
+
+
+@pytest.mark.parametrize("d, columns, draws, warps", [
+    ("f16", 1023, True, 4), ("f16", 1023, False, 1), ("bf16", 513, True, 2), ("bf16", 4001, True, 4), ("f32", 2049, True, 8)])
+def test_rows_that_draw_random_numbers_have_a_program_each(d, columns, draws, warps):
+    text = NORMED.replace("{number}", "uniform(%seed[], 0:i64, i0*{columns} + i1)" if draws else "2.0:f32")
+    made, schedule = scheduled(text, d=d, n=9000, columns=columns)
+    assert schedule.shift is not None and (not schedule.split) == draws and schedule.warps == warps and not spills(made)
+
+
+@pytest.mark.parametrize("d, rows, columns, warps", [("bf16", 49, 2128, 1), ("f32", 50, 80, 1), ("bf16", 49, 2129, 4), ("bf16", 64, 2128, 4)])
+def test_prefixes_down_columns_held_in_equal_pieces(d, rows, columns, warps):
+    made, schedule = scheduled(DOWN, d=d, n=60, rows=rows, columns=columns)
+    assert not schedule.looped and schedule.warps == warps and not spills(made)
+
+
+BACKWARD = """graph backward {{
+  input %x: {d}[{n}, {columns}]({columns}, 1)
+  input %dy: {d}[{n}, {columns}]({columns}, 1)
+  %inner: f32[{n}](1) for i1<{columns} = sum[i1](mul(f32(%dy[i0, i1]), f32(%x[i0, i1])))
+  %dx: {d}[{n}, {columns}]({columns}, 1) = {d}(mul(f32(%x[i0, i1]), %inner[i0]))
+  %dw: f32[{columns}](1) for i1<{n} = sum[i1](mul(f32(%dy[i1, i0]), mul(f32(%x[i1, i0]), %inner[i1])))
+  return %dx, %dw
+}}"""
+
+
+@pytest.mark.parametrize("d, n, columns, programs, stages", [
+    ("bf16", 2100, 1000, 528, 3), ("bf16", 3500, 1000, 1056, 3),        # fuller turns where programs would have few; more rows
+    ("f32", 1377, 1691, 528, 1),                                        # a row at a time
+    ("bf16", 300, 4000, 132, 3)])                                       # no fewer than multiprocessors
+def test_programs_of_few_turns(d, n, columns, programs, stages):
+    schedule = scheduled(BACKWARD, d=d, n=n, columns=columns)[1]
+    assert (schedule.programs, schedule.stages) == (programs, stages)
 
 
 @pytest.mark.parametrize("text, sizes", [

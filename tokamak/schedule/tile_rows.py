@@ -181,8 +181,13 @@ class TileRows(TileAlike):
         return Shift(a, group, origin) if any(not self.hints.divides(group, origin.coefficient(x)) for x in origin.axes()) else None
 
     def shared_rows(self) -> tuple[Axis, ...]:
-        """Of shifted rows that read something else along the row (a weight): programs take every so many rows, all of which begin alike, and keep
-        it; not of short rows of 32 bits."""
+        """The rows that programs take one after the other, keeping what they read beside: `rows_alike`, but where random numbers are drawn, which
+        takes longer than reading it again (`tile_threads.DRAWN_EACH`)."""
+        return () if self.draws() else self.rows_alike()
+
+    def rows_alike(self) -> tuple[Axis, ...]:
+        """Of shifted rows that read something else along the row (a weight): programs that took every so many rows, all of which begin alike, could
+        keep it; not of short rows of 32 bits."""
         if self.shift is None or self.looped or not self.crossed and self.narrowest() >= 4 and self.hints(self.shift.words) <= ALONE_WIDE:
             return ()
         kept = any(address.coefficient(self.shift.axis) == 1 and address.without(self.shift.axis) is not self.shift.origin

@@ -54,9 +54,11 @@ MOST_REGISTERS = 255    # of a thread,
 LITTLE = 32             # where it would hold up to so many elements in pieces along several axes, and more warps idle in the smallest of the tiles
                         # that these make: GroupNorm backward in NHWC of 1200 x 256 x 7 x 7 bf16, 8 x (32 + 16 + 1) x 8, 52 us by two warps, 117 by
                         # eight, EvoNorm in NCHW of 78 x 2048 x 7 x 7 20.3, 29.3; but of f32 2000 x 64 x 7 x 7 27.6 by one, 24 by four,
-MUCH = 120              # or more than so many: BatchNorm in NCHW of 20 x 320 x 56 x 56 f16, 4 x (2048 + 1024 + 64) each five times, 48.5 by eight
-                        # warps, 57 by 16, GroupNorm backward in NHWC of 18 x 1280 x 56 x 56 253 by four, 287 by eight; but GroupNorm in NCHW of
-                        # 32 x 256 x 56 x 56, 98 by eight warps, 40, 44 by four, BatchNorm backward of 33 x 1280 x 40 x 40, 113, 186, 206 (H100)
+MUCH = 120              # or more than so many: BatchNorm in NCHW of 37 x 1280 x 40 x 40 f16, 8 x (1024 + 512 + 64) each five times, 141 by eight
+                        # warps, 239 by 16, which spill 352 bytes a thread, of 20 x 320 x 56 x 56, 4 x (2048 + 1024 + 64) each five times, 48.5, 57,
+                        # GroupNorm backward in NHWC of 18 x 1280 x 56 x 56 253 by four, 287 by eight; but BatchNorm of 524 x 480 x 15 x 15, four
+                        # programs a channel, 563 by four, 395 by eight, GroupNorm in NCHW of 32 x 256 x 56 x 56, 98 by eight warps, 40, 44 by four,
+                        # BatchNorm backward of 33 x 1280 x 40 x 40, 113, 186, 206 (H100)
 PLANE = 28              # elements to a thread, at most, of a plane that is a program's own: planes of 3136, EvoNorm backward of 32 x 256 x 56 x 56 in
                         # bf16 68 us, 92 and 75 with twice and half the warps; of SiLU behind a GroupNorm 63, 77 and 83; in f32 108, 112 and 116
 PLANE_REGISTERS = (2, 64), (8, 96)      # (bytes of what is read, registers of a thread then, more of which fewer programs would run): EvoNorm in bf16
@@ -190,7 +192,7 @@ def _busy(warps: int, registers: int, found: dict[Axis, tuple[int, ...]], read: 
     least = beside * math.prod(map(min, found.values())) // 32
     if len(found) < 2 or any(e.dtype.bytes != 2 for e in read):
         return warps, registers
-    if elements > MUCH * 32 * warps and least < warps > SIDE_WARPS:
+    if elements > MUCH * 32 * warps and (least < warps > SIDE_WARPS or warps >= WARPS):
         return warps // 2, MOST_REGISTERS
     if elements > LITTLE * 32 * warps or least >= warps:
         return warps, registers

@@ -37,6 +37,11 @@ TURNS = 1.5, 20         # and rows of a program from which on, up to which, CARR
                         # 900 of 4097 f16 8.2, of 7490 of 2641 40.6; 12.1, 21.8, 66.6, 23.3, 14.6, 9.4 and 54.9 a row at a time; but of 16388 of 4095
                         # bf16 104.6, 99.5, RMSNorm of 1611 of 4097, by 24 warps of a multiprocessor, 12.4, 11.5, dropout and LayerNorm of 7938 of
                         # 2612 f16 176, 148 (H100)
+DRAWN_EACH = 8          # elements at least to a thread of a held row that begins anywhere, by which random numbers are drawn, a row to a program, and
+DRAWN_WARPS = 2         # warps for each byte of an element up to which it has so few: dropout and LayerNorm of 1875 x 940 f16 15.1 us, of 9751 x 1023
+                        # bf16 59, of 5852 x 1899 f16 66, of 1200 x 2733 bf16 24.4, of 1023 x 6389 f32 47, the first kernel of its training of
+                        # 1696 x 1224 bf16 18.9, of 3134 x 1613 36.9, of 11008 x 2049 f32 159; 19.5, 67, 107, 34, 61, 29.4, 58 and 299 by programs
+                        # of one to eight warps that keep the weights and take rows one after the other; of 27601 x 511 bf16 81, 80 (H100)
 CARRIED_MOST = 136      # registers of a thread, as counted, from which on a program that carries sums beside a tile of rows has more warps,
 CARRIED_EXACT = 170     # where they lie along two axes and no lane is idle, and
 CARRIED_WIDE = 96       # where they are three sums or more of 32 bits, fewer than
@@ -125,6 +130,8 @@ class TileThreads(TileElements):
             return Threads(BLOCK_WARPS, tile_statistics.BLOCKS, stages, 0, False, False)
         if self.carries_one_piece():
             return Threads(1, CARRY_RESIDENT, 1, 0, False, False)
+        if self.scans_pieces():
+            return Threads(1, RESIDENT, 1, 0, False, False)
         if self.sums_turned() and len(dims) > 1:
             return Threads(TURNED_WARPS, TURNED_RESIDENT, CARRY_STAGES, 0, False, False)
         by_thread = dims == (self.line,) and self.sums_along()
@@ -169,6 +176,13 @@ class TileThreads(TileElements):
         backward of 524287 rows of 62 f16 126 us so, 109 by two warps, of 251065 of 63 71, 145."""
         return self.carries and not self.looped and self.short_anywhere() and (self.pieces[self.line][0] > 64 or not self.begin_at_words(4))
 
+    def scans_pieces(self) -> bool:
+        """Are prefixes made down columns that begin at words and are held in several equal pieces? One warp has all rows of its columns, and hands
+        nothing on to another: along the middle of 40 x 49 x 2132 bf16 10.8 us, of 61 x 50 x 5552 31.4, of 761 x 50 x 80 f32 13.0; 19.9, 60.2 and 22.3
+        by two or four; but of 690 x 49 x 511 f16, which begin anywhere, 39.6, 35.2 (H100)."""
+        held = self.scans_down() and not self.looped and not self.begin_anywhere()
+        return held and len(rows := self.pieces[self.rows[0]]) > 1 and len(set(rows)) == 1
+
     def held_anywhere(self) -> bool:
         """Are rows along a middle axis, few of them, held in equal pieces beside columns that begin anywhere?"""
         alike = [a for a, p in self.pieces.items() if a in self.rows and a is not self.line and len(p) > 1 and len(set(p)) == 1]
@@ -204,6 +218,8 @@ class TileThreads(TileElements):
         warps = max(1, min(most, power(-(-elements // (32 * each)) if up else elements // (32 * each))))
         if self.shift is not None and self.line in self.rows and len(dims) > 1:
             warps = max(1, sum(self.pieces[dims[0]]) // 2)
+        if self.shift is not None and self.one_row(dims) and not self.crossed and self.draws():
+            warps = max(warps, min(DRAWN_WARPS * self.narrowest(), power(elements // (32 * DRAWN_EACH) + 1) // 2))
         row = self.pieces.get(self.line, (0,))
         if warps == 1 and elements >= TWO_WARPS and len(row) == 1 and row[0] <= 32 and self._short_written() and not self.begin_at_words(WORDS_OF):
             return 2

@@ -25,6 +25,10 @@ HELD_EACH = 128         # elements to a thread at most: blocks of 128 x 376 f16 
                         # two, of 264 over 3013 6.3, 6.8 (H100). But of one matrix of many bytes, 400 x 30000 f16 and 200 x 50000 bf16, 18.9 and
                         # 14.2, 13.9 and 12.5 in turns
 CARRIED_LANES = 32768   # lanes that folds across programs carry for themselves: half of a multiprocessor's registers
+FEW_TURNS = 3           # turns of a program that carries partial results along rows, several rows under way, up to which half as many programs do,
+                        # one of each multiprocessor at least: turns are fuller, and there is less to fold. LayerNorm backward of 1696 x 1224 bf16
+                        # 11.9 us, of 3500 x 600 f16 12.2, of 4201 x 511 bf16 12.3, RMSNorm of 2100 x 1000 10.0; 16.6, 15.4, 14.4 and 10.8 by twice
+                        # as many; but of 1377 x 1691 f32, a row at a time, 18.0, 16.1 (H100)
 HELD_BYTES = 3 * REGISTERS      # of a row that begins anywhere and all read along it, which one program holds as it is: f32 LayerNorm backward over
                                 # 32767 columns, three values of each, 37%, 25 by one program that spills
 
@@ -67,7 +71,7 @@ class _Chooser(TileBlocks):
         split = tuple(a for a in self.order if a in self.crossed) or self.shared_rows()
         threads = held[1] if held is not None else self.threads(dims, split, bool(several))
         self.resident = threads.resident
-        programs = self._programs(split) if split else 1
+        programs = self._programs(split, threads.stages > 1 or len(dims) > 1) if split else 1
         self.pieces.update(tile_statistics.in_turns(several, programs, self.hints))
         exact = frozenset(a for a in dims if self._exact(a))
         return TileSchedule(self.order, dims, tuple((a, self.pieces[a]) for a in dims), frozenset(self.looped), split,
@@ -106,7 +110,7 @@ class _Chooser(TileBlocks):
             return None
         self.shift = self.shift_along(self.line)
         few = self.hints.count(self.b.parallel) < self.target.threads
-        shift, kept, self.shift = self.shift, () if few else self.shared_rows(), None
+        shift, kept, self.shift = self.shift, () if few else self.rows_alike(), None
         found = tile_stages.keeping(self.b, self.line, shift.group, self.hints, self.target) if kept else \
             tile_stages.turns(self.b, self.rows, self.line, self.hints, self.target) if shift is None else None
         row = self.hints.count(self.rows) * sum(e.dtype.bytes for e in tile_stages.held(self.b, frozenset(self.rows)))
@@ -127,7 +131,7 @@ class _Chooser(TileBlocks):
             whole = tile_stages.pieces(-(-(n // group * group) // s.sharers), whole[0]) if s.shared is self.line else whole
             self.pieces[self.line], exact = (*whole, 2 * group), frozenset()
         dims = self._dims(s.beside[0] if s.beside is not None else None)
-        kept = (self.shared_rows() or tuple(self.b.parallel)) if s.kept else ()
+        kept = (self.rows_alike() or tuple(self.b.parallel)) if s.kept else ()
         split = tuple(a for a in self.order if a in self.crossed) if self.crossed else kept
         self.resident = REGISTERS // (32 * s.warps * s.registers)
         if s.sharers > 1:
@@ -178,8 +182,8 @@ class _Chooser(TileBlocks):
             return self.hints.divides(sum(sizes), a.extent)
         return self.hints.exactly(a.extent) == sum(sizes) if a not in self.looped else self.hints.divides(sizes[0], a.extent)
 
-    def _programs(self, split) -> int:
-        """Programs that share the split axes: enough to fill the machine, no more than there are blocks."""
+    def _programs(self, split, several: bool = False) -> int:
+        """Programs that share the split axes: enough to fill the machine, no more than there are blocks. `several`: rows are under way at once."""
         extent = lambda a: self.hints(self.shift.words if self.shift is not None and a is self.shift.axis else a.extent)
         size = lambda a: 1 if a not in self.pieces else self.pieces[a][0] if self.shift is not None and a is self.shift.axis else sum(self.pieces[a])
         blocks = lambda axes: math.prod(-(-extent(a) // size(a)) for a in axes)
@@ -192,6 +196,8 @@ class _Chooser(TileBlocks):
         share = want // kept if self.carries or self.down or want >= MANY * kept or want // kept * kept >= FILLED * want else -(-want // kept)
         most = blocks(split)
         programs = max(1, min(share, most))
+        while self.carries and several and programs * FEW_TURNS > most and programs // 2 * kept >= self.target.threads:
+            programs //= 2
         if self.shift is None or self.words_shared(self.shift.axis):
             return programs
         group = self.shift.group                                    # every row of a program begins alike
