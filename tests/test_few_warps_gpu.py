@@ -111,6 +111,13 @@ def test_sums_along_the_middle(d, n, rows, columns, found):
     assert str(scheduled(MIDDLE, d=d, n=n, rows=rows, columns=columns)[1]).startswith(f"tile({found}")
 
 
+@pytest.mark.parametrize("d, n, rows, columns, stages", [
+    ("f32", 3, 1792, 6072, 2), ("f32", 20, 1792, 6072, 1), ("f32", 3, 1792, 6071, 1), ("bf16", 43, 2048, 1504, 2), ("bf16", 43, 2048, 1503, 1)])
+def test_tiles_of_columns_that_are_only_folded_are_under_way(d, n, rows, columns, stages):
+    made, schedule = scheduled(MIDDLE, d=d, n=n, rows=rows, columns=columns)
+    assert schedule.looped and schedule.stages == stages and not spills(made)
+
+
 @pytest.mark.parametrize("d, rows, columns, warps", [("bf16", 196, 3, 2), ("bf16", 3136, 15, 2), ("bf16", 3136, 16, 8), ("f32", 3136, 15, 4)])
 def test_tiles_that_turn_rows_which_begin_anywhere(d, rows, columns, warps):
     schedule = scheduled(TURNED, d=d, n=200, rows=rows, columns=columns)[1]

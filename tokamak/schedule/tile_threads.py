@@ -91,6 +91,10 @@ PASSING_STAGES = 2      # tiles under way at once where exponentials of 32-bit e
 CARRY_STAGES = 3        # rows under way at once in a loop that carries column sums: 77 to 85, 73 to 87, 76 to 89% (aligned rows); bf16 rows that
                         # begin anywhere, over 1023 and 4097 columns, 74 to 84 and 72 to 75, f32 64 to 62. Loops across rows lose up to nine tenths
                         # with more than one
+COLUMN_STAGES = 2       # tiles under way where programs of several warps walk down columns that begin at words, and only fold one value; of 32 bits
+COLUMN_FEW = 6          # where they are fewer than so many for each multiprocessor: sums along the middle of 3 x 1792 x 6072 f32 51.6 us, of
+                        # 403 x 2146 x 80 f16 56.9, of 23 x 1256 x 1728 bf16 41.6, of 1023 x 44304 bf16 37.9; 109, 77.6, 51.4 and 45.4 with one; but
+                        # of 1024 x 65536 f32 101.7, 97.1 (H100)
 STAGED = 160 << 10      # bytes of shared memory at most that hold rows under way
 TURNED_WARPS = 4        # of a program that sums contiguous rows of which another value lies along another axis, in tiles of half of TILE,
 TURNED_RESIDENT = 6     # CARRY_STAGES under way, as many registers as it takes: sums of InstanceNorm3D backward in NDHWC with a gradient in NCDHW of
@@ -301,6 +305,8 @@ class TileThreads(TileElements):
             return 1
         if self.looped and (self.scans_down() or self.whole_runs() and not self._written_across()):
             return CARRY_STAGES
+        if self.folds_columns():
+            return COLUMN_STAGES
         if not (self.carries or self.down) or self.looped:
             return 1
         row = sum(size for _, address, size in set(strides_of(self.b)) if self.line in address.axes() and address.axes() & self.crossed)
@@ -312,6 +318,14 @@ class TileThreads(TileElements):
             return 1
         folded = any(isinstance(e, Reduce) and set(e.over) & set(self.rows) and not set(e.over) & self.crossed for e in walk(*exprs_of(self.b)))
         return 1 if self.shift is not None and (folded and self.narrowest() >= 4 or self.down) else CARRY_STAGES
+
+    def folds_columns(self) -> bool:
+        """Does a program walk down columns that begin at words, and only fold the one value that it reads of them, of 32 bits where they are few?"""
+        if not self.looped or self.crossed or self.line not in self.b.parallel or not self.folds or self.stored_along() or self.begin_anywhere():
+            return False
+        if self.narrowest() >= 4 and self.blocks(self.b.parallel, self.pieces) >= COLUMN_FEW * self.target.threads:
+            return False
+        return len({(e.node, e.index) for e in walk(*exprs_of(self.b)) if isinstance(e, Load) and e.axes() & self.looped}) == 1
 
     def words_shared(self, a: Axis) -> bool:
         """Do programs share the whole words of rows along `a` that begin anywhere?"""

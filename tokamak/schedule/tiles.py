@@ -11,12 +11,12 @@ from ..ir.ops import CARRIERS
 from . import column_words, held_columns, peeled, short_rows, tile_flat, tile_stages, tile_statistics
 from .body import Body
 from .schedule import strides_of
-from .tile_access import once
+from .tile_access import fits, once
 from .tile_blocks import FILLED, MANY, SUMMED_ANYWHERE_SHARES, TileBlocks
 from .tile_facts import ALONE
 from .tile_schedule import TileSchedule, cover
 from .tile_stages import power
-from .tile_threads import REGISTERS
+from .tile_threads import COLUMN_STAGES, REGISTERS
 
 LONG = 16384            # elements of a looped row from which on each has a program to itself, where programs leave one number each: cross entropy
                         # forward over 32000 and 50257 columns 88 and 90%, 81 and 83 with as many programs as run at once
@@ -156,9 +156,12 @@ class _Chooser(TileBlocks):
             self.pieces = {a: self.pieces.get(a, (found.matrices,)) for a in self.order if a in self.pieces or a is beside}
         self.resident = found.programs * -(-self.hints.count(self.b.parallel - self.crossed) // found.columns) / self.target.threads
         split = tuple(self.crossed)
+        stages = COLUMN_STAGES if found.once and found.warps > 1 and self.folds_columns() else 1
+        stages = stages if fits(stages, self.b, self.pieces, self.looped) else 1
         return TileSchedule(self.order, tuple(self.pieces), tuple(self.pieces.items()), frozenset(self.looped), split,
-                            self._programs(split) if split else 1, frozenset(a for a in self.pieces if self._exact(a)), found.warps, wide=self.wide,
-                            once=found.once or once(self.b, self.line, self.looped, self.hints, self.target), by_thread=found.by_thread)
+                            self._programs(split) if split else 1, frozenset(a for a in self.pieces if self._exact(a)), found.warps, stages,
+                            wide=self.wide, by_thread=found.by_thread,
+                            once=found.once or once(self.b, self.line, self.looped, self.hints, self.target))
 
     def _flat(self, count: int) -> TileSchedule:
         """So many short rows to a program, which are read as one run."""
