@@ -315,3 +315,20 @@ def test_what_lies_so_already_is_only_marked(grad, always, monkeypatch):
     net = nn.Sequential(nn.Conv2d(8, 12, 3, padding=1), nn.ReLU(), nn.Conv2d(12, 8, 3, stride=2)).to(memory_format=LAST)
     recorder = like_eager(net, torch.randn(2, 8, 9, 9).to(memory_format=LAST), grad=grad)
     assert last(recorder) == [True] * (4 if grad else 2)
+
+
+def test_a_graph_that_torch_runs_keeps_its_formats(always):
+    """Arithmetic of the host on floating-point numbers leaves forward to torch, whose group norm gives and takes images as they lie."""
+    def fn(x, w, z):
+        y = F.relu(F.group_norm(F.conv2d(x, w, padding=1), 2))
+        return y, F.interpolate(z, size=(x.shape[-2] // 2 + 3, 5), mode="nearest")
+    values = torch.randn(2, 3, 9, 7), torch.randn(4, 3, 3, 3)
+    z, results = torch.randn(2, 3, 4, 4), []
+    dy = torch.randn_like(fn(*values, z)[0])
+    for f in (fn, torch.compile(fn, backend="tokamak", dynamic=True)):
+        leaves = [v.clone().requires_grad_() for v in values]
+        y = f(*leaves, z)[0]
+        results.append((y, *torch.autograd.grad(y, leaves, dy)))
+    for found, wanted in zip(*reversed(results)):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        assert found.stride() == wanted.stride()

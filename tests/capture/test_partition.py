@@ -229,3 +229,19 @@ def test_statistics_that_backward_does_not_need_are_not_copied():
     with tokamak.recording() as seen:
         tokamak.compile(module, strict=True)(x)
     assert all(node.name != "clone" for graph in seen.graphs for node in graph.values["aten"].graph.nodes)
+
+
+def test_parts_of_a_value_that_was_made_twice():
+    """torch makes the packed projections of both calls once, and what backward reads of the second are parts of the first's memory."""
+    attention = torch.nn.MultiheadAttention(16, 4, batch_first=True)
+    x, w = torch.randn(2, 5, 16, requires_grad=True), torch.randn(2, 5, 16)
+
+    def fn(x):
+        return attention(x, x, x, need_weights=True)[0] + attention(x, x, x, need_weights=False)[0]
+    torch._dynamo.reset()
+    results = []
+    for f in (fn, torch.compile(fn, backend="tokamak")):
+        y = f(x)
+        results.append((y, *torch.autograd.grad(y, (x, *attention.parameters()), w)))
+    for found, wanted in zip(*reversed(results)):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)

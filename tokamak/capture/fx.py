@@ -373,6 +373,8 @@ class Capture:
             if len(outputs) < 2 or storage in (None, *self.storages.values()) or not lacking:
                 continue
             whole = next(n for n in self.env if storage_of(n.meta.get("val")) == storage)
+            if whole.op == "call_function" and aliases(whole.target):
+                continue        # torch took what made the memory for an earlier call's result; what is left are parts of it
             if isinstance(self.env[whole], Tensor) and all(n.meta["val"].dtype is whole.meta["val"].dtype for _, n, _ in outputs):
                 t = self.b.realize(self.env[whole], self.spec(whole.meta["val"]).strides, tag=outputs[0][0] + 1)
                 self._note_new(t, whole)

@@ -77,10 +77,19 @@ def _chosen(graph: fx.Graph) -> list[fx.Node]:
     """The convolutions that are to run channels-last."""
     gains = {n: gain(n) for n in graph.nodes if n.target in IMAGES}
     chosen = [n for n, saved in gains.items() if saved > 0]
-    if not chosen:
+    if not chosen or _left_to_torch(graph):
         return []
     device = chosen[0].args[0].meta["val"].device.type
     return chosen if sum(gains[n] for n in chosen) > COPIED[device] * _copied(graph, set(chosen)) else []
+
+
+def _left_to_torch(graph: fx.Graph) -> bool:
+    """Would torch have to run the graph, or a part of it, since it computes with numbers of the host that are no sizes, or on several devices
+    (`Capture`, `backend._device`)? Strides are planned for kernels of ours: torch's own take an image and its gradient that lie in different
+    formats for the same (native_group_norm_backward), and give results other strides than planned."""
+    values = [v for n in graph.nodes for v in pytree.tree_leaves(n.meta.get("val"))]
+    devices = {v.device for v in values if isinstance(v, torch.Tensor)}
+    return len(devices) > 1 or any(isinstance(v, (torch.SymFloat, torch.SymBool)) for v in values)
 
 
 def gain(node: fx.Node) -> float:
