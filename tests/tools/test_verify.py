@@ -224,3 +224,9 @@ def test_distance():
     assert distance(a, a) == 0 and distance(a, np.array([1.0, 2.0, np.inf])) == np.inf and distance(np.ones(3), np.ones(4)) == np.inf
     assert distance(np.array([3.0, 4.5]), np.array([3.0, 4.0])) == pytest.approx(0.1) and distance(np.array([1, 2]), np.array([1, 3])) == 0.5
     assert distance(np.zeros(2), np.zeros(2)) == 0 and distance(np.ones(2), np.zeros(2)) == np.inf
+
+
+def test_a_function_that_returns_no_tensor():
+    """Its kernels are compared, and what could not be is said."""
+    found = tokamak.verify(lambda x: float(x.exp().sum()), torch.randn(4, 8))
+    assert found.right and found.kernels and any("returns no tensor" in note for note in found.notes)

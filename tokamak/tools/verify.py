@@ -121,11 +121,12 @@ def verify(fn: Callable, *inputs, options: Mapping[str, Any] | None = None, **kw
     called or an option that there is not, and what eager raises."""
     original = uncompiled(fn)
     eager = results(*twin(original, inputs, kwargs))
+    notes = [] if eager else ["the function returns no tensor: the kernels are compared, and nothing of what it returns"]
     try:
         precise = results(*twin(original, inputs, kwargs, torch.float64))
     except Exception as why:
         precise = {}
-        missing = f"float64: the function does not run in it ({type(why).__name__}: {str(why).splitlines()[0] if str(why) else ''})"
+        notes.append(f"float64: the function does not run in it ({type(why).__name__}: {str(why).splitlines()[0] if str(why) else ''})")
     torch._dynamo.reset()
     try:
         with recording(check="report") as recorder:
@@ -134,7 +135,6 @@ def verify(fn: Callable, *inputs, options: Mapping[str, Any] | None = None, **kw
     finally:
         torch._dynamo.reset()
     drawn = draws(recorder)
-    notes = [] if precise else [missing]
     if drawn:
         notes.append("the whole function draws random numbers of its own, which are not eager's: policy=\"eager\" among the options compares it")
     whole = tuple(compared(name, got[name], eager[name], precise.get(name), drawn) for name in eager if name in got)
