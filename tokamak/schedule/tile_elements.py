@@ -10,7 +10,7 @@ from .body import Body
 from .schedule import strides_of
 from .tile_access import begin_anywhere
 from .tile_facts import SHORT_LANES, TileFacts
-from .tile_schedule import Shift
+from .tile_schedule import alike, Shift
 from .tile_stages import power
 from .tile_statistics import COLUMNS, WORD
 
@@ -102,8 +102,8 @@ class TileElements(TileFacts):
         each = self._carried_each() if carries or self.several_wide() else ROW_THREAD if self.rows or self.crossed else PER_THREAD
         if self.line in self.together and self.begin_anywhere():
             each = TOGETHER_THREAD
-        elif self.line in self.together and self.rows and len(alike := self.pieces[self.rows[0]]) > 1 and len(set(alike)) == 1:
-            each = TOGETHER_PIECE * len(alike)
+        elif self.line in self.together and self.rows and alike(row := self.pieces[self.rows[0]]):
+            each = TOGETHER_PIECE * len(row)
         if plain and self.one_row(dims) and self.stored_along() and self.hints.count(self.b.parallel) <= self.target.threads:
             each = PER_THREAD
         if self.looped and not self.crossed and self.line in self.b.parallel:
@@ -199,7 +199,7 @@ class TileElements(TileFacts):
 
     def _columns_alike(self) -> bool:
         """Are columns held in several equal pieces, and written?"""
-        return self._held_columns() and len(alike := self.pieces[self.rows[0]]) > 1 and len(set(alike)) == 1
+        return self._held_columns() and alike(self.pieces[self.rows[0]])
 
     def _held_columns(self) -> bool:
         """Are columns, down one axis, held and written, and nothing folded across programs?"""

@@ -43,6 +43,11 @@ WASTE = 8               # a masked tail may idle one lane in this many
 EVEN_WASTE = 7          # the same of equal pieces: bf16 RMSNorm of 131072 rows of 112 as two of 64 16.5 us, 18.5 as seven of 16
 
 
+def alike(pieces: tuple[int, ...]) -> bool:
+    """Are there several pieces of an axis, all of one length?"""
+    return len(pieces) > 1 and len(set(pieces)) == 1
+
+
 @dataclass(frozen=True)
 class Shift:
     """Rows that begin anywhere are read from their first multiple of `group` elements on, in whole 16-byte words: the last piece of `axis` is what
@@ -93,7 +98,7 @@ class TileSchedule:
     @property
     def abreast(self) -> bool:
         """Does a program take several rows of a tile at once, in equal pieces, into what it carries across them?"""
-        return len(self.dims) > 1 and any(a in self.split and len(sizes) > 1 and len(set(sizes)) == 1 for a, sizes in self.pieces)
+        return len(self.dims) > 1 and any(a in self.split and alike(sizes) for a, sizes in self.pieces)
 
     def __str__(self) -> str:
         name = lambda a: f"i{self.order.index(a)}"

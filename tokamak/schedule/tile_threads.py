@@ -13,6 +13,7 @@ from .schedule import strides_of
 from .tile_access import fits
 from .tile_elements import SHORT_RUN, TOGETHER_THREAD, TileElements
 from .tile_facts import WORDS_OF
+from .tile_schedule import alike
 from .tile_stages import power
 from .tile_statistics import BLOCK_WARPS
 
@@ -184,13 +185,12 @@ class TileThreads(TileElements):
         """Are prefixes made down columns that begin at words and are held in several equal pieces? One warp has all rows of its columns, and hands
         nothing on to another: along the middle of 40 x 49 x 2132 bf16 10.8 us, of 61 x 50 x 5552 31.4, of 761 x 50 x 80 f32 13.0; 19.9, 60.2 and 22.3
         by two or four; but of 690 x 49 x 511 f16, which begin anywhere, 39.6, 35.2 (H100)."""
-        held = self.scans_down() and not self.looped and not self.begin_anywhere()
-        return held and len(rows := self.pieces[self.rows[0]]) > 1 and len(set(rows)) == 1
+        return self.scans_down() and not self.looped and not self.begin_anywhere() and alike(self.pieces[self.rows[0]])
 
     def held_anywhere(self) -> bool:
         """Are rows along a middle axis, few of them, held in equal pieces beside columns that begin anywhere?"""
-        alike = [a for a, p in self.pieces.items() if a in self.rows and a is not self.line and len(p) > 1 and len(set(p)) == 1]
-        return self.begin_anywhere() and any(self.hints(a.extent) <= EVEN_ANYWHERE for a in alike)
+        equal = [a for a, p in self.pieces.items() if a in self.rows and a is not self.line and alike(p)]
+        return self.begin_anywhere() and any(self.hints(a.extent) <= EVEN_ANYWHERE for a in equal)
 
     def _at_once(self, dims: tuple[Axis, ...], warps: int, elements: int) -> bool:
         """Do programs that hold a row of 32 bits each all run at once with HELD_REGISTERS a thread, and not with twice as many?"""
