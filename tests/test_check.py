@@ -53,6 +53,19 @@ def test_views_mutation_integers_and_numbers_pass():
         checked(fn, dynamic=True)(torch.randn(4, 5), torch.tensor([0, 3, 3]), 0.5)
 
 
+def test_calls_that_return_complex_numbers_pass():
+    """What kernels make of them is compared; the numbers themselves are torch's, NaN, too."""
+    fn = checked(lambda x: (torch.fft.fft(x * 2).conj() * 2j).real.abs() + torch.view_as_real(torch.fft.rfft(x)).square().sum())
+    for x in (torch.randn(8), torch.full((8,), float("nan"))):
+        fn(x)
+
+
+def test_a_wrong_kernel_behind_complex_numbers_is_found(monkeypatch):
+    broken(monkeypatch, "splat_f32(2.0)", "splat_f32(2.001)")
+    with pytest.raises(CheckFailed, match="largest error"):
+        checked(lambda x: torch.fft.fft(x).real * 2)(torch.randn(100))
+
+
 def test_a_wrong_kernel_is_named_with_its_line(monkeypatch):
     broken(monkeypatch, "splat_f32(2.0)", "splat_f32(2.001)")
     with pytest.raises(CheckFailed, match=r"mul 'mul'|mul\.Tensor.*test_check\.py.*x \* 2.*largest error"):

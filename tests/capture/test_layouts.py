@@ -7,7 +7,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import tokamak
+from tokamak import backend
 from tokamak.capture import layouts, pixels
+from tokamak.capture.fx import Unsupported
 from tokamak.ir.graph import Opaque
 from tokamak.tools.record import recording
 
@@ -317,18 +319,59 @@ def test_what_lies_so_already_is_only_marked(grad, always, monkeypatch):
     assert last(recorder) == [True] * (4 if grad else 2)
 
 
-def test_a_graph_that_torch_runs_keeps_its_formats(always):
-    """Arithmetic of the host on floating-point numbers leaves forward to torch, whose group norm gives and takes images as they lie."""
-    def fn(x, w, z):
-        y = F.relu(F.group_norm(F.conv2d(x, w, padding=1), 2))
-        return y, F.interpolate(z, size=(x.shape[-2] // 2 + 3, 5), mode="nearest")
-    values = torch.randn(2, 3, 9, 7), torch.randn(4, 3, 3, 3)
-    z, results = torch.randn(2, 3, 4, 4), []
-    dy = torch.randn_like(fn(*values, z)[0])
-    for f in (fn, torch.compile(fn, backend="tokamak", dynamic=True)):
+class Mixed(nn.Module):
+    """Convolutions, of single elements, too, beside calls whose results torch lays as their arguments lie."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3, 2, 1)
+        self.groups, self.batch = nn.GroupNorm(2, 8), nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        a = self.groups(self.second(self.groups(self.first(x)).relu()))
+        b = F.max_pool2d(self.batch(self.third(a)), 3, 2, 1)
+        c, d = torch.cat([a, x], 1).chunk(2, 1)
+        return a.sigmoid(), b.flatten(1), c[..., ::2] * 2, F.interpolate(d[..., 1:, :], size=a.shape[-2:]) + c[:, :1], b.mT
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("left", [("forward",), ("backward",), ("forward", "backward"), ("inference",)], ids=" and ".join)
+def test_what_torch_runs_after_all_is_as_traced(left, dynamic, always, monkeypatch):
+    """Whichever graphs fall back, convolutions of the others read what they return."""
+    compile_graph = backend.compile_graph
+
+    def some(gm, given, options, trace, name, *others):
+        if name.startswith(left):
+            raise Unsupported("a test")
+        return compile_graph(gm, given, options, trace, name, *others)
+    monkeypatch.setattr(backend, "compile_graph", some)
+    torch.manual_seed(0)
+    net, found = Mixed(), []
+    x, grad = torch.randn(2, 3, 13, 11), left != ("inference",)
+    with recording() as recorder:
+        for f in (net, tokamak.compile(copy.deepcopy(net), dynamic=dynamic, strict=True)):
+            mine = x.clone().requires_grad_(grad)
+            with torch.set_grad_enabled(grad):
+                made = f(mine)
+            if grad:
+                sum((m * torch.linspace(-1, 1, m.numel()).view(m.shape)).sum() for m in made).backward()
+            found.append((*made, *((mine.grad, *(p.grad for p in f.parameters())) if grad else ())))
+    assert [g.kind for g in recorder.graphs if g.eager] == [*left]
+    for got, want in zip(*reversed(found), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+        assert [s for s, n in zip(got.stride(), got.shape) if n > 1] == [s for s, n in zip(want.stride(), want.shape) if n > 1]
+
+
+def test_graphs_that_stop_before_there_are_kernels_are_as_traced(always):
+    def fn(x, first, second):
+        h = F.group_norm(F.conv2d(F.conv2d(x, first, None, 1, 1), second, None, 2, 1), 2)
+        return F.interpolate(h[..., ::2, ::2], size=h.shape[-2:], mode="nearest") + h
+    values, found = (torch.randn(3, 3, 13, 11), torch.randn(3, 3, 3, 3), torch.randn(6, 3, 3, 3)), []
+    dy = torch.randn_like(fn(*values))
+    for f in (fn, tokamak.compile(fn, until="fuse", cache_dir="")):
         leaves = [v.clone().requires_grad_() for v in values]
-        y = f(*leaves, z)[0]
-        results.append((y, *torch.autograd.grad(y, leaves, dy)))
-    for found, wanted in zip(*reversed(results)):
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
-        assert found.stride() == wanted.stride()
+        y = f(*leaves)
+        found.append((y, *torch.autograd.grad(y, leaves, dy)))
+    for got, want in zip(*reversed(found), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+        assert got.stride() == want.stride()

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tokamak
+from tokamak.capture.fx import Unsupported
 from tokamak.fuse.reason import CODES
 from tokamak.tools.explain import explanation
 from tokamak.tools.record import recording
@@ -83,6 +85,39 @@ def test_unfused_edges_and_opaque_calls_say_why_and_what_it_costs():
     assert call.op == "addmm.default" and call.reason and call.module == "fc" and call.bytes == 4 * (16 + 64 + 256 + 64)
     assert all(x.code in CODES and x.bytes == 256 for x in e.edges) and {"opaque"} == {x.code for x in e.edges}
     assert [x.bytes for x in e.edges] == sorted((x.bytes for x in e.edges), reverse=True)
+
+
+def test_a_graph_that_torch_runs_is_told_call_by_call(monkeypatch):
+    def unable(*_, **__):
+        raise Unsupported("a test")
+    monkeypatch.setattr("tokamak.backend.plan", unable)
+    e = tokamak.explain(chain, *(torch.randn(8, 32) for _ in range(3)))
+    assert [o.op for o in e.opaque] == ["pow.Tensor_Scalar", "mul.Tensor", "add.Tensor"] and not e.kernels and e.before == e.after
+    assert [o.source.line - e.opaque[0].source.line for o in e.opaque] == [0, 1, 2] and "a test" in e.opaque[0].reason
+    assert e.after.operations == 3 and sum(o.bytes for o in e.opaque) == e.after.bytes > 0
+    told = str(e)
+    assert "3 operations became 0 kernels and 3 calls of torch" in told and "compiled in" not in told
+
+
+def test_what_eager_writes_in_place_it_does_not_copy():
+    class Count(TorchDispatchMode):
+        calls = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.calls += 1
+            return func(*args, **(kwargs or {}))
+
+    def average(e, p):
+        e.mul_(0.9).add_(p, alpha=0.1)
+
+    def copied(e, p):
+        e.copy_(p * 2)
+    for fn, accesses in ((average, 2 + 3), (copied, 2 + 2)):
+        e, p = torch.randn(16, 16), torch.randn(16, 16)
+        with Count() as count:
+            fn(e, p)
+        before = tokamak.explain(fn, e, p).before
+        assert (before.operations, before.accesses, before.bytes) == (count.calls, accesses, accesses * 1024)
 
 
 def test_what_backward_computes_again_is_no_operation_of_eager():

@@ -26,7 +26,7 @@ from .cudnn_plans import plans_apart
 from .decompose import ALWAYS, TRAINING
 from .few_queries import few_queries
 from .hooked import Hooked
-from .layouts import choose_layouts
+from .layouts import choose_layouts, for_torch
 from .partition import partition
 from .tensor import overlapping
 
@@ -160,6 +160,7 @@ def eager(gm: fx.GraphModule) -> Callable[[list], Any]:
     """`gm` itself, run by torch, in the boxed convention (inputs are freed at their last use)."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
+    for_torch(graph)
     graph.set_codegen(fx.graph._BoxedCodeGen())
     copy = fx.GraphModule(gm, graph)
 

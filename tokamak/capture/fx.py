@@ -13,7 +13,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..errors import InternalError
-from ..ir.dtype import F64
+from ..ir.dtype import BOOL, F64
 from ..ir.expr import Expr, Load, Scalar, walk
 from ..ir.graph import Graph, Input, Opaque, Result, View, Write, topological
 from ..ir.index import Index, as_index, axis
@@ -53,6 +53,7 @@ class Capture:
         self.origins: dict = {}
         self.opaques = self.b.opaques
         self.fake: dict[fx.Node, Any] = {}
+        self.numbers: dict[fx.Node, str] = {}      # of the host that are no sizes -> their names
         self.known: dict[tuple, Spec] = {}         # of traced tensors of constant sizes
 
     def graph(self) -> Graph:
@@ -126,8 +127,9 @@ class Capture:
             if val.node.expr.is_symbol:
                 self.sizes.host.setdefault(str(val.node.expr), node.name)
             return found
-        if isinstance(val, torch.SymFloat):
-            return Scalar(node.name, F64)
+        if isinstance(val, (torch.SymFloat, torch.SymBool)):
+            self.numbers[node] = node.name
+            return Scalar(node.name, F64 if isinstance(val, torch.SymFloat) else BOOL)
         if isinstance(val, (int, float, bool)) or val is None:
             return val
         return node          # anything else (a generator, a script object): only opaque calls can use it
@@ -188,8 +190,12 @@ class Capture:
         """Arithmetic on sizes between calls: torch already knows the result."""
         if isinstance(val, (int, torch.SymInt)) and not isinstance(val, bool):
             return self.sizes.index(val)
-        if isinstance(val, torch.SymFloat) or isinstance(val, torch.SymBool):
-            raise Unsupported(f"host arithmetic '{target}' on {type(val).__name__}")
+        if isinstance(val, (torch.SymFloat, torch.SymBool)):
+            name = self.sizes.number(node, self.numbers)
+            if name is None:
+                raise Unsupported(f"host arithmetic '{target}' on {type(val).__name__}")
+            self.numbers[node] = name
+            return Scalar(name, F64 if isinstance(val, torch.SymFloat) else BOOL)
         if isinstance(val, (float, bool)):
             return val
         raise Unsupported(f"a call of {target}")

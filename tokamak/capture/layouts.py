@@ -4,7 +4,7 @@ The library's convolution takes images as they lie; an image that lies channels-
 priced by rates that were measured (`RATES`): what the calls save, what is copied where a value enters or leaves such a region. Where it pays,
 convolutions read copies that lie channels-last, and the strides of what follows are those that torch gives then. Kernels of ours read and write any
 strides, and copies become part of them. Everything that somebody else sees keeps the traced strides: results of the graph, mutated inputs, what a
-call that the tables do not know reads.
+call that the tables do not know reads. Where torch has to run such a graph after all, its calls get what was traced (`for_torch`).
 """
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from .pixels import as_products, is_product
+from .pixels import AS_TRACED, as_products, is_product
 from .regions import MARK, aliases, storage_of
 from .registry import TABLE
 
@@ -77,19 +77,16 @@ def _chosen(graph: fx.Graph) -> list[fx.Node]:
     """The convolutions that are to run channels-last."""
     gains = {n: gain(n) for n in graph.nodes if n.target in IMAGES}
     chosen = [n for n, saved in gains.items() if saved > 0]
-    if not chosen or _left_to_torch(graph):
+    if not chosen or _several_devices(graph):
         return []
     device = chosen[0].args[0].meta["val"].device.type
     return chosen if sum(gains[n] for n in chosen) > COPIED[device] * _copied(graph, set(chosen)) else []
 
 
-def _left_to_torch(graph: fx.Graph) -> bool:
-    """Would torch have to run the graph, or a part of it, since it computes with numbers of the host that are no sizes, or on several devices
-    (`Capture`, `backend._device`)? Strides are planned for kernels of ours: torch's own take an image and its gradient that lie in different
-    formats for the same (native_group_norm_backward), and give results other strides than planned."""
+def _several_devices(graph: fx.Graph) -> bool:
+    """Does the graph compute on several devices? Then torch runs it (`backend._device`), a call after the other: formats gain nothing."""
     values = [v for n in graph.nodes for v in pytree.tree_leaves(n.meta.get("val"))]
-    devices = {v.device for v in values if isinstance(v, torch.Tensor)}
-    return len(devices) > 1 or any(isinstance(v, (torch.SymFloat, torch.SymBool)) for v in values)
+    return len({v.device for v in values if isinstance(v, torch.Tensor)}) > 1
 
 
 def gain(node: fx.Node) -> float:
@@ -243,13 +240,13 @@ class _Relaid:
 
     def settle(self, node: fx.Node, value: Any) -> None:
         """`node` has the strides of `value` from now on, but where others see its memory or it lay in no usual order: kernels write any strides."""
-        old = node.meta["val"]
-        kept = node not in self.chosen and not aliases(node.target)
+        old, made = node.meta["val"], node.args[0] if node.target is getitem else node
+        kept = node not in self.chosen and not aliases(made.target)
         keep = lambda a, b: a if not isinstance(a, torch.Tensor) or a.stride() == b.stride() or kept and (self.held(a) or not _usual(a)) else b
         new = type(old)(map(keep, old, value)) if isinstance(old, (tuple, list)) else keep(old, value)
         if any(a is not b for a, b in zip(pytree.tree_leaves(old), pytree.tree_leaves(new))):
             self.traced[node] = old
-            node.meta = {**{k: v for k, v in node.meta.items() if k != "tensor_meta"}, "val": new}
+            node.meta = {**{k: v for k, v in node.meta.items() if k != "tensor_meta"}, "val": new, AS_TRACED: old}
 
     def follows(self, node: fx.Node) -> Any:
         """The strides that follow from those of what `node` reads: torch's of views and copies, what a kernel makes of images that lie channels-last
@@ -293,15 +290,52 @@ class _Relaid:
         if node not in self.last:
             kind = FORMATS[value.dim()]
             self.last[node] = self.call(reader, _like(value), _aten.clone.default, (node,), {"memory_format": kind})
+            self.last[node].meta[AS_TRACED] = self.traced.get(node, value)
             self.copies.add(self.last[node])
         return self.last[node]
 
     def call(self, reader: fx.Node, value: torch.Tensor, target: Callable, args: tuple, kwargs: dict) -> fx.Node:
         with self.graph.inserting_before(reader):
             made = self.graph.call_function(target, args, kwargs)
-        kept = {k: v for k, v in reader.meta.items() if k not in ("tensor_meta", "layout")} if reader.op == "call_function" else {}
+        kept = {k: v for k, v in reader.meta.items() if k not in ("tensor_meta", "layout", AS_TRACED)} if reader.op == "call_function" else {}
         made.meta = {**kept, "val": value}
         return made
+
+
+def for_torch(graph: fx.Graph) -> None:
+    """Lets torch run `graph`, whose strides are meant for kernels. Calls that kernels would make get their arguments as they were traced: some of
+    torch's take image and gradient for the same format (native_group_norm_backward). What they return is laid as the graph says: others see it."""
+    kernels = [n for n in graph.nodes if n.op == "call_function" and n.target in TABLE and not aliases(n.target)]
+    for node in kernels:
+        with graph.inserting_before(node):
+            laid = lambda n: graph.call_function(in_order, (n, _order(n.meta[AS_TRACED]))) if _otherwise(n) else n
+            node.args, node.kwargs = fx.map_arg((node.args, node.kwargs), laid)
+    for node in list(graph.nodes):
+        made, value = node.args[0] if node.target is getitem else node, node.meta.get("val")
+        own = made.op == "call_function" and not aliases(made.target) and isinstance(value, torch.Tensor)
+        if own and ("layout" in made.meta or _otherwise(node)):
+            with graph.inserting_after(node):
+                laid = graph.call_function(in_order, (node, _order(value)))
+            node.replace_all_uses_with(laid, delete_user_cb=lambda user, laid=laid: user is not laid)
+
+
+def _otherwise(node: fx.Node) -> bool:
+    """Does its value lie otherwise than traced?"""
+    traced, value = node.meta.get(AS_TRACED), node.meta.get("val")
+    return isinstance(traced, torch.Tensor) and isinstance(value, torch.Tensor) and traced.dim() == value.dim()
+
+
+def in_order(x: torch.Tensor, order: list[int]) -> torch.Tensor:
+    """`x`, whose dimensions lie in memory in this order, the outermost first: itself, or a copy."""
+    if x.permute(order).is_contiguous():
+        return x
+    return torch.empty_permuted(x.shape, order, dtype=x.dtype, device=x.device).copy_(x)
+
+
+def _order(value: torch.Tensor) -> list[int]:
+    """The dimensions of a traced tensor as they lie in memory, the outermost first."""
+    stride = [s.node.hint or 1 if isinstance(s, torch.SymInt) else s for s in value.stride()]
+    return sorted(range(value.dim()), key=lambda i: -stride[i])
 
 
 def _value(node: fx.Node) -> Any:

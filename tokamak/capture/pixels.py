@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 _aten = torch.ops.aten
+AS_TRACED = "as_traced"         # key of a node's metadata: its traced value, where it is to lie otherwise
 
 
 def is_product(node: fx.Node) -> bool:
@@ -45,7 +46,7 @@ class _Calls:
     """Writes calls into `graph`, with the metadata of `node`, which they are parts of."""
 
     def __init__(self, graph: fx.Graph, node: fx.Node):
-        self.graph, self.meta = graph, {k: v for k, v in node.meta.items() if k not in ("val", "tensor_meta", "layout")}
+        self.graph, self.meta = graph, {k: v for k, v in node.meta.items() if k not in ("val", "tensor_meta", "layout", AS_TRACED)}
 
     def __call__(self, target: Callable, *args: Any) -> fx.Node:
         made = self.graph.call_function(target, args)
@@ -73,7 +74,7 @@ class _Calls:
         if any(n != 1 and p != q for n, p, q in zip(value.shape, value.stride(), made.meta["val"].stride())):
             made = self(_aten.clone.default, made)
             made.kwargs = {"memory_format": torch.contiguous_format} if value.is_contiguous() else {}
-        made.meta["val"] = value
+        made.meta |= {k: node.meta[k] for k in ("val", AS_TRACED) if k in node.meta}
         node.replace_all_uses_with(made)
 
     def turned(self, matrix: fx.Node) -> fx.Node:

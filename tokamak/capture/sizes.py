@@ -1,6 +1,10 @@
 """torch's symbolic sizes <-> Index. sympy is met here and nowhere else."""
 from __future__ import annotations
 
+import math
+import operator
+from collections.abc import Mapping
+
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import guard_or_false, statically_known_true
@@ -32,7 +36,8 @@ class Sizes:
     """Turns SymInts into Index values and remembers, for each Size, how the host computes it.
 
     `host` maps a size's name to a Python expression over the names of inputs (`s0`) or of other sizes; a sympy function the language has no
-    form for becomes a Size of its own, computed on the host by `text`. `hints`: the values seen while tracing.
+    form for becomes a Size of its own, computed on the host by `text`. So do numbers that are no integers (`number`), which the language has as
+    Scalar. `hints`: the values of sizes seen while tracing.
     """
 
     def __init__(self) -> None:
@@ -127,11 +132,44 @@ class Sizes:
         return self._atom(expr)
 
     def _atom(self, expr) -> Index:
-        from torch.utils._sympy.printers import PythonPrinter
         name = f"h{len(self.host)}"
         self._traced[name] = expr
-        self.host[name] = PythonPrinter().doprint(expr)
+        self.host[name] = self._text(expr)
         return as_index(Size(name))
+
+    def _text(self, expr) -> str:
+        from torch.utils._sympy.printers import PythonPrinter
+        for symbol in sorted(expr.free_symbols, key=str):
+            self.index(symbol)
+        return PythonPrinter().doprint(expr)
+
+    def number(self, call: fx.Node, numbers: Mapping[fx.Node, str]) -> str | None:
+        """The name of a number that the host computes: a `call` of Python's, between sizes, numbers of the program and calls whose names are
+        `numbers`. None where this is no such call."""
+        text = _TEXTS.get(call.target)
+        if text is None or call.kwargs:
+            return None
+
+        def argument(a) -> str | None:
+            if isinstance(a, fx.Node):
+                value = a.meta.get("val")
+                return numbers.get(a) or (f"({self._text(value.node.expr)})" if isinstance(value, torch.SymInt) else argument(value))
+            return f"({a!r})" if isinstance(a, (int, float)) and math.isfinite(a) else None
+        given = [argument(a) for a in call.args]
+        if None in given:
+            return None
+        name = f"h{len(self.host)}"
+        self.host[name] = text.format(*given)
+        return name
+
+
+_TEXTS = {operator.truediv: "{} / {}", operator.mul: "{} * {}", operator.add: "{} + {}", operator.sub: "{} - {}", operator.pow: "{} ** {}",
+          operator.floordiv: "{} // {}", operator.mod: "{} % {}", operator.neg: "-{}", operator.pos: "+{}", operator.abs: "abs({})", round: "round({})",
+          torch.sym_float: "float({})", torch.sym_max: "max({}, {})", torch.sym_min: "min({}, {})", torch.sym_not: "not {}",
+          torch.sym_ite: "{1} if {0} else {2}", torch._sym_sqrt: "math.sqrt({})", operator.lt: "{} < {}", operator.le: "{} <= {}",
+          operator.gt: "{} > {}", operator.ge: "{} >= {}", operator.eq: "{} == {}", operator.ne: "{} != {}", operator.and_: "{} & {}",
+          operator.or_: "{} | {}"}
+"""What torch writes of arithmetic between the sizes of a program -> Python's own."""
 
 
 class _Traced:

@@ -209,12 +209,11 @@ class Emitter:
             if not lanes:
                 plain = plain + Index({k: c})
                 continue
-            if len(lanes) > 1:
-                raise Unschedulable("a product of computed indices")
-            entry = self._lane_atom(lanes[0], block)
-            rest = Index({tuple(a for a in k if a is not lanes[0]): c})
+            entry, rest = self._lane_product(lanes, block), [*k]
+            for a in lanes:
+                rest.remove(a)
             entries.append(entry)
-            terms.append((entry.var, rest))
+            terms.append((entry.var, Index({tuple(rest): c})))
         entries += [self.named[a] for a in all_atoms(i) if isinstance(a, Named)]
         step = plain.coefficient(v) if v is not None else as_index(0)
         base = plain.without(v) if v is not None else plain
@@ -227,6 +226,15 @@ class Emitter:
         statement = IndexValue(var, whole, low.integer(step, block, ("coord", i, "v")) if v in loops else as_index(0),
                                tuple((t, low.integer(f, block, ("coord", i, n))) for n, (t, f) in enumerate(terms)))
         return self._put(key, home, block, statement, var)
+
+    def _lane_product(self, atoms: list, block: Block) -> Entry:
+        """i64 register of the product of atoms that differ between lanes."""
+        first, *others = (self._lane_atom(a, block) for a in atoms)
+        for other in others:
+            var = self.low.fresh()
+            home = self._home(block, (), (first, other))
+            first = self._put(None, home, block, Let(var, "mul", I64, (first.var, other.var)), var)
+        return first
 
     def _lane_atom(self, a, block: Block) -> Entry:
         """i64 register of an atom that differs between lanes."""

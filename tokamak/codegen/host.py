@@ -93,7 +93,7 @@ class _Translation:
         graph = self.graph
         inputs = tuple(i.name if isinstance(i, Input) else i for i in graph.inputs)
         self.reused = reused(self.plan, self.built)
-        self._name_nodes(set(inputs))
+        self._name_nodes({*inputs, *graph.sizes})
         steps, places = [], {}
         for s in self.plan.steps:
             made = self._kernel(s) if isinstance(s, Group) else [self._call(s)]

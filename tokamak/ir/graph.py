@@ -154,7 +154,7 @@ class Graph:
     outputs: tuple
     writes: tuple[Write, ...] = ()
     origins: dict = field(default_factory=dict)      # node -> tuple[Origin, ...], first the one that names it
-    sizes: dict = field(default_factory=dict)        # Size atom name -> text that computes it from the inputs
+    sizes: dict = field(default_factory=dict)        # name of a Size atom, or of a Scalar that no input is -> text that computes it from the inputs
     hints: dict = field(default_factory=dict)        # Size atom name -> the value seen when the graph was traced: for cost only
     name: str = "graph"
     classes: dict = field(default_factory=dict)      # Size atom name -> the SizeClass (`fuse.sizes`) that kernels are made for

@@ -104,7 +104,7 @@ class _Run:
 
     def _size(self, name: str, text: str) -> None:
         if name not in self.sizes:
-            self.sizes[name] = int(eval(text, {"__builtins__": {}}, {**_HOST, **self.numbers, **self.sizes}))
+            self.sizes[name] = eval(text, {"__builtins__": {}}, {**_HOST, **self.numbers, **self.sizes})
 
     # -- sizes -------------------------------------------------------------------------------------------------------
     def size(self, index: Index) -> int:
@@ -317,9 +317,10 @@ class _Grid:
         return np.asarray(e.value, array_type(e.dtype))
 
     def scalar(self, e: Scalar, mask):
-        if e.argument not in self.run.numbers:
+        passed = {**self.run.numbers, **self.run.sizes}
+        if e.argument not in passed:
             raise InternalError(f"the host passes no number '{e.argument}'")
-        return np.asarray(self.run.numbers[e.argument]).astype(array_type(e.dtype))
+        return np.asarray(passed[e.argument]).astype(array_type(e.dtype))
 
     def coord(self, e: Coord, mask):
         return self.indices((e.index,), mask)[0]

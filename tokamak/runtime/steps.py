@@ -48,7 +48,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Let:
-    """Host integer `name` is `text`."""
+    """Host number `name`, a size for the most part, is `text`."""
     name: str
     text: str
 

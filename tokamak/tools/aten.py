@@ -15,7 +15,7 @@ from .sources import Source, source_of
 
 @dataclass(frozen=True)
 class AtenCall:
-    """A call that eager makes. `reads`, `writes`: how many tensors (none for a view); bytes count each element that a tensor shows once."""
+    """A call that eager makes. `reads`, `writes`: how many tensors; bytes count each element that a tensor shows once. `view`: it moves nothing."""
     name: str
     op: str
     origin: Origin
@@ -31,15 +31,17 @@ class AtenCall:
 
 
 def aten_calls(gm: fx.GraphModule) -> Iterator[AtenCall]:
-    """The calls of a graph of aten operations. A view moves nothing; everything else reads its tensor arguments and writes its results."""
+    """The calls of a graph of aten operations. A view moves nothing, nor does the copy into an input with which a functional graph ends: eager's call
+    has written there itself. Everything else reads its tensor arguments and writes its results."""
     for node in gm.graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OperatorBase):
             continue
-        target = node.args[0] if node.target is torch.ops.aten.copy_.default else None
+        target = node.args[0] if node.target is torch.ops.aten.copy.default else None           # it is only written
         read = [v for n in node.all_input_nodes if n is not target for v in tensors(n)]
         wrote = tensors(node)
         storages = {storage(v) for v in read}
         view = bool(wrote) and target is None and all(storage(v) in storages for v in wrote) or not read and not wrote
+        view |= node.target is torch.ops.aten.copy_.default
         yield AtenCall(node.name, getattr(node.target, "__name__", str(node.target)), origin(node), view, 0 if view else len(read),
                        0 if view else len(wrote), 0 if view else sum(map(tensor_bytes, read)), 0 if view else sum(map(tensor_bytes, wrote)))
 

@@ -99,13 +99,13 @@ class Launched:
 
 
 def launched(record: GraphRecord) -> list[Launched]:
-    """The kernels of a graph in running order; none when the compile stopped before they were lowered."""
+    """The kernels of a graph in running order; none when the compile stopped before they were lowered, or torch runs the graph."""
     return list(record.once("launched", lambda: _launched(record)))
 
 
 def _launched(record: GraphRecord) -> list[Launched]:
     lowered, program = record.values.get("lower"), record.values.get("program")
-    if lowered is None:
+    if lowered is None or record.eager:
         return []
     names, found = kernel_names(record, lowered.plan), []
     for g in (s for s in lowered.plan.steps if isinstance(s, Group)):
@@ -264,6 +264,9 @@ def opaques(record: GraphRecord) -> list[Opaqued]:
 
 def _opaques(record: GraphRecord) -> list[Opaqued]:
     plan = plan_of(record)
+    if record.eager:
+        return [Opaqued(c.name, c.op, record.eager, c.reads, c.writes, c.bytes_read + c.bytes_written, c.source, module((c.origin,)))
+                for c in record.calls if not c.view]
     if plan is None:
         return []
     hints, graph = Hints(plan.graph.hints), plan.graph

@@ -82,7 +82,8 @@ def graph(g: GraphInfo) -> Iterator:
     took = sum(g.seconds.values())
     compiler = max((k.compile_seconds for k in g.kernels), default=0)
     by = "Triton" if any(k.device for k in g.kernels) else "the C compiler"
-    yield Text(f"\n{g.name} (capture {g.capture}): {g.before.accesses} -> {g.after.accesses} tensors read or written, compiled in {time_text(took)}"
+    done = "left to torch after" if g.eager else "compiled in"
+    yield Text(f"\n{g.name} (capture {g.capture}): {g.before.accesses} -> {g.after.accesses} tensors read or written, {done} {time_text(took)}"
                + (f", {time_text(compiler)} of it in {by}" if compiler else ""), "bold")
     yield Text("    " + "  ".join(f"{stage} {time_text(s)}" for stage, s in g.seconds.items()), "dim")
     if g.eager:
