@@ -143,6 +143,64 @@ def test_prefixes_down_many_columns(d, n, columns, found):
     assert str(schedule).startswith(f"tile({found}") and schedule.warps == 1
 
 
+# a norm along the middle: the squares of a column, and each element beside their sum
+HELD = """graph held {{
+  input %x: {d}[{n}, {rows}, {columns}]({rows}*{columns}, {columns}, 1)
+  %sum: f32[{n}, {columns}]({columns}, 1) for i2<{rows} = sum[i2](mul(f32(%x[i0, i2, i1]), f32(%x[i0, i2, i1])))
+  %out: {d}[{n}, {rows}, {columns}]({rows}*{columns}, {columns}, 1) = {d}(mul(f32(%x[i0, i1, i2]), %sum[i0, i2]))
+  return %out
+}}"""
+
+
+@pytest.mark.parametrize("d, n, rows, columns, found", [
+    ("bf16", 1691, 9, 2049, "i1:16?, i2:128?) warps(2)"), ("f16", 700, 12, 1500, "i1:16?, i2:128?) warps(2)"),
+    ("bf16", 900, 20, 901, "i1:16+4, i2:128?) warps(2)"), ("bf16", 1500, 25, 501, "i1:16+16?, i2:128?) warps(4)"),
+    ("f32", 500, 10, 2047, "i1:16?, i2:128?) warps(4)"), ("f16", 2000, 7, 777, "i1:8?, i2:128?) warps(2)"),
+    ("bf16", 23653, 9, 70, "i1:16?, i2:64?) warps(2)"), ("bf16", 1500, 33, 501, "i1:32+1, i2:64?) warps(2)")])
+def test_short_columns_that_are_held_and_written(d, n, rows, columns, found):
+    made, schedule = scheduled(HELD, d=d, n=n, rows=rows, columns=columns)
+    assert str(schedule).startswith(f"tile({found}") and not spills(made)
+
+
+FOLDED = """graph folded {{
+  input %x: {d}[{n}, {columns}]({columns}, 1)
+  %mean: f32[{n}](1) for i1<{columns} = moments[i1](f32(%x[i0, i1]), 0.0:f32, 1.0:f32)
+  %square: f32[{n}](1) for i1<{columns} = moments.1[i1](f32(%x[i0, i1]), 0.0:f32, 1.0:f32)
+  return %mean, %square
+}}"""
+
+
+@pytest.mark.parametrize("d, n, columns, found", [
+    ("bf16", 500000, 40, "i0:32, i1:32+8) warps(1)"), ("f32", 577896, 55, "i0:16?, i1:32+16+8?) warps(2)"),
+    ("f32", 793447, 33, "i0:128?, i1:32+1) warps(4)"), ("bf16", 1938117, 40, "i0:128?, i1:32+8) warps(4)"),
+    ("f16", 8193, 256, "i0:8?, i1:256)"), ("f16", 65536, 256, "i0:32, i1:256)")])
+def test_short_rows_that_are_folded(d, n, columns, found):
+    made, schedule = scheduled(FOLDED, d=d, n=n, columns=columns)
+    assert str(schedule).startswith(f"tile({found}") and not spills(made)
+
+
+@pytest.mark.parametrize("n, columns, tile", [(16, 180204, 2048), (53, 255216, 2048), (16, 180224, 4096), (1010, 32767, 4096)])
+def test_moments_of_long_rows(n, columns, tile):
+    made, schedule = scheduled(FOLDED, d="f32", n=n, columns=columns)
+    assert schedule.by_thread and schedule.sizes(schedule.split[0])[0] == tile
+
+
+EXPONENTIAL = """graph softmax {{
+  input %x: {d}[{n}, {columns}]({columns}, 1)
+  %most: f32[{n}](1) for i1<{columns} = max[i1](f32(%x[i0, i1]))
+  %sum: f32[{n}](1) for i1<{columns} = sum[i1](exp(sub(f32(%x[i0, i1]), %most[i0])))
+  %out: {d}[{n}, {columns}]({columns}, 1) = {d}(div(exp(sub(f32(%x[i0, i1]), %most[i0])), %sum[i0]))
+  return %out
+}}"""
+
+
+@pytest.mark.parametrize("d, n, columns, warps", [
+    ("bf16", 4000, 12000, 8), ("f16", 4000, 12001, 8), ("bf16", 2000, 20000, 16), ("f32", 1562, 9994, 8), ("f32", 3059, 11880, 16)])
+def test_a_row_in_stages_has_a_multiprocessors_threads_or_half(d, n, columns, warps):
+    made, schedule = scheduled(EXPONENTIAL, d=d, n=n, columns=columns)
+    assert schedule.staged is not None and (schedule.sharers, schedule.warps) == (1, warps) and not spills(made)
+
+
 DROPPED = """graph dropped {{
   input %x: {d}[{n}, {columns}]({columns}, 1)
   input %seed: i64[]()

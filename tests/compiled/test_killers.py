@@ -313,6 +313,19 @@ def test_a_loss_by_pixel_behind_an_interpolation(grad, target):
     agree(fn, [torch.randn(2, 3, 4, 4).requires_grad_(grad), torch.randint(0, 3, (2, 16, 16))], grad=grad, target=target)
 
 
+@pytest.mark.parametrize("made", [lambda x: x.sum(1), lambda x: x.softmax(1), lambda x: x.var(1) + 1,
+                                  lambda x: (x - x.mean(1, keepdim=True)).square().sum((1, 2))], ids=["sum", "softmax", "variance", "squares"])
+@pytest.mark.parametrize("shape", [(33, 2), (33, 3), (34, 4), (65, 3)])
+def test_folds_of_few_behind_a_cat(shape, made, target):
+    """Cut where its parts meet, each piece has loops of its own, and columns in common."""
+    agree(lambda a, b: made(torch.cat([a, b], 0).view(-1, 2, a.shape[1])), on(target, torch.randn(shape), torch.randn(shape)), target=target)
+
+
+def test_gradients_of_halves_that_are_repeated(target):
+    x, = on(target, torch.randn(34, 3))
+    agree(lambda x: F.glu(x.repeat_interleave(2, 0), 0), [x.requires_grad_()], grad=True, target=target)
+
+
 def test_results_stay_as_they_were(target):
     run = compiled(lambda x: ((x + 1).exp(), x.sum(0)), Seen(), target=target)
     kept = [(run(*on(target, torch.full((300, 400), float(n)))), n) for n in range(4)]

@@ -1,5 +1,6 @@
 """`tokamak.explain`."""
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,14 @@ def test_a_graph_that_torch_runs_is_told_call_by_call(monkeypatch):
     assert e.after.operations == 3 and sum(o.bytes for o in e.opaque) == e.after.bytes > 0
     told = str(e)
     assert "3 operations became 0 kernels and 3 calls of torch" in told and "compiled in" not in told
+
+
+def test_planning_backward_is_no_part_of_a_capture():
+    found = tokamak.explain(chain, *(torch.randn(8, 32, requires_grad=True) for _ in range(3)))
+    forward, backward = found.graphs
+    assert (forward.kind, backward.kind) == ("forward", "backward")
+    timed = replace(found, compiling=5.0, graphs=(replace(forward, seconds={"fuse": 2.0}), replace(backward, seconds={"fuse": 4.0})))
+    assert "first call: 3 s to capture it, 6 s to plan it" in str(timed).replace("3.00 s", "3 s").replace("6.00 s", "6 s")
 
 
 def test_what_eager_writes_in_place_it_does_not_copy():

@@ -12,15 +12,15 @@ from .scope import Block, Named, Unschedulable, varies
 from .tree import Tree
 
 
-def lower(body: Body, schedule: Schedule, hints: Hints, early: bool = False) -> Kernel:
-    """The kernel of `body`. `early`: folds that need no other one stand first, so that their loops close none that a store still needs.
-    Raises Unschedulable when its items do not fit one loop tree."""
-    return Lowering(body, schedule, hints, early).kernel()
+def lower(body: Body, schedule: Schedule, hints: Hints, early: bool = False, apart: bool = False) -> Kernel:
+    """The kernel of `body`. `early`: folds that need no other one stand first, so that their loops close none that a store still needs. `apart`: what
+    is made of a fold stands right behind it, whatever loops others share with them. Raises Unschedulable when its items do not fit one loop tree."""
+    return Lowering(body, schedule, hints, early, apart).kernel()
 
 
 class Lowering:
-    def __init__(self, body: Body, schedule: Schedule, hints: Hints, early: bool = False):
-        self.body_, self.s, self.hints, self.early = body, schedule, hints, early
+    def __init__(self, body: Body, schedule: Schedule, hints: Hints, early: bool = False, apart: bool = False):
+        self.body_, self.s, self.hints, self.early, self.apart = body, schedule, hints, early, apart
         self.places = {a: n for n, a in enumerate(schedule.order)}
         self.params: list[Param] = []
         self.keys: dict = {}

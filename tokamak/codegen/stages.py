@@ -161,17 +161,17 @@ def _lower(b: Body, s: Schedule | TileSchedule, hints: Hints, target, table: Tab
 
 def _lowered(made: tuple, hints: Hints, target, table: Table = _NONE) -> tuple[tuple, Kernel | tuple[TileKernel, ...]]:
     """((body, schedule), kernel): the schedule that was chosen, or, where that one's loops do not nest, the one with partial results in a buffer, or
-    in which folds that need no other one stand first, too."""
+    in which folds that need no other one stand first, too, or in which what is made of a fold stands right behind it."""
     b, s = made
     if not isinstance(s, Schedule):
         return made, _lower(b, s, hints, target, table)
     plain = in_buffers(s) if not target.ordered else s
-    for chosen in dict.fromkeys((s, plain)):
+    for chosen, how in (*((x, {}) for x in dict.fromkeys((s, plain))), (plain, {"early": True})):
         try:
-            return (b, chosen), lower(b, chosen, hints)
+            return (b, chosen), lower(b, chosen, hints, **how)
         except Unschedulable:
             pass
-    return (b, plain), lower(b, plain, hints, early=True)
+    return (b, plain), lower(b, plain, hints, apart=True)
 
 
 def lower_plan(scheduled: Scheduled, target, table: Table = _NONE) -> Lowered:

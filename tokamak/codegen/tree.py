@@ -139,13 +139,14 @@ class Tree(Loops):
         return (0, 0) if self._crosses(item) else (1, len(self._inner(item.free)))
 
     def _in_parts(self, items: list) -> list:
-        """`items` so that those which share loops or folds follow each other: nothing unrelated closes a loop that a later one still needs."""
+        """`items` so that those which share loops or folds (`apart`: folds) follow each other: nothing unrelated closes a loop that a later one still
+        needs."""
         parts: list[tuple[set, list]] = []
         for n, item in enumerate(items):
             store = isinstance(item, Store)
             axes = _axes_of(item)
             roots = (item.expr, *((item.guard,) if item.guard is not None else ())) if store else item.args
-            marks = {item, *self._inner(axes), *(e for e in walk(*roots) if isinstance(e, (Reduce, Scan)))}
+            marks = {item, *(() if self.low.apart else self._inner(axes)), *(e for e in walk(*roots) if isinstance(e, (Reduce, Scan)))}
             mine = [p for p in parts if p[0] & marks]
             parts = [p for p in parts if not p[0] & marks]
             parts.append((marks.union(*(p[0] for p in mine)), sorted([(n, item), *(x for p in mine for x in p[1])], key=lambda x: x[0])))

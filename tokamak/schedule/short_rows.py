@@ -17,7 +17,10 @@ from .tile_schedule import EVEN, cover, evenly
 from .tile_stages import power
 
 WARPS = 4               # of a program; one where rows that are written begin at no words, each of which is then a warp's alone, or two
-                        # (`tile_facts.WARP_LANES`)
+                        # (`tile_facts.WARP_LANES`). Of rows of WIDTHS[0] to WHOLE elements that are only folded, but of those one element
+FOLDED_WARPS = 2        # longer, so many where they are of 32 bits, and one of 16: H200, f32 mean and variance of 830416 of 40 42.8 us, 44.5 by
+                        # four and more rows, L2 norms of 600000 of 56 35.9, 39.2, place of the greatest of 251013 of 40 14.5, 16.1, logsumexp of
+                        # bf16 of 300000 of 40 9.8, 11.6, mean and variance of 500000 of 40 14.7, 18.7; but logsumexp of 793447 of 33 f32 90, 47
 BYTES = 3300            # of the rows of a program that are only folded, about
 WIDTHS = 32, 64, 128    # lanes of each piece of such a row, of which it has
 PIECES = 14             # so many at most
@@ -59,9 +62,12 @@ def _folded(of: TileFacts, n: int, size: int) -> tuple[tuple[int, ...], int, int
     width = next((w for w in WIDTHS if n <= PIECES * w), 0)
     if not width or n > 2 * WHOLE and not of.begin_anywhere() and (evenly(n, WIDTHS[0]) or n > 4 * WHOLE):
         return (), 0, 0
+    whole = WIDTHS[0] <= n <= WHOLE
     pieces = cover(n) if n <= WHOLE else (width,) * -(-n // width)
-    many = 4 if WIDTHS[0] <= n <= WHOLE and of.many_short() else 1
-    return pieces, max(WARPS, 1 << round(math.log2(BYTES / size / n))) * many, WARPS
+    longer = n == WIDTHS[0] + 1
+    many = 4 if whole and (size == 2 or longer) and of.many_short() else 1
+    warps = WARPS if not whole or longer or many > 1 else FOLDED_WARPS if size == 4 else 1
+    return pieces, max(WARPS, 1 << round(math.log2(BYTES / size / n))) * many, warps
 
 
 def _written(of: TileFacts, n: int, size: int) -> tuple[tuple[int, ...], int, int]:

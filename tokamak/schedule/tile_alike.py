@@ -18,11 +18,12 @@ LITTLE_PIECE = 4        # rows whose column sums are carried, and whose last pie
 WHOLE_WORD = 8          # where they begin at words of 8 bytes. LayerNorm backward of 300000 rows of 100 bf16 65.4 us, 114.9, of 60000 of 320 64.5,
                         # 78.1, f32 of 300000 of 72 78.3, 89.4, of 65536 of 160 45.5, 55.4; but bf16 of 65536 of 192 37.9, 34.8, f32 of 51 401, 340
 CARRY_SHORT = 224       # columns at most of rows whose column sums are carried, and elements of all of them at least, where pieces are alike, of
-CARRY_FROM = 1 << 21    # CARRY_PIECE columns, of so many rows by four warps with as many registers as they take: LayerNorm backward, H100, of 500000
+CARRY_FROM = 1 << 20    # CARRY_PIECE columns, of so many rows by four warps with as many registers as they take: LayerNorm backward, H100, of 500000
 CARRY_ROWS = 8          # rows of 50 bf16 76 us, of 300001 of 77 73, of 200000 of 112 58, of 100000 of 200 55, f32 of 131072 of 150 90; 101, 134, 63,
                         # 60 and 134 in pieces of several sizes, or one with idle lanes, and no more registers than let as many run as can; some spill
-CARRY_TWICE = 1 << 17   # such rows from which on it is twice as many of two pieces of 16 bits that begin anywhere: of 262145 of 33 bf16 47 us, 62,
-                        # but of 47120 of 49 14.4, 12.3 (H200)
+CARRY_TWICE = 3 << 15   # such rows from which on it is twice as many of two pieces of 16 bits that begin anywhere, or of 32 bits that do not or
+                        # have one sum: of 262145 of 33 bf16 47 us, 62, of 100000 of 52 16.8, 18.3, of 626320 of 56 f32 111, 117, RMSNorm backward of
+                        # 479324 of 41 f32 79, 97; but of 92005 of 42 f16 17.2, 16.3, of 502291 of 43 f32 119, 108 (H200)
 SEVERAL_ROWS = 512      # elements down a column held beside three sums and more at most, in equal pieces, SEVERAL_PIECES at most: of
 SEVERAL_PIECES = 16     # 253 x 32 x 20 x 20 f32 40.4 us, 59.5, of 254 x 480 x 7 x 7 bf16 58.8, 92.4
 SEVERAL_SHORT = 128     # elements of 32 bits of a tile of short rows beside such sums: EvoNorm backward in NCHW of 7153 x 32 x 7 x 7 84.9 us, 187 in
@@ -49,7 +50,8 @@ class TileAlike(TileThreads):
         held = row is not self.line and n <= (EVEN_ANYWHERE if self.begin_anywhere() else EVEN_HELD) and self.takes_columns()
         if self._carries_short(row, n):
             count = -(-n // CARRY_PIECE)
-            twice = count == 2 and self.narrowest() == 2 and self.begin_anywhere() and self.hints.count(self.b.parallel) >= CARRY_TWICE
+            fit = self.begin_anywhere() if self.narrowest() < 4 else not self.begin_anywhere() or len(self.crossing) < 2
+            twice = count == 2 and fit and self.hints.count(self.b.parallel) >= CARRY_TWICE
             rows = CARRY_ROWS * (2 if twice else 1)
             self.pieces = {a: (CARRY_PIECE,) * count if a is row else (rows,) for a in self.pieces}
         elif held or not self.crossed and not (row is self.line and self.begin_anywhere()):

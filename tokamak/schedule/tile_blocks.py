@@ -12,7 +12,7 @@ from ..ir.ops import OPS
 from . import tile_statistics
 from .body import exprs_of
 from .schedule import strides_of
-from .tile_elements import SHORT_FEW, SHORT_FROM
+from .tile_elements import FOLDED, SHORT_COLUMNS, SHORT_FEW, SHORT_FROM
 from .tile_facts import SECTOR, SHORT_LANES, TILE
 from .tile_rows import LARGEST, RAGGED_DOWN, SCANNED_FEW, SCANNED_SHORT, TURNED, TileRows
 from .tile_schedule import WASTE, blocks, cover
@@ -45,8 +45,6 @@ CARRIED_ROWS = 4        # short rows of 16 bits that begin anywhere of a program
                         # entropy of 378619 of 93 bf16 108, 166; but of 500000 of 65 98, 90
 WIDE_ROW = 512          # of tiles of aligned rows of 32 bits that are written, up to SHORT_FEW elements: f32 softmax of 4096 rows of 512 5.5 us, of
                         # 8192 of 256 5.6, LayerNorm of 4096 of 128 2.8; 6.3, 6.2 and 3.2 with RAGGED. Of 8192 of 512 RMSNorm 10.0, 9.4
-SPREAD = 8              # of tiles of short rows that are only folded and begin anywhere, that a multiprocessor should have where they are few, and
-                        # two rows a tile at least: bf16 sums of 2048 rows of 513 2.65 us, 3.33 with ROWS
 ROWS = 8                # of such tiles at least: f32 sums along 257 columns 85%, 40 with one
 TURNED_TILE = 4096      # elements of a pointwise tile that is read along one axis and written along another, TURNED of each where pieces of the one
                         # lie side by side: the last kernel of GroupNorm backward from NHWC of 4 x 512 x 128 x 128 bf16 51 us, 54 with POINTWISE,
@@ -54,7 +52,6 @@ TURNED_TILE = 4096      # elements of a pointwise tile that is read along one ax
 POINTWISE = 1024        # elements of a pointwise tile: 8 to a thread, one 16-byte access of a 16-bit type
 COLUMN_VALUES = 3       # values of the columns alone, read beside what is made of all, from which on a tile has twice as many elements: the last
                         # kernel of BatchNorm in NHWC of 32 x 96 x 57 x 57 bf16 9.1 us, 10.2, of 64 x 256 x 56 x 56 47.0, 48.0
-FOLDED = 16384          # bytes at least of held rows that one program folds: f16 rows of 1024 88%, 76 a row a program
 TOGETHER = 32           # columns of a tile whose columns, and whose rows across programs, are summed where they begin anywhere: see TOGETHER_THREAD
 TOGETHER_MOST = 8192    # elements of such a tile at most: RMSNorm backward along the middle of 16 x 512 x 2049 bf16 76 us, 134 with TOGETHER
 SCANNED_COLUMNS = 128   # columns of a tile of many, `tile_facts.SCANNING` a multiprocessor, or
@@ -135,13 +132,16 @@ class TileBlocks(TileRows):
         want = min(most, max(SMALLEST, power(hints.count(self.b.parallel) // (FILL * self.target.threads)))) if pointwise else TILE
         if self.line in self.rows and not self.looped and not self.crossed:
             if not self.stored_along():
-                spread = power(hints.count(self.b.axes) // (SPREAD * self.target.threads))
+                spread = self.spread()
                 least = 2 * have if self.begin_anywhere() else 0
                 wide = FOLDED_WIDE * (2 if have == FOLDED_PIECE else 1)
                 folded = wide if self.narrowest() >= 4 and have >= FOLDED_FROM else RAGGED_FOLDED
-                want = max(least, min(max(folded, ROWS * have), max(RAGGED, spread))) if least else max(TILE, FOLDED // self.narrowest())
+                want = max(least, min(max(folded, ROWS * have), max(RAGGED, spread))) if least else \
+                    max(RAGGED_FOLDED, spread) if self.few_folded() else max(TILE, FOLDED // self.narrowest())
             elif self.begin_anywhere():
                 want = self._stored_anywhere(have)
+            elif self.stored_narrow():
+                want = RAGGED
             elif have >= SHORT_FROM:
                 want = WIDE_ROW if self.narrowest() >= 4 and hints.count(self.b.axes) <= SHORT_FEW else RAGGED
         elif self.line in self.rows and not self.looped and self.begin_anywhere():
@@ -152,7 +152,7 @@ class TileBlocks(TileRows):
             want = min(want, RAGGED_DOWN)
         if self.rows and not self.crossed and not (self.line in self.rows and self.stored_along()):
             want = min(want, max(SMALLEST, power(hints.count(self.b.axes) // self.target.threads)))
-        if self.sums_turned():
+        if self.sums_turned() or self.moments_wide():
             want = TILE // 2
         elif self.streams():
             want = self.passing_bytes() // self.narrowest()
@@ -172,6 +172,7 @@ class TileBlocks(TileRows):
         if self.looped and self.scans_many() and (share >= SCANNED_WIDE // (1 if half else 2) or not self.begin_anywhere()):
             most = SCANNED_COLUMNS * (2 if half and self.begin_anywhere() and share >= SCANNED_TWICE else 1)
         most = 2 * SCANNED_COLUMNS if self._scans_short() else most
+        most = SHORT_COLUMNS if self.short_columns() and self.many_columns() and not self.fills_wide() else most
         most = max(SECTOR, most // 2) if self._few_held(have, most) else most
         if self.crossed and self.line not in self.crossed:
             most = tile_statistics.columns(self, COLUMNS)

@@ -9,7 +9,7 @@ from ..ir.index import Axis
 from .body import Body
 from .schedule import strides_of
 from .tile_access import begin_anywhere
-from .tile_facts import SHORT_LANES, TileFacts
+from .tile_facts import SHORT_LANES, TILE, TileFacts
 from .tile_schedule import alike, Shift
 from .tile_stages import power
 from .tile_statistics import COLUMNS, WORD
@@ -38,6 +38,10 @@ SHORT_FROM = 96         # elements from which on aligned rows that are written l
                         # 8192 and 65536 rows of 128 bf16 2.7 and 10.1 us, of 32768 of 512 18.0, LayerNorm of 65536 of 256 19.0, softmax of 8192 of
                         # 256 3.9; 3.3, 10.6, 19.2, 21.0 and 4.8 with larger tiles and 32 a thread. LayerNorm and softmax of 131072 of 96 15.5 and
                         # 14.8, 19.2 and 16.7; but RMSNorm of 60000 of 80 7.1, 6.8, LayerNorm of 100000 of 64 8.7, 8.5
+FOLDED = 16384          # bytes at least of held rows that one program folds: f16 rows of 1024 88%, 76 a row a program
+SPREAD = 8              # of tiles of short rows that are only folded, that a multiprocessor should have where they are few, and two rows a tile at
+                        # least where they begin anywhere: bf16 sums of 2048 rows of 513 2.65 us, 3.33 with ROWS. With PER_THREAD where they do not:
+                        # variance of 8193 of 256 f16 5.9 us, 6.7, logsumexp of 20000 of 120 6.8, 7.1 (H200)
 SHORT_HALF = 128        # elements of a row of 16 bits of which half as many to a thread are quicker,
 SHORT_FEW = 1 << 21     # where all rows have so many at most: LayerNorm of 8192 and 16384 rows of 128 bf16 3.0 and 4.4 us, 3.3 and 4.5; RMSNorm of
                         # 8192 2.7, 2.9
@@ -48,13 +52,19 @@ TOGETHER_THREAD = 8     # of TOGETHER columns that are summed and begin anywhere
 TOGETHER_PIECE = 8      # and of each of the equal pieces of columns that begin at words
 ALIKE_THREAD = 72       # of columns of 16 bits that are held in several equal pieces, and written: RMSNorm along the middle of 878 x 288 x 20 bf16
                         # 11.4 us, 16.8 with ROW_THREAD, of 485 x 80 x 648 45.8, 50.4, of 500 x 100 x 130 15.9, 17.1 (H100)
-SHORT_COLUMN = 32       # rows of such columns in one piece that begin anywhere, up to which a thread has a word of them, and a program one matrix: of
-                        # 4150 x 8 x 1076 f16 63.0 us, of 1000 x 32 x 1001 bf16 55.7, of 2000 x 16 x 801 f32 74.2; 93.5, 72.0 and 94.7 with ROW_THREAD
+SHORT_COLUMN = 32       # rows of such columns that begin anywhere, up to which a program has one matrix of several, ROW_THREAD to a thread, two warps
+SHORT_COLUMNS = 128     # at least, and so many columns where there are twice as many; of 32 bits half as much. H200: of 2065 x 5 x 2395 f32 53 us, of
+                        # 2000 x 7 x 777 f16 16.9, of 700 x 12 x 1500 16.0, of 403 x 12 x 5514 33.8, of 1691 x 9 x 2049 bf16 64.4, of
+                        # 1500 x 25 x 501 28.5, of 900 x 20 x 901 23.6, of 1000 x 32 x 1001 43.8; 75, 19.1, 27.1, 42.7, 83, 33.6, 30.4 and 46.8 of
+                        # COLUMNS with a word to a thread. With ROW_THREAD of 32 bits 35499 x 8 x 205 takes 155, 129; of 32 bits none of whose
+                        # lanes are idle COLUMNS with a word to a thread: 2000 x 16 x 801 59.2, 64.2
 LONE_THREAD = 16        # of a tile of LONE elements: partial results of 1584 and 1980 programs over 768 columns 5.1 us, 10.2 and 15.1 with TILE and
                         # ROW_THREAD; of 1056 over 1024 2.9, 4.8
 THREAD = 52             # elements of a tile to a thread that folds them into one lane: statistics of contiguous planes of 3136 bf16 by programs of
                         # two warps 91% of the limit of reading, by four 81, by eight 71
                         # Half as many of three values of 32 bits for two sums: f32 sums of LayerNorm backward of 64 rows of 65535 13.8 us, 18.2
+MOMENTS_THREAD = 16     # of moments of 32-bit elements of such rows, in tiles of half of TILE: mean and variance of 16 x 180204 8.5 us, variance of
+                        # 53 x 255216 19.6; 9.2 and 21.2 with THREAD, which spill; but of rows that begin anywhere, 1010 x 32767, 44.1, 39.5 (H200)
 SUMMED_ANYWHERE_THREAD = 16     # the same of rows that begin anywhere and are not read in whole words, in shorter tiles, without a cap on
                         # registers: sums of what dropout and a residual give, written beside, of 138 x 154970 bf16 104 us, of 21 x 131071 f32 25,
                         # of a Python LayerNorm's backward over 38 x 262143 bf16 50 to 54; 127, 31.6 and 101 with TILE and THREAD, capped (H100).
@@ -117,6 +127,10 @@ class TileElements(TileFacts):
         if plain and self.rows == [self.line] and short <= SHORT_EACH:
             if self.begin_anywhere() and not self.stored_along() and not self.joins_moments():
                 each = RAGGED_EACH
+            elif self.few_folded() and len(dims) == 2:
+                each = PER_THREAD
+            elif self.stored_narrow():
+                each = PER_THREAD // 2
             elif not self.begin_anywhere() and self.stored_along() and short >= SHORT_FROM:
                 few = short == SHORT_HALF and self.narrowest() == 2 and self.hints.count(self.b.axes) <= SHORT_FEW
                 each = PER_THREAD // 2 if few else PER_THREAD
@@ -134,7 +148,9 @@ class TileElements(TileFacts):
         elif self._many_wide():
             each = MIDDLE_THREAD
         if self.short_columns():
-            each = WORD // self.narrowest()
+            few = math.prod(sum(self.pieces[a]) for a in dims) // (32 * self.narrowest())       # four warps of 32 bits at least, two of 16
+            word = len(self.b.parallel) < 2 or self.fills_wide()
+            each = WORD // self.narrowest() if word else min(2 * ROW_THREAD // self.narrowest(), few)
         elif self._columns_alike():
             each = ALIKE_THREAD * 2 // self.narrowest()
         elif self._held_columns() and self.narrowest() >= 4 and self.begin_anywhere():
@@ -147,9 +163,15 @@ class TileElements(TileFacts):
             return SUMMED_ANYWHERE_THREAD if by_thread else SUMMED_ANYWHERE_THREAD // (2 if self.narrowest() < 4 else 8)
         if by_thread:
             read = {(e.node, e.index): e.dtype.bytes for x in self.crossing for e in walk(*x.args) if isinstance(e, Load) and self.line in e.axes()}
-            return THREAD // 2 if sum(size >= 4 for size in read.values()) > 2 and len(self.crossing) > 1 else THREAD
+            half = sum(size >= 4 for size in read.values()) > 2 and len(self.crossing) > 1
+            return MOMENTS_THREAD if self.moments_wide() else THREAD // 2 if half else THREAD
         ragged = any(e.monoid == "moments" for e in self.crossing) and not all(self.hints.divides(sum(self.pieces[a]), a.extent) for a in dims)
         return min(each, SPLIT_REGISTERS // (self.carried() + ragged * RAGGED_CARRIED)) if shares else each
+
+    def moments_wide(self) -> bool:
+        """Are moments of 32-bit elements made of contiguous rows that programs share, which begin at words, and in the last tile idle?"""
+        ragged = self.sums_along() and self.crossed == {self.line} and not self.begin_anywhere() and not self.hints.divides(TILE, self.line.extent)
+        return ragged and self.narrowest() >= 4 and any(e.monoid == "moments" for e in self.crossing)
 
     def one_row(self, dims: tuple[Axis, ...]) -> bool:
         """Is a tile one contiguous row, held?"""
@@ -195,7 +217,18 @@ class TileElements(TileFacts):
 
     def short_columns(self) -> bool:
         """Are short columns held that begin anywhere, and written?"""
-        return self._held_columns() and len(self.pieces[self.rows[0]]) == 1 and self.pieces[self.rows[0]][0] <= SHORT_COLUMN and self.begin_anywhere()
+        if not self._held_columns() or sum(rows := self.pieces[self.rows[0]]) > SHORT_COLUMN or not self.begin_anywhere():
+            return False
+        return len(rows) == 1 or self.many_columns()
+
+    def many_columns(self) -> bool:
+        """Are there several matrices, of columns for several tiles of SHORT_COLUMNS?"""
+        return len(self.b.parallel) > 1 and self.hints(self.line.extent) >= 2 * SHORT_COLUMNS
+
+    def fills_wide(self) -> bool:
+        """Are there, of 32 bits, and is no lane of a column idle?"""
+        row, = self.rows
+        return self.many_columns() and self.narrowest() >= 4 and sum(self.pieces[row]) == self.hints.exactly(row.extent)
 
     def _columns_alike(self) -> bool:
         """Are columns held in several equal pieces, and written?"""
@@ -238,6 +271,20 @@ class TileElements(TileFacts):
             few = RAGGED_COLUMNS * wide if share >= RAGGED_SHARE else RAGGED_COLUMNS // 2
             return COLUMNS if share >= 2 * COLUMNS else few
         return max(NARROW, min(COLUMNS, power(share + 1) // 2))
+
+    def few_folded(self) -> bool:
+        """Are aligned rows only folded, and are there too few for programs of FOLDED bytes?"""
+        plain = self.rows == [self.line] and not self.looped and not self.crossed and not self.stored_along() and not self.begin_anywhere()
+        return plain and self.spread() < FOLDED // self.narrowest()
+
+    def spread(self) -> int:
+        """Elements of tiles of which a multiprocessor has SPREAD."""
+        return power(self.hints.count(self.b.axes) // (SPREAD * self.target.threads))
+
+    def stored_narrow(self) -> bool:
+        """Are short aligned rows of 32 bits held and written, whose length is no power of two?"""
+        plain = self.rows == [self.line] and not self.looped and not self.crossed and self.stored_along() and not self.begin_anywhere()
+        return plain and self.narrowest() >= 4 and len(self.pieces.get(self.line, ())) > 1 and self.hints(self.line.extent) < SHORT_FROM
 
     def whole_runs(self) -> bool:
         """Does a tile of looped rows hold whole contiguous runs of theirs, side by side?"""

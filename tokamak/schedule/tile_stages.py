@@ -8,7 +8,7 @@ softmax of bf16: 2621 rows of 25600: 90 / 92 / 88, against 55 / 66 / 79 with the
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..fuse import sharing
 from ..fuse.cost import Hints
@@ -25,7 +25,11 @@ FROM_WIDE = 32 << 10    # the same of rows of 32 bits and more: f32 softmax over
                         # LayerNorm 95 either way. Over 8192 columns 90 and 95, LayerNorm 97 and 95
 WIDE = 64 << 10         # of a row, or a share, from which on it takes a multiprocessor's threads
 NARROW = 16 << 10       # of a share up to which it takes half as many threads, so that all clusters of few rows run at once
-WARPS = 16              # of a program that holds a row, or a share of one, up to WIDE; a longer one has twice as many
+WARPS = 16              # of a program that holds a row, or a share of one, up to WIDE; a longer one has twice as many. Half as many of a row to
+TWO_BYTES = 32000       # itself (`of_two`), H200: weight norm of 1815 x 10345 bf16 24.6 us, 29.3, LayerNorm of 4000 x 12288 f16 54.0, 57.7,
+                        # variance of 553 x 14455 bf16 9.5, 10.7, of 2049 x 14944 21.7, 24.6, GroupNorm in NCHW, a plane of 12544 f16, 12.4, 15.0,
+                        # log-softmax of 1562 x 9994 f32 35.5, 38.2; but softmax of 627 x 32769 bf16 27.9, 25.3, of 1801 x 21642 45.4, 43.8, f32 of
+                        # 437 x 13488, which begin at words, 19.9, 18.8
 TWO = 100 << 10         # bytes of a share of 32-bit elements along several axes up to which it takes half as many threads again, so that a
                         # multiprocessor has two such programs, and one reads while the other computes: EvoNorm of 32 x 256 x 56 x 56 in f32 79 us, 94
                         # by one (H100), of 24 x 512 x 40 x 40 67, 74, GroupNorm 77 and 60, 78 and 65. Of 16 bits twice as many are held, and spill:
@@ -276,6 +280,14 @@ def carrying(b: Body, rows: list[Axis], line: Axis | None, crossed: frozenset, h
                if isinstance(e, Load) and e.index[0].axes() >= crossed | {line}}.values())
     stages = UNDER_WAY if (UNDER_WAY - 1) * way * sum(found) <= SHARED else 1
     return Stages(line, sharers, {line: found}, warps, 2 * REGISTERS, stages=stages)
+
+
+def of_two(s: Stages, elements: int, size: int, shifted: bool) -> Stages:
+    """`s`, of rows of `elements` of so many bytes, with half the threads where a program has a row to itself and all of a multiprocessor's: two such
+    programs, one of which reads while the other computes. Rows of 16 bits that are shorter than TWO_BYTES, of 32 where they begin anywhere."""
+    alone = s.sharers == 1 and len(s.pieces) == 1 and (s.warps, s.registers) == (WARPS, REGISTERS) and s.beside is None
+    fit = shifted if size > 2 else elements * size < TWO_BYTES
+    return replace(s, warps=max(1, WARPS // 2), registers=2 * REGISTERS) if alone and fit else s
 
 
 def _in_words(n: int, most: int, least: int) -> tuple[int, ...]:

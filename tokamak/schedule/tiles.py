@@ -121,6 +121,7 @@ class _Chooser(TileBlocks):
         """One row to a program, or to several."""
         self.pieces.update(s.pieces)
         self.shift = None if self.crossed and s.sharers > sharing.FEW_SHARERS else self.shift_along(self.line)
+        s = s if self.crossed else tile_stages.of_two(s, self.hints.count(self.rows), self.narrowest(), self.shift is not None)
         exact = frozenset(a for a in s.pieces if self.hints.exactly(a.extent) == sum(s.pieces[a]) * (s.sharers if a is s.shared else 1))
         if s.beside is not None:
             axis, count = s.beside
