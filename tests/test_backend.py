@@ -491,6 +491,21 @@ def test_constants_that_are_returned_are_new_at_every_call(how):
     how.same(list(run(x)), list(fn(x)))
 
 
+def test_deterministic_algorithms_fill_empty_tensors(how):
+    """With what shows that something reads them: NaN, the greatest integer."""
+    types = [torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.uint8, torch.int64, torch.bool]
+
+    def fn(x):
+        return [torch.empty(3, 2, dtype=d).clone() for d in types] + [torch.empty_like(x) + x, x.new_empty(5).clone()]
+    compiled, x = how.compile(fn), torch.randn(4)
+    compiled(x)
+    torch.use_deterministic_algorithms(True)
+    try:
+        how.same(compiled(x), fn(x))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_complex_sparse_and_negated_values(how):
     check(how, lambda x: (x * 1j).abs() + torch.fft.fft(x).real, torch.randn(8))
     check(how, lambda x: torch.fft.fft(x).conj().imag * 2, torch.randn(8))

@@ -1,4 +1,4 @@
-"""Numbers that Python computes of symbolic sizes: quotients, roots, comparisons. The host computes them at each call; kernels take them as arguments."""
+"""Numbers that Python computes of symbolic sizes: quotients, roots, comparisons. The host computes them at each call and hands them to kernels."""
 import math
 
 import pytest

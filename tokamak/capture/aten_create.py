@@ -1,9 +1,11 @@
 """Tensors made from numbers and coordinates."""
 from __future__ import annotations
 
+import math
+
 import torch
 
-from ..ir.dtype import F64, DType, compute_type
+from ..ir.dtype import BOOL, F64, DType, compute_type
 from ..ir.expr import Coord, Expr, Op
 from ..ir.index import Index, as_index, axis
 from .promote import Term, call, every, where
@@ -21,10 +23,18 @@ def _constant(value):
     return lambda b, *args, **kwargs: _filled(b, value)
 
 
-# an empty tensor may hold anything: zeros need no memory
-_EMPTY = (aten.empty.memory_format, aten.empty_permuted.default, aten.empty_strided.default, *every("empty_like", "new_empty", "new_empty_strided"))
-register(aten.zeros.default, aten._efficientzerotensor.default, aten.zero.default, *_EMPTY, *every("zeros_like", "new_zeros"))(_constant(0))
+register(aten.zeros.default, aten._efficientzerotensor.default, aten.zero.default, *every("zeros_like", "new_zeros"))(_constant(0))
 register(aten.ones.default, *every("ones_like", "new_ones"))(_constant(1))
+
+
+@register(aten.empty.memory_format, aten.empty_permuted.default, aten.empty_strided.default, *every("empty_like", "new_empty", "new_empty_strided"))
+def empty(b, *args, **kwargs) -> Tensor:
+    """It may hold anything: zeros need no memory. Where torch is asked for deterministic algorithms what it fills it with, NaN or the greatest
+    number (`torch.utils.deterministic.fill_uninitialized_memory`); that it was asked is among what Dynamo guards."""
+    d = b.spec.dtype
+    if not torch.are_deterministic_algorithms_enabled() or not torch.utils.deterministic.fill_uninitialized_memory:
+        return _filled(b, 0)
+    return _filled(b, math.nan if d.is_float else 1 if d is BOOL else 2 ** (8 * d.bytes - (d.kind == "i")) - 1)
 
 
 @register(aten.full.default, *every("full_like", "new_full"), aten.fill.Scalar)
