@@ -143,6 +143,15 @@ class Sizes:
             self.index(symbol)
         return PythonPrinter().doprint(expr)
 
+    def _known(self, value: torch.SymInt) -> str | None:
+        """Text of a size, if the host can compute it."""
+        found = self.index(value)
+        size = found.atoms()[0] if found.constant is None else None
+        if size is None or isinstance(size, Size) and found is as_index(size):
+            return str(found.constant) if size is None else size.name if size.name in self.host else None
+        expr = value.node.expr
+        return f"({self._text(expr)})" if all(str(s) in self.host for s in expr.free_symbols) else None
+
     def number(self, call: fx.Node, numbers: Mapping[fx.Node, str]) -> str | None:
         """The name of a number that the host computes: a `call` of Python's, between sizes, numbers of the program and calls whose names are
         `numbers`. None where this is no such call."""
@@ -153,7 +162,7 @@ class Sizes:
         def argument(a) -> str | None:
             if isinstance(a, fx.Node):
                 value = a.meta.get("val")
-                return numbers.get(a) or (f"({self._text(value.node.expr)})" if isinstance(value, torch.SymInt) else argument(value))
+                return numbers.get(a) or (self._known(value) if isinstance(value, torch.SymInt) else argument(value))
             return f"({a!r})" if isinstance(a, (int, float)) and math.isfinite(a) else None
         given = [argument(a) for a in call.args]
         if None in given:
