@@ -191,7 +191,7 @@ def test_prefixes_down_columns(scan, shape):
     """In a loop over so many rows at a time, the last of them not all there."""
     x = torch.randn(*shape)
     x[..., 7, 1], x[..., 3, 0] = NAN, -INF
-    same(lambda x: tuple(getattr(x, scan)(-2)) if scan == "cummax" else getattr(x, scan)(-2), x, tolerance=1e-5)
+    same(lambda x: tuple(getattr(x, scan)(-2)) if scan == "cummax" else getattr(x, scan)(-2), x, tolerance=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -173,8 +173,8 @@ class Sizes:
 
 
 _TEXTS = {operator.truediv: "{} / {}", operator.mul: "{} * {}", operator.add: "{} + {}", operator.sub: "{} - {}", operator.pow: "{} ** {}",
-          operator.floordiv: "{} // {}", operator.mod: "{} % {}", operator.neg: "-{}", operator.pos: "+{}", operator.abs: "abs({})", round: "round({})",
-          torch.sym_float: "float({})", torch.sym_max: "max({}, {})", torch.sym_min: "min({}, {})", torch.sym_not: "not {}",
+          operator.floordiv: "{} // {}", operator.mod: "{} % {}", operator.neg: "-{}", operator.pos: "+{}", operator.abs: "abs({})",
+          round: "round({})", torch.sym_float: "float({})", torch.sym_max: "max({}, {})", torch.sym_min: "min({}, {})", torch.sym_not: "not {}",
           torch.sym_ite: "{1} if {0} else {2}", torch._sym_sqrt: "math.sqrt({})", operator.lt: "{} < {}", operator.le: "{} <= {}",
           operator.gt: "{} > {}", operator.ge: "{} >= {}", operator.eq: "{} == {}", operator.ne: "{} != {}", operator.and_: "{} & {}",
           operator.or_: "{} | {}"}
