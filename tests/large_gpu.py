@@ -19,6 +19,13 @@ ALONG_ROWS = """graph prefixes {{
   %out: {type}[{rows}, {columns}]({columns}, 1) = {type}(scan_sum[i1](f32(%x[i0, i1])))
   return %out
 }}"""
+SOFTMAX = """graph softmax {{
+  input %x: {type}[{rows}, {columns}]({columns}, 1)
+  %top: f32[{rows}](1) for i2<{columns} = max[i2](f32(%x[i0, i2]))
+  %sum: f32[{rows}](1) for i2<{columns} = sum[i2](exp(sub(f32(%x[i0, i2]), %top[i0])))
+  %out: {type}[{rows}, {columns}]({columns}, 1) = {type}(div(exp(sub(f32(%x[i0, i1]), %top[i0])), %sum[i0]))
+  return %out
+}}"""
 
 
 def spills(made: Scheduled) -> list:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.large_gpu import ALONG_ROWS, LARGE, PLANES, spills
+from tests.large_gpu import ALONG_ROWS, LARGE, PLANES, SOFTMAX, spills
 from tokamak.codegen.stages import schedule_plan
 from tokamak.fuse import lines
 from tokamak.fuse.plan import plan
@@ -185,19 +185,10 @@ def test_moments_of_long_rows(n, columns, tile):
     assert schedule.by_thread and schedule.sizes(schedule.split[0])[0] == tile
 
 
-EXPONENTIAL = """graph softmax {{
-  input %x: {d}[{n}, {columns}]({columns}, 1)
-  %most: f32[{n}](1) for i1<{columns} = max[i1](f32(%x[i0, i1]))
-  %sum: f32[{n}](1) for i1<{columns} = sum[i1](exp(sub(f32(%x[i0, i1]), %most[i0])))
-  %out: {d}[{n}, {columns}]({columns}, 1) = {d}(div(exp(sub(f32(%x[i0, i1]), %most[i0])), %sum[i0]))
-  return %out
-}}"""
-
-
 @pytest.mark.parametrize("d, n, columns, warps", [
     ("bf16", 4000, 12000, 8), ("f16", 4000, 12001, 8), ("bf16", 2000, 20000, 16), ("f32", 1562, 9994, 8), ("f32", 3059, 11880, 16)])
 def test_a_row_in_stages_has_a_multiprocessors_threads_or_half(d, n, columns, warps):
-    made, schedule = scheduled(EXPONENTIAL, d=d, n=n, columns=columns)
+    made, schedule = scheduled(SOFTMAX, type=d, rows=n, columns=columns)
     assert schedule.staged is not None and (schedule.sharers, schedule.warps) == (1, warps) and not spills(made)
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.large_gpu import ALONG_ROWS, LARGE
+from tests.large_gpu import ALONG_ROWS, LARGE, SOFTMAX
 from tokamak.codegen.stages import lower_plan, render_plan, schedule_plan
 from tokamak.fuse.plan import plan
 from tokamak.fuse.widen import widened
@@ -20,13 +20,6 @@ DOWN = """graph down {{
   input %x: {type}[{rows}, {columns}]({columns}, 1)
   %total: f32[{columns}](1) for i1<{rows} = sum[i1](f32(%x[i1, i0]))
   return %total
-}}"""
-SOFTMAX = """graph softmax {{
-  input %x: {type}[{rows}, {columns}]({columns}, 1)
-  %top: f32[{rows}](1) for i2<{columns} = max[i2](f32(%x[i0, i2]))
-  %sum: f32[{rows}](1) for i2<{columns} = sum[i2](exp(sub(f32(%x[i0, i2]), %top[i0])))
-  %out: {type}[{rows}, {columns}]({columns}, 1) = {type}(div(exp(sub(f32(%x[i0, i1]), %top[i0])), %sum[i0]))
-  return %out
 }}"""
 WEIGHTED = """graph weighted {{
   input %x: {type}[{rows}, {columns}]({columns}, 1)

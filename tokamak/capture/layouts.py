@@ -19,7 +19,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from .pixels import AS_TRACED, as_products, is_product
+from .pixels import AS_TRACED, as_products, inherited, is_product
 from .regions import MARK, aliases, storage_of
 from .registry import TABLE
 
@@ -297,8 +297,7 @@ class _Relaid:
     def call(self, reader: fx.Node, value: torch.Tensor, target: Callable, args: tuple, kwargs: dict) -> fx.Node:
         with self.graph.inserting_before(reader):
             made = self.graph.call_function(target, args, kwargs)
-        kept = {k: v for k, v in reader.meta.items() if k not in ("tensor_meta", "layout", AS_TRACED)} if reader.op == "call_function" else {}
-        made.meta = {**kept, "val": value}
+        made.meta = {**(inherited(reader) if reader.op == "call_function" else {}), "val": value}
         return made
 
 

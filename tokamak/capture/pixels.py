@@ -16,6 +16,11 @@ _aten = torch.ops.aten
 AS_TRACED = "as_traced"         # key of a node's metadata: its traced value, where it is to lie otherwise
 
 
+def inherited(node: fx.Node) -> dict[str, Any]:
+    """The metadata of `node` that calls have which are parts of it: where it comes from, not what it gives."""
+    return {k: v for k, v in node.meta.items() if k not in ("val", "tensor_meta", "layout", AS_TRACED)}
+
+
 def is_product(node: fx.Node) -> bool:
     """Is a convolution, or its backward, on a CPU one of single elements, of sizes of which at most one is not known?"""
     forward = node.target is _aten.convolution.default
@@ -46,7 +51,7 @@ class _Calls:
     """Writes calls into `graph`, with the metadata of `node`, which they are parts of."""
 
     def __init__(self, graph: fx.Graph, node: fx.Node):
-        self.graph, self.meta = graph, {k: v for k, v in node.meta.items() if k not in ("val", "tensor_meta", "layout", AS_TRACED)}
+        self.graph, self.meta = graph, inherited(node)
 
     def __call__(self, target: Callable, *args: Any) -> fx.Node:
         made = self.graph.call_function(target, args)

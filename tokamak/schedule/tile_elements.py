@@ -274,8 +274,7 @@ class TileElements(TileFacts):
 
     def few_folded(self) -> bool:
         """Are aligned rows only folded, and are there too few for programs of FOLDED bytes?"""
-        plain = self.rows == [self.line] and not self.looped and not self.crossed and not self.stored_along() and not self.begin_anywhere()
-        return plain and self.spread() < FOLDED // self.narrowest()
+        return self._aligned_rows() and not self.stored_along() and self.spread() < FOLDED // self.narrowest()
 
     def spread(self) -> int:
         """Elements of tiles of which a multiprocessor has SPREAD."""
@@ -283,8 +282,12 @@ class TileElements(TileFacts):
 
     def stored_narrow(self) -> bool:
         """Are short aligned rows of 32 bits held and written, whose length is no power of two?"""
-        plain = self.rows == [self.line] and not self.looped and not self.crossed and self.stored_along() and not self.begin_anywhere()
-        return plain and self.narrowest() >= 4 and len(self.pieces.get(self.line, ())) > 1 and self.hints(self.line.extent) < SHORT_FROM
+        short = len(self.pieces.get(self.line, ())) > 1 and self.hints(self.line.extent) < SHORT_FROM
+        return short and self._aligned_rows() and self.stored_along() and self.narrowest() >= 4
+
+    def _aligned_rows(self) -> bool:
+        """Are contiguous rows, alone, held that begin at words?"""
+        return self.rows == [self.line] and not self.looped and not self.crossed and not self.begin_anywhere()
 
     def whole_runs(self) -> bool:
         """Does a tile of looped rows hold whole contiguous runs of theirs, side by side?"""
