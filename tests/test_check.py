@@ -60,6 +60,35 @@ def test_calls_that_return_complex_numbers_pass():
         fn(x)
 
 
+@pytest.mark.parametrize("fn", [lambda x: x[:int(x.shape[0] * 0.75)] * 2, lambda x: x[:round(x.shape[0] * 0.3)] * 2,
+                                lambda x: nn.functional.interpolate(x[None, None], scale_factor=1.7)])
+def test_sizes_that_are_made_of_numbers_pass(fn):
+    x = torch.randn(8, 3)
+    assert torch.allclose(checked(fn, dynamic=True)(x), fn(x))
+
+
+def test_calls_with_an_effect_pass():
+    """They are given a token, which has no value."""
+    x = torch.eye(4) * 3
+    assert torch.allclose(checked(lambda x: torch.linalg.inv(x) * 2)(x), torch.linalg.inv(x) * 2)
+
+
+def test_sums_of_what_has_cancelled_pass():
+    """The gradient of a norm whose outcome is summed is nothing but rounding."""
+    m, x = nn.InstanceNorm2d(6, affine=True), torch.randn(3, 6, 4, 5, requires_grad=True)
+    checked(m)(x).sum().backward()
+    assert x.grad.abs().max() < 1e-5
+
+
+def test_a_wrong_sum_of_what_has_cancelled_is_found(monkeypatch):
+    def norm(x):
+        centred = x - x.mean(-1, keepdim=True)
+        return centred / centred.square().mean(-1, keepdim=True).sqrt() * 2
+    broken(monkeypatch, "splat_f32(2.0)", "splat_f32(2.001)")
+    with pytest.raises(CheckFailed):
+        checked(norm)(torch.randn(6, 40) + 3)
+
+
 def test_a_wrong_kernel_behind_complex_numbers_is_found(monkeypatch):
     broken(monkeypatch, "splat_f32(2.0)", "splat_f32(2.001)")
     with pytest.raises(CheckFailed, match="largest error"):

@@ -98,12 +98,15 @@ def differences(graph: Graph, args: list, constants: Mapping, made: Mapping, fou
     """The reference's evaluation of `graph`, in which every value of `made` (node -> array) takes the place of the reference's for its readers.
     `found(node, words)` is told of those that differ by more than is allowed."""
     eps: dict = {}
+    cancelled: dict = {}            # node -> the largest of the terms that sums took in since the last stored values: what they gave may be nothing
 
     def observe(node, value: np.ndarray, seen: Mapping) -> np.ndarray:
         eps[node] = _coarsest(node, eps)
+        terms = max((cancelled.get(r, 0.0) for r in reads(node)), default=0.0)
         if node not in made:
+            cancelled[node] = max([terms, *(_magnitude(seen[r]) for r in reads(node) if r in seen)]) if _folds(node) else terms
             return value
-        wrong = _difference(node, made[node], value, seen, eps[node])
+        wrong = _difference(node, made[node], value, seen, eps[node], terms)
         if wrong:
             found(node, wrong)
         eps[node] = 0.0
@@ -145,8 +148,8 @@ def _roots(node) -> tuple[Expr, ...]:
     return (node.value,) if isinstance(node, Scatter) else ()
 
 
-def _difference(node, got: np.ndarray, want: np.ndarray, seen: Mapping, eps: float) -> str:
-    """What is wrong, or ''. `seen`: the values so far."""
+def _difference(node, got: np.ndarray, want: np.ndarray, seen: Mapping, eps: float, terms: float) -> str:
+    """What is wrong, or ''. `seen`: the values so far; `terms`: the largest of what sums before it took in."""
     if node.dtype.kind == "x":
         return ""                   # torch's own call made it
     if node.dtype.kind != "f":
@@ -159,7 +162,7 @@ def _difference(node, got: np.ndarray, want: np.ndarray, seen: Mapping, eps: flo
         return "an infinity or NaN at another element"
     with np.errstate(all="ignore"):
         error = np.where(finite & np.isfinite(got), np.abs(got.astype(np.float64) - want), 0)
-        scale = max([_magnitude(want), *(_magnitude(seen[r]) for r in reads(node) if r in seen)])
+        scale = max([_magnitude(want), terms, *(_magnitude(seen[r]) for r in reads(node) if r in seen)])
         bound = max(eps, _step(node.dtype)) * (np.abs(want.astype(np.float64)) + math.sqrt(_folded(node, seen)) * scale)
     if not np.any(error > bound):
         return ""
@@ -174,10 +177,14 @@ def _rounded(node) -> bool:
         any(getattr(r, "dtype", F64).is_float and isinstance(r, (Compute, Scatter)) for r in reads(node))
 
 
+def _folds(node) -> bool:
+    return any(isinstance(e, (Reduce, Scan)) for r in _roots(node) for e in walk(r))
+
+
 def _folded(node, seen: Mapping) -> float:
     """How many elements one result takes in, at most."""
     read = max((seen[r].size for r in reads(node) if r in seen), default=1)
-    folds = any(isinstance(e, (Reduce, Scan)) for r in _roots(node) for e in walk(r)) or isinstance(node, Scatter)
+    folds = _folds(node) or isinstance(node, Scatter)
     return max(1.0, read) if folds else 1.0
 
 

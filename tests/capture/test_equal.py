@@ -48,6 +48,37 @@ def test_calls_are_one_where_torch_finds_them_so(fn, monkeypatch):
     assert str(equal.equal_calls_once(graph)) == want
 
 
+DRAWS = {
+    "gumbel": lambda x: torch.nn.functional.gumbel_softmax(x), "uniform": lambda x: x * torch.empty_like(x).uniform_(),
+    "normal": lambda x: x * torch.empty_like(x).normal_(), "exponential": lambda x: x * torch.empty_like(x).exponential_(),
+    "geometric": lambda x: x * torch.empty_like(x).geometric_(0.1), "randint": lambda x: x * torch.randint_like(x, 1000),
+    "rrelu": lambda x: torch.nn.functional.rrelu(-x, training=True)}
+
+
+@pytest.mark.parametrize("policy", ["fast", "eager"])
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_two_draws_of_a_training_step_are_two(draw, policy):
+    """Torch's own rules do not know that these draw."""
+    x = torch.ones(40, requires_grad=True)
+    fn = torch.compile(lambda x: (draw(x), draw(x)), backend="tokamak", options={"policy": policy})
+    torch.manual_seed(0)
+    one, other = fn(x)
+    state = torch.get_rng_state()
+    torch.manual_seed(0)
+    draw(x), draw(x)
+    assert not torch.equal(one, other)
+    assert policy == "fast" or torch.equal(state, torch.get_rng_state())
+
+
+def test_draws_are_kept_where_the_rest_is_left_to_torch():
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    own = graph.call_function(torch.sin, (x,))
+    draws = [graph.call_function(torch.ops.aten.uniform.default, (x,)) for _ in range(2)]
+    graph.output((own, *draws))
+    assert sum(n.target is torch.ops.aten.uniform.default for n in equal.equal_calls_once(graph).nodes) == 2
+
+
 @pytest.mark.parametrize("target", [operator.neg, torch.sin])
 def test_other_functions_are_left_to_torch(target):
     graph = fx.Graph()

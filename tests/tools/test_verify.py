@@ -219,6 +219,11 @@ def test_a_part_in_float64_rounds_nothing():
     assert np.array_equal(evaluate(wide, [x]).outputs[0], x.astype(np.float64) * 1.01171875 + 1)
 
 
+def test_sparse_gradients():
+    found = tokamak.verify(torch.nn.Embedding(10, 4, sparse=True), torch.randint(0, 10, (9,)))
+    assert found.right and any(w.name == "gradient of weight" for w in found.whole)
+
+
 def test_distance():
     a = np.array([1.0, np.nan, np.inf])
     assert distance(a, a) == 0 and distance(a, np.array([1.0, 2.0, np.inf])) == np.inf and distance(np.ones(3), np.ones(4)) == np.inf

@@ -13,15 +13,15 @@ from .ahead import frozen, Own
 from .regions import storage_of
 
 _aten = torch.ops.aten
-_KEPT = frozenset({_aten.empty, *compile_utils.rand_ops})         # each call of these has a result of its own
+_KEPT = frozenset({_aten.empty, *compile_utils.rand_ops})         # each call of these has a result of its own; so has each that draws
 
 
 def equal_calls_once(graph: fx.Graph) -> fx.Graph:
-    """A copy of `graph` in which a call that says the same as an earlier one, with nothing written in between, is that one."""
+    """`graph`, or a copy, in which a call that says the same as an earlier one, with nothing written in between, is that one."""
     try:
         return _copied(graph)
-    except Own:
-        return compile_utils.fx_graph_cse(graph)
+    except Own:         # torch's rules take two draws for one where it does not know that they are draws
+        return graph if any(_draws(n.target) and not _kept(n.target) for n in graph.nodes) else compile_utils.fx_graph_cse(graph)
 
 
 def _copied(graph: fx.Graph) -> fx.Graph:
@@ -33,7 +33,7 @@ def _copied(graph: fx.Graph) -> fx.Graph:
         says = None
         if node.op == "call_function":
             written += _writes(node.target)
-            if getattr(node.target, "overloadpacket", None) not in _KEPT and _storage(node) not in returned:
+            if not _kept(node.target) and not _draws(node.target) and _storage(node) not in returned:
                 says = written, node.target, frozen(copies, node.args), frozen(copies, node.kwargs)
         elif node.op not in ("placeholder", "get_attr", "output"):
             raise Own
@@ -44,6 +44,16 @@ def _copied(graph: fx.Graph) -> fx.Graph:
                 known[says] = found
         copies[node] = found
     return new
+
+
+def _kept(target: Any) -> bool:
+    """Does each call have a result of its own, by torch's rules?"""
+    return getattr(target, "overloadpacket", None) in _KEPT
+
+
+def _draws(target: Any) -> bool:
+    """Does each call draw random numbers of its own?"""
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
 def _writes(target: Any) -> bool:

@@ -17,6 +17,7 @@ from ..ir.dtype import BOOL, F64
 from ..ir.expr import Expr, Load, Scalar, walk
 from ..ir.graph import Graph, Input, Opaque, Result, View, Write, topological
 from ..ir.index import Index, as_index, axis
+from ..ir.ops import NotTaken
 from .builder import Builder, Spec
 from .dtypes import to_dtype
 from .hosted import hosted
@@ -183,6 +184,8 @@ class Capture:
                 return self._adopt(node, made, specs)
             except NotCompiled as why:
                 reason = str(why)
+            except NotTaken as why:         # torch has no kernel for such a type either, and says so when the call is made
+                reason = f"the language has no meaning for the type: {why}"
         how = node.meta.get("layout")
         return self._opaque(node, target, args, kwargs, val, reason if how is None else f"{reason}; {how}")
 

@@ -84,8 +84,12 @@ MEANS: dict[str, int] = {"expmean": 2}
 WIDTHS: dict[str, int] = MONOIDS | {name: len(neutral) for name, neutral in CARRIERS.items()} | MEANS
 
 
+class NotTaken(TypeError):
+    """An operation has no meaning for the kind of its arguments."""
+
+
 def result_type(name: str, args: tuple[DType, ...]) -> DType:
-    """The type of `name(*args)`; TypeError names what is wrong."""
+    """The type of `name(*args)`; TypeError names what is wrong, NotTaken where the operation has no meaning for such a type."""
     info = OPS.get(name)
     if info is None:
         raise TypeError(f"there is no operation '{name}'")
@@ -100,7 +104,7 @@ def result_type(name: str, args: tuple[DType, ...]) -> DType:
         if a is not rest[0]:
             raise TypeError(f"'{name}' on different types {', '.join(map(str, args))}: cast first")
         if a.kind not in info.takes:
-            raise TypeError(f"'{name}' does not take {a}")
+            raise NotTaken(f"'{name}' does not take {a}")
         if a.is_half:
             raise TypeError(f"'{name}' on {a}: 16-bit floats compute in f32, cast first")
     return BOOL if info.result == "bool" else rest[0]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Callable, Mapping
 
 import numpy as np
@@ -24,7 +25,9 @@ from .meaning import CARRIED, MEANING, PAIRWISE, array_type, convert, fold_type
 from .meaning import random as philox_random
 
 GRID_LIMIT = 20_000_000     # elements of a grid that is evaluated at once
-_HOST = {"math": math, "min": min, "max": max, "Min": min, "Max": max, "abs": abs, "int": int, "float": float, "round": round}
+_TORCH = SimpleNamespace(sym_float=float, sym_int=int, sym_max=max, sym_min=min, sym_not=lambda x: not x, _sym_sqrt=math.sqrt,
+                         sym_ite=lambda x, a, b: a if x else b)         # as texts of sizes call them
+_HOST = {"math": math, "min": min, "max": max, "Min": min, "Max": max, "abs": abs, "int": int, "float": float, "round": round, "torch": _TORCH}
 
 
 @dataclass(frozen=True)
@@ -80,12 +83,13 @@ class _Run:
         if len(inputs) != len(self.graph.inputs):
             raise InternalError(f"{len(self.graph.inputs)} inputs wanted, {len(inputs)} given")
         self.sizes.update(sizes)
-        tensors = [(g, v) for g, v in zip(self.graph.inputs, inputs) if isinstance(g, Input)] + list(constants.items())
-        for given, value in zip(self.graph.inputs, inputs):
-            if not isinstance(given, Input):
-                self.numbers[given] = value
-            elif not given.shape:
-                self.numbers[f"{given.name}.item()"] = value
+        given = [(g, np.zeros(0) if v is None else v) for g, v in zip(self.graph.inputs, inputs)]         # None: a token of an effect
+        tensors = [(g, v) for g, v in given if isinstance(g, Input)] + list(constants.items())
+        for name, value in given:
+            if not isinstance(name, Input):
+                self.numbers[name] = value
+            elif not name.shape:
+                self.numbers[f"{name.name}.item()"] = value
         for node, value in tensors:
             for extent, found in zip(node.shape, np.shape(value)):
                 self._solve(extent, int(found))

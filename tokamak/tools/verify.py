@@ -211,7 +211,7 @@ def compared(name: str, got: torch.Tensor, eager: torch.Tensor, precise: torch.T
 
 
 def as_array(t: torch.Tensor) -> np.ndarray:
-    t = t.detach().cpu().resolve_conj().resolve_neg()
+    t = (t.to_dense() if t.layout is not torch.strided else t).detach().cpu().resolve_conj().resolve_neg()
     return (t.double() if t.is_floating_point() else t).numpy()
 
 
