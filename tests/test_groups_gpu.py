@@ -129,7 +129,7 @@ def test_moments_of_what_is_shifted_are_one_kernel_with_the_sum():
     assert isinstance(group, Group) and len(group.members) == 4
 
 
-@pytest.mark.parametrize("c, p, found", [(20, 400, "i1:16+4, i2:256+128+16) staged"), (32, 256, "i1:32, i2:256) warps")])
+@pytest.mark.parametrize("c, p, found", [(20, 400, "i1:16+4, i2:64+64+64+64+64+64+64?) staged"), (32, 256, "i1:32, i2:256) warps")])
 def test_planes_that_would_leave_lanes_idle_are_held_in_pieces(c, p, found):
     assert str(schedules(PLANES.format(d="f16", n=24, c=c, p=p))[0]).startswith(f"tile({found}")
 

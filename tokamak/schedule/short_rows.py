@@ -13,8 +13,8 @@ import math
 
 from ..ir.index import Axis
 from .tile_facts import WORDS_OF, TileFacts
-from .tile_schedule import EVEN, cover, evenly
-from .tile_stages import power
+from .tile_schedule import EVEN, cover
+from .tile_stages import evenly, power
 
 WARPS = 4               # of a program; one where rows that are written begin at no words, each of which is then a warp's alone, or two
                         # (`tile_facts.WARP_LANES`). Of rows of WIDTHS[0] to WHOLE elements that are only folded, but of those one element
@@ -28,13 +28,17 @@ WHOLE = 64              # elements of a row up to which it is covered as rows el
 SHORTEST = 24           # elements of such a row at least
 LONGEST = 1024          # elements of such a row at most; longer ones lie in words (`TileFacts.shifted_from`) or are a program's alone
 STORED = 1024           # lanes of the rows of a program that are written, half as many where more than
+MANY = 4                # times as many of many rows of a warp's width at most: LayerNorm of 1676822 of 24 bf16 43.7 us, 47.9 (H200)
 FEW_READ = 2            # so many values are read along a row, or as many where it begins at no word: weight norm backward of 1099253 and 300000 rows
                         # of 51 f16 184 and 47 us, 223 and 55
 STORED_BYTES = 512      # bytes of such a row at most; of those that begin at words,
 STORED_WORDS = 64       # and of which one value is read so many elements: longer ones fold as well in pieces of their own lengths, but log-softmax
                         # backward of 96 and 160 38.2 and 42.3 us, 34.9 and 35.0 as one piece
 HALF_WIDE = 128         # elements of a row that begins at no word from which on four warps share them, in pieces where one value is read: RMSNorm of
-                        # 15237 of 185 bf16 6.9 us, 7.7 as one piece of a warp's
+                        # 15237 of 185 bf16 6.9 us, 7.7 as one piece of a warp's. Of several values one warp has
+ROWS_WIDE = 4           # so many, in pieces of a warp's width where one piece has more idle lanes: weight norm backward of 92700 of 157 bf16 32.7 us,
+                        # of 60011 of 201 f16 29.8, softmax backward of 149932 of 226 bf16 53.3; 54.7, 43.6 and 61.4 as one piece, two to four warps
+                        # (H200)
 IDLE = 0.8              # lanes of a row that are idle at most, for each that is not
 PROGRAMS = 8            # programs for each multiprocessor at least
 
@@ -79,7 +83,11 @@ def _written(of: TileFacts, n: int, size: int) -> tuple[tuple[int, ...], int, in
         return (), 0, 0
     lanes = STORED // (1 if read <= FEW_READ - anywhere else 2)
     if anywhere and n > HALF_WIDE:
-        return ((power(n),) if read >= FEW_READ else (WIDTHS[1],) * -(-n // WIDTHS[1])), max(1, lanes // power(n)), WARPS
+        count = -(-n // WIDTHS[0])
+        if read >= FEW_READ:
+            return ((WIDTHS[0],) * count if count * WIDTHS[0] < power(n) else (power(n),)), ROWS_WIDE, 1
+        return (WIDTHS[1],) * -(-n // WIDTHS[1]), max(1, lanes // power(n)), WARPS
     if anywhere:
         return (power(n),), of.warp_rows(power(n)), 2 if power(n) <= WIDTHS[0] and not of.begin_at_words(WORDS_OF) else 1
-    return (power(n),), max(1, lanes // power(n)), WARPS
+    many = MANY if power(n) <= WIDTHS[0] and of.many_short() else 1
+    return (power(n),), max(1, lanes // power(n)) * many, WARPS

@@ -2,12 +2,14 @@
 on."""
 from __future__ import annotations
 
+import math
+
 from ..ir.index import Axis
 from ..ir.ops import CARRIERS
 from .tile_facts import TILE
-from .tile_schedule import EVEN, evenly
-from .tile_stages import power
-from .tile_threads import CARRY_PIECE, EVEN_ANYWHERE, TileThreads
+from .tile_schedule import EVEN
+from .tile_stages import evenly, power
+from .tile_threads import CARRIED_LONG, CARRY_PIECE, EVEN_ANYWHERE, MIDDLING, TileThreads
 
 EVEN_ROWS = 8           # rows of such a piece at least along a middle axis: RMSNorm along the middle of 485 x 80 x 648 bf16 46.1 us, 72.1, of
                         # 300 x 96 x 1000 f16 41.1, 62.0, of 500 x 48 x 1024 bf16 37.2, 50.8
@@ -26,6 +28,15 @@ CARRY_TWICE = 3 << 15   # such rows from which on it is twice as many of two pie
                         # 479324 of 41 f32 79, 97; but of 92005 of 42 f16 17.2, 16.3, of 502291 of 43 f32 119, 108 (H200)
 SEVERAL_ROWS = 512      # elements down a column held beside three sums and more at most, in equal pieces, SEVERAL_PIECES at most: of
 SEVERAL_PIECES = 16     # 253 x 32 x 20 x 20 f32 40.4 us, 59.5, of 254 x 480 x 7 x 7 bf16 58.8, 92.4
+LONG_PIECE = 2048       # elements at least of each equal piece of a long row of 16 bits: LayerNorm backward of 3000 x 9216 bf16 72.7 us, 88.3 as
+                        # 8192 + 1024, with dropout of 6910 x 9440 f16 350, 431 (H200)
+LINES_WHOLE = 64        # elements of the contiguous one of two axes of rows beside which three sums and more are carried, from which on it is one
+LINES_IDLE = 0.3        # piece where so few lanes of each element are idle; equal pieces elsewhere, but no longer ones than LINES_EXACT of 16 bits
+LINES_EXACT = 128       # that fit exactly. H200, EvoNorm backward in NCHW of 4000 x 320 x 7 x 7 f16 225 us, of 2000 x 256 x 7 x 7 bf16 86, of
+                        # 500 x 480 x 15 x 15 244, of 1000 x 64 x 14 x 14 f32 59, of 3000 x 96 x 8 x 8, of three channels each, 106; 579, 210, 309,
+                        # 91 and 326 in pieces of several lengths, which spill; dropout and LayerNorm backward of 200000 x 100 bf16 83, 127, of
+                        # 400000 x 38 f32 82, 148; but EvoNorm of 1000 x 128 x 14 x 14 bf16 71, 65
+LINES_HELD = 2048       # elements of 32 bits of a tile of which several such rows lie beside each other: of 4248 x 192 x 7 x 7 343, 1007
 SEVERAL_SHORT = 128     # elements of 32 bits of a tile of short rows beside such sums: EvoNorm backward in NCHW of 7153 x 32 x 7 x 7 84.9 us, 187 in
                         # tiles of 784 by two warps
 
@@ -40,9 +51,13 @@ class TileAlike(TileThreads):
     def lay_alike(self) -> None:
         """Held rows of which a tile has several, in equal pieces: of pieces of different lengths each has its own layout of threads, and what is one
         number a row is laid out anew for each."""
-        if self.looped or self.shift is not None or self.target.ordered or len(self.pieces) < 2:
+        if self.looped or self.shift is not None or self.target.ordered:
+            return
+        if len(self.pieces) < 2:
+            self._long_alike()
             return
         if len(self.crossing) > 2 and self._beside_sums():
+            self._few_beside()
             return
         row, n = self.rows[0] if len(self.rows) == 1 else None, self.hints.exactly(self.rows[0].extent) if self.rows else None
         if row is None or n is None or len(found := self.pieces[row]) < 2:
@@ -58,26 +73,61 @@ class TileAlike(TileThreads):
             if held and self.begin_anywhere():
                 self.pieces = {a: self.pieces[a] for a in self.pieces if a in (row, self.line)}
             self.pieces[row] = evenly(n, EVEN // self.narrowest() if row is self.line else EVEN_ROWS) or found
+        elif self.carries_middling():
+            self.pieces[row] = (power(n),)
+        elif self.carries and row is self.line and self.narrowest() >= 4 and MIDDLING[0] <= n <= MIDDLING[1] and self.begin_anywhere():
+            self.pieces[row] = evenly(n, 2 * CARRY_PIECE) or found          # LayerNorm backward of 100001 x 287 f32 109 us, 161 (H200)
         elif self.carries and row is self.line and n * self.narrowest() % WHOLE_WORD == 0 and LITTLE_PIECE * found[-1] <= found[0]:
             other, = (a for a in self.pieces if a is not row) if len(self.pieces) == 2 else (None,)
             if other in self.crossed and sum(self.pieces[other]) > 1 and power(n) < TILE:
                 self.pieces.update({row: (power(n),), other: (TILE // power(n),)})
 
+    def _long_alike(self) -> None:
+        """Lays a long row beside which sums are carried, the last of whose pieces is much shorter than the first, in equal ones."""
+        lengths, n = self.pieces.get(self.line, ()), self.hints.exactly(self.line.extent) if self.rows == [self.line] else None
+        if self.carries and n and n > CARRIED_LONG and self.narrowest() < 4 and lengths and LITTLE_PIECE * lengths[-1] <= lengths[0]:
+            self.pieces[self.line] = evenly(n, LONG_PIECE) or lengths
+
     def _beside_sums(self) -> bool:
         """Lays held elements beside which three sums or more are carried in equal pieces down columns, in one with few others along rows; says
         whether it has."""
         down, n = [a for a in self.rows if a is not self.line], [self.hints.exactly(a.extent) for a in self.rows]
-        if not n or None in n or power(n[0]) == n[0]:
+        if not n or None in n:
             return False
+        lines = self._lines_alike(n)
+        if power(n[0]) == n[0]:
+            return lines or self.carries_lines()
         if down == self.rows[:1] and n[0] <= SEVERAL_ROWS:
-            size = max(EVEN_ROWS, power(-(-n[0] // SEVERAL_PIECES)))
+            size = max(min(EVEN_ROWS, power(n[0])), power(-(-n[0] // SEVERAL_PIECES)))
             self.pieces[down[0]] = (size,) * -(-n[0] // size)
+            return True
+        if lines:
             return True
         other, = (a for a in self.pieces if a is not self.line) if len(self.pieces) == 2 else (None,)
         if self.rows == [self.line] and self.narrowest() >= 4 and power(n[0]) <= SEVERAL_SHORT // 2 and other in self.crossed:
             self.pieces.update({self.line: (power(n[0]),), other: (SEVERAL_SHORT // power(n[0]),)})
             return True
         return False
+
+    def _lines_alike(self, n: list[int]) -> bool:
+        """Lays the contiguous one of two axes of rows in equal pieces where it has several, or in one with few idle lanes; says whether it has. `n`:
+        elements along each axis."""
+        if len(self.rows) != 2 or self.line not in self.rows or len(self.pieces[self.line]) < 2:
+            return False
+        length, wide = n[self.rows.index(self.line)], self.narrowest() >= 4
+        whole = length > LINES_WHOLE and power(length) - length <= LINES_IDLE * length
+        found = (power(length),) if whole else evenly(length, EVEN_ROWS)
+        if not found or not wide and sum(self.pieces[self.line]) == length > LINES_EXACT:
+            return False
+        self.pieces[self.line] = found
+        return True
+
+    def _few_beside(self) -> None:
+        """Has fewer rows along two axes to a tile, of 32 bits."""
+        beside = [a for a in self.pieces if a in self.crossed]
+        if self.carries_lines() and len(beside) == 1:
+            row = math.prod(sum(p) for a, p in self.pieces.items() if a in self.rows)
+            self.pieces[beside[0]] = (max(1, min(self.pieces[beside[0]][0], LINES_HELD // row)),)
 
     def _carries_short(self, row: Axis, n: int) -> bool:
         """Are sums of columns carried beside many short rows, which are no one piece?"""

@@ -43,12 +43,16 @@ PIECES = 512            # of a tile of rows of 16 bits that are one piece of a w
 CARRIED_ROWS = 4        # short rows of 16 bits that begin anywhere of a program of one warp that carries sums: of columns, of one piece, LayerNorm
                         # backward of 524289 of 61 f16 120 us, 158, with dropout of 114215 of 57 42, 57.5; of all rows, of 96 lanes and more, cross
                         # entropy of 378619 of 93 bf16 108, 166; but of 500000 of 65 98, 90
+CARRIED_FEW = 4         # rows of such a tile (`tile_threads.carries_middling`), half as many that begin anywhere
 WIDE_ROW = 512          # of tiles of aligned rows of 32 bits that are written, up to SHORT_FEW elements: f32 softmax of 4096 rows of 512 5.5 us, of
                         # 8192 of 256 5.6, LayerNorm of 4096 of 128 2.8; 6.3, 6.2 and 3.2 with RAGGED. Of 8192 of 512 RMSNorm 10.0, 9.4
 ROWS = 8                # of such tiles at least: f32 sums along 257 columns 85%, 40 with one
 TURNED_TILE = 4096      # elements of a pointwise tile that is read along one axis and written along another, TURNED of each where pieces of the one
                         # lie side by side: the last kernel of GroupNorm backward from NHWC of 4 x 512 x 128 x 128 bf16 51 us, 54 with POINTWISE,
                         # forward 33.7, 36, of f32 of 16 x 256 x 96 x 90 67, 78
+TURNED_ANYWHERE = 512   # elements of a tile of sums of rows that begin anywhere, of which another value lies along another axis: InstanceNorm3D
+                        # backward in NDHWC of 3 x 24 x 33 x 33 x 33 bf16 14.8 us, of 6 x 16 x 33 x 33 x 33 15.8; 21.7 and 19.9 in four times as
+                        # many (H200)
 POINTWISE = 1024        # elements of a pointwise tile: 8 to a thread, one 16-byte access of a 16-bit type
 COLUMN_VALUES = 3       # values of the columns alone, read beside what is made of all, from which on a tile has twice as many elements: the last
                         # kernel of BatchNorm in NHWC of 32 x 96 x 57 x 57 bf16 9.1 us, 10.2, of 64 x 256 x 56 x 56 47.0, 48.0
@@ -67,8 +71,16 @@ SEVERAL_HELD = 4096     # elements of 32 bits at most of a tile of which three s
                         # backward in NHWC of 253 x 32 x 20 x 20 f32 69.9 us in 32 columns, which spill 528 bytes a thread (H100), and see
                         # `tile_alike.SEVERAL_ROWS`
 FILLED = 0.75           # of the programs that run at once: where programs share folds, so many in one wave rather than a few more in two
+DOWN_COLUMNS = 512      # of a tile of 32 bits of programs that walk down blocks of long columns, and carry one sum,
+DOWN_ROWS = 4           # and so many rows: GELU's backward with its bias of 400 x 9000 f32 20.9 us, of 150 x 30000 23.5, of 199 x 14288 18.4; 26.1,
+                        # 28.3 and 21.0 a row of 4096 at a time (H200)
+SHORTEST_COLUMNS = 1024 # elements at least of such a tile of several matrices (`tile_elements.SHORT_COLUMNS`): RMSNorm along the middle of
+                        # 5000 x 4 x 300 bf16 11.3 us in 256 columns, 16.0 in 128 (H200)
 LARGE_HELD = 8192       # elements of a tile of columns that are held and written from which on it has half as many columns, where there are fewer
-                        # than MANY to a multiprocessor: RMSNorm backward along the middle of 50 x 200 x 333 f16 16.3 us, 23.1 (H100)
+                        # than MANY to a multiprocessor: RMSNorm backward along the middle of 50 x 200 x 333 f16 16.3 us, 23.1 (H100); or
+LARGE_ROWS = 160        # where they begin anywhere, of more rows than so many, or where fewer lanes are idle then: RMSNorm of 671 x 255 x 129 bf16
+                        # 47.8, 64.8, of 100 x 255 x 500 21.6, 31.3, of 400 x 201 x 211 f16 30.6, 35.2, of 200 x 255 x 257 f32 40.8, 45.5, of
+                        # 1941 x 129 x 129 bf16 55.9, 67.1; but of 1690 x 144 x 179 76.9, 66.2 (H200)
 JUST_OVER = 4           # rows of a pointwise tile longer than a power of two by one part in so many at most are two pieces,
 SHORTEST_PIECE = 32     # of so many elements at least: cross entropy backward of 322375 x 129 and 60000 x 257 f32 86.2 and 32.7 us, of 100000 x 129
                         # bf16 19.0; 126, 40.8 and 26.8 in one of twice the length
@@ -91,6 +103,9 @@ class TileBlocks(TileRows):
             self.pieces[self.line] = (self._block_down(),)
             if self.shift is not None:
                 self.pieces[self.line] += (2 * self.shift.group,)
+            elif self.narrowest() >= 4 and len(self.crossed) == 1 and self.walks_plainly():
+                self.pieces[self.line] = (min(DOWN_COLUMNS, *self.pieces[self.line]),)
+                self.tile(*self.crossed, DOWN_ROWS)
         if self._side_by_side():
             row, = self.shift.origin.axes()
             self.tile(row, BESIDE_ROWS[not self.stored_along()])
@@ -108,7 +123,7 @@ class TileBlocks(TileRows):
         room = HELD // (2 * have) if self.rows else TURNED
         if turned is not None and turned not in self.pieces and room >= min(SECTOR, hints(turned.extent)):
             have *= self.tile(turned, min(TURNED, room))
-        free = [] if self.short_columns() else parallel
+        free = [] if self.short_columns() or self.down_narrow() else parallel
         candidates = sorted((a for a in free if a not in self.pieces), key=lambda a: (a in self.crossed, self.order.index(a)), reverse=True)
         # a third axis of a large tile is spilled: backward sums of InstanceNorm3D in NDHWC 49 us, 55 with images in it
         few, beside = self.statistics(), sum(a not in self.crossed for a in self.pieces)
@@ -148,11 +163,15 @@ class TileBlocks(TileRows):
             want = max(RAGGED, min(ROWS * have, TILE))          # eight rows of 1960 elements spill 7 KB a thread
             if self.carries_one_piece() or not self.carries and self.narrowest() == 2 and 3 * SHORT_LANES // 4 <= have <= SHORT_LANES:
                 want = CARRIED_ROWS * have
+        if self.carries_middling():
+            want = (CARRIED_FEW // 2 if self.begin_anywhere() else CARRIED_FEW) * power(have)
         if self.looped and not self.crossed and self.few_down():
             want = min(want, RAGGED_DOWN)
         if self.rows and not self.crossed and not (self.line in self.rows and self.stored_along()):
             want = min(want, max(SMALLEST, power(hints.count(self.b.axes) // self.target.threads)))
-        if self.sums_turned() or self.moments_wide():
+        if self.sums_turned() and self.begin_anywhere():
+            want = TURNED_ANYWHERE
+        elif self.sums_turned() or self.moments_wide():
             want = TILE // 2
         elif self.streams():
             want = self.passing_bytes() // self.narrowest()
@@ -166,26 +185,35 @@ class TileBlocks(TileRows):
         """Elements of a tile of `want` along the contiguous axis at most, which is parallel; rows have `have`."""
         together = self.takes_columns() and self.begin_anywhere()
         most = min(TOGETHER if together else self.columns(), max(SECTOR, (TOGETHER_MOST if together else HELD // 2) // have)) \
-            if self.rows else TURNED if turned is not None else want // have
+            if self.rows else self._most_turned(turned, want) if turned is not None else want // have
         share = self.hints.count(self.b.parallel) // self.target.threads
         half = self.narrowest() < 4
         if self.looped and self.scans_many() and (share >= SCANNED_WIDE // (1 if half else 2) or not self.begin_anywhere()):
             most = SCANNED_COLUMNS * (2 if half and self.begin_anywhere() and share >= SCANNED_TWICE else 1)
-        most = 2 * SCANNED_COLUMNS if self._scans_short() else most
-        most = SHORT_COLUMNS if self.short_columns() and self.many_columns() and not self.fills_wide() else most
+        most = 2 * SCANNED_COLUMNS if self._scans_short() else COLUMNS // 2 if self.down_narrow() else most
+        most = max(SHORT_COLUMNS, SHORTEST_COLUMNS // have) if self.short_columns() and self.many_columns() and not self.fills_wide() else most
         most = max(SECTOR, most // 2) if self._few_held(have, most) else most
         if self.crossed and self.line not in self.crossed:
             most = tile_statistics.columns(self, COLUMNS)
             most = min(most, max(SECTOR // 2, SEVERAL_HELD // have)) if self.several_wide() else most
         return min(most, max(1, LARGEST // have))
 
+    def _most_turned(self, turned: Axis, want: int) -> int:
+        """The same of a tile that lies along `turned`, too."""
+        across = min(TURNED, power(self.hints(turned.extent)))
+        return max(SECTOR, want // across) if self.sums_turned() and self.begin_anywhere() else TURNED
+
     def _scans_short(self) -> bool:
         """Are prefixes of few rows made down many columns?"""
         return self.scans_many() and not self.looped and self.hints.count(self.rows) <= SCANNED_SHORT
 
     def _few_held(self, rows: int, columns: int) -> bool:
-        """Are so many rows of so many columns held and written, large tiles of which there are few?"""
+        """Are so many rows of so many columns held and written, large tiles of which there are few, or which begin anywhere and are long or would
+        idle?"""
         large = bool(self.rows) and not self.looped and not self.crossed and self.stored_along() and rows * columns > LARGE_HELD
+        if large and self.begin_anywhere() and columns == COLUMNS:
+            across = self.hints(self.line.extent)
+            return rows > LARGE_ROWS or -across % (columns // 2) < -across % columns
         others = math.prod(self.hints(a.extent) for a in self.b.parallel if a is not self.line)
         return large and -(-self.hints(self.line.extent) // columns) * others < MANY * self.target.threads
 

@@ -6,7 +6,7 @@ import math
 from ..fuse.cost import Hints
 from ..ir.expr import Load, walk
 from ..ir.index import Axis
-from .body import Body
+from .body import Body, exprs_of
 from .schedule import strides_of
 from .tile_access import begin_anywhere
 from .tile_facts import SHORT_LANES, TILE, TileFacts
@@ -52,6 +52,10 @@ TOGETHER_THREAD = 8     # of TOGETHER columns that are summed and begin anywhere
 TOGETHER_PIECE = 8      # and of each of the equal pieces of columns that begin at words
 ALIKE_THREAD = 72       # of columns of 16 bits that are held in several equal pieces, and written: RMSNorm along the middle of 878 x 288 x 20 bf16
                         # 11.4 us, 16.8 with ROW_THREAD, of 485 x 80 x 648 45.8, 50.4, of 500 x 100 x 130 15.9, 17.1 (H100)
+LONG_ANYWHERE = 128     # rows of columns that begin anywhere from which on it is
+ALIKE_ANYWHERE = 40     # so many of equal pieces, of 16 bits, and of one piece
+LONG_ANYWHERE_THREAD = 16       # so many: RMSNorm along the middle of 50 x 300 x 1001 f16 30.3 us by eight warps, 36.5 by four, of 100 x 255 x 500
+                        # bf16 23.7 by 16, 26.3 by eight (H200)
 SHORT_COLUMN = 32       # rows of such columns that begin anywhere, up to which a program has one matrix of several, ROW_THREAD to a thread, two warps
 SHORT_COLUMNS = 128     # at least, and so many columns where there are twice as many; of 32 bits half as much. H200: of 2065 x 5 x 2395 f32 53 us, of
                         # 2000 x 7 x 777 f16 16.9, of 700 x 12 x 1500 16.0, of 403 x 12 x 5514 33.8, of 1691 x 9 x 2049 bf16 64.4, of
@@ -91,6 +95,9 @@ RAGGED_SHARE = 32       # half as many, and twice as many rows, where there are 
                         # 3000 x 501 f32 43.0; 57.4, 65.8 and 133 in 64 x 32 by four warps (H100). Twice as many of 32 bits where there are more than
                         # twice so many: 4504 x 12915 f32 193 us, 289
 SPLIT_WORD = 4          # elements of a thread of such a tile, see `tile_blocks.RAGGED_SPLIT`
+SEVERAL_FOLDED = 4      # times fewer of columns of several values of 32 bits that are only folded: partial results of 132 programs
+                        # over 9216, two of each, 9.4 us in 16 columns,
+SEVERAL_TILE = 1024     # so many elements at a time, 16.2 in 64 (H200)
 NARROW = 8              # columns at least, of a tile that folds across rows: 32 bytes of f32, one sector
 
 
@@ -118,7 +125,7 @@ class TileElements(TileFacts):
             each = PER_THREAD
         if self.looped and not self.crossed and self.line in self.b.parallel:
             ragged = self.begin_anywhere() and not self.scans_many() and not self._in_one_turn() and not self.folds_words()
-            each = self._scanned_each() if self.scans_ragged() else LONE_THREAD if self.lone() else RAGGED_THREAD if ragged else each
+            each = self._scanned_each() if self.scans_ragged() else LONE_THREAD if self.lone() else self._ragged_each() if ragged else each
         if plain and self.line in self.rows and self.stored_along() and self.begin_anywhere():
             stacked = math.prod(sum(self.pieces[a]) for a in dims) > STACKED and self.stacked()
             stacked = stacked or len(self.rows) > 1 and sum(self.pieces.get(self.line, (1,))) < SHORT_RUN * 4
@@ -152,8 +159,10 @@ class TileElements(TileFacts):
             word = len(self.b.parallel) < 2 or self.fills_wide()
             each = WORD // self.narrowest() if word else min(2 * ROW_THREAD // self.narrowest(), few)
         elif self._columns_alike():
-            each = ALIKE_THREAD * 2 // self.narrowest()
-        elif self._held_columns() and self.narrowest() >= 4 and self.begin_anywhere():
+            each = (ALIKE_ANYWHERE if self.long_anywhere() else ALIKE_THREAD) * 2 // self.narrowest()
+        elif self.long_anywhere() and self.narrowest() < 4:
+            each = LONG_ANYWHERE_THREAD
+        elif self.held_columns() and self.narrowest() >= 4 and self.begin_anywhere():
             each = MIDDLE_THREAD
         if self.whole_runs():
             each = RUN_THREAD
@@ -167,6 +176,10 @@ class TileElements(TileFacts):
             return MOMENTS_THREAD if self.moments_wide() else THREAD // 2 if half else THREAD
         ragged = any(e.monoid == "moments" for e in self.crossing) and not all(self.hints.divides(sum(self.pieces[a]), a.extent) for a in dims)
         return min(each, SPLIT_REGISTERS // (self.carried() + ragged * RAGGED_CARRIED)) if shares else each
+
+    def _ragged_each(self) -> int:
+        """Of a tile that walks down columns that begin anywhere: fewer where it is narrow (`tile_rows.NARROW_FEW`)."""
+        return RAGGED_THREAD // 2 if self.pieces.get(self.line) == (COLUMNS // 2,) and self.columns() == COLUMNS else RAGGED_THREAD
 
     def moments_wide(self) -> bool:
         """Are moments of 32-bit elements made of contiguous rows that programs share, which begin at words, and in the last tile idle?"""
@@ -217,7 +230,7 @@ class TileElements(TileFacts):
 
     def short_columns(self) -> bool:
         """Are short columns held that begin anywhere, and written?"""
-        if not self._held_columns() or sum(rows := self.pieces[self.rows[0]]) > SHORT_COLUMN or not self.begin_anywhere():
+        if not self.held_columns() or sum(rows := self.pieces[self.rows[0]]) > SHORT_COLUMN or not self.begin_anywhere():
             return False
         return len(rows) == 1 or self.many_columns()
 
@@ -230,11 +243,15 @@ class TileElements(TileFacts):
         row, = self.rows
         return self.many_columns() and self.narrowest() >= 4 and sum(self.pieces[row]) == self.hints.exactly(row.extent)
 
+    def long_anywhere(self) -> bool:
+        """Are long columns that begin anywhere held and written?"""
+        return self.held_columns() and sum(self.pieces[self.rows[0]]) > LONG_ANYWHERE and self.begin_anywhere()
+
     def _columns_alike(self) -> bool:
         """Are columns held in several equal pieces, and written?"""
-        return self._held_columns() and alike(self.pieces[self.rows[0]])
+        return self.held_columns() and alike(self.pieces[self.rows[0]])
 
-    def _held_columns(self) -> bool:
+    def held_columns(self) -> bool:
         """Are columns, down one axis, held and written, and nothing folded across programs?"""
         plain = not self.looped and not self.crossed and self.shift is None and len(self.rows) == 1 and self.rows[0] in self.pieces
         return plain and self.line in self.b.parallel and bool(self.folds) and self.stored_along()
@@ -266,11 +283,20 @@ class TileElements(TileFacts):
         if self.line is None or self.crossed:
             return COLUMNS
         share = self.hints.count(self.b.parallel) // self.target.threads
+        share = share // SEVERAL_FOLDED if self.folds_several() else share
         if self.scans_ragged():
             wide = 2 if self.narrowest() >= 4 and share >= 2 * RAGGED_SHARE else 1
             few = RAGGED_COLUMNS * wide if share >= RAGGED_SHARE else RAGGED_COLUMNS // 2
             return COLUMNS if share >= 2 * COLUMNS else few
         return max(NARROW, min(COLUMNS, power(share + 1) // 2))
+
+    def folds_several(self) -> bool:
+        """Are columns of several values of 32 bits that begin at words only folded (partial results, mostly), a few tiles of them to each
+        multiprocessor?"""
+        several = len(self.rows_read()) > 1 or len({(e.node, e.index) for e in walk(*exprs_of(self.b)) if isinstance(e, Load)}) > 1
+        columns = self.line in self.b.parallel and bool(self.folds) and not self.crossed and not self.stored_along() and not self.scans()
+        one, share = COLUMNS * self.target.threads, self.hints.count(self.b.parallel)
+        return columns and one <= share < SEVERAL_FOLDED * one and several and self.reads_wide() and not self.begin_anywhere()
 
     def few_folded(self) -> bool:
         """Are aligned rows only folded, and are there too few for programs of FOLDED bytes?"""

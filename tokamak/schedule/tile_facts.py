@@ -294,6 +294,15 @@ class TileFacts:
     def stored_along(self) -> bool:
         return any(s.axes & set(self.rows) for s in self.b.stores)
 
+    def walks_plainly(self) -> bool:
+        """Do programs walk down blocks of long columns, and carry one sum of what lies along them?"""
+        beside = any(isinstance(e, Load) and e.axes() & self.crossed and self.line not in e.axes() for e in walk(*exprs_of(self.b)))
+        return self.down and len(self.crossing) == 1 and not beside
+
+    def reads_wide(self) -> bool:
+        """Is all that is read along the contiguous axis of 32 bits and more? (What is written may be narrower.)"""
+        return all(e.dtype.bytes >= 4 for e in walk(*exprs_of(self.b)) if isinstance(e, Load) and self.line in e.axes())
+
     def narrowest(self) -> int:
         """Bytes of an element of the narrowest that is read along the contiguous axis."""
         return narrowest(self.b, self.line)

@@ -10,9 +10,11 @@ from ..ir.index import Axis, Fetch, Index, Size
 from .body import exprs_of
 from .schedule import strides_of
 from .tile_alike import TileAlike
+from .tile_elements import SEVERAL_TILE
 from .tile_facts import CHUNK, SECTOR, TILE
 from .tile_schedule import WASTE, Shift, cover, shifted
 from .tile_stages import power
+from .tile_statistics import COLUMNS
 
 ACROSS_BYTES = 16384    # bytes of a tile along rows that programs run through, and along a short axis that something else lies along: sums of
                         # GroupNorm backward, the gradient in channels-first, of 16 x 256 x 112 x 112 bf16 97 us, of 4 x 512 x 128 x 128 92, f32 of
@@ -22,6 +24,9 @@ RAGGED_DOWN = 2048      # elements of a tile that walks down columns of one of s
                         # of 512 x 257 x 511 51.2 us, of 2048 x 65 x 255 33.6, of 33 x 1000 x 8191 208, f16 of 1000 x 100 x 333 31.7; 55.5, 50.6, 246
                         # and 39.2 with TILE. Of 32 bits where that leaves fewer lanes idle: f32 of 512 x 257 x 255 42.0, 42.8; but of
                         # 30 x 3000 x 1025 108, 103, and of 107 x 55 x 8790, all rows at once with ROW_THREAD, 76 us, 91 (H100)
+NARROW_FEW = 3          # tiles of such columns to a multiprocessor from which on they are half as wide, or where one lane in
+NARROW_IDLE = 4         # so many would be idle: sums along the middle of 20 x 300 x 1001 bf16 11.5 us, of 11 x 129 x 1761 f32 8.8, of 295 x 1721 x 93
+                        # f16 43.8; 15.5, 10.2 and 54.5; but of 100 x 1000 x 333 42.6, 33.5, of 15 x 1124 x 1139 f32 30.7, 28.6 (H200)
 HEAVY_CHUNK = 1024      # of a chunk of a looped row at least, where the last one of longer chunks would compute a heavy function in many idle lanes:
                         # sums of EvoNorm backward over planes of 9120 f16 50 us in chunks of 2048, 74 of 8192
 PLACES_CHUNK = 2048     # the same where the place of the greatest or least element is carried, too: amax and argmax of bf16 rows of 32000 by hand
@@ -78,7 +83,7 @@ class TileRows(TileAlike):
                 self.pieces[inner] = (*shifted(n, group), 2 * group)
             return
         self.looped.update(self.rows)
-        elements = LONE if self.lone() else RAGGED_DOWN if self.few_down() else TILE
+        elements = LONE if self.lone() else RAGGED_DOWN if self.few_down() else SEVERAL_TILE if self.folds_several() else TILE
         ragged = max(SCANNED, SCANNED_FEW // self.columns())
         down = ragged if self.scans_ragged() else SCANNED_ROWS if self.scans_many() else SCANNED // 2 if self.scans_several() \
             else elements // self.columns()
@@ -154,6 +159,14 @@ class TileRows(TileAlike):
             return False
         n, whole, part = self.hints(self.rows[0].extent), TILE // self.columns(), RAGGED_DOWN // self.columns()
         return self.narrowest() == 2 and not self.folds_words() or -n % whole * WASTE > n and -n % part < -n % whole
+
+    def down_narrow(self) -> bool:
+        """Are they in few tiles, or would much of the last tile be idle, so that narrower ones do better?"""
+        if not self.looped or self.columns() < COLUMNS or not self.few_down():
+            return False
+        n = self.hints(self.line.extent)
+        few = self.blocks(self.b.parallel, {self.line: (COLUMNS,)}) < NARROW_FEW * self.target.threads
+        return few or -n % COLUMNS * NARROW_IDLE > n
 
     def passing_bytes(self) -> int:
         if self.short_sums():

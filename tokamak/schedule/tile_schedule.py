@@ -40,7 +40,6 @@ EVEN = 64               # bytes of a piece at least where all pieces of rows are
                         # 16.5 us, softmax of 60000 of 160 11.8, logsumexp of 131072 of 112 12.2, f32 log-softmax of 60000 of 200 24.8; 18.9, 13.5,
                         # 15.5 and 28.5 in pieces of 64 + 32 + 16; but bf16 RMSNorm of 60000 of 80 in pieces of 32 bytes 7.7, 6.7
 WASTE = 8               # a masked tail may idle one lane in this many
-EVEN_WASTE = 7          # the same of equal pieces: bf16 RMSNorm of 131072 rows of 112 as two of 64 16.5 us, 18.5 as seven of 16
 
 
 def alike(pieces: tuple[int, ...]) -> bool:
@@ -139,17 +138,6 @@ def cover(n: int) -> tuple[int, ...]:
         found.append(whole // 2)
         rest -= whole // 2
     return (*found, power(rest))
-
-
-def evenly(n: int, least: int) -> tuple[int, ...]:
-    """The longest equal powers of two, of `least` lanes at least, that cover `n` lanes with few idle ones; () where there are none."""
-    size = power(n) // 2
-    while size >= least:
-        count = -(-n // size)
-        if (count * size - n) * EVEN_WASTE <= n:
-            return (size,) * count
-        size //= 2
-    return ()
 
 
 def blocks(n: int, most: int) -> tuple[int, ...]:

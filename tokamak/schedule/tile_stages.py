@@ -42,6 +42,8 @@ KEPT = 64 << 10         # bytes of a row that begins anywhere, and of what is ke
                         # has it, rows under way: 73; two that share each row 63
 UNBROKEN = 512          # contiguous elements at least of what a program has of a row that several share
 WASTE = 8               # one lane of a row in so many may be idle in its last piece
+EVEN_WASTE = 7          # one lane of a row in so many may be idle in equal pieces: bf16 RMSNorm of 131072 rows of 112 as two of 64 16.5 us, 18.5 as
+                        # seven of 16
 IDLE = 1.25             # lanes to an element of a row, at most
 SIDE = 8                # contiguous elements at least, of a row that one program holds anyhow
 REGISTERS = 64          # a thread: all of a multiprocessor's are taken then
@@ -53,6 +55,8 @@ TURNS = 8               # rows at least to a cluster whose programs take one aft
 BESIDE = 3              # bytes of all that is read along a row that way, to a byte of a share's row: a bf16 layer norm's two weights spill 64 bytes
 SIDE_WARPS = 4          # of a program that holds rows side by side: with twice as many of half the registers EvoNorm of 32 x 256 x 56 x 56 in bf16 53
                         # us, 47; where it holds two values twice as many: GroupNorm backward of the same 67 us, 72 with half as much to each
+SIDE_HELD = 192         # but not where a run is pieces of several lengths, the shortest tile of which more warps would share an element each, up to
+                        # so many elements to a thread: of 49 x 1280 x 32 x 32 bf16, runs of 32 + 8, 197 us, 284 (H200)
 SIDE_REGISTERS = 128    # of a thread then
 MOST_REGISTERS = 255    # of a thread,
 LITTLE = 32             # where it would hold up to so many elements in pieces along several axes, and more warps idle in the smallest of the tiles
@@ -63,6 +67,14 @@ MUCH = 120              # or more than so many: BatchNorm in NCHW of 37 x 1280 x
                         # GroupNorm backward in NHWC of 18 x 1280 x 56 x 56 253 by four, 287 by eight; but BatchNorm of 524 x 480 x 15 x 15, four
                         # programs a channel, 563 by four, 395 by eight, GroupNorm in NCHW of 32 x 256 x 56 x 56, 98 by eight warps, 40, 44 by four,
                         # BatchNorm backward of 33 x 1280 x 40 x 40, 113, 186, 206 (H100)
+TILES = 4               # that the pieces of two axes of a row make, more of which
+PLANE_SHORT = 512       # of axes of up to so many elements
+PIECE = 64              # have equal pieces, of so many elements at least; or one piece where no more than
+PIECE_IDLE = 0.3        # so many lanes of each are idle: BatchNorm backward in NCHW of 51 x 640 x 20 x 20 bf16 34.1 us as 64 and 7 x 64, of
+                        # 40 x 512 x 15 x 15 17.2 as 32 + 8 and 2 x 128; 47.7 as 32 + 16 + 4 and 256 + 128 + 16, 18.9 as 32 + 8 and 128 + 64 + 64
+                        # (H200)
+MOST_HELD = 128         # and not more than so many: BatchNorm backward in NCHW of 137 x 1280 x 15 x 15 bf16 178 us by 16 warps, 346 by eight, which
+                        # spill 832 bytes (H200)
 PLANE = 28              # elements to a thread, at most, of a plane that is a program's own: planes of 3136, EvoNorm backward of 32 x 256 x 56 x 56 in
                         # bf16 68 us, 92 and 75 with twice and half the warps; of SiLU behind a GroupNorm 63, 77 and 83; in f32 108, 112 and 116
 PLANE_REGISTERS = (2, 64), (8, 96)      # (bytes of what is read, registers of a thread then, more of which fewer programs would run): EvoNorm in bf16
@@ -150,6 +162,7 @@ def stages(b: Body, rows: list[Axis], line: Axis, hints: Hints, target) -> Stage
     for shared in ((line, *others, line) if unbroken else (*others, line)) if sharers else ():
         found = _covered({**n, shared: -(-n[shared] // sharers)}, _order(read, line, others, n), 32 * warps * (NESTED_LANES if nested else LANES))
         if len(rows) == 1 or math.prod(map(sum, found.values())) * sharers <= IDLE * math.prod(n.values()):
+            found = _plain(found, n | {shared: -(-n[shared] // sharers)})
             if turned:
                 return Stages(shared, sharers, found, warps, 2 * REGISTERS)
             long = len(rows) == 1 and (n[line] >= sharing.RUN or warps > WARPS)
@@ -186,6 +199,9 @@ def side_by_side(b: Body, rows: list[Axis], read: list[Load], hints: Hints, targ
         found[shared] = (most,) * -(-n // most)         # with a last one of another length Triton lays all of them out anew, and spills
     if sum(found[shared]) * sharers > IDLE * hints.exactly(shared.extent):
         return None
+    elements = count * math.prod(map(sum, found.values())) * len(held_whole)
+    if len(inside) > 1 and warps > SIDE_WARPS and elements <= SIDE_HELD * 32 * SIDE_WARPS and all(e.dtype.bytes == 2 for e in held_whole):
+        return Stages(shared, sharers, found, SIDE_WARPS, MOST_REGISTERS, beside=(axis, count))
     return Stages(shared, sharers, found, *_busy(warps, SIDE_REGISTERS, found, held_whole, count), beside=(axis, count))
 
 
@@ -196,7 +212,7 @@ def _busy(warps: int, registers: int, found: dict[Axis, tuple[int, ...]], read: 
     least = beside * math.prod(map(min, found.values())) // 32
     if len(found) < 2 or any(e.dtype.bytes != 2 for e in read):
         return warps, registers
-    if elements > MUCH * 32 * warps and (least < warps > SIDE_WARPS or warps >= WARPS):
+    if MUCH * 32 * warps < elements <= MOST_HELD * 32 * warps and (least < warps > SIDE_WARPS or warps >= WARPS):
         return warps // 2, MOST_REGISTERS
     if elements > LITTLE * 32 * warps or least >= warps:
         return warps, registers
@@ -274,12 +290,14 @@ def carrying(b: Body, rows: list[Axis], line: Axis | None, crossed: frozenset, h
         return None
     share = -(-(n if aligned or sharers > sharing.FEW_SHARERS else n // sharing.WORDS * sharing.WORDS) // sharers)
     warps = max(1, min(WARPS, power(share) // (32 * CARRYING)))
+    long = warps == WARPS and not aligned and max(read) == 2
+    warps = warps // 2 if long else warps
     most = 32 * warps * CARRYING
     found = (most,) if share <= most else _in_words(share, most, 64 * warps)
     way = sum({(e.node, e.index): e.dtype.bytes for e in walk(*exprs_of(b))
                if isinstance(e, Load) and e.index[0].axes() >= crossed | {line}}.values())
     stages = UNDER_WAY if (UNDER_WAY - 1) * way * sum(found) <= SHARED else 1
-    return Stages(line, sharers, {line: found}, warps, 2 * REGISTERS, stages=stages)
+    return Stages(line, sharers, {line: found}, warps, MOST_REGISTERS if long else 2 * REGISTERS, stages=stages)
 
 
 def of_two(s: Stages, elements: int, size: int, shifted: bool) -> Stages:
@@ -316,6 +334,19 @@ def _covered(n: dict[Axis, int], order: tuple[Axis, ...], most: int) -> dict[Axi
     return found
 
 
+def _plain(found: dict[Axis, tuple[int, ...]], n: dict[Axis, int]) -> dict[Axis, tuple[int, ...]]:
+    """The pieces of two axes of `n` elements each; fewer lengths where they make many tiles."""
+    many = len(found) == 2 and math.prod(map(len, found.values())) > TILES
+    return {a: _plainer(n[a], p) for a, p in found.items()} if many else found
+
+
+def _plainer(n: int, lengths: tuple[int, ...]) -> tuple[int, ...]:
+    """The pieces of `n` elements, few enough for a plane of a small image, where they are of three lengths: equal ones, or one with idle lanes."""
+    if len(set(lengths)) < (3 if sum(lengths) == n else 2) or len(lengths) < 3 or n > PLANE_SHORT:
+        return lengths
+    return evenly(n, PIECE) or ((power(n),) if power(n) - n <= PIECE_IDLE * n else lengths)
+
+
 def pieces(n: int, most: int) -> tuple[int, ...]:
     """Pieces of `most` elements, a power of two, and one to three of what is left: few lanes are idle."""
     whole, rest = divmod(n, most)
@@ -324,6 +355,17 @@ def pieces(n: int, most: int) -> tuple[int, ...]:
         found.append(power(rest) // 2)
         rest -= power(rest) // 2
     return (*found, *((power(rest),) if rest else ()))
+
+
+def evenly(n: int, least: int) -> tuple[int, ...]:
+    """The longest equal powers of two, of `least` lanes at least, that cover `n` lanes with few idle ones; () where there are none."""
+    size = power(n) // 2
+    while size >= least:
+        count = -(-n // size)
+        if (count * size - n) * EVEN_WASTE <= n:
+            return (size,) * count
+        size //= 2
+    return ()
 
 
 def power(n: int) -> int:

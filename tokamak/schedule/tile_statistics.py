@@ -33,18 +33,21 @@ LEAST_TURNED = 4        # rows at once from which on fewer may be: BatchNorm in 
                         # 32 x 96 x 57 x 57, five, 22.4, 23.0, of 64 x 2048 x 7 x 7, seven, 20.4, 21.2
 SUMS_AT_ONCE = 2        # of sums, which are read a turn ahead: backward of InstanceNorm3D in NDHWC 39 us, 48 with four and none ahead; one-pass
                         # statistics gain nothing by that (24 us, 23; 31, 31). Five sums of f32 a row at a step 71.2, 76.4 with none ahead
+WRITTEN = 2             # times fewer rows of a piece where something of 16 bits is written beside: RMSNorm backward along the middle of
+                        # 400 x 1000 x 30 bf16 35.8 us, of 238 x 2014 x 19 f16 39.7; 96.8 and 100, which spill 208 and 248 bytes (H200)
 
 
 def several_rows(of: TileFacts, pieces: dict[Axis, tuple[int, ...]]) -> dict[Axis, tuple[int, ...]]:
     """The rows of a tile of `pieces` of which programs share statistics in equal pieces of a word a thread, which enter the statistics at once; empty
     where they cannot be divided so."""
     down = [a for a in pieces if a in of.crossed]
-    if not of.statistics() or len(down) != 1 or len(pieces) < 2:
+    if not of.statistics() or of.down or len(down) != 1 or len(pieces) < 2:
         return {}
     words, count = WORD_WARPS, ALONE_AT_ONCE if _alone(of) else SUMS_AT_ONCE if of.only_sums() else AT_ONCE
     if alone := by_blocks(of, pieces):
         words, count = BLOCK_WARPS * BLOCK_WORDS, 1 if of.only_sums() else AT_ONCE
     count = 1 if of.carried() > MOST_CARRIED else count
+    words //= WRITTEN if any(s.axes & of.crossed for s in of.b.stores) and of.narrowest() < 4 else 1
     rows = 32 * words * (WORD // of.narrowest()) // math.prod(sum(p) for a, p in pieces.items() if a not in of.crossed)
     while alone and count > 1 and of.hints(down[0].extent) < rows * count:
         count //= 2

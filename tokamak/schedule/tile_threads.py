@@ -11,11 +11,11 @@ from . import tile_statistics
 from .body import exprs_of
 from .schedule import strides_of
 from .tile_access import fits
-from .tile_elements import SHORT_RUN, TOGETHER_THREAD, TileElements
+from .tile_elements import CARRY_THREAD, SHORT_COLUMN, SHORT_RUN, TOGETHER_THREAD, TileElements
 from .tile_facts import WORDS_OF
 from .tile_schedule import alike
 from .tile_stages import power
-from .tile_statistics import BLOCK_WARPS
+from .tile_statistics import BLOCK_WARPS, WORD
 
 CARRY_PIECE = 32        # columns of each of the pieces of short rows that are all alike (`tile_alike.CARRY_SHORT`),
 CARRY_ALIKE = 4         # which so many warps have; of more pieces than
@@ -43,6 +43,14 @@ DRAWN_WARPS = 2         # warps for each byte of an element up to which it has s
                         # bf16 59, of 5852 x 1899 f16 66, of 1200 x 2733 bf16 24.4, of 1023 x 6389 f32 47, the first kernel of its training of
                         # 1696 x 1224 bf16 18.9, of 3134 x 1613 36.9, of 11008 x 2049 f32 159; 19.5, 67, 107, 34, 61, 29.4, 58 and 299 by programs
                         # of one to eight warps that keep the weights and take rows one after the other; of 27601 x 511 bf16 81, 80 (H100)
+MIDDLING = 257, 512     # elements of rows of 32 bits beside which sums are carried, held in one piece by
+MIDDLING_IDLE = 0.25    # where so few lanes of each element are idle or rows begin at words,
+MIDDLING_WARPS = 4      # so many warps,
+MIDDLING_RESIDENT = 2   # such programs of a multiprocessor, CARRY_STAGES under way: LayerNorm backward of 2500 x 300 f32 13.6 us, of 2680 x 416 13.6,
+                        # of 3001 x 501 16.0; 15.3, 15.7 and 19.1 in eight rows by eight warps, one at a time (H200)
+CARRIED_LONG = 8192     # elements of a row of 16 bits that begins anywhere, beside which sums are carried, from which on
+LONG_CARRYING = 8       # so many warps have it, all of a multiprocessor's registers:
+                        # LayerNorm backward of 1500 x 9001 bf16 49.7 us, of 835 x 10868 43.1; 54.7 and 52.0, which spill 104 bytes (H200)
 CARRIED_MOST = 136      # registers of a thread, as counted, from which on a program that carries sums beside a tile of rows has more warps,
 CARRIED_EXACT = 170     # where they lie along two axes and no lane is idle, and
 CARRIED_WIDE = 96       # where they are three sums or more of 32 bits, fewer than
@@ -81,6 +89,12 @@ HELD_EACH = 32          # run at once so: f32 LayerNorm of 512 rows of 8192 and 
 WORDS_WARPS = 8         # of programs that share rows that begin anywhere: f16 sums of 8 rows of 131073 4.1 us, 5.4 with half as many
 RESIDENT = 32           # warps a multiprocessor should have in flight
 CARRY_RESIDENT = 16     # the same where folds across programs are carried: the fewer programs, the fewer partial results to fold
+DOWN_EACH = 26          # elements at most, more than CARRY_THREAD, to a thread of a tile of 16 bits, of a group of channels, see `carries_down`; of
+                        # fewer EvoNorm backward in NHWC of 200 x 160 x 15 x 15 bf16 81.6 us, 66.6 (H200)
+DOWN_WARPS = 8          # of programs that walk down blocks of 16 bits that begin anywhere, and carry one sum,
+DOWN_FROM = 112         # rows from which on (fewer are as quick by twice as many),
+DOWN_RESIDENT = 3       # of which a multiprocessor has so many: GELU's backward with its bias of 113 x 85455 bf16 30.7 us, of
+                        # 300 x 20001 f16 22.2; 39.3 and 22.9 by twice as many, one row under way (H200)
 DOWN_TURNS = 32         # rows at least to each of two such programs, which have 16 warps and walk down blocks of long columns that they write, too:
                         # LayerNorm backward of 256 rows of 262144 bf16 178 us, 193 by one of each multiprocessor
 REGISTERS = 65536       # of a multiprocessor
@@ -133,23 +147,33 @@ class TileThreads(TileElements):
         if tile_statistics.by_blocks(self, self.pieces):
             stages = CARRY_STAGES if fits(CARRY_STAGES, self.b, self.pieces, split) else 1
             return Threads(BLOCK_WARPS, tile_statistics.BLOCKS, stages, 0, False, False)
+        if self.carries_middling() and len(dims) == 2:
+            return Threads(MIDDLING_WARPS, MIDDLING_RESIDENT, CARRY_STAGES, 0, False, False)
         if self.carries_one_piece():
-            return Threads(1, CARRY_RESIDENT, 1, 0, False, False)
+            return Threads(1, CARRY_RESIDENT, CARRY_STAGES if self.begin_at_words(WORDS_OF) else 1, 0, False, False)
         if self.scans_pieces():
             return Threads(1, RESIDENT, 1, 0, False, False)
+        if self.walks_anywhere():
+            return Threads(DOWN_WARPS, DOWN_RESIDENT, CARRY_STAGES, 0, False, False)
         if self.sums_turned() and len(dims) > 1:
             return Threads(TURNED_WARPS, TURNED_RESIDENT, CARRY_STAGES, 0, False, False)
         by_thread = dims == (self.line,) and self.sums_along()
-        each = self.each_thread(dims, carries, by_thread) * (2 if self.narrowest() >= 4 and self.carries_down(dims) else 1)
+        each = self.each_thread(dims, carries, by_thread)
+        if self.carries_down(dims):
+            each = max(1, elements // (32 * CARRY_ALIKE)) if len(dims) == 2 else each * 2 if self.narrowest() >= 4 else each
         words = self.streams() and self.words_shared(self.line)
         most = CARRY_WARPS if carries and not one and not columns or self.stacked() else MOST_WARPS
         warps = tile_statistics.WORD_WARPS if several else self._warps(dims, elements, each, most, words)
+        warps = min(warps, self._abreast(dims)) if self._folds_alone(dims) else warps
+        long = one and self.shift is not None and self.narrowest() < 4 and CARRIED_LONG < self.hints(self.shift.words) <= 2 * CARRIED_LONG
+        warps = min(warps, LONG_CARRYING) if long else warps
         # one-warp LayerNorm and RMSNorm over 1023: 83 and 88%, 65 and 78 when counted
         counted = carries or split and not self.crossed and warps > 1
         stay = tile_statistics.resident(self) if several else max(1, RESIDENT // (PASSING_WARPS if words or self.narrow_sums() else warps))
-        if (self.carries or self.several_wide()) and not one and not columns and len(dims) == 2:
+        if (self.carries or self.several_wide()) and not one and not columns and len(dims) == 2 and not self.carries_down(dims):
             warps = self._carrying(warps, elements)
-        held = 2 * TOGETHER_THREAD if each == TOGETHER_THREAD and columns else elements // (32 * warps)
+        real = self.hints(self.line.extent) if one and alike(self.pieces[self.line]) else elements
+        held = 2 * TOGETHER_THREAD if each == TOGETHER_THREAD and columns else real // (32 * warps)
         resident = self._holding(warps, held) if counted else stay
         keeps = bool(split) and self._keeps_weights(warps)
         if keeps:
@@ -165,11 +189,18 @@ class TileThreads(TileElements):
         if full and not by_thread and not several:         # sums of GroupNorm backward in NHWC of 24 x 768 x 40 x 40 f32 94 us, 109 spilled
             need = BESIDE + elements // (32 * warps) * self.carried()
             resident = max(1, min(resident, REGISTERS // (32 * warps * need)))
-        stages = 1 if reread else CARRY_STAGES if staged or keeps or split and self._takes_rows(warps, resident) else self.stages()
+        beside = len(dims) > 2 and self.carries_lines()
+        under_way = beside or staged or keeps or split and self._takes_rows(warps, resident)
+        stages = 1 if reread else CARRY_STAGES if under_way else self.stages()
         stages = stages if fits(stages, self.b, self.pieces, {*split, *self.looped}) else 1
         capped = at_once or full or split and not keeps and resident < RESIDENT // warps and not self.carries_down(dims)
+        capped = capped and not beside and not long
         return Threads(warps, resident, stages,
                        min(REGISTERS // (32 * warps * resident) // 8 * 8, 255) if capped else 0, by_thread, reread)
+
+    def walks_anywhere(self) -> bool:
+        """Do programs walk down blocks of 16 bits that begin anywhere, of DOWN_FROM rows at least, and carry one sum?"""
+        return self.walks_plainly() and self.shift is not None and self.narrowest() < 4 and self.hints.count(self.crossed) >= DOWN_FROM
 
     def carries_alike(self) -> bool:
         """Are sums carried along short rows, several of which lie in equal pieces of a warp's width?"""
@@ -179,13 +210,31 @@ class TileThreads(TileElements):
     def carries_down(self, dims: tuple[Axis, ...]) -> bool:
         """Are three sums and more carried along rows in several equal pieces down columns, of several of what is beside to a tile? They take
         more registers than are counted: EvoNorm backward in NHWC of 1511 x 96 x 7 x 7 bf16 78 us, of 359 x 128 x 7 x 7 f32 33.3, by four warps each;
-        with 128 registers 101 and, by eight, 43.8, which spill 416 and 208 bytes (H200)."""
-        down = any(alike(self.pieces[a]) and len(self.pieces[a]) > 2 for a in self.rows if a in self.pieces)
-        return self.carries and len(dims) > 2 and len(self.crossing) > 2 and down
+        with 128 registers 101 and, by eight, 43.8, which spill 416 and 208 bytes; of 77 x 320 x 14 x 14 f16, a group of channels at a time, 36.3,
+        46.3 (H200)."""
+        down = any(alike(self.pieces[a]) and len(self.pieces[a]) > 2 for a in self.rows if a in self.pieces and a is not self.line)
+        few = self.narrowest() < 4 and CARRY_THREAD < math.prod(sum(self.pieces[a]) for a in dims) / (32 * CARRY_ALIKE) <= DOWN_EACH
+        return self.carries and (len(dims) > 2 or len(dims) == 2 and few) and len(self.crossing) > 2 and down
+
+    def carries_middling(self) -> bool:
+        """Are one or two sums carried beside rows of 32 bits of a middling length? Two, and few lanes idle, where they begin anywhere."""
+        row = sum(self.pieces.get(self.line, (0,)))
+        alone = self.carries and self.rows == [self.line] and not self.looped and self.shift is None
+        if not alone or self.narrowest() < 4 or len(self.crossing) > 2 or not MIDDLING[0] <= row <= MIDDLING[1]:
+            return False
+        n = self.hints(self.line.extent)
+        return not self.begin_anywhere() or len(self.crossing) == 2 and power(n) - n <= MIDDLING_IDLE * n
+
+    def carries_lines(self) -> bool:
+        """Are three sums and more of 32 bits carried beside rows along two axes, the contiguous one the longer? A tile has few of them, several tiles
+        under way and as many registers as they take (`tile_alike.LINES_HELD`)."""
+        lengths = [self.hints(a.extent) for a in self.rows]
+        return self.carries and self.several_wide() and len(self.rows) == 2 and self.line in self.rows and self.hints(self.line.extent) > min(lengths)
 
     def carries_one_piece(self) -> bool:
         """Are sums carried along short rows that begin anywhere, the shorter of them at no words of 4 bytes, and are one piece? A Python LayerNorm's
-        backward of 524287 rows of 62 f16 126 us so, 109 by two warps, of 251065 of 63 71, 145."""
+        backward of 524287 rows of 62 f16 126 us so, 109 by two warps, of 251065 of 63 71, 145. Several rows are under way where they begin at
+        words: LayerNorm backward of 19122 of 124 bf16 15.8 us, of 30000 19.4, 22.6 and 24.9 with one (H200)."""
         return self.carries and not self.looped and self.short_anywhere() and (self.pieces[self.line][0] > 64 or not self.begin_at_words(4))
 
     def scans_pieces(self) -> bool:
@@ -193,6 +242,16 @@ class TileThreads(TileElements):
         nothing on to another: along the middle of 40 x 49 x 2132 bf16 10.8 us, of 61 x 50 x 5552 31.4, of 761 x 50 x 80 f32 13.0; 19.9, 60.2 and 22.3
         by two or four; but of 690 x 49 x 511 f16, which begin anywhere, 39.6, 35.2 (H100)."""
         return self.scans_down() and not self.looped and not self.begin_anywhere() and alike(self.pieces[self.rows[0]])
+
+    def _folds_alone(self, dims: tuple[Axis, ...]) -> bool:
+        """Does a tile hold short columns of several matrices that begin at words, so that a thread may fold them by itself? RMSNorm along the
+        middle of 900 x 16 x 1024 f16, four matrices of 64 columns, 20.2 us by one warp, 39.5 by four (H200)."""
+        return len(dims) == 3 and self.held_columns() and not self.begin_anywhere() and sum(self.pieces[self.rows[0]]) <= SHORT_COLUMN
+
+    def _abreast(self, dims: tuple[Axis, ...]) -> int:
+        """Warps whose threads have words of all columns of a tile, and nothing of each other's."""
+        lanes = math.prod(sum(self.pieces[a]) for a in dims if a in self.b.parallel)
+        return max(1, lanes * self.narrowest() // (32 * WORD))
 
     def held_anywhere(self) -> bool:
         """Are rows along a middle axis, few of them, held in equal pieces beside columns that begin anywhere?"""
@@ -249,7 +308,8 @@ class TileThreads(TileElements):
     def _few(self, warps: int, elements: int, most: int) -> int:
         """More warps than `warps` where a program runs through rows, and there are few programs."""
         much = self.places() or self.draws()
-        if not self.looped or self.crossed or self.line not in self.rows or self.whole_runs() or not (much or self.passing()):
+        again = self.stored_along() and len(self.rows) > 1          # BatchNorm backward in NCHW of 55 x 320 x 56 x 56 bf16 153 us, 195 by four (H200)
+        if not self.looped or self.crossed or self.line not in self.rows or self.whole_runs() or not (much or again or self.passing()):
             return warps            # logsumexp of 500 x 70001 bf16 33.8 us by four, 38.7
         enough = RESIDENT if much else FEW_RESIDENT
         programs = self.blocks(self.b.parallel, self.pieces)
@@ -319,6 +379,8 @@ class TileThreads(TileElements):
         row = sum(size for _, address, size in set(strides_of(self.b)) if self.line in address.axes() and address.axes() & self.crossed)
         beside = math.prod(sum(self.pieces[a]) for a in self.pieces if a in self.b.parallel)
         ragged = self.carries_wide() and not self._exact_rows()
+        if self.down and len(self.pieces) > 1:
+            return CARRY_STAGES
         if 1 < beside < LANES or beside > 1 and self.shift is None and self.begin_anywhere() or ragged:
             return 1
         if CARRY_STAGES * row * sum(self.pieces.get(self.line, (1,))) > STAGED or self._short_run():

@@ -15,9 +15,15 @@ from .tile_access import fits, once
 from .tile_blocks import FILLED, MANY, SUMMED_ANYWHERE_SHARES, TileBlocks
 from .tile_facts import ALONE
 from .tile_schedule import TileSchedule, cover
-from .tile_stages import power
+from .tile_stages import evenly, power
 from .tile_threads import COLUMN_STAGES, REGISTERS
 
+DOWN_LEAST = 6          # rows at least of a program of `tile_threads.DOWN_WARPS`: GELU's backward of 100 x 30001 f16 12.3 us, 13.1 with two (H200)
+SHARED_STAGES = 3       # tiles of columns of 16 bits under way that programs of one warp share: column sums of 17832 x 126 f16 9.0 us, of 12000 x 300
+                        # bf16 10.2, with what folds their partial results; 9.8 and 11.0 with one (H200)
+IDLE_ROWS = 2           # idle lanes, one in so many, of a tile of columns of 32 bits, mostly partial results, from which on they are in equal pieces
+IDLE_PIECE = 8          # of so many rows at least: partial results of 132 over 416 f32 4.3 us
+                        # between two events, 5.0, of 282 over 160 4.1, 4.5 (H200)
 LONG = 16384            # elements of a looped row from which on each has a program to itself, where programs leave one number each: cross entropy
                         # forward over 32000 and 50257 columns 88 and 90%, 81 and 83 with as many programs as run at once
 HELD_TURNS = 4          # turns of a loop down columns that a program makes at once,
@@ -82,14 +88,18 @@ class _Chooser(TileBlocks):
 
     def _dims(self, beside: Axis | None = None) -> tuple[Axis, ...]:
         """The tiled axes in order. `beside`, or of three one whose steps are whole pieces of the contiguous one, stands first, since Triton lays
-        threads along it next: backward sums of EvoNorm in NHWC of 32 x 256 x 56 x 56 in bf16 177 to 79 us, in f32 146 to 119."""
+        threads along it next: backward sums of EvoNorm in NHWC of 32 x 256 x 56 x 56 in bf16 177 to 79 us, in f32 146 to 119. But not rows, unless
+        sums are carried beside what is folded along both: a thread has its own. RMSNorm along the middle of 1432 x 8 x 344 f32 12.0 us, 18.7, of
+        3000 x 6 x 500 23.9, 40.8, dropout and LayerNorm backward of 253448 x 63 f16 133, 150, EvoNorm in NCHW of 8470 x 192 x 7 x 7 bf16 213, 253;
+        but EvoNorm backward of 4248 x 192 x 7 x 7 f32 343, 457, of 1000 x 64 x 14 x 14 59, 73 (H200)."""
         dims = tuple(a for a in self.order if a in self.pieces)
         if beside is not None:
             return tuple(sorted(dims, key=lambda a: a is not beside))
         if len(dims) != 3 or dims[-1] is not self.line:
             return dims
+        folded = {a for e in self.folds if self.carries and self.line in e.over for a in e.over}
         behind = {a for _, address, _ in strides_of(self.b) if address.coefficient(self.line) == 1
-                  for a in dims if address.coefficient(a) is self.line.extent}
+                  for a in dims if address.coefficient(a) is self.line.extent and a in self.b.parallel | folded}
         return tuple(sorted(dims, key=lambda a: a not in behind))
 
     def _together(self) -> frozenset[Axis]:
@@ -139,7 +149,8 @@ class _Chooser(TileBlocks):
             self.resident *= sharing.clusters(s.sharers, self.target) / self.target.threads
         return TileSchedule(self.order, dims, tuple((a, self.pieces[a]) for a in dims), frozenset(), split,
                             self._programs(split) if split else 1, exact, s.warps, s.stages, wide=self.wide,
-                            shift=self.shift, staged=s.shared, sharers=s.sharers, registers=s.registers)
+                            shift=self.shift, staged=s.shared, sharers=s.sharers,
+                            registers=s.registers if s.registers < tile_stages.MOST_REGISTERS else 0)
 
     def _columns_only(self, found: column_words.Columns) -> TileSchedule:
         """Columns that are only folded."""
@@ -151,14 +162,17 @@ class _Chooser(TileBlocks):
         held = turns or whole and most <= found.rows
         self.looped.update(() if self.crossed or held else self.rows)
         rows = whole if turns or held and found.columns == 1 else (found.rows,)
+        if held and not turns and self.reads_wide() and found.columns > 1 == found.matrices and (found.rows - most) * IDLE_ROWS > most:
+            rows = evenly(most, IDLE_PIECE) or rows
         self.pieces = {a: rows if a is down else (found.columns,) for a in self.order if a is down or a is self.line and found.columns > 1}
         if found.matrices > 1:
             beside = next(a for a in reversed(self.order) if a in self.b.parallel and a is not self.line)
             self.pieces = {a: self.pieces.get(a, (found.matrices,)) for a in self.order if a in self.pieces or a is beside}
         self.resident = found.programs * -(-self.hints.count(self.b.parallel - self.crossed) // found.columns) / self.target.threads
         split = tuple(self.crossed)
-        stages = COLUMN_STAGES if found.once and found.warps > 1 and self.folds_columns() else 1
-        stages = stages if fits(stages, self.b, self.pieces, self.looped) else 1
+        stages = COLUMN_STAGES if found.once and found.warps > 1 and self.folds_columns() else \
+            SHARED_STAGES if split and found.warps == 1 and self.narrowest() < 4 and not found.once else 1
+        stages = stages if fits(stages, self.b, self.pieces, {*split, *self.looped}) else 1
         return TileSchedule(self.order, tuple(self.pieces), tuple(self.pieces.items()), frozenset(self.looped), split,
                             self._programs(split) if split else 1, frozenset(a for a in self.pieces if self._exact(a)), found.warps, stages,
                             wide=self.wide, by_thread=found.by_thread,
@@ -200,6 +214,8 @@ class _Chooser(TileBlocks):
         share = want // kept if self.carries or self.down or want >= MANY * kept or want // kept * kept >= FILLED * want else -(-want // kept)
         most = blocks(split)
         programs = max(1, min(share, most))
+        if self.walks_anywhere():
+            programs = max(1, min(programs, most // DOWN_LEAST))
         while self.carries and several and programs * FEW_TURNS > most and programs // 2 * kept >= self.target.threads:
             programs //= 2
         if self.shift is None or self.words_shared(self.shift.axis):

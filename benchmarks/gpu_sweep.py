@@ -1,0 +1,174 @@
+"""Joint sweeps: kernels of the GPU cases under many schedules at once, from which the rungs of the heuristics are taken.
+
+    python -m benchmarks.gpu_sweep --cases NAME ... [--most N] [--budget SECONDS] [--workers N] [--json FILE] [--seed N]
+
+Where `tokamak tune` walks from the heuristic's schedule step by step, this tries the product of what pieces, warps, rows under way, programs and
+registers may be, nearest first and the rest drawn at random, at most `--most` of a kernel. Device time of a kernel by itself in microseconds, the
+second-level cache flushed before every call; what computes something else than the heuristic's schedule is left out.
+"""
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+
+from tokamak.fuse.cost import Hints
+from tokamak.schedule.body import Body
+from tokamak.schedule.neighbours import changed, feasible, settled
+from tokamak.schedule.tile_schedule import cover, TileSchedule
+from tokamak.schedule.tile_stages import evenly, power
+from tokamak.tools.record import recording
+from tokamak.tools.trial import Bench, Task
+from tokamak.tools.tune import device_timer, right, tasks
+
+from .gpu_batch import Turn
+from .gpu_cases import case, chosen
+from .gpu_sides import compiled, multiplying, once, own, warm
+
+WARPS = 1, 2, 4, 8, 16
+PIECES = 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192
+WIDER = 8               # times longer or shorter than the heuristic's that a piece is tried
+PROGRAMS = 0.25, 0.5, 2, 4
+TURNED = "turned"       # the first two of three dimensions of a tile change places
+
+
+# -- schedules -----------------------------------------------------------------------------------------------------------------
+def variants(task: Task, most: int, seed: int) -> list[TileSchedule]:
+    """The heuristic's schedule and up to `most` others that a multiprocessor might hold: all that differ in one thing, then any, at random."""
+    s, r = task.schedule, random.Random(seed)
+    choices = [list(own) for own in options(task.body, s, task.hints)]
+    ways = list(itertools.islice(itertools.product(*choices), 1 << 20))
+    r.shuffle(ways)
+    ways.sort(key=lambda w: min(sum(c is not None for c in w), 2))
+    found: dict[TileSchedule, None] = {s: None}
+    for way in ways:
+        if len(found) > most:
+            break
+        made = applied(task.body, s, way, task.hints)
+        if made is not None and feasible(task.body, made):
+            found.setdefault(made)
+    return list(found)
+
+
+def options(b: Body, s: TileSchedule, hints: Hints) -> Iterator[list]:
+    """What may be changed, a list each, None for no change: texts of `schedule.neighbours`, or (axis, pieces) of a held row."""
+    yield [None, *(f"warps({w})" for w in WARPS if w != s.warps)]
+    yield [None, *(["registers(0)"] if s.registers else [])]
+    yield [None, *([TURNED] if len(s.dims) == 3 else [])]
+    if s.sharers > 1:                       # a share of a row has its pieces
+        return
+    yield [None, *([f"stages({n})" for n in (1, 2, 3, 4) if n != s.stages] if s.looped or s.split else [])]
+    yield [None, *([f"programs({max(1, round(s.programs * f))})" for f in PROGRAMS] if s.split else [])]
+    for i, a in enumerate(s.order):
+        own = s.sizes(a) if a in s.dims else (1,)
+        if a in b.parallel or a in s.looped:
+            near = [n for n in PIECES if own[0] / WIDER <= n <= own[0] * WIDER and n <= 2 * power(hints(a.extent))]
+            yield [None, *(f"tile(i{i}:{n})" for n in near if (n,) != own)]
+        elif a in s.dims and s.shift is None:
+            n = hints(a.extent)
+            yield [None, *((a, p) for p in dict.fromkeys((cover(n), (power(n),), *(evenly(n, m) for m in (8, 16, 32, 64, 128)))) if p and p != own)]
+
+
+def applied(b: Body, s: TileSchedule, way, hints: Hints) -> TileSchedule | None:
+    texts = tuple(c for c in way if isinstance(c, str) and c != TURNED)
+    for a, pieces in (c for c in way if isinstance(c, tuple)):
+        s = settled(b, replace(s, pieces=tuple((x, pieces if x is a else p) for x, p in s.pieces)), hints)
+    made = changed(b, s, tuple(sorted(texts, key=lambda t: t.startswith("registers"))), hints)
+    ordered = s.dims == tuple(a for a in s.order if a in s.dims)
+    if made is None or len(made.dims) != 3 or ordered == (TURNED not in way):
+        return made
+    dims = (made.dims[1], made.dims[0], *made.dims[2:])
+    return replace(made, dims=dims, pieces=tuple((a, made.sizes(a)) for a in dims))
+
+
+# -- measuring -----------------------------------------------------------------------------------------------------------------
+def swept(name: str, most: int, seed: int, until: float, lock: str) -> list[dict]:
+    """The kernels of a case: 'case', 'kernel', 'tried' [(schedule, us, spilled bytes)], the heuristic's first, the others by their time."""
+    one, gpu = case(name), Turn(lock)
+    with warm(), multiplying(one), recording(tuned=False) as recorder:
+        inputs = one.inputs("cuda")
+        once(one, compiled("tokamak", one.fn, cached=True), own(one, inputs), 0)
+        del inputs
+    graphs = [r for r in recorder.graphs if not (one.mode == "backward" and r.kind == "forward")]
+    found = []
+    for task in tasks(graphs):
+        ways = variants(task, most, seed)
+        bench = Bench(task, "")
+        tried, timer, first = [], device_timer("cuda"), None
+        for at in range(0, len(ways), 8):
+            if time.time() > until:
+                break
+            built = bench.build(ways[at:at + 8])
+            with gpu:
+                for s, trial in built.items():
+                    if first is None:
+                        first, want = trial, bench.results(trial)
+                    if trial is first or right(bench, trial, want):
+                        tried.append((str(s), timer(lambda: bench.run(trial), s) * 1e6, trial.spilled))
+        if tried:
+            found.append({"case": name, "kernel": task.name, "tried": [tried[0], *sorted(tried[1:], key=lambda t: t[1])]})
+        torch.cuda.empty_cache()
+    return found
+
+
+def _alone(cores) -> None:
+    """A process that stays on a processor of its own."""
+    os.sched_setaffinity(0, [cores.get()])
+    torch.set_num_threads(1)
+
+
+def text(row: dict, shown: int) -> str:
+    (s, us, spilled), *others = row["tried"]
+    line = lambda t, us, spilled: f"    {us:8.2f}  {t}{f'  {spilled} spilled' if spilled else ''}"
+    best = others[0][1] if others else us
+    return "\n".join([f"{row['case']} {row['kernel']}: {us:.2f} us, {us / min(us, best):.2f} times the best of {len(others) + 1}",
+                      line(s, us, spilled), *(line(*t) for t in others[:shown])])
+
+
+def main(argv: list[str] | None = None) -> int:
+    p = argparse.ArgumentParser(prog="python -m benchmarks.gpu_sweep", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--cases", nargs="+", required=True, metavar="NAME", help="cases by name, also of any size; with * and ?, those of the list")
+    p.add_argument("--most", type=int, default=48, metavar="N", help="schedules of a kernel beside the heuristic's")
+    p.add_argument("--shown", type=int, default=4, metavar="N", help="of the best ones, so many are printed")
+    p.add_argument("--budget", type=float, default=1e9, metavar="SECONDS")
+    p.add_argument("--workers", type=int, default=os.cpu_count(), metavar="N", help="so many processes compile, one at a time has the GPU")
+    p.add_argument("--json", default="", help="everything that was measured is kept here")
+    p.add_argument("--seed", type=int, default=0)
+    args = p.parse_args(argv)
+    names = chosen(args.cases, [])
+    if not torch.cuda.is_available():
+        sys.exit("no CUDA device: nothing can be measured here")
+    until, context, rows = time.time() + args.budget, get_context("spawn"), []
+    cores = context.Queue()
+    for n in range(args.workers):
+        cores.put(sorted(os.sched_getaffinity(0))[n % os.cpu_count()])
+    with tempfile.NamedTemporaryFile() as lock, ProcessPoolExecutor(args.workers, context, _alone, (cores,)) as pool:
+        jobs = {pool.submit(swept, n, args.most, args.seed, until, lock.name): n for n in names}
+        for done in as_completed(jobs):
+            try:
+                found = done.result()
+            except Exception as error:
+                print(f"{jobs[done]}: {type(error).__name__}: {error}", flush=True)
+                continue
+            rows += found
+            for row in found:
+                print(text(row, args.shown), flush=True)
+            if args.json:
+                Path(args.json).write_text(json.dumps(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""Kernels of the GPU cases as they are planned for an H200: the tool that shows them, and a case on either side of rungs that whole programs show."""
+import json
+
+import pytest
+import torch
+
+from benchmarks import gpu_plans, gpu_sweep
+
+pytest.importorskip("triton")
+EIGHTS, SIXTEENS = "+".join(["8"] * 7), "+".join(["16"] * 13)
+TWO_THOUSANDS = "+".join(["2048"] * 5)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("case, found", [
+    ("evonorm_bwd_bf16_nchw_2000x256x7x7", f"i2:8, i0:8, i3:{EIGHTS}?) split(i0 / 8) warps(8)"),                # equal pieces of a short plane
+    ("evonorm_bwd_bf16_nchw_1000x128x14x14", "i2:4, i3:128+64+4)"),                                             # none where a longer one fits
+    ("evonorm_bwd_f32_nchw_4248x192x7x7", f"i2:8?, i0:4, i3:{EIGHTS}?) split(i0 / 16) warps(4) stages(3)"),
+    ("evonorm_bwd_f32_nchw_3000x96x8x8", "i2:4?, i0:8, i3:64)"),                                                # few channels: no idle ones
+    ("evonorm_bwd_f16_nhwc_77x320x14x14", f"i1:{SIXTEENS}?, i3:16?) split(i0 / 8) warps(4)"),
+    ("bias_dropout_add_ln_bwd_bf16_919086x38", "i0:8?, i1:2, i2:8+8+8+8+8?)"),
+    ("bias_dropout_add_ln_bwd_bf16_200000x100", "i1:64, i2:128?)"),
+    ("rmsnorm_middle_f32_1432x8x344", "i0:8, i1:8, i2:64?) warps(4)"), ("rmsnorm_middle_f16_900x16x1024", "i0:4, i1:16, i2:64) warps(1)"),
+    ("rmsnorm_middle_bf16_5000x4x300", "i1:4, i2:256?) warps(2)"), ("rmsnorm_middle_bf16_2000x8x500", "i1:8, i2:128?) warps(2)"),
+    ("rmsnorm_middle_bf16_671x255x129", "i1:256?, i2:32?) warps(16)"), ("rmsnorm_middle_bf16_1690x144x179", "i1:32+32+32+32+32?, i2:64?)"),
+    ("rmsnorm_middle_f16_50x300x1001", "i1:64+64+64+64+64?, i2:32?) warps(8)"),
+    ("weightnorm_bwd_bf16_92700x157", "i0:4, i1:32+32+32+32+32?) warps(1)"), ("softmax_bwd_bf16_149932x226", "i0:4, i1:256?) warps(1)"),
+    ("layernorm_bf16_1676822x24", "i0:128?, i1:32?) warps(4)"), ("layernorm_bf16_400000x24", "i0:32, i1:32?) warps(4)"),
+    ("layernorm_bwd_bf16_19122x124", "i0:4?, i1:128?) split(i0 / 1056) warps(1) stages(3)"),
+    ("layernorm_bwd_f32_3001x501", "i0:2?, i1:512?) split(i0 / 264) warps(4) stages(3)"),
+    ("layernorm_bwd_f32_100001x287", "i0:8?, i1:64+64+64+64+64?)"), ("layernorm_bwd_f32_100001x257", "i0:8?, i1:256+1)"),
+    ("layernorm_bwd_bf16_1500x9001", "i1:8192+1024+16?) shifted(i1 % 8) split(i0 / 128) warps(8) stages(1)"),
+    ("layernorm_bwd_bf16_1500x8001", "i1:8192+16?) shifted(i1 % 8) split(i0 / 128) warps(16)"),
+    ("layernorm_bwd_bf16_3000x9216", f"i1:{TWO_THOUSANDS}?) split(i0 / 132) warps(16)"),
+    ("bias_gelu_bwd_f32_199x14288", "i0:4?, i1:512?) split(i0 / 18) warps(4) stages(3)"),
+    ("bias_gelu_bwd_bf16_113x85455", "i1:4096+16?) shifted(i1 % 8) split(i0 / 16) warps(8) stages(3)"),
+    ("bias_gelu_bwd_f16_100x30001", "i1:4096+16?) shifted(i1 % 8) split(i0 / 16) warps(16) stages(1)"),
+    ("sum_outer_bf16_18015x160", "i0:8?, i1:64?) split(i0 / 282) warps(4)"),
+    ("sum_outer_f16_17832x126", "i0:16?, i1:64?) split(i0 / 140) warps(1) stages(3)"),
+    ("sum_middle_bf16_20x300x1001", "i1:32?, i2:32?) looped(i1) warps(8)"),
+    ("sum_middle_f16_100x1000x333", "i1:32?, i2:64?) looped(i1) warps(8)"),
+    ("rmsnorm_middle_bwd_f16_238x2014x19", "i1:64+64?, i2:32?) split(i1 / 2) warps(8)"),
+    ("batchnorm_bwd_bf16_nchw_55x320x56x56", "i2:4096?) looped(i0, i2) warps(8)"),
+    ("groupnorm_bwd_bf16_nhwc_49x1280x32x32", "i2:2, i1:16+16+16+16+16+16+16+16, i3:32+8) staged(i1 / 8) warps(4)"),
+    ("instancenorm3d_bwd_bf16_ndhwc_3x24x33x33x33", "i1:32?, i2:16?)")])
+def test_the_first_kernel_of_a_case(case, found):
+    first, *_ = gpu_plans.planned(case)
+    assert first["schedule"].startswith(f"tile({found}"), first["schedule"]
+
+
+@pytest.mark.parametrize("case", ["evonorm_bwd_f32_nchw_4248x192x7x7", "evonorm_bwd_f16_nchw_4000x320x7x7", "bias_dropout_add_ln_bwd_f32_400000x38"])
+def test_rows_in_equal_pieces_beside_sums_stay_in_registers(case):
+    """In pieces of several lengths they spilled up to 432 bytes a thread."""
+    assert not any(k["spilled"] for k in gpu_plans.planned(case, build=True))
+
+
+def test_the_tool_shows_what_a_change_changes(tmp_path, capsys, monkeypatch):
+    """Kernels that an earlier run kept, beside those of now, of the cases alone that have others."""
+    monkeypatch.setattr(gpu_plans, "every", lambda names, build, workers: [gpu_plans._planned(n, build) for n in names])
+    kept, cases = tmp_path / "kept.json", ["sum_outer_f16_25000x72", "softmax_bf16_4096x512"]
+    assert gpu_plans.main(["--cases", *cases, "--json", str(kept)]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"{case}  " in shown for case in cases)
+    rows = json.loads(kept.read_text())
+    rows[cases[0]][0]["schedule"] = "tile(i0:1)"
+    kept.write_text(json.dumps(rows))
+    gpu_plans.main(["--cases", *cases, "--against", str(kept)])
+    shown = capsys.readouterr().out
+    assert "tile(i0:1)" in shown and cases[1] not in shown and "1 of 2 cases have other kernels" in shown
+
+
+def test_what_cannot_be_planned_says_why():
+    name, said = gpu_plans._planned("no_case", False)
+    assert name == "no_case" and said.startswith("ValueError: there is no case")
+
+
+def test_a_sweep_tries_schedules_that_lower(monkeypatch):
+    """The heuristic's first, all that differ from it in one thing, then any; the pieces of a row that programs share are left."""
+    def tasks(case):
+        with monkeypatch.context() as patched:
+            found = []
+            patched.setattr(gpu_plans, "launched", lambda record: found.append(record) or [])
+            gpu_plans.planned(case)
+        return list(gpu_sweep.tasks([r for r in found]))
+    for case in ("softmax_f16_40000x200", "layernorm_bwd_f32_3001x501", "layernorm_f32_700x200000"):
+        task = tasks(case)[0]
+        tried = gpu_sweep.variants(task, 24, 0)
+        assert tried[0] is task.schedule and 4 < len(tried) <= 25 and len(set(tried)) == len(tried)
+        assert sum(task.parts(s) is not None for s in tried) > len(tried) // 2
+        shared = task.schedule.sharers > 1
+        assert not shared or all(dict(s.pieces) == dict(task.schedule.pieces) for s in tried)
