@@ -86,3 +86,9 @@ def test_a_bilinear_step_of_a_u_net_to_the_size_of_what_it_meets():
             x, other = torch.randn(2, 3, n, n + 2), torch.randn(2, 5, 2 * n + 1, 2 * n + 3)
             torch.testing.assert_close(compiled(x, other), fn(x, other))
     assert len(seen.graphs) == 2 and not any(g.eager for g in seen.graphs)
+
+
+def test_a_size_that_only_the_run_shows_is_said():
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        found = tokamak.explain(lambda x: x[x > 0].exp(), torch.randn(8))
+    assert "a size that only the run shows: u0" in str(found) and "SymBool" not in str(found)

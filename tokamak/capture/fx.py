@@ -10,6 +10,7 @@ from typing import Any, Sequence
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from ..errors import InternalError
@@ -27,6 +28,12 @@ from .registry import MEANINGS, NO_KERNEL, TABLE, NotCompiled
 from .scalars import kernelless, refused
 from .sizes import Sizes
 from .tensor import Tensor, cast, laid_out, overlapping, relaid, strided
+
+
+def _of_the_run(val) -> str:
+    """Says so where a number is made of a size that only the run shows (how many elements of a mask are true)."""
+    names = sorted(map(str, free_unbacked_symbols(val)))
+    return f"a size that only the run shows: {', '.join(names)}" if names else ""
 
 
 class Unsupported(Exception):
@@ -196,7 +203,7 @@ class Capture:
         if isinstance(val, (torch.SymFloat, torch.SymBool)):
             name = self.sizes.number(node, self.numbers)
             if name is None:
-                raise Unsupported(f"host arithmetic '{target}' on {type(val).__name__}")
+                raise Unsupported(_of_the_run(val) or f"host arithmetic '{target}' on {type(val).__name__}")
             self.numbers[node] = name
             return Scalar(name, F64 if isinstance(val, torch.SymFloat) else BOOL)
         if isinstance(val, (float, bool)):
@@ -296,7 +303,7 @@ class Capture:
                 self.shown[r] = storage_of(val[i] if isinstance(val, (tuple, list)) else val)
             outs.append(self._identity(r))
         if isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            raise Unsupported(f"{target} returns a {type(val).__name__}")
+            raise Unsupported(_of_the_run(val) or f"{target} returns a {type(val).__name__}")
         return tuple(outs) if isinstance(val, (tuple, list)) else (outs[0] if outs else None)
 
     def _own(self, node: fx.Node):

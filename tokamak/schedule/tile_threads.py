@@ -46,8 +46,8 @@ DRAWN_WARPS = 2         # warps for each byte of an element up to which it has s
 MIDDLING = 257, 512     # elements of rows of 32 bits beside which sums are carried, held in one piece by
 MIDDLING_IDLE = 0.25    # where so few lanes of each element are idle or rows begin at words,
 MIDDLING_WARPS = 4      # so many warps,
-MIDDLING_RESIDENT = 2   # such programs of a multiprocessor, CARRY_STAGES under way: LayerNorm backward of 2500 x 300 f32 13.6 us, of 2680 x 416 13.6,
-                        # of 3001 x 501 16.0; 15.3, 15.7 and 19.1 in eight rows by eight warps, one at a time (H200)
+MIDDLING_RESIDENT = 2   # such programs of a multiprocessor, CARRY_STAGES under way: LayerNorm backward of 2500 x 300 f32 7.9 us, of 2680 x 416 8.8,
+                        # of 3001 x 501 11.9; 10.9, 11.0 and 15.0 in eight rows by eight warps, one at a time (H200)
 CARRIED_LONG = 8192     # elements of a row of 16 bits that begins anywhere, beside which sums are carried, from which on
 LONG_CARRYING = 8       # so many warps have it, all of a multiprocessor's registers:
                         # LayerNorm backward of 1500 x 9001 bf16 49.7 us, of 835 x 10868 43.1; 54.7 and 52.0, which spill 104 bytes (H200)
