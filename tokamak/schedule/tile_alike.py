@@ -112,7 +112,7 @@ class TileAlike(TileThreads):
     def _lines_alike(self, n: list[int]) -> bool:
         """Lays the contiguous one of two axes of rows in equal pieces where it has several, or in one with few idle lanes; says whether it has. `n`:
         elements along each axis."""
-        if len(self.rows) != 2 or self.line not in self.rows or len(self.pieces[self.line]) < 2:
+        if len(self.rows) != 2 or self.line not in self.rows or len(self.pieces.get(self.line, ())) < 2:
             return False
         length, wide = n[self.rows.index(self.line)], self.narrowest() >= 4
         whole = length > LINES_WHOLE and power(length) - length <= LINES_IDLE * length

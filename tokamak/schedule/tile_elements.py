@@ -179,7 +179,9 @@ class TileElements(TileFacts):
 
     def _ragged_each(self) -> int:
         """Of a tile that walks down columns that begin anywhere: fewer where it is narrow (`tile_rows.NARROW_FEW`)."""
-        return RAGGED_THREAD // 2 if self.pieces.get(self.line) == (COLUMNS // 2,) and self.columns() == COLUMNS else RAGGED_THREAD
+        half = COLUMNS // 2
+        narrow = self.pieces.get(self.line) == (half,) and self.hints(self.line.extent) > half and self.columns() == COLUMNS
+        return RAGGED_THREAD // 2 if narrow else RAGGED_THREAD
 
     def moments_wide(self) -> bool:
         """Are moments of 32-bit elements made of contiguous rows that programs share, which begin at words, and in the last tile idle?"""

@@ -166,7 +166,7 @@ class TileRows(TileAlike):
             return False
         n = self.hints(self.line.extent)
         few = self.blocks(self.b.parallel, {self.line: (COLUMNS,)}) < NARROW_FEW * self.target.threads
-        return few or -n % COLUMNS * NARROW_IDLE > n
+        return n > COLUMNS // 2 and (few or -n % COLUMNS * NARROW_IDLE > n)
 
     def passing_bytes(self) -> int:
         if self.short_sums():

@@ -291,7 +291,7 @@ def carrying(b: Body, rows: list[Axis], line: Axis | None, crossed: frozenset, h
     share = -(-(n if aligned or sharers > sharing.FEW_SHARERS else n // sharing.WORDS * sharing.WORDS) // sharers)
     warps = max(1, min(WARPS, power(share) // (32 * CARRYING)))
     long = warps == WARPS and not aligned and max(read) == 2
-    warps = warps // 2 if long else warps
+    warps = max(1, warps // 2) if long else warps
     most = 32 * warps * CARRYING
     found = (most,) if share <= most else _in_words(share, most, 64 * warps)
     way = sum({(e.node, e.index): e.dtype.bytes for e in walk(*exprs_of(b))
