@@ -26,11 +26,11 @@ from tokamak.codegen.stages import render_plan
 from tokamak.runtime import gpu_build, gpu_interpret
 from tokamak.target import Target
 from tokamak.tools.kernels import launched
-from tokamak.tools.record import recording
+from tokamak.tools.record import GraphRecord, recording
 
 from . import gpu_drawn
 from .gpu_cases import case, chosen
-from .gpu_sides import compiled, forward, leaves, multiplying, own, warm
+from .gpu_sides import compiled, forward, leaves, multiplying, own, timed_graphs, warm
 
 H200 = Target("cpu", 16, 132, l1=1 << 18, l2=50 << 20, kind="gpu", arch=("cuda", 90, 32), cluster=8, model="H200")
 
@@ -46,8 +46,8 @@ class Idle:
         return 0
 
 
-def planned(name: str, build: bool = False) -> list[dict]:
-    """The kernels of a case in running order: 'name', 'schedule', 'key' (which stands for its text) and, built, 'registers', 'spilled', 'shared'."""
+def graphs(name: str) -> list[GraphRecord]:
+    """What is recorded of a case's graphs."""
     one = case(name)
     inputs = [torch.empty(s.shape, dtype=s.dtype).contiguous(memory_format=s.layout).requires_grad_(one.differentiates(s)) for s in one.specs]
     with mock.patch.object(backends, "target", lambda *a, **k: H200), mock.patch.object(gpu_interpret, "interpreted", lambda unit: Idle()), \
@@ -56,10 +56,13 @@ def planned(name: str, build: bool = False) -> list[dict]:
         out = forward(one, compiled("tokamak", one.fn, cached=True, target="interpret"), inputs)
         if one.mode != "forward":
             torch.autograd.grad(out, leaves(inputs), torch.empty_like(out, requires_grad=False))
+    return timed_graphs(one, recorder.graphs)
+
+
+def planned(name: str, build: bool = False) -> list[dict]:
+    """The kernels of a case in running order: 'name', 'schedule', 'key' (which stands for its text) and, built, 'registers', 'spilled', 'shared'."""
     found = []
-    for record in recorder.graphs:
-        if one.mode == "backward" and record.kind == "forward":
-            continue
+    for record in graphs(name):
         units = {p.unit.name: p.unit for built in render_plan(record.values["lower"]).values() for p in built.parts}
         made = gpu_build.build(list(units.values()), H200.arch) if build else {}
         for x in launched(record):

@@ -123,6 +123,11 @@ def repeated(case: Case, fn: Callable, inputs, seed: int) -> Callable:
     return lambda: torch.autograd.grad(out, wanted, dy, retain_graph=True)
 
 
+def timed_graphs(case: Case, graphs) -> list:
+    """Of the graphs that a recorder has of a case, those that are timed."""
+    return [g for g in graphs if not (case.mode == "backward" and g.kind == "forward")]
+
+
 def own(case: Case, inputs) -> list[torch.Tensor]:
     """The inputs with buffers of their own, which calls change."""
     return [x.clone() if s.role == "buffer" else x for x, s in zip(inputs, case.specs)]

@@ -35,7 +35,7 @@ from tokamak.tools.tune import device_timer, right, tasks
 
 from .gpu_batch import Turn
 from .gpu_cases import case, chosen
-from .gpu_sides import compiled, multiplying, once, own, warm
+from .gpu_sides import compiled, multiplying, once, own, timed_graphs, warm
 
 WARPS = 1, 2, 4, 8, 16
 PIECES = 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192
@@ -101,9 +101,8 @@ def swept(name: str, most: int, seed: int, until: float, lock: str) -> list[dict
         inputs = one.inputs("cuda")
         once(one, compiled("tokamak", one.fn, cached=True), own(one, inputs), 0)
         del inputs
-    graphs = [r for r in recorder.graphs if not (one.mode == "backward" and r.kind == "forward")]
     found = []
-    for task in tasks(graphs):
+    for task in tasks(timed_graphs(one, recorder.graphs)):
         ways = variants(task, most, seed)
         bench = Bench(task, "")
         tried, timer, first = [], device_timer("cuda"), None

@@ -83,11 +83,11 @@ def test_sums_of_heavy_functions_of_many_blocks_of_columns(d, n, heavy, found):
 
 
 @pytest.mark.parametrize("d, n, columns, rows, warps, registers", [
-    ("bf16", 2496, 64, 49, 2, 0),               # threads would hold few elements, and idle in pieces of 64 x 1
+    ("bf16", 2496, 64, 49, 2, 255),             # threads would hold few elements, and idle in pieces of 64 x 1
     ("f32", 2496, 64, 49, 8, 128),
     ("f16", 640, 20, 400, 8, 128),              # equal pieces of a short plane
-    ("f16", 320, 20, 3136, 8, 0),               # threads would hold too many
-    ("f16", 1280, 37, 1600, 8, 0), ("f16", 1280, 24, 1600, 16, 128),
+    ("f16", 320, 20, 3136, 8, 255),             # threads would hold too many
+    ("f16", 1280, 37, 1600, 8, 255), ("f16", 1280, 24, 1600, 16, 128),
     ("bf16", 640, 8, 3136, 8, 128)])
 def test_warps_of_planes_held_in_pieces(d, n, columns, rows, warps, registers):
     schedule = scheduled(PLANES, d=d, n=n, c=columns, p=rows)[1]

@@ -25,7 +25,7 @@ def _whole(d: torch.dtype) -> bool:
 _a = torch.ops.aten
 _KERNELLESS = {**dict.fromkeys((_a.sub, _a.rsub, _a.abs, _a.floor, _a.ceil, _a.round, _a.trunc, _a.threshold, _a.clamp, _a.trace,
                                 _a.reflection_pad1d, _a.relu, _a.argmax, _a.argmin), _flag),
-               **dict.fromkeys((_a.lerp, _a.avg_pool2d, _a._adaptive_avg_pool2d, _a.hardshrink, _a._log_softmax), _whole)}
+               **dict.fromkeys((_a.lerp, _a.avg_pool2d, _a._adaptive_avg_pool2d), _whole)}
 """Of which types of its tensors torch has no kernel on one device at least."""
 _ALIKE = frozenset({_a.heaviside, _a.linalg_cross, _a.binary_cross_entropy, _a.binary_cross_entropy_backward})
 """Whose tensors have to be of one type."""
@@ -34,7 +34,7 @@ _ALIKE = frozenset({_a.heaviside, _a.linalg_cross, _a.binary_cross_entropy, _a.b
 def kernelless(target: torch._ops.OpOverload, args: tuple, dtype: torch.dtype) -> bool:
     """May torch have no kernel of this call, whose result is of `dtype`, for the types of its tensors?"""
     packet = target.overloadpacket
-    if packet in (_a.cumsum, _a.cumprod, _a.pow) and dtype is torch.bool:
+    if packet in (_a.cumsum, _a.cumprod) and dtype is torch.bool:
         return True
     lacks = _KERNELLESS.get(packet)
     values = [a.meta.get("val") for a in args if isinstance(a, torch.fx.Node)] if lacks is not None or packet in _ALIKE else ()

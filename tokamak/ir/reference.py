@@ -83,13 +83,13 @@ class _Run:
         if len(inputs) != len(self.graph.inputs):
             raise InternalError(f"{len(self.graph.inputs)} inputs wanted, {len(inputs)} given")
         self.sizes.update(sizes)
-        given = [(g, np.zeros(0) if v is None else v) for g, v in zip(self.graph.inputs, inputs)]         # None: a token of an effect
-        tensors = [(g, v) for g, v in given if isinstance(g, Input)] + list(constants.items())
-        for name, value in given:
-            if not isinstance(name, Input):
-                self.numbers[name] = value
-            elif not name.shape:
-                self.numbers[f"{name.name}.item()"] = value
+        given = [(g, v) for g, v in zip(self.graph.inputs, inputs) if isinstance(g, Input)]
+        tensors = [(g, np.zeros(0) if v is None else v) for g, v in given] + list(constants.items())      # None: the token of an effect
+        for given, value in zip(self.graph.inputs, inputs):
+            if not isinstance(given, Input):
+                self.numbers[given] = value
+            elif not given.shape:
+                self.numbers[f"{given.name}.item()"] = value
         for node, value in tensors:
             for extent, found in zip(node.shape, np.shape(value)):
                 self._solve(extent, int(found))

@@ -295,7 +295,7 @@ class TileElements(TileFacts):
     def folds_several(self) -> bool:
         """Are columns of several values of 32 bits that begin at words only folded (partial results, mostly), a few tiles of them to each
         multiprocessor?"""
-        several = len(self.rows_read()) > 1 or len({(e.node, e.index) for e in walk(*exprs_of(self.b)) if isinstance(e, Load)}) > 1
+        several = len({(e.node, e.index) for e in walk(*exprs_of(self.b)) if isinstance(e, Load)}) > 1
         columns = self.line in self.b.parallel and bool(self.folds) and not self.crossed and not self.stored_along() and not self.scans()
         one, share = COLUMNS * self.target.threads, self.hints.count(self.b.parallel)
         return columns and one <= share < SEVERAL_FOLDED * one and several and self.reads_wide() and not self.begin_anywhere()

@@ -56,8 +56,9 @@ BESIDE = 3              # bytes of all that is read along a row that way, to a b
 SIDE_WARPS = 4          # of a program that holds rows side by side: with twice as many of half the registers EvoNorm of 32 x 256 x 56 x 56 in bf16 53
                         # us, 47; where it holds two values twice as many: GroupNorm backward of the same 67 us, 72 with half as much to each
 SIDE_HELD = 192         # but not where a run is pieces of several lengths, the shortest tile of which more warps would share an element each, up to
-                        # so many elements to a thread: of 49 x 1280 x 32 x 32 bf16, runs of 32 + 8, 197 us, 284 (H200)
+                        # so many elements to a thread, OPEN_REGISTERS: of 49 x 1280 x 32 x 32 bf16, runs of 32 + 8, 199 us, 287 (H200)
 SIDE_REGISTERS = 128    # of a thread then
+OPEN_REGISTERS = 256    # of a thread that has as many as it takes: of 49 x 1280 x 32 x 32 bf16, runs of 32 + 8, 199 us, 250 with MOST_REGISTERS
 MOST_REGISTERS = 255    # of a thread,
 LITTLE = 32             # where it would hold up to so many elements in pieces along several axes, and more warps idle in the smallest of the tiles
                         # that these make: GroupNorm backward in NHWC of 1200 x 256 x 7 x 7 bf16, 8 x (32 + 16 + 1) x 8, 52 us by two warps, 117 by
@@ -201,7 +202,7 @@ def side_by_side(b: Body, rows: list[Axis], read: list[Load], hints: Hints, targ
         return None
     elements = count * math.prod(map(sum, found.values())) * len(held_whole)
     if len(inside) > 1 and warps > SIDE_WARPS and elements <= SIDE_HELD * 32 * SIDE_WARPS and all(e.dtype.bytes == 2 for e in held_whole):
-        return Stages(shared, sharers, found, SIDE_WARPS, MOST_REGISTERS, beside=(axis, count))
+        return Stages(shared, sharers, found, SIDE_WARPS, OPEN_REGISTERS, beside=(axis, count))
     return Stages(shared, sharers, found, *_busy(warps, SIDE_REGISTERS, found, held_whole, count), beside=(axis, count))
 
 

@@ -159,7 +159,8 @@ class TileThreads(TileElements):
             return Threads(TURNED_WARPS, TURNED_RESIDENT, CARRY_STAGES, 0, False, False)
         by_thread = dims == (self.line,) and self.sums_along()
         each = self.each_thread(dims, carries, by_thread)
-        if self.carries_down(dims):
+        down = self.carries_down(dims)
+        if down:
             each = max(1, elements // (32 * CARRY_ALIKE)) if len(dims) == 2 else each * 2 if self.narrowest() >= 4 else each
         words = self.streams() and self.words_shared(self.line)
         most = CARRY_WARPS if carries and not one and not columns or self.stacked() else MOST_WARPS
@@ -170,7 +171,7 @@ class TileThreads(TileElements):
         # one-warp LayerNorm and RMSNorm over 1023: 83 and 88%, 65 and 78 when counted
         counted = carries or split and not self.crossed and warps > 1
         stay = tile_statistics.resident(self) if several else max(1, RESIDENT // (PASSING_WARPS if words or self.narrow_sums() else warps))
-        if (self.carries or self.several_wide()) and not one and not columns and len(dims) == 2 and not self.carries_down(dims):
+        if (self.carries or self.several_wide()) and not one and not columns and len(dims) == 2 and not down:
             warps = self._carrying(warps, elements)
         real = self.hints(self.line.extent) if one and alike(self.pieces[self.line]) else elements
         held = 2 * TOGETHER_THREAD if each == TOGETHER_THREAD and columns else real // (32 * warps)
@@ -193,8 +194,7 @@ class TileThreads(TileElements):
         under_way = beside or staged or keeps or split and self._takes_rows(warps, resident)
         stages = 1 if reread else CARRY_STAGES if under_way else self.stages()
         stages = stages if fits(stages, self.b, self.pieces, {*split, *self.looped}) else 1
-        capped = at_once or full or split and not keeps and resident < RESIDENT // warps and not self.carries_down(dims)
-        capped = capped and not beside and not long
+        capped = at_once or full or split and not keeps and resident < RESIDENT // warps and not (down or beside or long)
         return Threads(warps, resident, stages,
                        min(REGISTERS // (32 * warps * resident) // 8 * 8, 255) if capped else 0, by_thread, reread)
 

@@ -150,7 +150,7 @@ class _Chooser(TileBlocks):
         return TileSchedule(self.order, dims, tuple((a, self.pieces[a]) for a in dims), frozenset(), split,
                             self._programs(split) if split else 1, exact, s.warps, s.stages, wide=self.wide,
                             shift=self.shift, staged=s.shared, sharers=s.sharers,
-                            registers=s.registers if s.registers < tile_stages.MOST_REGISTERS else 0)
+                            registers=s.registers if s.registers < tile_stages.OPEN_REGISTERS else 0)
 
     def _columns_only(self, found: column_words.Columns) -> TileSchedule:
         """Columns that are only folded."""
