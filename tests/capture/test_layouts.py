@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import tokamak
 from tokamak import backend
@@ -37,9 +38,45 @@ def last(recorder) -> list[bool]:
     return [n.reason.endswith("channels-last") for n in convolutions(recorder)]
 
 
+class Ties(TorchFunctionMode):
+    """Watches for elements so near to where a gradient jumps that a rounding decides on which side they are: at ReLU's zero, and the two largest of
+    a pooling window. (Hardswish's ends are not looked at.) What is equal, or zero, in float64 is so by the way it is made, and as good as any."""
+    NEAR = 4e-6
+    found = False
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name, gaps = getattr(func, "__name__", ""), None
+        if name in ("relu", "relu_"):
+            gaps = args[0].detach().abs()
+        elif name == "max_pool2d":
+            gaps = -self.windows(*args, **(kwargs or {})).topk(2, 1).values.diff(dim=1)
+        self.found |= gaps is not None and bool(((gaps > 0) & (gaps < self.NEAR)).any())
+        return func(*args, **(kwargs or {}))
+
+    @staticmethod
+    def windows(x, kernel_size, stride, padding=0, **_):
+        x = F.pad(x.detach().flatten(0, 1).unsqueeze(1), [padding] * 4, value=torch.finfo(x.dtype).min)
+        return F.unfold(x, kernel_size, stride=stride)
+
+
+def untied(fn, args):
+    """`args`, or others of their kind of which `fn` makes no tie: it is chance then which way a gradient goes, in eager, too, between float32 and
+    float64 (1 draw in 16,000 of the first test below, where it moves nearly every element of the input's gradient, through BatchNorm's means)."""
+    exact = copy.deepcopy(fn)
+    exact, wide = (exact.double(), torch.double) if isinstance(fn, nn.Module) else (exact, torch.float)
+    while True:
+        with torch.no_grad(), Ties() as ties:
+            exact(*(a.to(wide, copy=True) if a.is_floating_point() else a.clone() for a in args))
+        if not ties.found:
+            return args
+        args = [torch.randn_like(a) if a.is_floating_point() else a for a in args]
+
+
 def like_eager(fn, *args, grad: bool = False, tolerance: float | None = 1e-4, **options):
     """Results, gradients, changed arguments and the strides of all of them as eager's; the recorder. tolerance None: as near the same in float64
     as eager is, but for a factor of two and a hundredth of the largest element (`fn` a module in bf16)."""
+    if grad and tolerance is not None:
+        args = untied(fn, args)
     twin = [a.detach().clone().requires_grad_(grad and a.is_floating_point()) for a in args]
     mine = [a.detach().clone().requires_grad_(grad and a.is_floating_point()) for a in args]
     parameters = [p for p in getattr(fn, "parameters", list)()]
@@ -74,24 +111,11 @@ KINDS = {"plain": nn.Conv2d(8, 12, 3, padding=1), "groups": nn.Conv2d(8, 12, 3, 
          "transposed": nn.ConvTranspose2d(8, 12, 2, 2), "transposed groups": nn.ConvTranspose2d(8, 12, 3, 2, output_padding=1, groups=2)}
 
 
-def untied(body, *shape):
-    """Random images of which `body` makes some in whose 2 x 2 windows no two largest elements are a rounding apart, as in one draw of some thousands:
-    it is chance then which one the gradient goes to, of eager in float32 and in float64, too. (Equal ones, of equal images, are as good.)"""
-    while True:
-        x = torch.randn(shape)
-        with torch.no_grad():
-            made = copy.deepcopy(body)(x)
-        first, second = F.unfold(made.flatten(0, 1).unsqueeze(1), 2, stride=2).topk(2, 1).values.unbind(1)
-        apart = first - second
-        if not ((apart > 0) & (apart < 1e-6)).any():
-            return x
-
-
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_kinds_of_convolutions(kind, grad, always):
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), KINDS[kind], nn.Hardswish(), nn.MaxPool2d(2)).train(grad)
-    recorder = like_eager(net, untied(net[:-1], 2, 3, 14, 15), grad=grad)
+    recorder = like_eager(net, torch.randn(2, 3, 14, 15), grad=grad)
     assert all(last(recorder))
 
 
