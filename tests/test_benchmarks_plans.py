@@ -8,7 +8,7 @@ from benchmarks import gpu_plans, gpu_sweep
 
 pytest.importorskip("triton")
 EIGHTS, SIXTEENS = "+".join(["8"] * 7), "+".join(["16"] * 13)
-TWO_THOUSANDS = "+".join(["2048"] * 5)
+TWO_THOUSANDS, WARPS_WIDE = "+".join(["2048"] * 5), "+".join(["32"] * 7)
 
 
 @pytest.fixture(autouse=True)
@@ -48,10 +48,33 @@ def fresh():
     ("rmsnorm_middle_bwd_f16_238x2014x19", "i1:64+64?, i2:32?) split(i1 / 2) warps(8)"),
     ("batchnorm_bwd_bf16_nchw_55x320x56x56", "i2:4096?) looped(i0, i2) warps(8)"),
     ("groupnorm_bwd_bf16_nhwc_49x1280x32x32", "i2:2, i1:16+16+16+16+16+16+16+16, i3:32+8) staged(i1 / 8) warps(4)"),
-    ("instancenorm3d_bwd_bf16_ndhwc_3x24x33x33x33", "i1:32?, i2:16?)")])
+    ("instancenorm3d_bwd_bf16_ndhwc_3x24x33x33x33", "i1:32?, i2:16?)"),
+    ("instancenorm3d_bwd_bf16_ndhwc_5x8x64x64x64", "i1:8, i2:64) split(i2 / 158) warps(4) stages(3)"),           # no images beside
+    ("instancenorm3d_bwd_bf16_ndhwc_6x10x56x60x60", "i1:4?, i2:64)"),                                           # few idle channels
+    ("rmsnorm_bwd_f32_625111x22", "i0:32?, i1:16+8?) split(i0 / 1056) warps(4) stages(1)"),
+    ("layernorm_bwd_f32_600001x21", "i0:32?, i1:16+8?) split(i0 / 1056) warps(2)"),                             # two sums
+    ("evonorm_bwd_f32_nchw_28x768x15x15", "i2:8+8+8, i3:256?) split(i0 / 4) warps(8) stages(3)"),
+    ("evonorm_bwd_f32_nchw_40x512x13x15", f"i2:16, i3:{SIXTEENS}?) split(i0 / 8) warps(8)"),
+    ("evonorm_bwd_bf16_nchw_16x2048x15x14", f"i2:32+32, i3:{WARPS_WIDE}?) staged(i2)"),
+    ("batchnorm_bwd_f16_nchw_40x512x20x20", f"i0:16+16+8, i2:{WARPS_WIDE.replace('32', '64')}?) staged(i0)"),   # a longer plane
+    ("groupnorm_bwd_bf16_nchw_17x192x56x56", f"i2:8?, i3:{WARPS_WIDE.replace('32', '512')}?) warps(16)"),
+    ("sum_outer_f32_80001x36", "i0:256?, i1:64?) split(i0 / 264) warps(4)"),
+    ("sum_outer_f16_215x45781", "i0:16?, i1:64?) looped(i0) warps(8)"), ("sum_outer_f16_300x45781", "i0:64?, i1:64?) looped(i0)"),
+    ("cumsum_middle_f16_2558x16x947", "i1:16, i2:256?) warps(4)"), ("cumsum_outer_f32_15x262145", "i0:16?, i1:64?) warps(1)"),
+    ("rmsnorm_middle_bf16_7001x12x70", "i1:16?, i2:128?) warps(2)"),
+    ("py_layernorm_f32_1500x7000", f"i1:{WARPS_WIDE.replace('32', '1024')}?) warps(8)"), ("py_layernorm_f32_1500x3500", "i1:2048+1024+512?)")])
 def test_the_first_kernel_of_a_case(case, found):
     first, *_ = gpu_plans.planned(case)
     assert first["schedule"].startswith(f"tile({found}"), first["schedule"]
+
+
+@pytest.mark.parametrize("case, found", [
+    ("layernorm_bwd_f32_25x310003", "i1:32?, i0:32?) warps(4)"), ("layernorm_bwd_f32_18x500001", "i1:16+2, i0:64?) warps(4)"),      # idle rows
+    ("instancenorm3d_bwd_bf16_ndhwc_5x8x64x64x64", "i2:4, i0:256) warps(2)"),
+    ("instancenorm3d_bwd_f16_ndhwc_4x16x56x56x56", "i2:16, i1:4, i0:64) warps(8)")])
+def test_the_third_kernel_of_a_case(case, found):
+    third = gpu_plans.planned(case)[2]
+    assert third["schedule"].startswith(f"tile({found}"), third["schedule"]
 
 
 @pytest.mark.parametrize("case", ["evonorm_bwd_f32_nchw_4248x192x7x7", "evonorm_bwd_f16_nchw_4000x320x7x7", "bias_dropout_add_ln_bwd_f32_400000x38"])

@@ -156,7 +156,7 @@ HELD = """graph held {{
     ("bf16", 1691, 9, 2049, "i1:16?, i2:128?) warps(2)"), ("f16", 700, 12, 1500, "i1:16?, i2:128?) warps(2)"),
     ("bf16", 900, 20, 901, "i1:16+4, i2:128?) warps(2)"), ("bf16", 1500, 25, 501, "i1:16+16?, i2:128?) warps(4)"),
     ("f32", 500, 10, 2047, "i1:16?, i2:128?) warps(4)"), ("f16", 2000, 7, 777, "i1:8?, i2:128?) warps(2)"),
-    ("bf16", 23653, 9, 70, "i1:16?, i2:64?) warps(2)"), ("bf16", 1500, 33, 501, "i1:32+1, i2:64?) warps(2)")])
+    ("bf16", 23653, 9, 70, "i1:16?, i2:128?) warps(2)"), ("bf16", 1500, 33, 501, "i1:32+1, i2:64?) warps(2)")])
 def test_short_columns_that_are_held_and_written(d, n, rows, columns, found):
     made, schedule = scheduled(HELD, d=d, n=n, rows=rows, columns=columns)
     assert str(schedule).startswith(f"tile({found}") and not spills(made)

@@ -233,6 +233,10 @@ def test_a_gradient_of_logsigmoid_needs_no_buffer(shape):
 
 @pytest.mark.parametrize("fn, dtype", [(lambda x: x - 1, torch.bool), (lambda x: 1 - x, torch.bool), (lambda x: x - x.long(), torch.bool),
                                        (lambda x: torch.nn.functional.threshold(x, 0, 1), torch.bool), (torch.abs, torch.bool),
+                                       (lambda x: torch.nn.functional.max_pool2d(x[None], 2), torch.bool),
+                                       (lambda x: torch.nn.functional.avg_pool3d(x[None, None], (1, 2, 2)), torch.bfloat16),
+                                       (lambda x: torch.nn.functional.prelu(x, x[0, :1]), torch.int64),
+                                       (lambda x: torch.nn.functional.fold(x[:1].T, (2, 2), (2, 2)), torch.int64),
                                        (torch.relu, torch.bool), (torch.argmax, torch.bool), (torch.argmin, torch.bool),
                                        (lambda x: x % x, torch.bool), (lambda x: torch.fmod(x, x), torch.bool),
                                        (lambda x: torch.div(x, x, rounding_mode="trunc"), torch.bool),

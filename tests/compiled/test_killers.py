@@ -481,6 +481,36 @@ def test_several_threads_call_one_function(target):
     assert not wrong
 
 
+def write_flat(x):
+    """Writes all but the first element, through a flat view."""
+    y = x * 1.1
+    y.flatten(0)[1:].sub_(0.3)
+    return x.argmax(0), y
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("fn, shape", [
+    (lambda x: (x - x.roll(-1, -1), x.mean(0)), (3, 130)), (lambda x: (F.pad(x[..., 1:], (1, 0)), x.amax(0)), (2, 3, 50)),
+    (lambda x: (torch.where(torch.arange(x.shape[-1], device=x.device) == 0, 0.0, x), x.sum(0)), (3, 130)),
+    (lambda x: (torch.cat([x[..., :1], x[..., 1:] * 2], -1), x.logsumexp(0)), (4, 64)), (write_flat, (2, 2, 7, 3))],
+    ids=["rolled", "padded", "where", "joined", "flat"])
+def test_a_fold_along_the_loop_of_another_store_that_has_ends(fn, shape, threads, target):
+    """The loop's name is not the fold's."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        agree(fn, [torch.randn(shape)], cache_dir=cache(), target=target)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("fn, shape, places", [
+    (lambda w, i: torch.softmax(w[i], 1), (9, 3), (7, 5)), (lambda w, i: torch.softmax(w[i], 1), (50, 2), (30, 3)),
+    (lambda w, i: w.double()[i] - w.double()[i].mean(1, keepdim=True), (9, 3), (7, 5))])
+def test_columns_of_tiles_of_fewer_elements_than_threads(fn, shape, places, target):
+    agree(fn, [torch.randn(shape), torch.randint(0, shape[0], places)], cache_dir=cache(), target=target)
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_goes_on(target):

@@ -178,10 +178,11 @@ class Capture:
         reason = "" if build else NO_KERNEL if self.table else "the option opaque_only leaves every operator to torch"
         if build and any(s is not None and s.dtype.kind == "x" for s in specs) or build and _foreign((args, kwargs)):
             build, reason = None, "a type the language cannot compute in"
-        if build and isinstance(val, torch.Tensor) and isinstance(target, torch._ops.OpOverload):
-            if refused(target, node.args, node.kwargs, val.dtype):
+        one = val[0] if isinstance(val, (tuple, list)) and val else val
+        if build and isinstance(one, torch.Tensor) and isinstance(target, torch._ops.OpOverload):
+            if refused(target, node.args, node.kwargs, one.dtype):
                 build, reason = None, "torch refuses a number that does not fit the type"
-            elif kernelless(target, node.args, val.dtype):
+            elif kernelless(target, node.args, one.dtype):
                 build, reason = None, "torch has no kernel for the type"
         if build:
             self.b.specs, self.b.fx = specs, node

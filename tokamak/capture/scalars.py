@@ -14,18 +14,23 @@ _PLAIN = (torch.ops.aten.clamp, torch.ops.aten.clamp_min, torch.ops.aten.clamp_m
 """Calls in which what a negative number is for an unsigned type depends on torch's version; elsewhere it is wrapped."""
 
 
-def _flag(d: torch.dtype) -> bool:
-    return d is torch.bool
+def _flag(t: torch.Tensor) -> bool:
+    return t.dtype is torch.bool
 
 
-def _whole(d: torch.dtype) -> bool:
-    return not (d.is_floating_point or d.is_complex)
+def _whole(t: torch.Tensor) -> bool:
+    return not (t.dtype.is_floating_point or t.dtype.is_complex)
+
+
+def _half_on_cpu(t: torch.Tensor) -> bool:
+    return t.dtype in (torch.float16, torch.bfloat16) and t.device.type == "cpu"
 
 
 _a = torch.ops.aten
 _KERNELLESS = {**dict.fromkeys((_a.sub, _a.rsub, _a.abs, _a.floor, _a.ceil, _a.round, _a.trunc, _a.threshold, _a.clamp, _a.trace,
-                                _a.reflection_pad1d, _a.relu, _a.argmax, _a.argmin), _flag),
-               **dict.fromkeys((_a.lerp, _a.avg_pool2d, _a._adaptive_avg_pool2d), _whole)}
+                                _a.reflection_pad1d, _a.relu, _a.argmax, _a.argmin, _a.max_pool2d_with_indices), _flag),
+               **dict.fromkeys((_a.lerp, _a.avg_pool2d, _a._adaptive_avg_pool2d, _a._prelu_kernel, _a.col2im), _whole),
+               _a.avg_pool3d: _half_on_cpu}
 """Of which types of its tensors torch has no kernel on one device at least."""
 _ALIKE = frozenset({_a.heaviside, _a.linalg_cross, _a.binary_cross_entropy, _a.binary_cross_entropy_backward})
 """Whose tensors have to be of one type."""
@@ -38,8 +43,8 @@ def kernelless(target: torch._ops.OpOverload, args: tuple, dtype: torch.dtype) -
         return True
     lacks = _KERNELLESS.get(packet)
     values = [a.meta.get("val") for a in args if isinstance(a, torch.fx.Node)] if lacks is not None or packet in _ALIKE else ()
-    types = {v.dtype for v in values if isinstance(v, torch.Tensor)}
-    return len(types) > 1 if lacks is None else any(map(lacks, types))
+    tensors = [v for v in values if isinstance(v, torch.Tensor)]
+    return len({t.dtype for t in tensors}) > 1 if lacks is None else any(map(lacks, tensors))
 
 
 def refused(target: torch._ops.OpOverload, args: tuple, kwargs: dict, dtype: torch.dtype) -> bool:

@@ -35,6 +35,8 @@ def with_edges(b: Body, vector: Axis | None, lanes: int, hints: Hints, target) -
         return b
     if folds and target.ordered or any(a in b.parallel or a.extent.constant is None or a.extent.constant > WINDOW for f in folds for a in f.over):
         return b
+    if any(a in s.axes for s in b.stores for f in folds for a in f.over):         # another store's loop, whose name would be the fold's
+        return b
     if hints.count(rows) < ROWS * target.threads and hints.count(b.parallel) >= GRAIN:
         return b
     at = _ends(b, vector)

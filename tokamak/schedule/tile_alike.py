@@ -6,9 +6,11 @@ import math
 
 from ..ir.index import Axis
 from ..ir.ops import CARRIERS
+from .tile_elements import SHORT_COLUMN, SHORT_IDLE, SHORT_WIDE
 from .tile_facts import TILE
 from .tile_schedule import EVEN
 from .tile_stages import evenly, power
+from .tile_statistics import COLUMNS
 from .tile_threads import CARRIED_LONG, CARRY_PIECE, EVEN_ANYWHERE, MIDDLING, TileThreads
 
 EVEN_ROWS = 8           # rows of such a piece at least along a middle axis: RMSNorm along the middle of 485 x 80 x 648 bf16 46.1 us, 72.1, of
@@ -30,6 +32,8 @@ SEVERAL_ROWS = 512      # elements down a column held beside three sums and more
 SEVERAL_PIECES = 16     # 253 x 32 x 20 x 20 f32 40.4 us, 59.5, of 254 x 480 x 7 x 7 bf16 58.8, 92.4
 LONG_PIECE = 2048       # elements at least of each equal piece of a long row of 16 bits: LayerNorm backward of 3000 x 9216 bf16 72.7 us, 88.3 as
                         # 8192 + 1024, with dropout of 6910 x 9440 f16 350, 431 (H200)
+WIDE_FROM = 4096        # elements of a held row of 32 bits that begins at words from which on it is no three pieces but equal ones, of so many
+WIDE_PIECE = 1024       # at least: a Python LayerNorm of 1500 x 7000 f32 26.3 us, of 3000 x 6800 43.0; 30.1 and 52.0 as 4096 + 2048 + 1024 (H200)
 LINES_WHOLE = 64        # elements of the contiguous one of two axes of rows beside which three sums and more are carried, from which on it is one
 LINES_IDLE = 0.3        # piece where so few lanes of each element are idle; equal pieces elsewhere, but no longer ones than LINES_EXACT of 16 bits
 LINES_EXACT = 128       # that fit exactly. H200, EvoNorm backward in NCHW of 4000 x 320 x 7 x 7 f16 225 us, of 2000 x 256 x 7 x 7 bf16 86, of
@@ -59,7 +63,14 @@ class TileAlike(TileThreads):
         if len(self.crossing) > 2 and self._beside_sums():
             self._few_beside()
             return
+        if len(self.rows) == 2 and not self.crossed and self.line in self.rows and len(self.pieces.get(self.line, ())) > 2:
+            length = self.hints.exactly(self.line.extent)
+            self.pieces[self.line] = length and evenly(length, EVEN // self.narrowest()) or self.pieces[self.line]
+            return
         row, n = self.rows[0] if len(self.rows) == 1 else None, self.hints.exactly(self.rows[0].extent) if self.rows else None
+        if row is not None and n is not None and self._short_wide(row, n):
+            self.pieces.update({row: (SHORT_COLUMN,), self.line: (SHORT_WIDE,)})
+            return
         if row is None or n is None or len(found := self.pieces[row]) < 2:
             return
         held = row is not self.line and n <= (EVEN_ANYWHERE if self.begin_anywhere() else EVEN_HELD) and self.takes_columns()
@@ -87,6 +98,9 @@ class TileAlike(TileThreads):
         lengths, n = self.pieces.get(self.line, ()), self.hints.exactly(self.line.extent) if self.rows == [self.line] else None
         if self.carries and n and n > CARRIED_LONG and self.narrowest() < 4 and lengths and LITTLE_PIECE * lengths[-1] <= lengths[0]:
             self.pieces[self.line] = evenly(n, LONG_PIECE) or lengths
+        elif n and not self.crossed and self.narrowest() >= 4 and len(lengths) > 2 and WIDE_FROM < n < 2 * WIDE_FROM \
+                and not self.begin_anywhere() and not self.scans():
+            self.pieces[self.line] = evenly(n, WIDE_PIECE) or lengths
 
     def _beside_sums(self) -> bool:
         """Lays held elements beside which three sums or more are carried in equal pieces down columns, in one with few others along rows; says
@@ -128,6 +142,11 @@ class TileAlike(TileThreads):
         if self.carries_lines() and len(beside) == 1:
             row = math.prod(sum(p) for a, p in self.pieces.items() if a in self.rows)
             self.pieces[beside[0]] = (max(1, min(self.pieces[beside[0]][0], LINES_HELD // row)),)
+
+    def _short_wide(self, row: Axis, n: int) -> bool:
+        """Are columns of one matrix of 32 bits, of SHORT_COLUMN rows or some fewer, held that begin anywhere, and written?"""
+        held = self.held_columns() and len(self.b.parallel) == 1 and self.begin_anywhere() and self.narrowest() >= 4
+        return held and power(n) == SHORT_COLUMN and (SHORT_COLUMN - n) * SHORT_IDLE <= SHORT_COLUMN and self.hints(self.line.extent) > COLUMNS
 
     def _carries_short(self, row: Axis, n: int) -> bool:
         """Are sums of columns carried beside many short rows, which are no one piece?"""

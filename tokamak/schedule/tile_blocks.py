@@ -50,6 +50,11 @@ ROWS = 8                # of such tiles at least: f32 sums along 257 columns 85%
 TURNED_TILE = 4096      # elements of a pointwise tile that is read along one axis and written along another, TURNED of each where pieces of the one
                         # lie side by side: the last kernel of GroupNorm backward from NHWC of 4 x 512 x 128 x 128 bf16 51 us, 54 with POINTWISE,
                         # forward 33.7, 36, of f32 of 16 x 256 x 96 x 90 67, 78
+TURNED_SHORT = 16       # elements of the one axis, fewer than which
+SHORT_ACROSS = 4        # so many are in a tile,
+SHORT_ALONG = 256       # and so many along the other axis, of one plane: the last kernel of InstanceNorm3D backward in NDHWC of
+                        # 5 x 8 x 64 x 64 x 64 bf16 21.8 us, of 5 x 8 x 60 x 64 x 60 f32 33.9, of 6 x 10 x 56 x 60 x 60 bf16 26.0 in half of that;
+                        # 26.0, 36.3 and 38.9 in 8 x 64 of eight or four planes; but of 4 x 16 x 56 x 56 x 56 f16 24.5, 23.6 (H200)
 TURNED_ANYWHERE = 512   # elements of a tile of sums of rows that begin anywhere, of which another value lies along another axis: InstanceNorm3D
                         # backward in NDHWC of 3 x 24 x 33 x 33 x 33 bf16 14.8 us, of 6 x 16 x 33 x 33 x 33 15.8; 21.7 and 19.9 in four times as
                         # many (H200)
@@ -70,6 +75,9 @@ SUMMED_ANYWHERE_SHARES = 4      # SUMMED_ANYWHERE_THREAD; and so many times as m
 SEVERAL_HELD = 4096     # elements of 32 bits at most of a tile of which three sums and more are carried across programs, 8 columns at least: EvoNorm
                         # backward in NHWC of 253 x 32 x 20 x 20 f32 69.9 us in 32 columns, which spill 528 bytes a thread (H100), and see
                         # `tile_alike.SEVERAL_ROWS`
+ACROSS_SHORTEST = 4     # elements at least of the other axis along which a value lies of which sums of contiguous rows are made, no more than one
+ACROSS_IDLE = 4         # lane in so many idle, and nothing else in a tile: InstanceNorm3D backward in NDHWC of 5 x 8 x 64 x 64 x 64 bf16 34.5 us, of
+                        # 6 x 10 x 56 x 60 x 60 53.7, of 20 x 12 x 24 x 24 x 24 f16 18.7; 55.6, 85.8 and 22.4 with several images (H200)
 FILLED = 0.75           # of the programs that run at once: where programs share folds, so many in one wave rather than a few more in two
 DOWN_COLUMNS = 512      # of a tile of 32 bits of programs that walk down blocks of long columns, and carry one sum,
 DOWN_ROWS = 4           # and so many rows: GELU's backward with its bias of 400 x 9000 f32 20.9 us, of 150 x 30000 23.5, of 199 x 14288 18.4; 26.1,
@@ -122,8 +130,9 @@ class TileBlocks(TileRows):
             have *= self._line_continued(most)
         room = HELD // (2 * have) if self.rows else TURNED
         if turned is not None and turned not in self.pieces and room >= min(SECTOR, hints(turned.extent)):
-            have *= self.tile(turned, min(TURNED, room))
-        free = [] if self.short_columns() or self.down_narrow() else parallel
+            have *= self.tile(turned, SHORT_ACROSS if self._turned_short(turned) else self._across(turned, min(TURNED, room)))
+        alone = self.short_columns() or self.down_narrow() or self.sums_turned() or self._turned_short(turned)
+        free = [] if alone else parallel
         candidates = sorted((a for a in free if a not in self.pieces), key=lambda a: (a in self.crossed, self.order.index(a)), reverse=True)
         # a third axis of a large tile is spilled: backward sums of InstanceNorm3D in NDHWC 49 us, 55 with images in it
         few, beside = self.statistics(), sum(a not in self.crossed for a in self.pieces)
@@ -190,8 +199,9 @@ class TileBlocks(TileRows):
         half = self.narrowest() < 4
         if self.looped and self.scans_many() and (share >= SCANNED_WIDE // (1 if half else 2) or not self.begin_anywhere()):
             most = SCANNED_COLUMNS * (2 if half and self.begin_anywhere() and share >= SCANNED_TWICE else 1)
-        most = 2 * SCANNED_COLUMNS if self._scans_short() else COLUMNS // 2 if self.down_narrow() else most
+        most = 2 * SCANNED_COLUMNS if self._scans_short() or self._scans_few() else COLUMNS // 2 if self.down_narrow() else most
         most = max(SHORT_COLUMNS, SHORTEST_COLUMNS // have) if self.short_columns() and self.many_columns() and not self.fills_wide() else most
+        most = 2 * COLUMNS if self.short_columns() and COLUMNS < self.hints(self.line.extent) <= 2 * COLUMNS and self.narrowest() < 4 else most
         most = max(SECTOR, most // 2) if self._few_held(have, most) else most
         if self.crossed and self.line not in self.crossed:
             most = tile_statistics.columns(self, COLUMNS)
@@ -201,11 +211,32 @@ class TileBlocks(TileRows):
     def _most_turned(self, turned: Axis, want: int) -> int:
         """The same of a tile that lies along `turned`, too."""
         across = min(TURNED, power(self.hints(turned.extent)))
+        if self._turned_short(turned):
+            return SHORT_ALONG
         return max(SECTOR, want // across) if self.sums_turned() and self.begin_anywhere() else TURNED
+
+    def _across(self, turned: Axis, most: int) -> int:
+        """Elements of a tile of sums, of at most `most`, along the short axis that it is turned to: few lanes are idle."""
+        n, size = self.hints(turned.extent), min(most, power(self.hints(turned.extent)))
+        while self.sums_turned() and not self.begin_anywhere() and size > ACROSS_SHORTEST and -n % size * ACROSS_IDLE > n:
+            size //= 2
+        return size
+
+    def _turned_short(self, turned: Axis | None) -> bool:
+        """Is a pointwise tile read along one axis and written along a short one, whole lines of which lie one behind the other?"""
+        if turned is None or self.rows or self.crossed or self.hints(turned.extent) >= TURNED_SHORT or self.hints(self.line.extent) < SHORT_ALONG:
+            return False
+        return any(address.coefficient(turned) == 1 and address.coefficient(self.line) == turned.extent for _, address, _ in strides_of(self.b))
 
     def _scans_short(self) -> bool:
         """Are prefixes of few rows made down many columns?"""
         return self.scans_many() and not self.looped and self.hints.count(self.rows) <= SCANNED_SHORT
+
+    def _scans_few(self) -> bool:
+        """The same of some more rows of 16 bits, and columns for two tiles at least? Along the middle of 2558 x 16 x 947 f16 51.5 us, of
+        172 x 11 x 8193 bf16 25.1; 61.1 and 27.0 in 64 columns (H200)."""
+        few = self.scans_many() and not self.looped and self.narrowest() < 4 and self.hints.count(self.rows) <= 2 * SCANNED_SHORT
+        return few and self.hints(self.line.extent) >= 4 * SCANNED_COLUMNS
 
     def _few_held(self, rows: int, columns: int) -> bool:
         """Are so many rows of so many columns held and written, large tiles of which there are few, or which begin anywhere and are long or would

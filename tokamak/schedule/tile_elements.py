@@ -62,6 +62,14 @@ SHORT_COLUMNS = 128     # at least, and so many columns where there are twice as
                         # 1500 x 25 x 501 28.5, of 900 x 20 x 901 23.6, of 1000 x 32 x 1001 43.8; 75, 19.1, 27.1, 42.7, 83, 33.6, 30.4 and 46.8 of
                         # COLUMNS with a word to a thread. With ROW_THREAD of 32 bits 35499 x 8 x 205 takes 155, 129; of 32 bits none of whose
                         # lanes are idle COLUMNS with a word to a thread: 2000 x 16 x 801 59.2, 64.2
+SHORT_WIDE = 32         # columns of a tile of one matrix of 32 bits of SHORT_COLUMN rows, or some fewer,
+SHORT_WIDE_THREAD = 8   # so many elements to a thread,
+SHORT_IDLE = 3          # one lane in so many idle at most: LayerNorm backward of 25 x 310003 f32 58.7 us, RMSNorm of 32 x 293926 59.5; 74.0 and 82.8
+                        # in COLUMNS by one warp or 16; but LayerNorm of 18 x 500001 83.5, 67.7 (H200)
+FEW_TURNED = 256        # rows at most of columns that begin anywhere and are only folded, of one matrix,
+FEW_SHARE = 4           # so many tiles of COLUMNS for each multiprocessor, of which a turn takes
+FEW_ROWS = 1024         # elements: f16 sums of 215 x 45781 10.8 us, f32 of 200 x 50001 14.0, weights' gradients of a Python LayerNorm of 97 x 78875
+                        # f32 26.0; 12.2, 15.0 and 32.0 with TILE by 16 warps (H200)
 LONE_THREAD = 16        # of a tile of LONE elements: partial results of 1584 and 1980 programs over 768 columns 5.1 us, 10.2 and 15.1 with TILE and
                         # ROW_THREAD; of 1056 over 1024 2.9, 4.8
 THREAD = 52             # elements of a tile to a thread that folds them into one lane: statistics of contiguous planes of 3136 bf16 by programs of
@@ -155,9 +163,10 @@ class TileElements(TileFacts):
         elif self._many_wide():
             each = MIDDLE_THREAD
         if self.short_columns():
-            few = math.prod(sum(self.pieces[a]) for a in dims) // (32 * self.narrowest())       # four warps of 32 bits at least, two of 16
+            few = math.prod(sum(self.pieces[a]) for a in dims) // (32 * self.narrowest()) or 1  # four warps of 32 bits at least, two of 16
             word = len(self.b.parallel) < 2 or self.fills_wide()
-            each = WORD // self.narrowest() if word else min(2 * ROW_THREAD // self.narrowest(), few)
+            wide = self.pieces[self.line] == (SHORT_WIDE,) and len(self.b.parallel) < 2
+            each = SHORT_WIDE_THREAD if wide else WORD // self.narrowest() if word else min(2 * ROW_THREAD // self.narrowest(), few)
         elif self._columns_alike():
             each = (ALIKE_ANYWHERE if self.long_anywhere() else ALIKE_THREAD) * 2 // self.narrowest()
         elif self.long_anywhere() and self.narrowest() < 4:
@@ -181,7 +190,7 @@ class TileElements(TileFacts):
         """Of a tile that walks down columns that begin anywhere: fewer where it is narrow (`tile_rows.NARROW_FEW`)."""
         half = COLUMNS // 2
         narrow = self.pieces.get(self.line) == (half,) and self.hints(self.line.extent) > half and self.columns() == COLUMNS
-        return RAGGED_THREAD // 2 if narrow else RAGGED_THREAD
+        return RAGGED_THREAD // 2 if narrow or self.few_turns() and self.narrowest() < 4 else RAGGED_THREAD
 
     def moments_wide(self) -> bool:
         """Are moments of 32-bit elements made of contiguous rows that programs share, which begin at words, and in the last tile idle?"""
@@ -320,6 +329,12 @@ class TileElements(TileFacts):
     def whole_runs(self) -> bool:
         """Does a tile of looped rows hold whole contiguous runs of theirs, side by side?"""
         return bool(self.looped) and not self.crossed and self.line in self.rows and self.line not in self.looped
+
+    def few_turns(self) -> bool:
+        """Does a program walk down few rows of many columns of one matrix that begin anywhere, and only fold?"""
+        plain = len(self.rows) == 1 and not self.crossed and not self.stored_along() and not self.scans() and bool(self.folds)
+        few = plain and len(self.b.parallel) == 1 and self.line in self.b.parallel and self.hints.count(self.rows) <= FEW_TURNED
+        return few and self.hints(self.line.extent) >= FEW_SHARE * COLUMNS * self.target.threads and self.begin_anywhere()
 
     def lone(self) -> bool:
         """Do programs walk down the narrowest tiles of columns, no more of them than multiprocessors, and only fold?"""

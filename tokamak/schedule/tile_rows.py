@@ -10,7 +10,7 @@ from ..ir.index import Axis, Fetch, Index, Size
 from .body import exprs_of
 from .schedule import strides_of
 from .tile_alike import TileAlike
-from .tile_elements import SEVERAL_TILE
+from .tile_elements import FEW_ROWS, SEVERAL_TILE
 from .tile_facts import CHUNK, SECTOR, TILE
 from .tile_schedule import WASTE, Shift, cover, shifted
 from .tile_stages import power
@@ -83,7 +83,8 @@ class TileRows(TileAlike):
                 self.pieces[inner] = (*shifted(n, group), 2 * group)
             return
         self.looped.update(self.rows)
-        elements = LONE if self.lone() else RAGGED_DOWN if self.few_down() else SEVERAL_TILE if self.folds_several() else TILE
+        elements = LONE if self.lone() else RAGGED_DOWN if self.few_down() else SEVERAL_TILE if self.folds_several() else \
+            FEW_ROWS if self.few_turns() else TILE
         ragged = max(SCANNED, SCANNED_FEW // self.columns())
         down = ragged if self.scans_ragged() else SCANNED_ROWS if self.scans_many() else SCANNED // 2 if self.scans_several() \
             else elements // self.columns()

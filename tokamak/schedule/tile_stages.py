@@ -70,10 +70,11 @@ MUCH = 120              # or more than so many: BatchNorm in NCHW of 37 x 1280 x
                         # BatchNorm backward of 33 x 1280 x 40 x 40, 113, 186, 206 (H100)
 TILES = 4               # that the pieces of two axes of a row make, more of which
 PLANE_SHORT = 512       # of axes of up to so many elements
-PIECE = 64              # have equal pieces, of so many elements at least; or one piece where no more than
+PIECE = 64              # have equal pieces, of so many elements at least, half as many of axes of half as many; or one where no more than
 PIECE_IDLE = 0.3        # so many lanes of each are idle: BatchNorm backward in NCHW of 51 x 640 x 20 x 20 bf16 34.1 us as 64 and 7 x 64, of
-                        # 40 x 512 x 15 x 15 17.2 as 32 + 8 and 2 x 128; 47.7 as 32 + 16 + 4 and 256 + 128 + 16, 18.9 as 32 + 8 and 128 + 64 + 64
-                        # (H200)
+                        # 40 x 512 x 15 x 15 17.2 as 32 + 8 and 2 x 128; 47.7 as 32 + 16 + 4 and 256 + 128 + 16, 18.9 as 32 + 8 and 128 + 64 + 64;
+                        # EvoNorm backward of 16 x 2048 x 15 x 14 bf16 34.1, of 16 x 2048 x 15 x 15 66.8, BatchNorm backward of
+                        # 120 x 1024 x 14 x 15 65.2, as 7 or 8 x 32; 69.2, 101.7 and 77.5 as 256 or 2 x 128, which spill (H200)
 MOST_HELD = 128         # and not more than so many: BatchNorm backward in NCHW of 137 x 1280 x 15 x 15 bf16 178 us by 16 warps, 346 by eight, which
                         # spill 832 bytes (H200)
 PLANE = 28              # elements to a thread, at most, of a plane that is a program's own: planes of 3136, EvoNorm backward of 32 x 256 x 56 x 56 in
@@ -345,7 +346,8 @@ def _plainer(n: int, lengths: tuple[int, ...]) -> tuple[int, ...]:
     """The pieces of `n` elements, few enough for a plane of a small image, where they are of three lengths: equal ones, or one with idle lanes."""
     if len(set(lengths)) < (3 if sum(lengths) == n else 2) or len(lengths) < 3 or n > PLANE_SHORT:
         return lengths
-    return evenly(n, PIECE) or ((power(n),) if power(n) - n <= PIECE_IDLE * n else lengths)
+    short = evenly(n, PIECE // 2) if n <= PLANE_SHORT // 2 else ()
+    return (PIECE // 2,) * (sum(short) * 2 // PIECE) or evenly(n, PIECE) or ((power(n),) if power(n) - n <= PIECE_IDLE * n else lengths)
 
 
 def pieces(n: int, most: int) -> tuple[int, ...]:

@@ -51,6 +51,9 @@ MIDDLING_RESIDENT = 2   # such programs of a multiprocessor, CARRY_STAGES under 
 CARRIED_LONG = 8192     # elements of a row of 16 bits that begins anywhere, beside which sums are carried, from which on
 LONG_CARRYING = 8       # so many warps have it, all of a multiprocessor's registers:
                         # LayerNorm backward of 1500 x 9001 bf16 49.7 us, of 835 x 10868 43.1; 54.7 and 52.0, which spill 104 bytes (H200)
+LINES_WARPS = 8         # of tiles of rows of 32 bits along two axes that begin anywhere, where they have between half and all of
+LINES_EACH = 32         # so many elements to a thread, beside three sums or more: EvoNorm backward in NCHW of 28 x 768 x 15 x 15 f32 47.7 us, 64.6
+                        # by 16, which spill 304 bytes; but of 40 x 512 x 13 x 15, by four, 38.1, 27.6 (H200)
 CARRIED_MOST = 136      # registers of a thread, as counted, from which on a program that carries sums beside a tile of rows has more warps,
 CARRIED_EXACT = 170     # where they lie along two axes and no lane is idle, and
 CARRIED_WIDE = 96       # where they are three sums or more of 32 bits, fewer than
@@ -149,6 +152,8 @@ class TileThreads(TileElements):
             return Threads(BLOCK_WARPS, tile_statistics.BLOCKS, stages, 0, False, False)
         if self.carries_middling() and len(dims) == 2:
             return Threads(MIDDLING_WARPS, MIDDLING_RESIDENT, CARRY_STAGES, 0, False, False)
+        if self.carries_shortest():
+            return Threads(CARRY_ALIKE, RESIDENT // CARRY_ALIKE, 1, 0, False, False)
         if self.carries_one_piece():
             return Threads(1, CARRY_RESIDENT, CARRY_STAGES if self.begin_at_words(WORDS_OF) else 1, 0, False, False)
         if self.scans_pieces():
@@ -160,7 +165,11 @@ class TileThreads(TileElements):
         by_thread = dims == (self.line,) and self.sums_along()
         each = self.each_thread(dims, carries, by_thread)
         down = self.carries_down(dims)
-        if down:
+        lines = self.carries_lines() and self.begin_anywhere() and len(dims) == 2
+        lines = lines and LINES_EACH * 16 * LINES_WARPS < elements <= LINES_EACH * 32 * LINES_WARPS
+        if lines:
+            each = LINES_EACH
+        elif down:
             each = max(1, elements // (32 * CARRY_ALIKE)) if len(dims) == 2 else each * 2 if self.narrowest() >= 4 else each
         words = self.streams() and self.words_shared(self.line)
         most = CARRY_WARPS if carries and not one and not columns or self.stacked() else MOST_WARPS
@@ -172,7 +181,7 @@ class TileThreads(TileElements):
         counted = carries or split and not self.crossed and warps > 1
         stay = tile_statistics.resident(self) if several else max(1, RESIDENT // (PASSING_WARPS if words or self.narrow_sums() else warps))
         if (self.carries or self.several_wide()) and not one and not columns and len(dims) == 2 and not down:
-            warps = self._carrying(warps, elements)
+            warps = warps if lines else self._carrying(warps, elements)
         real = self.hints(self.line.extent) if one and alike(self.pieces[self.line]) else elements
         held = 2 * TOGETHER_THREAD if each == TOGETHER_THREAD and columns else real // (32 * warps)
         resident = self._holding(warps, held) if counted else stay
@@ -190,7 +199,7 @@ class TileThreads(TileElements):
         if full and not by_thread and not several:         # sums of GroupNorm backward in NHWC of 24 x 768 x 40 x 40 f32 94 us, 109 spilled
             need = BESIDE + elements // (32 * warps) * self.carried()
             resident = max(1, min(resident, REGISTERS // (32 * warps * need)))
-        beside = len(dims) > 2 and self.carries_lines()
+        beside = lines or len(dims) > 2 and self.carries_lines()
         under_way = beside or staged or keeps or split and self._takes_rows(warps, resident)
         stages = 1 if reread else CARRY_STAGES if under_way else self.stages()
         stages = stages if fits(stages, self.b, self.pieces, {*split, *self.looped}) else 1
@@ -201,6 +210,14 @@ class TileThreads(TileElements):
     def walks_anywhere(self) -> bool:
         """Do programs walk down blocks of 16 bits that begin anywhere, of DOWN_FROM rows at least, and carry one sum?"""
         return self.walks_plainly() and self.shift is not None and self.narrowest() < 4 and self.hints.count(self.crossed) >= DOWN_FROM
+
+    def carries_shortest(self) -> bool:
+        """Is one sum carried beside rows of 32 bits that begin anywhere, of a warp's width at most, in two pieces? Four warps each: RMSNorm backward
+        of 625111 x 22 f32 47.2 us, of 400003 x 27 45.9; 101, which spills 184 bytes by one, and 70.4; but LayerNorm of 600001 x 21 80.9, 57.2
+        (H200)."""
+        row = self.pieces.get(self.line, ())
+        alone = self.carries and self.rows == [self.line] and len(self.pieces) == 2 and not self.looped and self.shift is None
+        return alone and self.narrowest() >= 4 and len(self.crossing) == 1 and len(row) == 2 and sum(row) <= CARRY_PIECE and self.begin_anywhere()
 
     def carries_alike(self) -> bool:
         """Are sums carried along short rows, several of which lie in equal pieces of a warp's width?"""
