@@ -52,7 +52,7 @@ WIDEST = 16             # warps of a program: 256 rows of 4097 columns by 65 pro
 SHARES = 512            # programs at most that share columns, whose partial results one kernel folds: 512 of 127 columns 1.4 us, 1024 1.7
 SHARED_EACH = 4         # elements to a thread of a tile of 16 bits of several warps: column sums of 18015 x 160 bf16 10.1 us, of 30001 x 200 12.5, of
                         # 25000 x 72 f16 9.8, with what folds their partial results; 11.7, 14.7 and 11.3 with EACH (H200)
-SHARED_WARPS = 4        # of 32 bits: of 60000 x 40 10.6 us, of 80001 x 36 12.3, of 70000 x 60 13.0; 12.2, 14.1 and 14.6 by eight and 16 (H200)
+SHARED_WIDE = 64        # of 32 bits: of 60000 x 40 10.6 us, of 80001 x 36 12.1, of 70000 x 60 13.2; 12.2, 14.1 and 14.6 with EACH (H200)
 LATE = 4 << 20          # bytes of 32-bit elements up to which the time is that of a few accesses one after the other: partial results, mostly.
                         # Also where columns are too few for the multiprocessors
 LATE_ROWS = 8192        # elements of a tile then at most: partial results of 128 programs over 127 columns 1.1 us, 3.7 in tiles of 128 x 8 by
@@ -122,7 +122,8 @@ def choose(b: Body, line: Axis | None, rows: list[Axis], crossed: frozenset[Axis
         warps *= 2
     few = SHARED_EACH if warps > 1 and not ragged and size == 2 else each
     tile = _tile(columns, warps, few, hints(down.extent))
-    return replace(tile, warps=min(tile.warps, SHARED_WARPS) if size == 4 else tile.warps, programs=programs(warps), once=once)
+    wide = min(tile.warps, max(1, tile.rows * tile.columns // (32 * SHARED_WIDE)))
+    return replace(tile, warps=wide if size == 4 else tile.warps, programs=programs(warps), once=once)
 
 
 def _narrow(n: int, most: int) -> int:

@@ -39,6 +39,8 @@ HALF_WIDE = 128         # elements of a row that begins at no word from which on
 ROWS_WIDE = 4           # so many, in pieces of a warp's width where one piece has more idle lanes: weight norm backward of 92700 of 157 bf16 32.7 us,
                         # of 60011 of 201 f16 29.8, softmax backward of 149932 of 226 bf16 53.3; 54.7, 43.6 and 61.4 as one piece, two to four warps
                         # (H200)
+HEAVY_ROWS = 8          # such rows of a program of two warps of WHOLE elements or some fewer, one lane in so many idle at most, in pieces of a warp's
+HEAVY_IDLE = 8          # width, where exponentials are folded: log-softmax of 262143 of 63 bf16 33.5 us, 53.3 as one piece by one warp (H200)
 IDLE = 0.8              # lanes of a row that are idle at most, for each that is not
 PROGRAMS = 8            # programs for each multiprocessor at least
 
@@ -50,14 +52,20 @@ def choose(of: TileFacts) -> tuple[dict[Axis, tuple[int, ...]], int] | None:
         return None
     n, size = of.hints.exactly(of.line.extent), of.narrowest()
     plain = of.b.base is None and not of.scans() and all(e.over == (of.line,) for e in of.folds)
-    if n is None or not SHORTEST <= n <= LONGEST or len(cover(n)) == 1 or n >= of.shifted_from() or not plain or size not in (2, 4) \
+    heavy = n is not None and _heavy(of, n, size)
+    if n is None or not SHORTEST <= n <= LONGEST or len(cover(n)) == 1 and not heavy or n >= of.shifted_from() or not plain or size not in (2, 4) \
             or any(s.monoid is not None or s.guard is not None for s in of.b.stores) or not of.folds:
         return None
     beside = [a for a in of.order if a in of.b.parallel][-1]
-    pieces, rows, warps = (_written if of.stored_along() else _folded)(of, n, size)
+    pieces, rows, warps = ((WIDTHS[0],) * 2, HEAVY_ROWS, 2) if heavy else (_written if of.stored_along() else _folded)(of, n, size)
     if not pieces or math.prod(of.hints(a.extent) for a in of.b.parallel) < rows * PROGRAMS * of.target.threads or of.hints(beside.extent) < rows:
         return None
     return {**({beside: (rows,)} if rows > 1 else {}), of.line: pieces}, warps
+
+
+def _heavy(of: TileFacts, n: int, size: int) -> bool:
+    """Are rows of 16 bits, of nearly two warps' width, written that begin at no words, and something heavy folded along them?"""
+    return size == 2 and WHOLE - WHOLE // HEAVY_IDLE <= n <= WHOLE and of.stored_along() and of.heavy(of.folds) and not of.begin_at_words(WORDS_OF)
 
 
 def _folded(of: TileFacts, n: int, size: int) -> tuple[tuple[int, ...], int, int]:

@@ -71,6 +71,10 @@ class TileAlike(TileThreads):
         if row is not None and n is not None and self._short_wide(row, n):
             self.pieces.update({row: (SHORT_COLUMN,), self.line: (SHORT_WIDE,)})
             return
+        if row is not None and self.carries and row is self.line and self.narrowest() >= 4 and len(self.crossing) == 1 \
+                and self.pieces[row] == (CARRY_PIECE,) and self.begin_anywhere():
+            self.pieces[row] = (CARRY_PIECE // 2,) * 2
+            return
         if row is None or n is None or len(found := self.pieces[row]) < 2:
             return
         held = row is not self.line and n <= (EVEN_ANYWHERE if self.begin_anywhere() else EVEN_HELD) and self.takes_columns()

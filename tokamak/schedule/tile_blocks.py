@@ -12,7 +12,7 @@ from ..ir.ops import OPS
 from . import tile_statistics
 from .body import exprs_of
 from .schedule import strides_of
-from .tile_elements import FOLDED, SHORT_COLUMNS, SHORT_FEW, SHORT_FROM
+from .tile_elements import FOLDED, SCANNED_COLUMNS, SHORT_COLUMNS, SHORT_FEW, SHORT_FROM
 from .tile_facts import SECTOR, SHORT_LANES, TILE
 from .tile_rows import LARGEST, RAGGED_DOWN, SCANNED_FEW, SCANNED_SHORT, TURNED, TileRows
 from .tile_schedule import WASTE, blocks, cover
@@ -63,10 +63,9 @@ COLUMN_VALUES = 3       # values of the columns alone, read beside what is made 
                         # kernel of BatchNorm in NHWC of 32 x 96 x 57 x 57 bf16 9.1 us, 10.2, of 64 x 256 x 56 x 56 47.0, 48.0
 TOGETHER = 32           # columns of a tile whose columns, and whose rows across programs, are summed where they begin anywhere: see TOGETHER_THREAD
 TOGETHER_MOST = 8192    # elements of such a tile at most: RMSNorm backward along the middle of 16 x 512 x 2049 bf16 76 us, 134 with TOGETHER
-SCANNED_COLUMNS = 128   # columns of a tile of many, `tile_facts.SCANNING` a multiprocessor, or
-SCANNED_WIDE = 1024     # so many where they begin anywhere: along the middle of 39 x 86 x 4095 f16 30.3 us, of 64 x 1024 x 1024 bf16 101.6; 35.2
-                        # and 105.3 with half as many; but of 6 x 1249 x 10001 bf16 175, 149 (H100). Half as many of 32 bits: of 186 x 192 x 599
-                        # 76.3, 91.2, of 100 x 300 x 999 101, 120 (H100)
+SCANNED_WIDE = 1024     # columns that begin anywhere to a multiprocessor from which on a tile has SCANNED_COLUMNS: along the middle of
+                        # 39 x 86 x 4095 f16 30.3 us, of 64 x 1024 x 1024 bf16 101.6; 35.2 and 105.3 with half as many; but of 6 x 1249 x 10001
+                        # bf16 175, 149 (H100). Half as many of 32 bits: of 186 x 192 x 599 76.3, 91.2, of 100 x 300 x 999 101, 120 (H100)
 SCANNED_TWICE = 1408    # and twice as many columns of 16 bits: of 200 x 200 x 1001 bf16 72.8, 78.6 (H100)
 RAGGED_SPLIT = 512      # elements of a tile of 32-bit columns that begin anywhere and are summed across programs, by four warps: sums of squares of
                         # 3264 x 4325 25.6 us, 37.0 with TILE (H100)
@@ -89,6 +88,8 @@ LARGE_HELD = 8192       # elements of a tile of columns that are held and writte
 LARGE_ROWS = 160        # where they begin anywhere, of more rows than so many, or where fewer lanes are idle then: RMSNorm of 671 x 255 x 129 bf16
                         # 47.8, 64.8, of 100 x 255 x 500 21.6, 31.3, of 400 x 201 x 211 f16 30.6, 35.2, of 200 x 255 x 257 f32 40.8, 45.5, of
                         # 1941 x 129 x 129 bf16 55.9, 67.1; but of 1690 x 144 x 179 76.9, 66.2 (H200)
+HELD_IDLE = 2           # idle lanes of such a tile, one in so many of SECTOR columns, from which on it has half as many: RMSNorm along the middle of
+                        # 3162 x 634 x 17 bf16 79.5 us, 104 (H200)
 JUST_OVER = 4           # rows of a pointwise tile longer than a power of two by one part in so many at most are two pieces,
 SHORTEST_PIECE = 32     # of so many elements at least: cross entropy backward of 322375 x 129 and 60000 x 257 f32 86.2 and 32.7 us, of 100000 x 129
                         # bf16 19.0; 126, 40.8 and 26.8 in one of twice the length
@@ -180,7 +181,7 @@ class TileBlocks(TileRows):
             want = min(want, max(SMALLEST, power(hints.count(self.b.axes) // self.target.threads)))
         if self.sums_turned() and self.begin_anywhere():
             want = TURNED_ANYWHERE
-        elif self.sums_turned() or self.moments_wide():
+        elif self.sums_turned() or self.moments_wide() or self.moments_anywhere():
             want = TILE // 2
         elif self.streams():
             want = self.passing_bytes() // self.narrowest()
@@ -199,10 +200,11 @@ class TileBlocks(TileRows):
         half = self.narrowest() < 4
         if self.looped and self.scans_many() and (share >= SCANNED_WIDE // (1 if half else 2) or not self.begin_anywhere()):
             most = SCANNED_COLUMNS * (2 if half and self.begin_anywhere() and share >= SCANNED_TWICE else 1)
-        most = 2 * SCANNED_COLUMNS if self._scans_short() or self._scans_few() else COLUMNS // 2 if self.down_narrow() else most
+        most = 2 * SCANNED_COLUMNS if self._scans_short() or self.scans_few() else COLUMNS // 2 if self.down_narrow() else most
         most = max(SHORT_COLUMNS, SHORTEST_COLUMNS // have) if self.short_columns() and self.many_columns() and not self.fills_wide() else most
         most = 2 * COLUMNS if self.short_columns() and COLUMNS < self.hints(self.line.extent) <= 2 * COLUMNS and self.narrowest() < 4 else most
         most = max(SECTOR, most // 2) if self._few_held(have, most) else most
+        most = SECTOR // 2 if self._idle_held(have, most) else most
         if self.crossed and self.line not in self.crossed:
             most = tile_statistics.columns(self, COLUMNS)
             most = min(most, max(SECTOR // 2, SEVERAL_HELD // have)) if self.several_wide() else most
@@ -232,12 +234,6 @@ class TileBlocks(TileRows):
         """Are prefixes of few rows made down many columns?"""
         return self.scans_many() and not self.looped and self.hints.count(self.rows) <= SCANNED_SHORT
 
-    def _scans_few(self) -> bool:
-        """The same of some more rows of 16 bits, and columns for two tiles at least? Along the middle of 2558 x 16 x 947 f16 51.5 us, of
-        172 x 11 x 8193 bf16 25.1; 61.1 and 27.0 in 64 columns (H200)."""
-        few = self.scans_many() and not self.looped and self.narrowest() < 4 and self.hints.count(self.rows) <= 2 * SCANNED_SHORT
-        return few and self.hints(self.line.extent) >= 4 * SCANNED_COLUMNS
-
     def _few_held(self, rows: int, columns: int) -> bool:
         """Are so many rows of so many columns held and written, large tiles of which there are few, or which begin anywhere and are long or would
         idle?"""
@@ -247,6 +243,12 @@ class TileBlocks(TileRows):
             return rows > LARGE_ROWS or -across % (columns // 2) < -across % columns
         others = math.prod(self.hints(a.extent) for a in self.b.parallel if a is not self.line)
         return large and -(-self.hints(self.line.extent) // columns) * others < MANY * self.target.threads
+
+    def _idle_held(self, rows: int, columns: int) -> bool:
+        """Are long columns, few beside each other, held and written of which many lanes of a tile of so many would be idle?"""
+        n, size = self.hints(self.line.extent), power(columns + 1) // 2
+        large = bool(self.rows) and not self.looped and not self.crossed and self.stored_along() and rows * size > LARGE_HELD
+        return large and size == SECTOR and -n % SECTOR * HELD_IDLE > n and -n % (SECTOR // 2) < -n % SECTOR
 
     def _stored_anywhere(self, row: int) -> int:
         """Elements of a tile of rows that begin anywhere, of `row` lanes each, and are written."""

@@ -84,6 +84,10 @@ SUMMED_ANYWHERE_THREAD = 16     # the same of rows that begin anywhere and are n
 MIDDLE_THREAD = 8       # of more than MIDDLE_ROWS rows of columns of 32 bits that begin anywhere, are held and only folded: f32 sums along the middle
 MIDDLE_ROWS = 32        # of 107 x 55 x 8790 74 us, 86 with ROW_THREAD (H100); but of 30 x 18520 6.9, 9.6, of 60 x 16384, aligned, 21.7, 19.2
 SCANNED_SHARE = 8       # rows to a multiprocessor from which on prefixes are made 1024 elements at a step,
+SCANNED_COLUMNS = 128   # columns of a tile of many, down which prefixes are made, `tile_facts.SCANNING` a multiprocessor, or SCANNED_WIDE
+SCANNED_ROWS = 32       # rows of 16 bits at most of which prefixes are made down many columns, twice SCANNED_COLUMNS at once (`scans_few`),
+SCANNED_EACH = 128      # so many elements to a thread of more than half as many rows,
+SCANNED_IDLE = 4        # one lane in so many idle at most where that is one tile
 SCANNED_BYTES = 32      # so many bytes to a thread: of 1378 of 26899 f16 78 us, of 2000 of 10001 f32 65.8, of 1136 of 8755 35.6; 90.9, 66.0 and 41.2
                         # in twice as many with ROW_THREAD; but of 591 of 16383 f32 36.7, 39.9 (H100)
 NARROW_THREAD = 128     # of a tile of fewer than COLUMNS columns of 32 bits that begin at words, which programs sum: f32 sums of 440960 x 36 24.7 us,
@@ -162,6 +166,8 @@ class TileElements(TileFacts):
             each = SCANNED_BYTES // self.narrowest()
         elif self._many_wide():
             each = MIDDLE_THREAD
+        if self.scans_few() and sum(self.pieces[self.rows[0]]) > SCANNED_ROWS // 2:
+            each = SCANNED_EACH
         if self.short_columns():
             few = math.prod(sum(self.pieces[a]) for a in dims) // (32 * self.narrowest()) or 1  # four warps of 32 bits at least, two of 16
             word = len(self.b.parallel) < 2 or self.fills_wide()
@@ -177,6 +183,8 @@ class TileElements(TileFacts):
             each = RUN_THREAD
         if self.narrow_sums():
             return NARROW_THREAD
+        if self.moments_anywhere():
+            return WORD // self.narrowest()
         if self.sums_anywhere():
             return SUMMED_ANYWHERE_THREAD if by_thread else SUMMED_ANYWHERE_THREAD // (2 if self.narrowest() < 4 else 8)
         if by_thread:
@@ -191,6 +199,19 @@ class TileElements(TileFacts):
         half = COLUMNS // 2
         narrow = self.pieces.get(self.line) == (half,) and self.hints(self.line.extent) > half and self.columns() == COLUMNS
         return RAGGED_THREAD // 2 if narrow or self.few_turns() and self.narrowest() < 4 else RAGGED_THREAD
+
+    def scans_few(self) -> bool:
+        """Are prefixes made down few rows of 16 bits, of columns that make one tile of twice SCANNED_COLUMNS or several, at once? Along the middle of
+        2558 x 16 x 947 f16 51.5 us, of 172 x 11 x 8193 bf16 25.1, of 6537 x 32 x 211 58.7; 61.1, 27.0 and 84.2 in 64 columns (H200)."""
+        n, most = self.hints(self.line.extent), 2 * SCANNED_COLUMNS
+        few = self.scans_many() and not self.looped and self.narrowest() < 4 and self.hints.count(self.rows) <= SCANNED_ROWS
+        return few and (n >= 2 * most or most >= n and (most - n) * SCANNED_IDLE <= n)
+
+    def moments_anywhere(self) -> bool:
+        """Are moments of planes of 32 bits made that begin anywhere and lie apart? BatchNorm in NCHW of 410 x 256 x 7 x 7 f32 17.8 us in half of
+        TILE, a word to a thread, 24.4 in all of it, which spills (H200)."""
+        several = self.sums_along() and len(self.crossed) > 1 and self.begin_anywhere()
+        return several and self.narrowest() >= 4 and any(e.monoid == "moments" for e in self.crossing)
 
     def moments_wide(self) -> bool:
         """Are moments of 32-bit elements made of contiguous rows that programs share, which begin at words, and in the last tile idle?"""

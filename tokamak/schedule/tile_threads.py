@@ -153,7 +153,8 @@ class TileThreads(TileElements):
         if self.carries_middling() and len(dims) == 2:
             return Threads(MIDDLING_WARPS, MIDDLING_RESIDENT, CARRY_STAGES, 0, False, False)
         if self.carries_shortest():
-            return Threads(CARRY_ALIKE, RESIDENT // CARRY_ALIKE, 1, 0, False, False)
+            warps = CARRY_ALIKE if self.narrowest() >= 4 else 2 * CARRY_ALIKE
+            return Threads(warps, RESIDENT // warps, 1, 0, False, False)
         if self.carries_one_piece():
             return Threads(1, CARRY_RESIDENT, CARRY_STAGES if self.begin_at_words(WORDS_OF) else 1, 0, False, False)
         if self.scans_pieces():
@@ -212,12 +213,12 @@ class TileThreads(TileElements):
         return self.walks_plainly() and self.shift is not None and self.narrowest() < 4 and self.hints.count(self.crossed) >= DOWN_FROM
 
     def carries_shortest(self) -> bool:
-        """Is one sum carried beside rows of 32 bits that begin anywhere, of a warp's width at most, in two pieces? Four warps each: RMSNorm backward
-        of 625111 x 22 f32 47.2 us, of 400003 x 27 45.9; 101, which spills 184 bytes by one, and 70.4; but LayerNorm of 600001 x 21 80.9, 57.2
-        (H200)."""
+        """Is one sum carried beside rows that begin anywhere, of a warp's width at most, in two pieces? By four warps, of 16 bits eight: RMSNorm
+        backward of 625111 x 22 f32 47.2 us, of 400003 x 27 45.9; 101, which spills 184 bytes by one, and 70.4; but LayerNorm of 600001 x 21 80.9,
+        57.2 (H200)."""
         row = self.pieces.get(self.line, ())
         alone = self.carries and self.rows == [self.line] and len(self.pieces) == 2 and not self.looped and self.shift is None
-        return alone and self.narrowest() >= 4 and len(self.crossing) == 1 and len(row) == 2 and sum(row) <= CARRY_PIECE and self.begin_anywhere()
+        return alone and len(self.crossing) == 1 and len(row) == 2 and sum(row) <= CARRY_PIECE and self.begin_anywhere()
 
     def carries_alike(self) -> bool:
         """Are sums carried along short rows, several of which lie in equal pieces of a warp's width?"""

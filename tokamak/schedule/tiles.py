@@ -16,7 +16,7 @@ from .tile_blocks import FILLED, MANY, SUMMED_ANYWHERE_SHARES, TileBlocks
 from .tile_facts import ALONE
 from .tile_schedule import TileSchedule, cover
 from .tile_stages import evenly, power
-from .tile_threads import COLUMN_STAGES, REGISTERS
+from .tile_threads import COLUMN_STAGES, KEPT_WORDS, REGISTERS, RESIDENT
 
 DOWN_LEAST = 6          # rows at least of a program of `tile_threads.DOWN_WARPS`: GELU's backward of 100 x 30001 f16 12.3 us, 13.1 with two (H200)
 SHARED_STAGES = 3       # tiles of columns of 16 bits under way that programs of one warp share: column sums of 17832 x 126 f16 9.0 us, of 12000 x 300
@@ -35,6 +35,8 @@ FEW_TURNS = 3           # turns of a program that carries partial results along 
                         # one of each multiprocessor at least: turns are fuller, and there is less to fold. LayerNorm backward of 1696 x 1224 bf16
                         # 11.9 us, of 3500 x 600 f16 12.2, of 4201 x 511 bf16 12.3, RMSNorm of 2100 x 1000 10.0; 16.6, 15.4, 14.4 and 10.8 by twice
                         # as many; but of 1377 x 1691 f32, a row at a time, 18.0, 16.1 (H100)
+ROUNDS = 20             # rows of each warp that keeps what is read beside rows of 16 bits of more than KEPT_WORDS, from which on there are so many
+ROUND_PROGRAMS = 4      # times as many, most of which begin when others have ended: RMSNorm of 93326 x 716 f16 72.4 us, 83.8 (H200)
 HELD_BYTES = 3 * REGISTERS      # of a row that begins anywhere and all read along it, which one program holds as it is: f32 LayerNorm backward over
                                 # 32767 columns, three values of each, 37%, 25 by one program that spills
 
@@ -211,6 +213,9 @@ class _Chooser(TileBlocks):
             want = max(want, ALONE)
         if self.sums_anywhere() and split == (self.line,):
             want *= SUMMED_ANYWHERE_SHARES
+        keeps = not self.crossed and self.shift is not None and self.resident >= RESIDENT and self.narrowest() == 2
+        if keeps and extent(self.shift.axis) > KEPT_WORDS and blocks(split) >= ROUNDS * want:
+            want *= ROUND_PROGRAMS
         share = want // kept if self.carries or self.down or want >= MANY * kept or want // kept * kept >= FILLED * want else -(-want // kept)
         most = blocks(split)
         programs = max(1, min(share, most))
