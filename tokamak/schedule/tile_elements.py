@@ -171,7 +171,8 @@ class TileElements(TileFacts):
         if self.short_columns():
             few = math.prod(sum(self.pieces[a]) for a in dims) // (32 * self.narrowest()) or 1  # four warps of 32 bits at least, two of 16
             word = len(self.b.parallel) < 2 or self.fills_wide()
-            wide = self.pieces[self.line] == (SHORT_WIDE,) and len(self.b.parallel) < 2
+            wide = len(self.b.parallel) < 2 and self.narrowest() >= 4 and self.pieces[self.rows[0]] == (SHORT_COLUMN,) \
+                and self.pieces[self.line] == (SHORT_WIDE,)
             each = SHORT_WIDE_THREAD if wide else WORD // self.narrowest() if word else min(2 * ROW_THREAD // self.narrowest(), few)
         elif self._columns_alike():
             each = (ALIKE_ANYWHERE if self.long_anywhere() else ALIKE_THREAD) * 2 // self.narrowest()
@@ -203,9 +204,10 @@ class TileElements(TileFacts):
     def scans_few(self) -> bool:
         """Are prefixes made down few rows of 16 bits, of columns that make one tile of twice SCANNED_COLUMNS or several, at once? Along the middle of
         2558 x 16 x 947 f16 51.5 us, of 172 x 11 x 8193 bf16 25.1, of 6537 x 32 x 211 58.7; 61.1, 27.0 and 84.2 in 64 columns (H200)."""
+        if not self.scans_many() or self.looped or self.narrowest() >= 4 or self.hints.count(self.rows) > SCANNED_ROWS:
+            return False
         n, most = self.hints(self.line.extent), 2 * SCANNED_COLUMNS
-        few = self.scans_many() and not self.looped and self.narrowest() < 4 and self.hints.count(self.rows) <= SCANNED_ROWS
-        return few and (n >= 2 * most or most >= n and (most - n) * SCANNED_IDLE <= n)
+        return n >= 2 * most or most >= n and (most - n) * SCANNED_IDLE <= n
 
     def moments_anywhere(self) -> bool:
         """Are moments of planes of 32 bits made that begin anywhere and lie apart? BatchNorm in NCHW of 410 x 256 x 7 x 7 f32 17.8 us in half of
