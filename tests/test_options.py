@@ -27,6 +27,7 @@ def test_scope_restores():
     ({"polcy": "fast"}, "did you mean 'policy'"), ({"policy": "fastt"}, "did you mean 'fast'"), ({"until": "fusion"}, "did you mean 'fuse'"),
     ({"logs": {"graphs"}}, "did you mean 'graph'"), ({"pool": 1}, "True or False"), ({"zzz": 1}, "the options are policy"),
     ({"target": "cuda"}, "one of '', 'interpret'"), ({"check": 1}, "one of True, False, 'report'"), ({"logs": 5}, "topics, of graph, fusion"),
+    ({"logs": [["graph"]]}, "topics, of graph, fusion"),
     ({"cache_dir": 5}, "a folder or empty"), ({"cc": ["gcc"]}, "a command or empty"), ({"progress": "no"}, "True or False"),
     ({"recorder": 5}, "with tokamak.recording"), (["fast"], r"options=\['fast'\]: a dictionary")])
 def test_refusals_name_the_nearest(changes, message):

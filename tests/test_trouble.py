@@ -127,11 +127,12 @@ def test_an_interrupt_ends_the_compilers(stand_in, tmp_path):
     assert not alive(int((tmp_path / "started").read_text()))
 
 
-def test_no_compiler_is_an_error_of_ours_without_torchs_frames():
+@pytest.mark.parametrize("cc", ["nonesuch", "gcc '"])
+def test_no_compiler_is_an_error_of_ours_without_torchs_frames(cc):
     try:
-        compiled(cc="nonesuch")(X)
+        compiled(cc=cc)(X)
     except CompilerMissing as error:
-        assert str(error).startswith("'nonesuch' is no C compiler that runs (option cc, or TOKAMAK_CC; empty looks for one); install one: `apt")
+        assert str(error).startswith(f"'{cc}' is no C compiler that runs (option cc, or TOKAMAK_CC; empty looks for one); install one: `apt")
         assert "TORCHDYNAMO" not in str(error)
         assert len(traceback.extract_tb(error.__traceback__)) <= 3
     else:

@@ -86,9 +86,10 @@ class Options:
     def __post_init__(self):
         if isinstance(self.logs, str):
             object.__setattr__(self, "logs", frozenset(t.strip() for t in self.logs.split(",") if t.strip()))
-        if not isinstance(self.logs, Iterable):
+        topics = tuple(self.logs) if isinstance(self.logs, Iterable) else (None,)
+        if not all(isinstance(t, str) for t in topics):
             raise OptionError(f"logs={self.logs!r}: topics, of {', '.join(TOPICS)}")
-        object.__setattr__(self, "logs", frozenset(self.logs))
+        object.__setattr__(self, "logs", frozenset(topics))
         for name, allowed in (("policy", get_args(Policy)), ("until", (None, *STAGES)), ("target", ("", "interpret")),
                               ("contractions", ("", "vendor", "kernels")), ("check", (True, False, "report"))):
             one_of(name, getattr(self, name), allowed)

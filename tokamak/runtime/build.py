@@ -15,6 +15,7 @@ import importlib.util
 import itertools
 import os
 import platform
+import shlex
 import shutil
 import signal
 import struct
@@ -91,7 +92,10 @@ def compiler(choice: str = "") -> Compiler:
     """The C compiler: `choice` (a command), else gcc, cc, clang, or zig from the wheel `ziglang`. Raises CompilerMissing, or BuildError where no
     process can be started."""
     for name in (choice,) if choice.strip() else ("gcc", "cc", "clang"):
-        words = name.split()
+        try:
+            words = shlex.split(name)
+        except ValueError:          # a quotation that does not end
+            continue
         path = shutil.which(words[0])
         if path is None:
             continue
