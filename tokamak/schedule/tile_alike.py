@@ -6,11 +6,10 @@ import math
 
 from ..ir.index import Axis
 from ..ir.ops import CARRIERS
-from .tile_elements import SHORT_COLUMN, SHORT_IDLE, SHORT_WIDE
+from .tile_elements import SHORT_COLUMN, SHORT_WIDE
 from .tile_facts import TILE
 from .tile_schedule import EVEN
 from .tile_stages import evenly, power
-from .tile_statistics import COLUMNS
 from .tile_threads import CARRIED_LONG, CARRY_PIECE, EVEN_ANYWHERE, MIDDLING, TileThreads
 
 EVEN_ROWS = 8           # rows of such a piece at least along a middle axis: RMSNorm along the middle of 485 x 80 x 648 bf16 46.1 us, 72.1, of
@@ -67,15 +66,17 @@ class TileAlike(TileThreads):
             length = self.hints.exactly(self.line.extent)
             self.pieces[self.line] = length and evenly(length, EVEN // self.narrowest()) or self.pieces[self.line]
             return
-        row, n = self.rows[0] if len(self.rows) == 1 else None, self.hints.exactly(self.rows[0].extent) if self.rows else None
-        if row is not None and n is not None and self._short_wide(row, n):
+        if len(self.rows) != 1:
+            return
+        row, n = self.rows[0], self.hints.exactly(self.rows[0].extent)
+        if self.short_wide():
             self.pieces.update({row: (SHORT_COLUMN,), self.line: (SHORT_WIDE,)})
             return
-        if row is not None and self.carries and row is self.line and self.narrowest() >= 4 and len(self.crossing) == 1 \
+        if self.carries and row is self.line and self.narrowest() >= 4 and len(self.crossing) == 1 \
                 and self.pieces[row] == (CARRY_PIECE,) and self.begin_anywhere():
             self.pieces[row] = (CARRY_PIECE // 2,) * 2
             return
-        if row is None or n is None or len(found := self.pieces[row]) < 2:
+        if n is None or len(found := self.pieces[row]) < 2:
             return
         held = row is not self.line and n <= (EVEN_ANYWHERE if self.begin_anywhere() else EVEN_HELD) and self.takes_columns()
         if self._carries_short(row, n):
@@ -146,11 +147,6 @@ class TileAlike(TileThreads):
         if self.carries_lines() and len(beside) == 1:
             row = math.prod(sum(p) for a, p in self.pieces.items() if a in self.rows)
             self.pieces[beside[0]] = (max(1, min(self.pieces[beside[0]][0], LINES_HELD // row)),)
-
-    def _short_wide(self, row: Axis, n: int) -> bool:
-        """Are columns of one matrix of 32 bits, of SHORT_COLUMN rows or some fewer, held that begin anywhere, and written?"""
-        held = self.held_columns() and len(self.b.parallel) == 1 and self.begin_anywhere() and self.narrowest() >= 4
-        return held and power(n) == SHORT_COLUMN and (SHORT_COLUMN - n) * SHORT_IDLE <= SHORT_COLUMN and self.hints(self.line.extent) > COLUMNS
 
     def _carries_short(self, row: Axis, n: int) -> bool:
         """Are sums of columns carried beside many short rows, which are no one piece?"""

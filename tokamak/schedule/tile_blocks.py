@@ -131,7 +131,7 @@ class TileBlocks(TileRows):
             have *= self._line_continued(most)
         room = HELD // (2 * have) if self.rows else TURNED
         if turned is not None and turned not in self.pieces and room >= min(SECTOR, hints(turned.extent)):
-            have *= self.tile(turned, SHORT_ACROSS if self._turned_short(turned) else self._across(turned, min(TURNED, room)))
+            have *= self.tile(turned, self._across(turned, min(TURNED, room)))
         alone = self.short_columns() or self.down_narrow() or self.sums_turned() or self._turned_short(turned)
         free = [] if alone else parallel
         candidates = sorted((a for a in free if a not in self.pieces), key=lambda a: (a in self.crossed, self.order.index(a)), reverse=True)
@@ -218,11 +218,12 @@ class TileBlocks(TileRows):
         return max(SECTOR, want // across) if self.sums_turned() and self.begin_anywhere() else TURNED
 
     def _across(self, turned: Axis, most: int) -> int:
-        """Elements of a tile of sums, of at most `most`, along the short axis that it is turned to: few lanes are idle."""
+        """Elements of a tile, of at most `most`, along the axis that it is turned to; few idle lanes of one of sums."""
         n, size = self.hints(turned.extent), min(most, power(self.hints(turned.extent)))
-        while self.sums_turned() and not self.begin_anywhere() and size > ACROSS_SHORTEST and -n % size * ACROSS_IDLE > n:
-            size //= 2
-        return size
+        if self.sums_turned() and not self.begin_anywhere():
+            while size > ACROSS_SHORTEST and -n % size * ACROSS_IDLE > n:
+                size //= 2
+        return SHORT_ACROSS if self._turned_short(turned) else size
 
     def _turned_short(self, turned: Axis | None) -> bool:
         """Is a pointwise tile read along one axis and written along a short one, whole lines of which lie one behind the other?"""

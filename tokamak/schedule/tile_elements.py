@@ -171,9 +171,7 @@ class TileElements(TileFacts):
         if self.short_columns():
             few = math.prod(sum(self.pieces[a]) for a in dims) // (32 * self.narrowest()) or 1  # four warps of 32 bits at least, two of 16
             word = len(self.b.parallel) < 2 or self.fills_wide()
-            wide = len(self.b.parallel) < 2 and self.narrowest() >= 4 and self.pieces[self.rows[0]] == (SHORT_COLUMN,) \
-                and self.pieces[self.line] == (SHORT_WIDE,)
-            each = SHORT_WIDE_THREAD if wide else WORD // self.narrowest() if word else min(2 * ROW_THREAD // self.narrowest(), few)
+            each = SHORT_WIDE_THREAD if self.short_wide() else WORD // self.narrowest() if word else min(2 * ROW_THREAD // self.narrowest(), few)
         elif self._columns_alike():
             each = (ALIKE_ANYWHERE if self.long_anywhere() else ALIKE_THREAD) * 2 // self.narrowest()
         elif self.long_anywhere() and self.narrowest() < 4:
@@ -267,6 +265,13 @@ class TileElements(TileFacts):
         if not self.held_columns() or sum(rows := self.pieces[self.rows[0]]) > SHORT_COLUMN or not self.begin_anywhere():
             return False
         return len(rows) == 1 or self.many_columns()
+
+    def short_wide(self) -> bool:
+        """Are columns of one matrix of 32 bits, of SHORT_COLUMN rows or some fewer, held that begin anywhere, and written?"""
+        held = self.held_columns() and len(self.b.parallel) == 1 and self.begin_anywhere() and self.narrowest() >= 4 and not self.target.ordered
+        n = self.hints.exactly(self.rows[0].extent) if held else None
+        few = n is not None and power(n) == SHORT_COLUMN and (SHORT_COLUMN - n) * SHORT_IDLE <= SHORT_COLUMN
+        return few and self.hints(self.line.extent) > COLUMNS
 
     def many_columns(self) -> bool:
         """Are there several matrices, of columns for several tiles of SHORT_COLUMNS?"""

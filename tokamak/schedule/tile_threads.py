@@ -138,36 +138,19 @@ class TileThreads(TileElements):
 
     def threads(self, dims: tuple[Axis, ...], split: tuple[Axis, ...], several: bool) -> Threads:
         """Of programs that share the axes `split` of a tile of `dims`; `several`: rows of statistics that enter at once."""
+        known = self._known(dims, split)
+        if known is not None:
+            return known
         elements = math.prod(self.pieces[a][0] if self.words_shared(a) else sum(self.pieces[a]) for a in dims)
         columns = self.line in self.together
         carries = self.carries or self.down or columns
         one = self.carries and self.one_row(dims)
         shares = self.crossed and not self.rows
         staged = self.staged_columns() and not several
-        if self.carries_alike() or columns and self.held_anywhere():
-            few = columns or len(self.pieces[self.line]) > CARRY_PIECES
-            return Threads(CARRY_ALIKE, RESIDENT // CARRY_ALIKE // (2 if few else 1), 1, 0, False, False)
-        if tile_statistics.by_blocks(self, self.pieces):
-            stages = CARRY_STAGES if fits(CARRY_STAGES, self.b, self.pieces, split) else 1
-            return Threads(BLOCK_WARPS, tile_statistics.BLOCKS, stages, 0, False, False)
-        if self.carries_middling() and len(dims) == 2:
-            return Threads(MIDDLING_WARPS, MIDDLING_RESIDENT, CARRY_STAGES, 0, False, False)
-        if self.carries_shortest():
-            warps = CARRY_ALIKE if self.narrowest() >= 4 else 2 * CARRY_ALIKE
-            return Threads(warps, RESIDENT // warps, 1, 0, False, False)
-        if self.carries_one_piece():
-            return Threads(1, CARRY_RESIDENT, CARRY_STAGES if self.begin_at_words(WORDS_OF) else 1, 0, False, False)
-        if self.scans_pieces():
-            return Threads(1, RESIDENT, 1, 0, False, False)
-        if self.walks_anywhere():
-            return Threads(DOWN_WARPS, DOWN_RESIDENT, CARRY_STAGES, 0, False, False)
-        if self.sums_turned() and len(dims) > 1:
-            return Threads(TURNED_WARPS, TURNED_RESIDENT, CARRY_STAGES, 0, False, False)
         by_thread = dims == (self.line,) and self.sums_along()
         each = self.each_thread(dims, carries, by_thread)
         down = self.carries_down(dims)
-        lines = self.carries_lines() and self.begin_anywhere() and len(dims) == 2
-        lines = lines and LINES_EACH * 16 * LINES_WARPS < elements <= LINES_EACH * 32 * LINES_WARPS
+        lines = len(dims) == 2 and self._lines_anywhere(elements)
         if lines:
             each = LINES_EACH
         elif down:
@@ -207,6 +190,30 @@ class TileThreads(TileElements):
         capped = at_once or full or split and not keeps and resident < RESIDENT // warps and not (down or beside or long)
         return Threads(warps, resident, stages,
                        min(REGISTERS // (32 * warps * resident) // 8 * 8, 255) if capped else 0, by_thread, reread)
+
+    def _known(self, dims: tuple[Axis, ...], split: tuple[Axis, ...]) -> Threads | None:
+        """The same of kinds of tiles that have their own, whatever a thread has of them."""
+        columns = self.line in self.together
+        if self.carries_alike() or columns and self.held_anywhere():
+            few = columns or len(self.pieces[self.line]) > CARRY_PIECES
+            return Threads(CARRY_ALIKE, RESIDENT // CARRY_ALIKE // (2 if few else 1), 1, 0, False, False)
+        if tile_statistics.by_blocks(self, self.pieces):
+            stages = CARRY_STAGES if fits(CARRY_STAGES, self.b, self.pieces, split) else 1
+            return Threads(BLOCK_WARPS, tile_statistics.BLOCKS, stages, 0, False, False)
+        if self.carries_middling() and len(dims) == 2:
+            return Threads(MIDDLING_WARPS, MIDDLING_RESIDENT, CARRY_STAGES, 0, False, False)
+        if self.carries_shortest():
+            warps = CARRY_ALIKE if self.narrowest() >= 4 else 2 * CARRY_ALIKE
+            return Threads(warps, RESIDENT // warps, 1, 0, False, False)
+        if self.carries_one_piece():
+            return Threads(1, CARRY_RESIDENT, CARRY_STAGES if self.begin_at_words(WORDS_OF) else 1, 0, False, False)
+        if self.scans_pieces():
+            return Threads(1, RESIDENT, 1, 0, False, False)
+        if self.walks_anywhere():
+            return Threads(DOWN_WARPS, DOWN_RESIDENT, CARRY_STAGES, 0, False, False)
+        if self.sums_turned() and len(dims) > 1:
+            return Threads(TURNED_WARPS, TURNED_RESIDENT, CARRY_STAGES, 0, False, False)
+        return None
 
     def walks_anywhere(self) -> bool:
         """Do programs walk down blocks of 16 bits that begin anywhere, of DOWN_FROM rows at least, and carry one sum?"""
@@ -248,6 +255,10 @@ class TileThreads(TileElements):
         under way and as many registers as they take (`tile_alike.LINES_HELD`)."""
         lengths = [self.hints(a.extent) for a in self.rows]
         return self.carries and self.several_wide() and len(self.rows) == 2 and self.line in self.rows and self.hints(self.line.extent) > min(lengths)
+
+    def _lines_anywhere(self, elements: int) -> bool:
+        """Does a tile of so many elements have them, begin anywhere, and fill half of LINES_WARPS with LINES_EACH to a thread at least?"""
+        return self.carries_lines() and self.begin_anywhere() and LINES_EACH * 16 * LINES_WARPS < elements <= LINES_EACH * 32 * LINES_WARPS
 
     def carries_one_piece(self) -> bool:
         """Are sums carried along short rows that begin anywhere, the shorter of them at no words of 4 bytes, and are one piece? A Python LayerNorm's
