@@ -56,6 +56,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     p.add_argument("--elements", type=bounds, help="of a grid: least and most elements of the input, LOW:HIGH")
     p.add_argument("--sample", type=int, help="so many of a grid's cases, the same ones in every run of one --seed")
     p.add_argument("--drawn", type=int, metavar="N", help="N cases of other families and sizes, drawn at random, the same ones for a --seed")
+    p.add_argument("--of", choices=tuple(gpu_drawn.OF), default="layers", help="of --drawn: libraries' layers, or what researchers write beside them")
     p.add_argument("--cached", action="store_true", help="compile with what the caches hold: quicker, and first calls say nothing")
     p.add_argument("--sides", type=sides, default=SIDES, help="of eager,inductor,autotune,tokamak,kernels,vendor; autotune is Inductor with "
                    "max-autotune, the last two tokamak with contractions as kernels wherever possible, and by the vendor")
@@ -87,7 +88,7 @@ def names(args: argparse.Namespace) -> list[str]:
     dtypes = [d.replace("fp", "f") for d in args.dtypes]
     found = [n for g in args.grid for n in gpu_grid.names(g, dtypes, args.near, args.rows, args.columns, args.elements)]
     found = gpu_grid.sample(found, args.sample, args.seed) if args.sample else found
-    found += gpu_drawn.drawn(args.drawn, args.seed) if args.drawn else []
+    found += gpu_drawn.drawn(args.drawn, args.seed, args.of) if args.drawn else []
     if not (args.grid or args.drawn) or args.cases or args.group:
         found += chosen(args.cases, args.group)
     return list(dict.fromkeys(found))

@@ -14,30 +14,51 @@ cross_entropy cross_entropy_bwd py_layernorm py_layernorm_bwd weightnorm weightn
 STACKS = "sum_middle", "rmsnorm_middle", "rmsnorm_middle_bwd", "cumsum_middle"
 IMAGES = "groupnorm", "groupnorm_bwd", "batchnorm", "batchnorm_bwd", "evonorm", "evonorm_bwd"
 VOLUMES = "instancenorm3d", "instancenorm3d_bwd"
+LAYERS = 2 * ROWS + 2 * STACKS + 2 * IMAGES + VOLUMES
+HEADS, WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 25, 32, 40, 64), (16, 32, 40, 64, 72, 80, 96, 112, 128, 160, 192, 256)
+
+# of `gpu_research`, forward and backward
+RESEARCH_ROWS = tuple("""geglu_packed layer_scale dynamic_tanh scale_norm power_norm gated_rmsnorm rmsnorm_add sandwich_norm standardize_columns min_max
+block_norm double_softmax cosine kurtosis entropy correlations distillation smooth_cross_entropy focal cosine_loss gaussian_nll preference""".split())
+RESEARCH_STACKS = tuple("modulate ada_layernorm softmax_middle masked_softmax groups_scaled pooled_statistics masked_mean masked_huber".split())
+RESEARCH_IMAGES = tuple("snake squeeze_gate layernorm_2d response_norm frn".split())
+RESEARCH_HEADS = "rotary", "norm_rotary"
+SQUARES = ("contrastive",)
+PACKED = ("geglu_packed",)           # two halves a row
+FORWARD_ALONE = ("groups_scaled",)
+RESEARCH = RESEARCH_ROWS + RESEARCH_STACKS + RESEARCH_IMAGES + RESEARCH_HEADS + SQUARES
+OF = {"layers": LAYERS, "research": tuple(f + m for f in RESEARCH for m in ("", "_bwd") if not (m and f in FORWARD_ALONE))}
+
 CHANNELS, EDGES = (1, 2, 3, 4, 6, 8, 10, 15, 16, 20, 24, 32, 40, 64), (7, 8, 14, 15, 16, 20, 28, 32, 40, 56, 64, 112)     # channels: times 32
 DEEP_CHANNELS, DEEP_EDGES = (1, 2, 3, 4, 6, 8, 12), (16, 24, 32, 33, 48, 64)                                             # times 8
 
 
-def drawn(count: int, seed: int = 0) -> list[str]:
-    """`count` names of cases, perhaps a few twice; the same ones for a seed."""
+def drawn(count: int, seed: int = 0, of: str = "layers") -> list[str]:
+    """`count` names of cases, perhaps a few twice; the same ones for a seed. `of`: 'layers' (of the list, and norms beyond it) or 'research'."""
     r = random.Random(seed)
-    return [_name(r) for _ in range(count)]
+    return [_name(r, OF[of]) for _ in range(count)]
 
 
-def _name(r: random.Random) -> str:
+def _name(r: random.Random, families: tuple[str, ...]) -> str:
     dtype, elements = r.choice(DTYPES), math.exp(r.uniform(*map(math.log, ELEMENTS)))
-    family = r.choice(2 * ROWS + 2 * STACKS + 2 * IMAGES + VOLUMES)
-    if family in ROWS:
+    family = r.choice(families)
+    kind = family.removesuffix("_bwd") if families is not LAYERS else family
+    if kind in ROWS + RESEARCH_ROWS:
         columns = _extent(r, 16, min(elements / 2, 3e5))
         rows = max(2, int(elements / columns))
         if r.random() < 0.5:
             rows = _extent(r, max(2, rows // 2 + 1), rows + 2)
-        return f"{family}_{dtype}_{rows}x{columns}"
-    if family in STACKS:
+        return f"{family}_{dtype}_{rows}x{columns + columns % 2 if kind in PACKED else columns}"
+    if kind in STACKS + RESEARCH_STACKS:
         middle = _extent(r, 4, 4000)
         inner = _extent(r, 16, min(8000, max(17, elements / middle)))
         return f"{family}_{dtype}_{max(1, int(elements / middle / inner))}x{middle}x{inner}"
-    if family in IMAGES:
+    if kind in SQUARES:
+        return f"{family}_{dtype}_{_extent(r, 512, math.sqrt(elements))}"
+    if kind in RESEARCH_HEADS:
+        length, heads, width = _extent(r, 64, 4096), r.choice(HEADS), r.choice(WIDTHS)
+        return f"{family}_{dtype}_{max(1, int(elements / length / heads / width))}x{length}x{heads}x{width}"
+    if kind in IMAGES + RESEARCH_IMAGES:
         c, edge = 32 * r.choice(CHANNELS), r.choice(EDGES)
         layout, sizes = r.choice(("nchw", "nhwc")), (c, edge, edge)
     else:
