@@ -18,13 +18,12 @@ LAYERS = 2 * ROWS + 2 * STACKS + 2 * IMAGES + VOLUMES
 HEADS, WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 25, 32, 40, 64), (16, 32, 40, 64, 72, 80, 96, 112, 128, 160, 192, 256)
 
 # of `gpu_research`, forward and backward
-RESEARCH_ROWS = tuple("""geglu_packed layer_scale dynamic_tanh scale_norm power_norm gated_rmsnorm rmsnorm_add sandwich_norm standardize_columns min_max
-block_norm double_softmax cosine kurtosis entropy correlations distillation smooth_cross_entropy focal cosine_loss gaussian_nll preference""".split())
+RESEARCH_ROWS = tuple("""geglu_packed layer_scale dynamic_tanh scale_norm power_norm gated_rmsnorm rmsnorm_add sandwich_norm standardize_columns
+min_max block_norm double_softmax cosine kurtosis entropy correlations distillation smooth_cross_entropy focal cosine_loss gaussian_nll preference""".split())
 RESEARCH_STACKS = tuple("modulate ada_layernorm softmax_middle masked_softmax groups_scaled pooled_statistics masked_mean masked_huber".split())
 RESEARCH_IMAGES = tuple("snake squeeze_gate layernorm_2d response_norm frn".split())
 RESEARCH_HEADS = "rotary", "norm_rotary"
 SQUARES = ("contrastive",)
-PACKED = ("geglu_packed",)           # two halves a row
 FORWARD_ALONE = ("groups_scaled",)
 RESEARCH = RESEARCH_ROWS + RESEARCH_STACKS + RESEARCH_IMAGES + RESEARCH_HEADS + SQUARES
 OF = {"layers": LAYERS, "research": tuple(f + m for f in RESEARCH for m in ("", "_bwd") if not (m and f in FORWARD_ALONE))}
@@ -48,7 +47,7 @@ def _name(r: random.Random, families: tuple[str, ...]) -> str:
         rows = max(2, int(elements / columns))
         if r.random() < 0.5:
             rows = _extent(r, max(2, rows // 2 + 1), rows + 2)
-        return f"{family}_{dtype}_{rows}x{columns + columns % 2 if kind in PACKED else columns}"
+        return f"{family}_{dtype}_{rows}x{columns}"
     if kind in STACKS + RESEARCH_STACKS:
         middle = _extent(r, 4, 4000)
         inner = _extent(r, 16, min(8000, max(17, elements / middle)))

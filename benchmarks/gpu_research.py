@@ -24,7 +24,8 @@ def _rows(name: str, group: str, *others):
 def _stack(name: str, group: str, *others):
     """The same of a stream (batch, length, width)."""
     def enter(fn):
-        family(name, group)(lambda d, batch, length, width: Recipe(fn, (stream(d, batch, length, width), *(o(d, batch, length, width) for o in others))))
+        family(name, group)(
+            lambda d, batch, length, width: Recipe(fn, (stream(d, batch, length, width), *(o(d, batch, length, width) for o in others))))
         return fn
     return enter
 
@@ -81,10 +82,13 @@ def there(x, lengths):
 
 
 # -- gates, positions --------------------------------------------------------------------------------------------------------
-@_rows("geglu_packed", "pointwise")
-def geglu_packed(x):
-    a, b = x.chunk(2, -1)
-    return F.gelu(a) * b
+@family("geglu_packed", "pointwise")
+def _geglu_packed(d, rows, cols):
+    """Both halves of a projection in one tensor."""
+    def geglu_packed(x):
+        a, b = x.chunk(2, -1)
+        return F.gelu(a) * b
+    return Recipe(geglu_packed, (stream(d, rows, 2 * cols),))
 
 
 @_stack("modulate", "pointwise", _each, _each)
@@ -119,11 +123,16 @@ def rotate(x):
     return torch.cat((-b, a), -1)
 
 
+def _angles(d, length: int, width: int) -> tuple[Spec, Spec]:
+    """Cosines and sines of positions, which nobody learns."""
+    return (Spec((length, width), d, "buffer"),) * 2
+
+
 @family("rotary", "pointwise")
 def _rotary(d, batch, length, heads, width):
     """Positions of heads as a projection leaves them."""
-    angles = lambda: Spec((length, width), d, "weight")
-    return Recipe(lambda x, cos, sin: x * cos[:, None] + rotate(x) * sin[:, None], (stream(d, batch, length, heads, width), angles(), angles()))
+    return Recipe(lambda x, cos, sin: x * cos[:, None] + rotate(x) * sin[:, None],
+                  (stream(d, batch, length, heads, width), *_angles(d, length, width)))
 
 
 @family("norm_rotary", "norm")
@@ -132,8 +141,7 @@ def _norm_rotary(d, batch, length, heads, width):
     def norm_rotary(x, w, cos, sin):
         x = w * rms(wide(x)).to(x.dtype)
         return x * cos[:, None] + rotate(x) * sin[:, None]
-    angles = lambda: Spec((length, width), d, "weight")
-    return Recipe(norm_rotary, (stream(d, batch, length, heads, width), weight(d, width), angles(), angles()))
+    return Recipe(norm_rotary, (stream(d, batch, length, heads, width), weight(d, width), *_angles(d, length, width)))
 
 
 # -- norms -------------------------------------------------------------------------------------------------------------------
@@ -188,7 +196,7 @@ def standardize_columns(x):
 
 @_rows("min_max", "norm")
 def min_max(x):
-    low, high = x.aminmax(dim=-1, keepdim=True)
+    low, high = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
     return (x - low) / (high - low + EPS)
 
 

@@ -6,6 +6,7 @@ they write; memory that is not there; forks and threads.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -137,6 +138,15 @@ def test_no_compiler_is_an_error_of_ours_without_torchs_frames(cc):
         assert len(traceback.extract_tb(error.__traceback__)) <= 3
     else:
         raise AssertionError("it ran without a compiler")
+
+
+def test_a_compiler_whose_name_is_no_utf_8(tmp_path):
+    """It is a name like any other."""
+    folder = os.fsencode(tmp_path) + b"/b\xff"
+    os.mkdir(folder)
+    cc = os.fsdecode(folder + b"/cc")
+    os.symlink(shutil.which("gcc") or shutil.which("cc"), cc)
+    torch.testing.assert_close(compiled(cc=cc, cache_dir="")(X), program(X))
 
 
 def test_a_wrong_option_is_an_error_of_ours():

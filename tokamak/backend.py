@@ -27,6 +27,7 @@ from .capture.compared import compares_with_folds
 from .capture.fx import Capture, Unsupported
 from .capture.registry import ACTIVATED, ACTIVATED_ON_CPU, ADDED, ALONE, ATTENDED, MATRICES
 from .capture.sizes import narrow
+from .codegen import relief
 from .codegen.c_rows import unit as rows_unit
 from .codegen.host import host_program
 from .codegen.row_blocks import runs
@@ -249,7 +250,9 @@ def _begun(gm: fx.GraphModule, options: Options, rehearsal: Rehearsal | None) ->
     graph = classified(graph, machine)
     if machine.kind != "gpu" or graph.classes:
         raise Unsupported("a program for each class of sizes")
-    _, built, _, program = _planned(captured, constants, machine, options, graph, trace)
+    lowered = _planned(machine, options, graph, trace)
+    finish = partial(_programmed, captured=captured, constants=constants, machine=machine, options=options)
+    built, _, program = finish(lowered, trace=trace)
     end = _rehearse(rehearsal, gm, program)
     wait = _begin_kernels(built, machine, replace(options, progress=False), trace)
 
@@ -259,7 +262,8 @@ def _begun(gm: fx.GraphModule, options: Options, rehearsal: Rehearsal | None) ->
             kernels = wait()
         finally:
             end()
-        return _assembled(program, kernels, options, trace, "graph", None)
+        _, made, kernels = _relieved(lowered, program, kernels, finish, machine, options, trace)
+        return _assembled(made, kernels, options, trace, "graph", None)
     return finished
 
 
@@ -322,7 +326,9 @@ def _kernels_and_program(captured: Graph, constants: Mapping, machine: Target, o
                          rehearse: Callable[[Program], Callable[[], None]] = partial(_rehearse, None, None)) -> Callable[[list], Any]:
     """The stages behind `simplify`, for sizes of the graph's classes: the boxed function. On a GPU, while nobody looks, one that waits for its
     kernels when it is called: torch has a graph's guards to build until then. `again`, `meanwhile`: see `compile_graph`; `rehearse`: `_rehearse`."""
-    lowered, built, rows, program = _planned(captured, constants, machine, options, graph, trace)
+    lowered = _planned(machine, options, graph, trace)
+    finish = partial(_programmed, captured=captured, constants=constants, machine=machine, options=options)
+    built, rows, program = finish(lowered, trace=trace)
     if machine.kind == "gpu" and other is None and again is not None and _unwatched(options):
         end = rehearse(program)
         wait = _begin_kernels(built, machine, options, trace, meanwhile)
@@ -332,19 +338,21 @@ def _kernels_and_program(captured: Graph, constants: Mapping, machine: Target, o
                 kernels = wait()
             finally:
                 end()
-            return _assembled(program, kernels, options, trace, name, None)
+            _, made, kernels = _relieved(lowered, program, kernels, finish, machine, options, trace)
+            return _assembled(made, kernels, options, trace, name, None)
         return _when_called(lambda: again(ready))
     build_all = partial(_gpu_kernels, machine=machine) if machine.kind == "gpu" else partial(_c_kernels, further=rows)
     kernels = build_all(built, contract=machine.fast, options=options, report=partial(trace, "unit"))
+    if machine.kind == "gpu":
+        lowered, program, kernels = _relieved(lowered, program, kernels, finish, machine, options, trace)
     call = _assembled(program, kernels, options, trace, name, other)
     report = partial(trace, "check") if options.check == "report" else None
     check = _checker(options)
     return trace("build", check.checked(call, captured, lowered.plan, constants, report) if check else call)
 
 
-def _planned(captured: Graph, constants: Mapping, machine: Target, options: Options, graph: Graph,
-             trace: Trace) -> tuple[Lowered, Mapping, tuple[Unit, ...], Program]:
-    """The stages from `stream` to `program`; before the last what else is built beside the kernels."""
+def _planned(machine: Target, options: Options, graph: Graph, trace: Trace) -> Lowered:
+    """The stages from `stream` to `lower`."""
     graph = trace("stream", stream(weighted(graph, machine), machine) if options.streaming else graph)
     inlined = inline(padded(unrolled(graph, machine), machine, MATRICES, options.contractions), machine)
     graph = trace("inline", whole_lines(inlined, machine))
@@ -353,13 +361,40 @@ def _planned(captured: Graph, constants: Mapping, machine: Target, options: Opti
     planned = trace("fuse", plan(widened(graph, machine), machine))
     found = tuned.table(options.cache_dir, machine.model) if options.tuned and machine.model and not machine.ordered else {}
     scheduled = trace("schedule", schedule_plan(planned, machine, found))
-    lowered = trace("lower", lower_plan(scheduled, machine, found))
+    return trace("lower", lower_plan(scheduled, machine, found))
+
+
+def _programmed(lowered: Lowered, captured: Graph, constants: Mapping, machine: Target, options: Options,
+                trace: Trace) -> tuple[Mapping, tuple[Unit, ...], Program]:
+    """The stages `render` and `program`; between them what else is built beside the kernels."""
     built = trace("render", render_plan(lowered))
     check = _checker(options)
     blocks = runs(lowered, machine) if not (check or options.opaque_only or options.contractions == "vendor") else ()
     rows = (rows_unit(machine.vector_bytes // 4),) if blocks else ()
     followed = check.watched(lowered.plan) if check else lowered.plan
-    return lowered, built, rows, trace("program", host_program(followed, built, constants, blocks, rows[0].name if rows else "", captured))
+    return built, rows, trace("program", host_program(followed, built, constants, blocks, rows[0].name if rows else "", captured))
+
+
+_TAKEN: dict[gpu_build.Arch, dict[str, tuple[str, ...]]] = {}       # what `relief` has found in this process, for each GPU
+
+
+def _relieved(lowered: Lowered, program: Program, kernels: Mapping, finish: Callable, machine: Target, options: Options,
+              trace: Trace) -> tuple[Lowered, Program, Mapping]:
+    """The three with other schedules for kernels that spill, if there are any: `lower` and what is behind it once more."""
+    if machine.name == "cpu":           # the interpreter has no registers
+        return lowered, program, kernels
+    groups = relief.spilling(lowered, {name: k.binary.spilled for name, k in kernels.items()})
+    if not groups:
+        return lowered, program, kernels
+
+    def build(units: Sequence[gpu_build.GpuUnit]) -> Mapping[str, gpu_build.Binary]:
+        return gpu_build.build([replace(u, contract=machine.fast) for u in units], machine.arch, cache_dir=options.cache_dir)
+    made = relief.relieved(lowered, groups, machine, build, _TAKEN.setdefault(machine.arch, {}))
+    if made.kernels == lowered.kernels:
+        return lowered, program, kernels
+    trace("lower", made)
+    built, _, program = finish(made, trace=trace)
+    return made, program, _gpu_kernels(built, machine, machine.fast, options, partial(trace, "unit"))
 
 
 def _assembled(program: Program, kernels: Mapping, options: Options, trace: Trace, name: str, other: Callable | None) -> Callable[[list], Any]:

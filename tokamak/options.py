@@ -132,14 +132,28 @@ def _nearest(name, known) -> str:
 _scope: contextvars.ContextVar[Options | None] = contextvars.ContextVar("tokamak_options", default=None)
 
 
+_everywhere: Options | None = None
+
+
 def current() -> Options:
-    """The options of the innermost `scope`, else the defaults and the environment."""
-    return _scope.get() or Options()
+    """The options of the innermost `scope` of this thread, else those of `everywhere`, else the defaults and the environment."""
+    return _scope.get() or _everywhere or Options()
+
+
+@contextlib.contextmanager
+def everywhere() -> Iterator[None]:
+    """Within it the current options are also those of threads that have none of their own."""
+    global _everywhere
+    before, _everywhere = _everywhere, current()
+    try:
+        yield
+    finally:
+        _everywhere = before
 
 
 @contextlib.contextmanager
 def scope(**changes) -> Iterator[Options]:
-    """Within it compiles start from the current options with `changes`."""
+    """Within it compiles of this thread start from the current options with `changes`."""
     token = _scope.set(current().change(changes))
     try:
         yield _scope.get()

@@ -140,3 +140,17 @@ def test_gradients_of_sums_over_pairs_stay_in_registers(threads):
     for a, b in zip(got, torch.autograd.grad(kernel_sums(*double), double, w.double())):
         torch.testing.assert_close(a.double(), b, atol=1e-5, rtol=1e-5)
     assert "columns(registers)" in STAGE_TEXTS["schedule"](recorder.graphs[-1])
+
+
+@pytest.mark.parametrize("fn", [
+    lambda v, i: ((v - v.mean(1, keepdim=True)) / 1)[i], lambda v, i: (v.mean(1, keepdim=True) + v)[i],
+    lambda v, i: v * (v[:, :1] / (torch.arange(v.shape[0])[:, None, None] + 1.5)),
+    lambda v, i: (v + v[:, :1] / v.shape[1]).index_select(0, i)], ids=["norm", "mean", "divisor", "rows"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_a_block_is_made_of_stands_before_it(fn, dynamic):
+    """Rows' numbers from memory, and divisors that differ from row to row, were made behind the block that is laid out with them: no C."""
+    torch._dynamo.reset()
+    ours = tokamak.compile(fn, strict=True, dynamic=dynamic)
+    for rows in (3, 8):
+        v, i = torch.randn(rows, 65, 130), torch.arange(rows).flip(0)
+        torch.testing.assert_close(ours(v, i), fn(v, i))

@@ -268,6 +268,20 @@ def test_writing_an_input_whose_elements_share_memory(target):
     assert not agree(fn, [torch.randn(9, 12)[:, 2:9].t()], target=target).opaque
 
 
+@pytest.mark.parametrize("loss", [F.smooth_l1_loss, F.huber_loss, F.mse_loss, F.l1_loss])
+@pytest.mark.parametrize("odd", [NAN, INF])
+def test_gradients_of_targets_that_are_no_numbers(loss, odd, target):
+    """A target that diverged is not taken for one that is met."""
+    x, y = torch.randn(40), torch.randn(40)
+    x[3], y[3], y[7] = odd, odd, NAN
+    grads = []
+    for fn in (loss, kernel(loss, target)):
+        mine, other = on(target, x, y)
+        mine = mine.clone().requires_grad_()
+        grads.append(torch.autograd.grad(fn(mine, other), mine)[0].cpu())
+    torch.testing.assert_close(grads[1], grads[0], equal_nan=True)
+
+
 @pytest.mark.parametrize("show", [lambda x: x.unfold(0, 4, 1), lambda x: x.as_strided((3, 5), (1, 1), 2)])
 def test_gradients_of_results_whose_elements_share_memory(show, target):
     """Windows that overlap: each has a gradient of its own, which torch would keep in one place (aot_eager's gradients are wrong)."""

@@ -1,5 +1,6 @@
 """The command `tokamak`."""
 import json
+import os
 import subprocess
 import sys
 
@@ -222,3 +223,19 @@ def test_an_answer_that_cannot_be_written(run, tmp_path):
         command = [sys.executable, "-m", "tokamak", "explain", str(tmp_path / "script.py")]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300)
     assert done.returncode == 1 and done.stderr.endswith("the answer cannot be written: [Errno 28] No space left on device\n")
+
+
+def test_what_a_thread_of_the_script_compiles(run):
+    """Threads that a script starts have its recorder, too."""
+    status, out, err = run(SCRIPT.replace("    f(torch.ones(8))", "    import threading\n    t = threading.Thread(target=f, args=(torch.ones(8),))\n"
+                                          "    t.start()\n    t.join()"), "explain", "{}")
+    assert status == 0 and "poi_fused_mul_relu_0" in out, err
+
+
+def test_a_source_that_the_terminal_cannot_show(tmp_path):
+    """Its letters are written as escapes; the answer stays an answer."""
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT.replace("x * 2", "x * 2 + len('\u00e9')"), encoding="utf-8")
+    asked = [sys.executable, "-m", "tokamak", "compile", "--until", "render", str(path)]
+    done = subprocess.run(asked, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0 and b"\\xe9" in done.stdout, done.stderr

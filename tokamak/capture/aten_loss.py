@@ -54,7 +54,7 @@ def smooth_l1_loss(b, x, target, reduction=MEAN, beta=1.0):
 @register(aten.smooth_l1_loss_backward.default)
 def smooth_l1_loss_backward(b, grad, x, target, reduction, beta):
     d = sub(x, target)
-    slope = where(lt(absolute(d), beta), div(d, beta), sign(d))
+    slope = where(lt(absolute(d), beta), div(d, beta), where(ne(d, d), d, sign(d)))         # of a NaN, whose sign is 0, a NaN
     return mul(slope, _share(grad, x, target, reduction))
 
 

@@ -128,11 +128,9 @@ class Printer(Loops, Partials, Accumulators):
         body: list[str] = []
         if p.block:
             body.append(f"int64_t b0 = blk * {p.block}, b1 = tk_min(b0 + {p.block}, {self.index(p.extent)});")
-        for s in p.body:
-            if isinstance(s, Refill):
-                body += self._statement(s)
-        rest = [line for s in p.body if not isinstance(s, Refill) for line in self._statement(s)]
-        body += self._rows(p, rest) if rows_in_step(p) else rest
+        filled = max((n + 1 for n, s in enumerate(p.body) if isinstance(s, Refill)), default=0)
+        first, rest = self._statements(p.body[:filled]), self._statements(p.body[filled:])
+        body += [*first, *(self._rows(p, first, rest) if rows_in_step(p) else rest)]
         body += self._partial_runs(p.partials)
         several = in_step(body, extents[0][0], lines) if reads_rows(p) else None
         lines += self._parallel(extents, body, several, bool(p.inside) or any(q.runs for q in p.partials))
@@ -158,11 +156,11 @@ class Printer(Loops, Partials, Accumulators):
             extents.insert(len(extents) - p.inside, ("blk", f"(({self.index(p.extent)}) + {p.block - 1}) / {p.block}"))
         return extents
 
-    def _rows(self, p: Phase, body: list[str]) -> list[str]:
-        """`body` for the rows of one step."""
+    def _rows(self, p: Phase, before: list[str], body: list[str]) -> list[str]:
+        """`body`, behind the lines `before`, for the rows of one step."""
         axis, extent = p.parallel[-1]
         row = self.k.axes[axis]
-        several = in_step(body, row, self._statements(p.once))
+        several = in_step(body, row, [*self._statements(p.once), *before])
         head = f"const int64_t q = 1, end = {self.index(extent)}; int64_t {row} = g{row} * {STREAMS};"
         one = [f"for (const int64_t top = tk_min({row} + {STREAMS}, end); {row} < top; {row}++) {{", *("  " + x for x in body), "}"]
         if several is None:

@@ -146,7 +146,8 @@ def _schedule(g: Group, plan: Plan, target, hints: Hints, memories: dict, table:
     return (b, s) if inside is b else (inside, choose(inside, hints, target))
 
 
-def _lower(b: Body, s: Schedule | TileSchedule, hints: Hints, target, table: Table = _NONE) -> Kernel | tuple[TileKernel, ...]:
+def lower_body(b: Body, s: Schedule | TileSchedule, hints: Hints, target, table: Table = _NONE) -> Kernel | tuple[TileKernel, ...]:
+    """The kernel of `b` as `s` says; for a GPU its kernels, in running order. Raises Unschedulable."""
     if isinstance(s, persistent.PersistentSchedule):
         return lower_persistent(b, s, hints, target.name, target.fast)
     if isinstance(s, beside.BesideSchedule):
@@ -164,7 +165,7 @@ def _lowered(made: tuple, hints: Hints, target, table: Table = _NONE) -> tuple[t
     in which folds that need no other one stand first, too, or in which what is made of a fold stands right behind it."""
     b, s = made
     if not isinstance(s, Schedule):
-        return made, _lower(b, s, hints, target, table)
+        return made, lower_body(b, s, hints, target, table)
     plain = in_buffers(s) if not target.ordered else s
     for chosen, how in (*((x, {}) for x in dict.fromkeys((s, plain))), (plain, {"early": True})):
         try:
@@ -212,7 +213,7 @@ def _alone(g: Group, plan: Plan, target, hints: Hints) -> tuple[tuple, Kernel | 
             raise InternalError(f"no loop tree for {plan.graph.origin(g.members[0].node)}: {why}") from why
     b = coalesce(body(g, plan.stores[g], plainest_roles(g, target).parallel, memories))
     made = b, tiles.plainest(b, hints, target)
-    return made, _lower(*made, hints, target)
+    return made, lower_body(*made, hints, target)
 
 
 def taken_apart(plan: Plan, g: Group, why: str, target) -> tuple[Plan, list[Group]]:

@@ -30,6 +30,9 @@ FILL = 2                # programs that each multiprocessor should have
 NEARLY = 0.72           # of them will do where each sums a long row by many warps: sums of 256 rows of 32768, 65536 and 131072 f32 12.5, 19.6 and
                         # 36.9 us, 14.6, 21.1 and 38.5 shared by four each; of 32768 bf16 7.8, 8.5; of 192 of 65536 20.5, 22.9 (H100). Rows of 131071
                         # bf16, which few warps sum, 30.9, 21.9
+NARROWER = 4            # times narrower than BLOCK that a tile of columns may be that are held: standardised columns' backward of 512 x 15531 bf16
+                        # 30.4 us, 119 in three kernels, filter response norm in NHWC of 4 x 1280 x 32 x 32 f32 15.6, 21.4; but softmax along the middle
+                        # of 25 x 511 x 427 f16 24.3, 19.2, standardised columns of 2843 x 6648 48.6, 39.0 (H200)
 LONG_SUM = 32 << 10     # bytes of such a row at least: f32 sums of 4096 rows of 8193 35.0 us, 36.7 with `tile_threads.PASSING_WARPS`; f16 of 32768 of
                         # 4097 74 with twice those, 67
 CARRIED_ROW = (256, 8192)       # columns of which one program carries the sums along whole rows, rather than those of a few columns down many rows
@@ -58,13 +61,24 @@ def busy(group: Group, r: Roles, v, hints: Hints, target) -> bool:
     """Are there programs for every multiprocessor, or is each of the few done before another kernel would have begun? Programs that hold long rows
     have half of one's threads at least, or all of them."""
     sharers = sharing.row_sharers(group, r, hints, target)
-    programs = parallelism(r, v, hints) * max(1, sharers) // _abreast(group, r, v, hints)
+    programs = parallelism(r, v, hints) * max(1, sharers) * (NARROWER if _holds_columns(group, r, v, hints) else 1) // _abreast(group, r, v, hints)
     work = max(hints.count(m.free | m.bound) for m in group.members)
     enough = FILL * (NEARLY if _sums_long_rows(group, r, v, hints) else 1)
     if programs >= enough * target.threads or work <= SHORT * programs or sharers > 0 and 4 * programs >= 3 * target.threads:
         return True
     beside = _beside(group, r, hints, target)
     return beside is not None and programs * beside[3] // beside[2] >= enough * target.threads
+
+
+def _holds_columns(group: Group, r: Roles, v, hints: Hints) -> bool:
+    """Do programs hold columns of few rows, several blocks of them, which they fold (by no heavy function) and then write?"""
+    rows = frozenset(a for m in group.members for a in m.free | m.bound) - r.parallel
+    if v not in r.parallel or hints(v.extent) < 2 * BLOCK or hints.count(rows) > HELD_ACROSS or r.accumulating:
+        return False
+    heavy = any(isinstance(x, Op) and OPS[x.name].heavy or isinstance(x, Reduce) and x.monoid == "expsum"
+                for m in group.members if m.bound for x in walk(*m.roots()))
+    return not heavy and any(m.bound & rows for m in group.members) \
+        and any(rows <= m.free and not m.bound for m in group.members)
 
 
 def _abreast(group: Group, r: Roles, v, hints: Hints) -> int:

@@ -133,7 +133,7 @@ def target() -> str:
 def key(text: str, cc: Compiler, flags: Sequence[str] = ()) -> str:
     """What a kernel is kept under: everything that its library depends on."""
     parts = (str(ABI), target(), cc.version, " ".join(cc.line("", flags)), text)
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    return hashlib.sha256("\0".join(parts).encode(errors="surrogateescape")).hexdigest()
 
 
 # -- building ------------------------------------------------------------------------------------------------------------

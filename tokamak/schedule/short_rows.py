@@ -31,6 +31,7 @@ STORED = 1024           # lanes of the rows of a program that are written, half 
 MANY = 4                # times as many of many rows of a warp's width at most: LayerNorm of 1676822 of 24 bf16 43.7 us, 47.9 (H200)
 FEW_READ = 2            # so many values are read along a row, or as many where it begins at no word: weight norm backward of 1099253 and 300000 rows
                         # of 51 f16 184 and 47 us, 223 and 55
+MOST_READ = 3           # values at most that are read along rows which begin at words
 STORED_BYTES = 512      # bytes of such a row at most; of those that begin at words,
 STORED_WORDS = 64       # and of which one value is read so many elements: longer ones fold as well in pieces of their own lengths, but log-softmax
                         # backward of 96 and 160 38.2 and 42.3 us, 34.9 and 35.0 as one piece
@@ -87,7 +88,7 @@ def _written(of: TileFacts, n: int, size: int) -> tuple[tuple[int, ...], int, in
     anywhere = of.begin_anywhere()
     read = len(of.rows_read())
     alike = not anywhere and read < FEW_READ and (n > STORED_WORDS or evenly(n, EVEN // size))
-    if n * size > STORED_BYTES or power(n) - n > IDLE * n or alike:
+    if n * size > STORED_BYTES or power(n) - n > IDLE * n or alike or read > MOST_READ and not anywhere:
         return (), 0, 0
     lanes = STORED // (1 if read <= FEW_READ - anywhere else 2)
     if anywhere and n > HALF_WIDE:

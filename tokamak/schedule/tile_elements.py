@@ -4,8 +4,9 @@ from __future__ import annotations
 import math
 
 from ..fuse.cost import Hints
-from ..ir.expr import Load, walk
+from ..ir.expr import Load, Op, walk
 from ..ir.index import Axis
+from ..ir.ops import OPS
 from .body import Body, exprs_of
 from .schedule import strides_of
 from .tile_access import begin_anywhere
@@ -106,6 +107,9 @@ RAGGED_COLUMNS = 8      # columns of such a tile where there are fewer than twic
 RAGGED_SHARE = 32       # half as many, and twice as many rows, where there are fewer than so many: 910 x 1347 bf16 15.2 us, 2000 x 2047 f16 31.9,
                         # 3000 x 501 f32 43.0; 57.4, 65.8 and 133 in 64 x 32 by four warps (H100). Twice as many of 32 bits where there are more than
                         # twice so many: 4504 x 12915 f32 193 us, 289
+STREWN_EACH = 8         # of a chunk of `tile_rows.STREWN`
+ONLY_THREAD = 4         # of all that is folded, by one program, where heavy functions are: the mean of what is made of 1023 logarithms
+                        # of sums 5.0 us, 15.1 by one warp (H200)
 SPLIT_WORD = 4          # elements of a thread of such a tile, see `tile_blocks.RAGGED_SPLIT`
 SEVERAL_FOLDED = 4      # times fewer of columns of several values of 32 bits that are only folded: partial results of 132 programs
                         # over 9216, two of each, 9.4 us in 16 columns,
@@ -157,6 +161,8 @@ class TileElements(TileFacts):
             each = TURNED_BYTES // self.narrowest()
         if self.sums_ragged():
             each = SPLIT_WORD
+        elif self.looped and self.strewn():
+            each = STREWN_EACH
         place = plain and self.places() and self.short_anywhere()       # amax and argmax of 314133 rows of 127 32.5 us, 48
         if self.width > 1 and not place and not (shares and any(e.monoid == "moments" for e in self.crossing)):
             each = max(each // self.width, 8)
@@ -179,9 +185,11 @@ class TileElements(TileFacts):
         elif self.held_columns() and self.narrowest() >= 4 and self.begin_anywhere():
             each = MIDDLE_THREAD
         if self.whole_runs():
-            each = RUN_THREAD
+            each = RUN_THREAD // (2 if any(isinstance(e, Op) and OPS[e.name].heavy for e in walk(*exprs_of(self.b))) else 1)
         if self.narrow_sums():
             return NARROW_THREAD
+        if not self.b.parallel and not self.looped and self.heavy(self.folds):
+            return ONLY_THREAD
         if self.moments_anywhere():
             return WORD // self.narrowest()
         if self.sums_anywhere():

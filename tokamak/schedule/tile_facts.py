@@ -20,7 +20,10 @@ CHUNK = 4096            # elements of a looped row that are in registers at once
 ALONE = 16384           # elements that a single program holds: 8192 partial results 3 us, 6 in a loop
 WRITTEN_HELD = 16384    # elements of a row that is written and folded, neither of what the other makes, from which on it is run through: the last
                         # kernel of RMSNorm backward along the middle of 251 x 1679 x 89 f32, rows of 251 x 89, 1101 us held, which spill; but of
-                        # 118 x 672 x 59 bf16 59, 84 in a loop
+                        # 118 x 672 x 59 bf16 59, 84 in a loop. Lanes, all axes but the longest as powers of two: the gradient of a snake activation
+                        # in NCHW of 33 x 1024 x 20 x 20 f16, 64 x 400, 789 us held, which spills, 102 in a loop
+WRITTEN_DOWN = 32       # the same of rows down columns, beside a sum that programs share: the last kernel of global response norm backward in NHWC of
+                        # 22 x 2048 x 28 x 28 bf16 594 us held, 2384 bytes spilled
 SECTOR = 16             # columns at least, of a tile that holds whole columns: 32 bytes of a 16-bit type
 SUMMED_FROM = 65536      # elements of rows of whole words of 16 bits, summed only, from which on larger chunks pass through more warps
 SCANNING = 448          # columns for each multiprocessor from which on one warp makes prefixes down 64 of them, 16 rows at a time, three such under
@@ -138,8 +141,10 @@ class TileFacts:
         return all(e.monoid == "sum" for e in self.crossing)
 
     def several_wide(self) -> bool:
-        """Are three sums or more of 32-bit elements carried across programs beside rows?"""
-        return bool(self.rows) and self.narrowest() >= 4 and len(self.crossing) > 2
+        """Are three sums or more of 32-bit elements carried across programs beside rows? Not what a row has one of: the loss of 32768 rows of 440
+        f32, with smoothed labels and a price for large logits, 36.9 us by four warps, 76.9 by 16 (H200)."""
+        rows = set(self.rows)
+        return bool(rows) and self.narrowest() >= 4 and sum(any(rows & x.free for x in e.args) for e in self.crossing) > 2
 
     def carries_wide(self) -> bool:
         """The same beside short rows along two axes that begin anywhere, where something of 32 bits is read along them, perhaps beside a mask."""
@@ -221,7 +226,9 @@ class TileFacts:
         rows = set(self.rows)
         if not self.b.parallel and self.hints.count(rows) <= ALONE:
             return True
-        short = not self.folds or self.hints.count(rows) <= WRITTEN_HELD
+        lengths = sorted(self.hints(a.extent) for a in rows)
+        held = math.prod([*map(power, lengths[:-1]), *lengths[-1:]])            # lanes
+        short = not self.folds or held <= (WRITTEN_HELD if self.line in rows or not self.crossed else WRITTEN_DOWN)
         folded = lambda e: short or any(isinstance(x, Reduce) and rows & set(x.over) for x in walk(e))
         if self.hints.count(rows) <= (CHUNK if self.line in rows else 2 * SECTOR) or any(s.axes & rows and folded(s.expr) for s in self.b.stores):
             return True
@@ -233,6 +240,10 @@ class TileFacts:
         single = all(e.monoid != "logsumexp" and (len(e.args) == 1 or all(isinstance(x, Const) for x in e.args[1:]) and e.monoid == "expsum")
                      for e in self.folds if self.line in e.over)
         return single and not self.stored_along() and not self.scans()
+
+    def strewn(self) -> bool:
+        """Are they `passing` rows that begin anywhere, along several axes of which programs share folds?"""
+        return self.line in self.rows and len(self.crossed) > 1 and self.begin_anywhere() and self.passing()
 
     def singly(self) -> bool:
         """Do `passing` rows, or parts of them, give one number a fold, each element for itself?"""

@@ -16,7 +16,9 @@ BLOCK_WARPS = 2         # so many warps with as many registers as they take, sin
 BLOCK_WORDS = 2         # so many words a thread at a time. Us, H100, one-pass statistics of EvoNorm in NHWC of 800 x 96 x 14 x 14 bf16 24.3, of
                         # GroupNorm of 38 x 480 x 56 x 56 58, sums of EvoNorm backward of 700 x 64 x 14 x 14 f16 23.2; 65.8, 68 and 38.0 by eight or
                         # 16 warps, 30, 62.8 and 26.5 by four. But in all, GroupNorm of 102 x 480 x 20 x 20 f32 110, 103, EvoNorm backward of
-                        # 169 x 128 x 56 x 56 f32 550, 515, GroupNorm backward of 49 x 2048 x 14 x 14 bf16, light sums, 83.6, 64.4
+                        # 169 x 128 x 56 x 56 f32 550, 515, GroupNorm backward of 49 x 2048 x 14 x 14 bf16, light sums, 83.6, 64.4. Not of columns
+                        # that begin anywhere, of which no thread has a word: mean and deviation along the middle of 3 x 1279 x 7761 bf16 36.0 us by
+                        # eight warps, 75 by two (H200)
 AT_ONCE = 4             # rows at a step: one-pass statistics of 200704 x 256 bf16 38 us, 44 a row at a step; in 256 columns in place of 64 52 us
 ACROSS_RESIDENT = 3     # such programs of a multiprocessor: four spill, 43 us
 ALONE_AT_ONCE = 8       # the same where one value is read and nothing but moments carried: 31.6 us, 32.9 with 4 and three programs. BatchNorm in NHWC
@@ -57,7 +59,7 @@ def several_rows(of: TileFacts, pieces: dict[Axis, tuple[int, ...]]) -> dict[Axi
 def by_blocks(of: TileFacts, pieces: dict[Axis, tuple[int, ...]]) -> bool:
     """Are there so many blocks of columns of which statistics of 16 bits, or heavy sums, are made that a program has one to itself? `pieces`: of a
     tile's axes."""
-    if not of.statistics() or of.down or len(pieces) < 2:
+    if not of.statistics() or of.down or len(pieces) < 2 or of.begin_anywhere():
         return False
     share = of.blocks(of.b.parallel - of.crossed, pieces) / of.target.threads
     return share >= 2 * BLOCKS and of.heavy(of.crossing) if of.only_sums() else share >= BLOCKS and of.narrowest() == 2

@@ -182,7 +182,7 @@ class _Chooser(TileBlocks):
 
     def _flat(self, count: int) -> TileSchedule:
         """So many short rows to a program, which are read as one run."""
-        self.pieces = {a: cover(self.hints.most(a.extent)) if a is self.line else (power(count),) for a in self.order}
+        self.pieces = {a: tile_flat.pieces(self.folds, self.hints.most(a.extent)) if a is self.line else (power(count),) for a in self.order}
         exact = frozenset((self.line,)) if sum(self.pieces[self.line]) == self.hints.exactly(self.line.extent) else frozenset()
         return TileSchedule(self.order, self.order, tuple(self.pieces.items()), frozenset(), (), 1, exact, tile_flat.WARPS,
                             wide=self.wide, flat=count)

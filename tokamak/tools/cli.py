@@ -34,7 +34,7 @@ from rich.console import Console
 
 from .. import __version__
 from ..errors import OptionError, TokamakError
-from ..options import STAGES
+from ..options import everywhere, STAGES
 from .diff import condition as growth, diff, load
 from .doctor import examine
 from .explain import explanation
@@ -81,7 +81,8 @@ def answering(ends: bool) -> Iterator[TextIO]:
         raise Unwritten("the answer cannot be written: there is no standard output")
     mine, sys.stdout = sys.stdout, sys.stderr
     real = descriptor(mine) == 1
-    out = open(os.dup(1), "w", encoding=mine.encoding, errors=mine.errors) if real else mine
+    said = "backslashreplace" if mine.errors == "strict" else mine.errors       # a source may hold what the terminal cannot show
+    out = open(os.dup(1), "w", encoding=mine.encoding, errors=said) if real else mine
     try:
         if real:
             mine.flush()
@@ -150,7 +151,7 @@ def recorded(given: argparse.Namespace, out: TextIO) -> int:
     if given.command == "tune":
         chosen["tuned"] = False         # neighbours are the heuristic's
     here = os.getpid()
-    with recording(Watcher(keep_arguments=True) if given.command in ("profile", "optimize") else None, **chosen) as recorder:
+    with recording(Watcher(keep_arguments=True) if given.command in ("profile", "optimize") else None, **chosen) as recorder, everywhere():
         status, values = run_script(given.script, given.arguments)
     if os.getpid() != here:
         return status

@@ -1,0 +1,131 @@
+"""What researchers write beside the libraries' layers (`benchmarks.gpu_research`): right, in few kernels, by schedules of no named layer. A case on
+either side of each rung."""
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from benchmarks import gpu_drawn, gpu_plans
+from benchmarks.gpu_case import shrunk
+from benchmarks.gpu_cases import case
+from benchmarks.gpu_sides import compiled, forward, gradient, leaves
+from tokamak import backend
+from tokamak.codegen import relief
+from tokamak.codegen.stages import render_plan
+from tokamak.options import Options
+from tokamak.runtime import gpu_build
+
+ROWS, STACK, IMAGES = "300x130", "7x24x70", "nhwc_6x32x9x9"
+SIZES = {**dict.fromkeys(gpu_drawn.RESEARCH_ROWS, ROWS), **dict.fromkeys(gpu_drawn.RESEARCH_STACKS, STACK),
+         **dict.fromkeys(gpu_drawn.RESEARCH_IMAGES, IMAGES), **dict.fromkeys(gpu_drawn.RESEARCH_HEADS, "3x17x4x24"), "contrastive": "65"}
+
+
+@pytest.mark.parametrize("family", gpu_drawn.OF["research"])
+def test_every_family_in_the_interpreter(family):
+    """Outputs and gradients against float64."""
+    torch._dynamo.reset()
+    made = shrunk(case(f"{family}_f32_{SIZES[family.removesuffix('_bwd')]}"))
+    inputs = made.inputs("cpu", seed=torch.seed() % 1000)
+    wide = [x.detach().double().requires_grad_(x.requires_grad) if x.is_floating_point() else x for x in inputs]
+    got, want = forward(made, compiled("tokamak", made.fn, cached=True, target="interpret", strict=True), inputs), forward(made, made.fn, wide)
+    pairs = list(zip(got, want, strict=True)) if isinstance(got, tuple) else [(got, want)]
+    if made.mode == "backward":
+        dy = gradient(got, 0)
+        pairs += zip(torch.autograd.grad(got, leaves(inputs), dy), torch.autograd.grad(want, leaves(wide), dy.double()), strict=True)
+    for a, b in pairs:
+        if a.dtype == torch.int8:           # codes: halves may be rounded either way
+            assert (a != b).float().mean() < 0.01
+        else:
+            torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4 * float(b.abs().max()) + 1e-7)
+
+
+@pytest.mark.parametrize("name, count", [
+    ("norm_rotary_bf16_246x134x8x192", 1),              # a norm, read at other places of its row: computed there again
+    ("masked_mean_bwd_f16_12x568x288", 1), ("masked_huber_bwd_bf16_1461x32x241", 1),        # a quotient of few elements, or of one
+    ("standardize_columns_bwd_bf16_512x15531", 1), ("standardize_columns_f16_2843x6648", 3), ("softmax_middle_f16_25x511x427", 3)])
+def test_how_many_kernels(name, count):
+    assert len(gpu_plans.planned(name)) == count
+
+
+@pytest.mark.parametrize("name, found", [
+    ("norm_rotary_bf16_246x134x8x192", "i2:4, i3:64+64+64) warps(1)"), ("rmsnorm_add_bf16_100000x184", "i0:4, i1:256?) warps(4)"),
+    ("entropy_bf16_691899x38", "i0:128?, i1:8+8+8+8+8?) flat(104)"), ("sum_inner_bf16_691899x38", "i0:128?, i1:32+8?) flat(104)"),
+    ("pooled_statistics_bf16_3x1279x7761", "i1:32+32+32+32+32+32+32+32?, i2:64?) split(i1 / 1) warps(8)"),
+    ("pooled_statistics_bf16_3x1279x7760", "i1:16+16+16+16?, i2:64?) split(i1 / 1) warps(2)"),
+    ("masked_huber_bf16_2x3903x4903", "i2:1024?) looped(i2) split(i0, i1 / 1056) warps(4)"),
+    ("masked_huber_bf16_2x3903x4904", "i2:8192?) looped(i2) split(i0, i1 / 1056) warps(4)"),
+    ("smooth_cross_entropy_f32_32768x440", "i0:8, i1:256+128+64?) split(i0 / 1056) warps(4)"),
+    ("snake_bwd_f16_nchw_33x1024x20x20", "i0:4?, i2:512?) looped(i0, i2)"), ("snake_bwd_f16_nchw_16x1024x14x14", "i0:16, "),
+    ("response_norm_bwd_bf16_nhwc_22x2048x28x28", "i1:64?, i2:64) looped(i1)")])
+def test_the_first_kernel(name, found):
+    first, *_ = gpu_plans.planned(name)
+    assert first["schedule"].startswith(f"tile({found}"), first["schedule"]
+
+
+def test_a_program_alone_has_more_threads_where_functions_are_heavy():
+    *_, last = gpu_plans.planned("contrastive_bf16_1023")
+    *_, light = gpu_plans.planned("cross_entropy_bf16_5624x296")
+    assert "warps(8)" in last["schedule"] and "warps(1)" in light["schedule"]
+
+
+@pytest.mark.parametrize("name", ["rotary_bf16_127x1088x4x72", "rotary_f16_8x2853x25x80", "rotary_f32_9x2049x40x32"])
+def test_what_lies_on_one_side_of_a_place_is_read_in_words(name):
+    """Halves of 36 elements of 16 bits are read by eight bytes."""
+    record, = gpu_plans.graphs(name)
+    part, = (p for built in render_plan(record.values["lower"]).values() for p in built.parts)
+    made = gpu_build.build([part.unit], gpu_plans.H200.arch)[part.unit.name]
+    assert not re.search(r"ld\.global\S*\.b16", made.listing)
+
+
+SPILLING = "gated_rmsnorm_bwd_f32_524287x32"
+
+
+def test_a_kernel_that_spills_has_another_schedule():
+    first, *_ = gpu_plans.planned(SPILLING, build=True)
+    assert first["spilled"] >= relief.SPILLED and first["relieved"] == first["schedule"].replace("i0:128?", "i0:64?")
+
+
+def _machine():
+    return replace(gpu_plans.H200, name="cuda:0")
+
+
+def test_the_program_is_that_of_the_other_schedule(monkeypatch):
+    """Whatever was planned for the first one is planned again, once; where nothing spills, nothing is."""
+    record = gpu_plans.graphs(SPILLING)[-1]
+    lowered, said, built = record.values["lower"], [], []
+    spilled = {p.unit.name: 232 if n == 0 else 0 for n, p in enumerate(p for b in render_plan(lowered).values() for p in b.parts)}
+    kernels = {name: SimpleNamespace(binary=SimpleNamespace(spilled=s)) for name, s in spilled.items()}
+
+    def stand_in(units, arch, **_):
+        built.append(units)
+        return {u.name: SimpleNamespace(spilled=0 if n else 232, shared=0) for n, u in enumerate(units)}
+    monkeypatch.setattr(gpu_build, "build", stand_in)
+    monkeypatch.setattr(backend, "_gpu_kernels", lambda built, *_: dict.fromkeys(p.unit.name for b in built.values() for p in b.parts))
+    monkeypatch.setattr(backend, "_TAKEN", {})
+    finish = lambda made, trace: (render_plan(made), (), "another program")
+    run = lambda kernels: backend._relieved(lowered, "program", kernels, finish, _machine(), Options(cache_dir=""), lambda *x: said.append(x))
+    made, program, found = run(kernels)
+    assert program == "another program" and [stage for stage, _ in said] == ["lower"] and said[0][1] is made
+    changed = [g for g in lowered.bodies if made.bodies[g][1] != lowered.bodies[g][1]]
+    assert len(changed) == 1 and not set(spilled) >= set(found) and len(built) == 1
+    assert run(kernels)[0].bodies[changed[0]][1] == made.bodies[changed[0]][1] and len(built) == 1          # it is not looked for again
+    whole = {name: SimpleNamespace(binary=SimpleNamespace(spilled=0)) for name in spilled}
+    assert run(whole) == (lowered, "program", whole)
+
+
+def test_where_nothing_spills_less_the_first_stays(monkeypatch):
+    record = gpu_plans.graphs(SPILLING)[-1]
+    lowered = record.values["lower"]
+    groups = relief.spilling(lowered, {p.unit.name: 232 for b in render_plan(lowered).values() for p in b.parts})
+    asked, taken = [], {}
+
+    def all_alike(units):
+        asked.extend(units)
+        return {u.name: SimpleNamespace(spilled=232, shared=0) for u in units}
+    assert len(groups) >= 1
+    assert relief.relieved(lowered, groups, gpu_plans.H200, all_alike, taken).bodies == lowered.bodies
+    assert set(taken.values()) == {()} and len({u.name for u in asked}) > relief.AT_ONCE

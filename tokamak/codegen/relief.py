@@ -1,0 +1,114 @@
+"""Schedules that need fewer registers, for kernels that have turned out to spill.
+
+The heuristics estimate registers before there is code; where they are wrong, the compiler says so, and a kernel of SPILLED bytes of stack a thread or
+more is built again in a few other ways: half or a quarter of a tile's rows or columns, no cap on registers, twice the threads. The one that spills
+least is taken, of equal ones the first. Nothing is timed.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+
+from ..errors import BuildError
+from ..fuse.axes import Group
+from ..fuse.cost import estimates, Hints
+from ..runtime.gpu_build import Binary, GpuUnit
+from ..schedule.body import Body
+from ..schedule.neighbours import changed, feasible, MOST_WARPS
+from ..schedule.tile_schedule import TileSchedule
+from .scope import Unschedulable
+from .stages import Lowered, lower_body, parts
+from .tile_kernel import TileKernel
+
+SPILLED = 96            # bytes of stack a thread from which on a kernel is built in other ways. H200, us, before and as the first of `ways` that
+                        # spills less: gated RMSNorm backward of 524287 x 32 f32, 232 bytes, 153, 94; gradients of rotary angles of 1114 x 128 x 4 x 112
+                        # f32, 112 bytes, 362, 260, of 214 x 257 x 32 x 32 bf16, 208 bytes, 173, 134; global response norm backward in NHWC of
+                        # 22 x 2048 x 28 x 28 bf16, 2384 bytes, 594, 135. A masked softmax's backward of 88 x 2048 x 256 f16, 72 bytes, 112, in
+                        # half of its 16 columns 164, no sector of memory any more
+LESS = 2                # times less that one of the others has to spill
+SECTOR = 16             # elements along the contiguous axis that a tile keeps
+AT_ONCE = 4             # ways that are built at once; more of them only where all of these spill
+SHARED = 48 << 10       # bytes of shared memory that any program may have, and others only where the first one had more
+
+Build = Callable[[Sequence[GpuUnit]], Mapping[str, Binary]]
+
+
+def ways(b: Body, s: TileSchedule) -> Iterator[tuple[str, ...]]:
+    """Changes of `s` (`schedule.neighbours`) that need fewer registers, the most promising first."""
+    least = lambda a: SECTOR if a is s.dims[-1] else 1
+    tiled = [a for a in s.dims if (a in b.parallel or a in s.looped) and s.sizes(a)[0] > least(a)]
+    rows = [a for a in tiled if a is not s.dims[-1]] or tiled
+    tile = lambda a, by: f"tile(i{s.order.index(a)}:{s.sizes(a)[0] // by})"
+    yield from ((tile(a, 2),) for a in rows)
+    if s.registers:
+        yield ("registers(0)",)
+    yield from ((tile(a, 4),) for a in rows if s.sizes(a)[0] > 2 * least(a))
+    if 2 * s.warps <= MOST_WARPS:
+        yield (f"warps({2 * s.warps})",)
+    yield from ((tile(a, 2),) for a in tiled if a not in rows)
+    if s.registers:
+        yield from ((tile(a, 2), "registers(0)") for a in rows)
+
+
+def spilling(lowered: Lowered, spilled: Mapping[str, int]) -> tuple[Group, ...]:
+    """The groups whose kernel spills, and that `ways` may mend. `spilled`: bytes of stack a thread of each kernel, by its name."""
+    found = []
+    for g, kernels in lowered.kernels.items():
+        s = lowered.bodies[g][1]
+        if type(s) is TileSchedule and s.staged is None and not s.flat and spilled.get(_main(kernels, s).name, 0) >= SPILLED:
+            found.append(g)
+    return tuple(found)
+
+
+def relieved(lowered: Lowered, groups: Sequence[Group], target, build: Build, taken: dict[str, tuple[str, ...]]) -> Lowered:
+    """`lowered` with other schedules for `groups`, where some spill less as `build` makes them. `taken`: name of a kernel -> changes of its schedule
+    that were found, () where there are none; what is not in it is looked for and entered."""
+    hints = estimates(lowered.plan.graph, target)
+    bodies, kernels = dict(lowered.bodies), dict(lowered.kernels)
+    for g in groups:
+        b, s = bodies[g]
+        name = _main(kernels[g], s).name
+        if name not in taken:
+            taken[name] = _least(b, s, hints, target, build)
+        made = _made(b, s, taken[name], hints, target) if taken[name] else None
+        if made is not None:
+            bodies[g], kernels[g] = (b, made[0]), made[1]
+    return replace(lowered, bodies=bodies, kernels=kernels)
+
+
+def _main(kernels: Sequence[TileKernel], s: TileSchedule) -> GpuUnit:
+    """What is built of the kernel that has the group's own schedule."""
+    return parts((next(k for k in kernels if k.schedule == s),))[0].unit
+
+
+def _made(b: Body, s: TileSchedule, changes: tuple[str, ...], hints: Hints, target) -> tuple[TileSchedule, tuple[TileKernel, ...]] | None:
+    """Schedule and kernels of `s` with `changes`; None where there are none."""
+    found = changed(b, s, changes, hints)
+    if found is None or found == s or not feasible(b, found):
+        return None
+    try:
+        return found, lower_body(b, found, hints, target)
+    except Unschedulable:
+        return None
+
+
+def _least(b: Body, s: TileSchedule, hints: Hints, target, build: Build) -> tuple[str, ...]:
+    """The changes of `s` that spill least; () where none is LESS."""
+    first = _main(lower_body(b, s, hints, target), s)
+    made = {way: _main(found[1], found[0]) for way in ways(b, s) if (found := _made(b, s, way, hints, target)) is not None}
+    spilled, room, left = 0, SHARED, iter(made.items())
+    best: tuple[str, ...] = ()
+    while batch := dict(islice(left, AT_ONCE)):
+        try:
+            built = build(list({u.name: u for u in (first, *batch.values())}.values()))
+        except BuildError:          # one wants more than there is
+            break
+        before = built[first.name]
+        spilled, room = spilled or before.spilled // LESS + 1, max(room, before.shared)
+        for way, u in batch.items():
+            if built[u.name].spilled < spilled and built[u.name].shared <= room:
+                best, spilled = way, built[u.name].spilled
+        if best and not spilled:
+            break
+    return best
