@@ -19,7 +19,8 @@ HEADS, WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 25, 32, 40, 64), (16, 32, 40, 64,
 
 # of `gpu_research`, forward and backward
 RESEARCH_ROWS = tuple("""geglu_packed layer_scale dynamic_tanh scale_norm power_norm gated_rmsnorm rmsnorm_add sandwich_norm standardize_columns
-min_max block_norm double_softmax cosine kurtosis entropy correlations distillation smooth_cross_entropy focal cosine_loss gaussian_nll preference""".split())
+min_max block_norm double_softmax cosine kurtosis entropy correlations distillation smooth_cross_entropy focal cosine_loss
+gaussian_nll preference""".split())
 RESEARCH_STACKS = tuple("modulate ada_layernorm softmax_middle masked_softmax groups_scaled pooled_statistics masked_mean masked_huber".split())
 RESEARCH_IMAGES = tuple("snake squeeze_gate layernorm_2d response_norm frn".split())
 RESEARCH_HEADS = "rotary", "norm_rotary"

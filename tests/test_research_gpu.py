@@ -60,6 +60,7 @@ def test_how_many_kernels(name, count):
     ("masked_huber_bf16_2x3903x4904", "i2:8192?) looped(i2) split(i0, i1 / 1056) warps(4)"),
     ("smooth_cross_entropy_f32_32768x440", "i0:8, i1:256+128+64?) split(i0 / 1056) warps(4)"),
     ("snake_bwd_f16_nchw_33x1024x20x20", "i0:4?, i2:512?) looped(i0, i2)"), ("snake_bwd_f16_nchw_16x1024x14x14", "i0:16, "),
+    ("response_norm_bwd_f32_nchw_21749x64x7x7", "i1:64, i2:8+8+8+8+8+8+8?) split(i0 / 264)"),
     ("response_norm_bwd_bf16_nhwc_22x2048x28x28", "i1:64?, i2:64) looped(i1)")])
 def test_the_first_kernel(name, found):
     first, *_ = gpu_plans.planned(name)
@@ -87,6 +88,19 @@ SPILLING = "gated_rmsnorm_bwd_f32_524287x32"
 def test_a_kernel_that_spills_has_another_schedule():
     first, *_ = gpu_plans.planned(SPILLING, build=True)
     assert first["spilled"] >= relief.SPILLED and first["relieved"] == first["schedule"].replace("i0:128?", "i0:64?")
+
+
+@pytest.mark.parametrize("name, found", [
+    ("ada_layernorm_bwd_f16_1283x1025x31", "i1:128+128+128+128+128+128+128+128+128?, i2:16+16?) warps(16)"),
+    ("ada_layernorm_bwd_bf16_13568x88x33", "i1:16+16+16+16+16+16?, i2:16+16+16?) staged(i1) warps(8)")])
+def test_held_rows_that_spill_are_in_equal_pieces(name, found):
+    first, *_ = gpu_plans.planned(name, build=True)
+    assert first["spilled"] >= relief.SPILLED and first["relieved"].startswith(f"tile({found}"), first
+
+
+def test_folds_of_coordinates_hold_no_row():
+    """The gradient of a loss with smoothed labels sums where a label is, and nothing that it reads: that was a bug of ours for long rows."""
+    assert len(gpu_plans.planned("smooth_cross_entropy_bwd_bf16_100x72642")) == 1
 
 
 def _machine():

@@ -390,7 +390,7 @@ def _relieved(lowered: Lowered, program: Program, kernels: Mapping, finish: Call
     def build(units: Sequence[gpu_build.GpuUnit]) -> Mapping[str, gpu_build.Binary]:
         return gpu_build.build([replace(u, contract=machine.fast) for u in units], machine.arch, cache_dir=options.cache_dir)
     made = relief.relieved(lowered, groups, machine, build, _TAKEN.setdefault(machine.arch, {}))
-    if made.kernels == lowered.kernels:
+    if all(made.kernels[g] is lowered.kernels[g] for g in groups):
         return lowered, program, kernels
     trace("lower", made)
     built, _, program = finish(made, trace=trace)

@@ -1,11 +1,12 @@
 """Schedules that need fewer registers, for kernels that have turned out to spill.
 
 The heuristics estimate registers before there is code; where they are wrong, the compiler says so, and a kernel of SPILLED bytes of stack a thread or
-more is built again in a few other ways: half or a quarter of a tile's rows or columns, no cap on registers, twice the threads. The one that spills
-least is taken, of equal ones the first. Nothing is timed.
+more is built again in a few other ways: half or a quarter of a tile's rows or columns, held rows in equal pieces, no cap on registers, twice the
+threads. The one that spills least is taken, of equal ones the first. Nothing is timed.
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -17,16 +18,21 @@ from ..runtime.gpu_build import Binary, GpuUnit
 from ..schedule.body import Body
 from ..schedule.neighbours import changed, feasible, MOST_WARPS
 from ..schedule.tile_schedule import TileSchedule
+from ..schedule.tile_stages import power
 from .scope import Unschedulable
 from .stages import Lowered, lower_body, parts
 from .tile_kernel import TileKernel
 
 SPILLED = 96            # bytes of stack a thread from which on a kernel is built in other ways. H200, us, before and as the first of `ways` that
-                        # spills less: gated RMSNorm backward of 524287 x 32 f32, 232 bytes, 153, 94; gradients of rotary angles of 1114 x 128 x 4 x 112
-                        # f32, 112 bytes, 362, 260, of 214 x 257 x 32 x 32 bf16, 208 bytes, 173, 134; global response norm backward in NHWC of
-                        # 22 x 2048 x 28 x 28 bf16, 2384 bytes, 594, 135. A masked softmax's backward of 88 x 2048 x 256 f16, 72 bytes, 112, in
-                        # half of its 16 columns 164, no sector of memory any more
+                        # spills less: gated RMSNorm backward of 524287 x 32 f32, 232 bytes, 153, 94; gradients of rotary angles of
+                        # 1114 x 128 x 4 x 112 f32, 112 bytes, 362, 260, of 214 x 257 x 32 x 32 bf16, 208 bytes, 173, 134; global response norm
+                        # backward in NHWC of 22 x 2048 x 28 x 28 bf16, 2384 bytes, 594, 135. A masked softmax's backward of 88 x 2048 x 256 f16,
+                        # 72 bytes, 112, in half of its 16 columns 164, no sector of memory any more
 LESS = 2                # times less that one of the others has to spill
+EVEN = 16               # equal pieces of a held axis,
+PIECE = 16              # of so many elements at least: LayerNorm over a middle axis, modulated, backward of 1283 x 1025 x 31 f16 2627 us as
+                        # 2048 x 32, 2080 bytes, 181 as 9 x 128 by 16 + 16
+TILES = 32              # pieces of all axes at most: each is text of its own
 SECTOR = 16             # elements along the contiguous axis that a tile keeps
 AT_ONCE = 4             # ways that are built at once; more of them only where all of these spill
 SHARED = 48 << 10       # bytes of shared memory that any program may have, and others only where the first one had more
@@ -36,11 +42,17 @@ Build = Callable[[Sequence[GpuUnit]], Mapping[str, Binary]]
 
 def ways(b: Body, s: TileSchedule) -> Iterator[tuple[str, ...]]:
     """Changes of `s` (`schedule.neighbours`) that need fewer registers, the most promising first."""
+    if s.staged is not None:
+        yield from _evenly(b, s)
+        if s.registers:
+            yield ("registers(0)",)
+        return
     least = lambda a: SECTOR if a is s.dims[-1] else 1
     tiled = [a for a in s.dims if (a in b.parallel or a in s.looped) and s.sizes(a)[0] > least(a)]
     rows = [a for a in tiled if a is not s.dims[-1]] or tiled
     tile = lambda a, by: f"tile(i{s.order.index(a)}:{s.sizes(a)[0] // by})"
     yield from ((tile(a, 2),) for a in rows)
+    yield from _evenly(b, s)
     if s.registers:
         yield ("registers(0)",)
     yield from ((tile(a, 4),) for a in rows if s.sizes(a)[0] > 2 * least(a))
@@ -51,12 +63,25 @@ def ways(b: Body, s: TileSchedule) -> Iterator[tuple[str, ...]]:
         yield from ((tile(a, 2), "registers(0)") for a in rows)
 
 
+def _evenly(b: Body, s: TileSchedule) -> Iterator[tuple[str, ...]]:
+    """All held axes in equal pieces, EVEN of each or half as many, and so by half the threads: pieces of different lengths lie in threads
+    differently."""
+    held = [a for a in s.dims if a not in b.parallel and a not in s.looped and sum(s.sizes(a)) > PIECE]
+    for most in (EVEN, EVEN // 2) if held else ():
+        sizes = {a: max(PIECE, power(sum(s.sizes(a)) // most)) for a in held}
+        if math.prod(-(-sum(s.sizes(a)) // n) for a, n in sizes.items()) > TILES:
+            continue
+        yield (found := tuple(f"even(i{s.order.index(a)}:{n})" for a, n in sizes.items()))
+        if s.warps > 1:
+            yield (*found, f"warps({s.warps // 2})")
+
+
 def spilling(lowered: Lowered, spilled: Mapping[str, int]) -> tuple[Group, ...]:
     """The groups whose kernel spills, and that `ways` may mend. `spilled`: bytes of stack a thread of each kernel, by its name."""
     found = []
     for g, kernels in lowered.kernels.items():
         s = lowered.bodies[g][1]
-        if type(s) is TileSchedule and s.staged is None and not s.flat and spilled.get(_main(kernels, s).name, 0) >= SPILLED:
+        if type(s) is TileSchedule and s.sharers == 1 and not s.flat and spilled.get(_main(kernels, s).name, 0) >= SPILLED:
             found.append(g)
     return tuple(found)
 

@@ -31,8 +31,8 @@ NEARLY = 0.72           # of them will do where each sums a long row by many war
                         # 36.9 us, 14.6, 21.1 and 38.5 shared by four each; of 32768 bf16 7.8, 8.5; of 192 of 65536 20.5, 22.9 (H100). Rows of 131071
                         # bf16, which few warps sum, 30.9, 21.9
 NARROWER = 4            # times narrower than BLOCK that a tile of columns may be that are held: standardised columns' backward of 512 x 15531 bf16
-                        # 30.4 us, 119 in three kernels, filter response norm in NHWC of 4 x 1280 x 32 x 32 f32 15.6, 21.4; but softmax along the middle
-                        # of 25 x 511 x 427 f16 24.3, 19.2, standardised columns of 2843 x 6648 48.6, 39.0 (H200)
+                        # 30.4 us, 119 in three kernels, filter response norm in NHWC of 4 x 1280 x 32 x 32 f32 15.6, 21.4; but softmax along the
+                        # middle of 25 x 511 x 427 f16 24.3, 19.2, standardised columns of 2843 x 6648 48.6, 39.0 (H200)
 LONG_SUM = 32 << 10     # bytes of such a row at least: f32 sums of 4096 rows of 8193 35.0 us, 36.7 with `tile_threads.PASSING_WARPS`; f16 of 32768 of
                         # 4097 74 with twice those, 67
 CARRIED_ROW = (256, 8192)       # columns of which one program carries the sums along whole rows, rather than those of a few columns down many rows

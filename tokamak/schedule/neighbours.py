@@ -6,6 +6,7 @@
         tile(i1:2048)                           a parallel or looped axis in tiles of that length; tile(i0:1) is no dimension any more
         looped(i1:4096)                         held rows, run through in a loop instead
         held(i1)                                looped rows, held in registers instead
+        even(i1:128)                            a held axis in equal pieces of that length
         shared(i0 / 264)                        a parallel axis shared out among so many programs; shared() gives each its own block
 
 A change means the same for every size of a class: what follows from it (which axes need no mask) is found anew from facts, never kept.
@@ -29,7 +30,7 @@ MOST_WARPS = 32         # of a program that is tried: the hardware has no more
 MOST_STAGES = 4         # steps under way that are tried
 LANES = 256             # elements of a tile to one thread at most: with one live value they are all its registers
 LARGEST = 1 << 17       # elements of a tile
-WORDS = re.compile(r"(warps|stages|programs|registers|tile|looped|held|shared)\((?:i(\d+))?(?: ?[:/] ?)?(\d+)?\)$")
+WORDS = re.compile(r"(warps|stages|programs|registers|tile|looped|held|even|shared)\((?:i(\d+))?(?: ?[:/] ?)?(\d+)?\)$")
 
 
 def neighbours(b: Body, s: TileSchedule, hints: Hints, target) -> Iterator[tuple[str, TileSchedule]]:
@@ -139,6 +140,13 @@ def _held(b, s, a, n, hints):
     return replace(s, pieces=tuple((x, whole if x is a else p) for x, p in s.pieces), looped=frozenset())
 
 
+def _even(b, s, a, n, hints):
+    most = hints.most(a.extent) if a is not None else None
+    if most is None or not n or power(n) != n or a in b.parallel or a in s.looped or a not in s.dims or s.shift is not None or s.sharers > 1:
+        return None
+    return replace(s, pieces=tuple((x, (n,) * -(-most // n) if x is a else p) for x, p in s.pieces))
+
+
 def _shared(b, s, a, n, hints):
     if any(x in b.parallel for e in walk(*exprs_of(b)) for x in getattr(e, "over", ())):
         return None
@@ -150,7 +158,7 @@ def _shared(b, s, a, n, hints):
 
 
 _CHANGES = {"warps": _warps, "stages": _stages, "programs": _programs, "registers": _registers, "tile": _tile, "looped": _looped, "held": _held,
-            "shared": _shared}
+            "even": _even, "shared": _shared}
 
 
 def settled(b: Body, s: TileSchedule, hints: Hints) -> TileSchedule:

@@ -40,6 +40,7 @@ LINES_EXACT = 128       # that fit exactly. H200, EvoNorm backward in NCHW of 40
                         # 91 and 326 in pieces of several lengths, which spill; dropout and LayerNorm backward of 200000 x 100 bf16 83, 127, of
                         # 400000 x 38 f32 82, 148; but EvoNorm of 1000 x 128 x 14 x 14 bf16 71, 65
 LINES_HELD = 2048       # elements of 32 bits of a tile of which several such rows lie beside each other: of 4248 x 192 x 7 x 7 343, 1007
+                        # Beside one sum or two, of three lengths, too: global response norm's backward in NCHW of 21749 x 64 x 7 x 7 f32 303 us, 1343
 SEVERAL_SHORT = 128     # elements of 32 bits of a tile of short rows beside such sums: EvoNorm backward in NCHW of 7153 x 32 x 7 x 7 84.9 us, 187 in
                         # tiles of 784 by two warps
 
@@ -62,9 +63,9 @@ class TileAlike(TileThreads):
         if len(self.crossing) > 2 and self._beside_sums():
             self._few_beside()
             return
-        if len(self.rows) == 2 and not self.crossed and self.line in self.rows and len(self.pieces.get(self.line, ())) > 2:
-            length = self.hints.exactly(self.line.extent)
-            self.pieces[self.line] = length and evenly(length, EVEN // self.narrowest()) or self.pieces[self.line]
+        if len(self.rows) == 2 and len(self.crossing) < 3 and self.line in self.rows and len(self.pieces.get(self.line, ())) > 2:
+            length, least = self.hints.exactly(self.line.extent), EVEN_ROWS if self.crossed else EVEN // self.narrowest()
+            self.pieces[self.line] = length and evenly(length, least) or self.pieces[self.line]
             return
         if len(self.rows) != 1:
             return

@@ -106,7 +106,9 @@ def possible(b: Body, rows: list[Axis], line: Axis | None, hints: Hints, target)
     if target.ordered or line not in rows or len(rows) > 3 or any(hints.exactly(a.extent) is None for a in rows):
         return False
     read = held(b, frozenset(rows))
-    run = sharing.LINE // min((e.dtype.bytes for e in read), default=1)
+    if not read:                # folds of coordinates: nothing is held
+        return False
+    run = sharing.LINE // min(e.dtype.bytes for e in read)
     short = hints.least(line.extent) < (run if hints.count(rows) > sharing.HELD else SIDE)
     beside = abreast(read, rows, hints, target, MOST_BESIDE)
     if short and beside is None:
