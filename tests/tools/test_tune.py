@@ -58,6 +58,7 @@ BODIES = {
     "pointwise": ("input %x: f32[50, 70](70, 1)", "%y: f32[50, 70](70, 1) = exp(%x[i0, i1])"),
     "turned": ("input %x: f32[50, 70](1, 50)", "%y: f32[50, 70](70, 1) = exp(%x[i0, i1])"),
     "rows": ("input %x: f32[50, 1030](1030, 1)", "%y: f32[50](1) for i1<1030 = sum[i1](%x[i0, i1])"),
+    "held": ("input %x: f32[50, 1032](1032, 1)", "%y: f32[50](1) for i1<1032 = sum[i1](%x[i0, i1])"),
     "long": ("input %x: f32[50, 9000](9000, 1)", "%y: f32[50](1) for i1<9000 = sum[i1](%x[i0, i1])"),
     "odd": ("input %x: f32[50, 1031](1031, 1)", "%y: f32[50](1) for i1<1031 = max[i1](%x[i0, i1])"),
     "columns": ("input %x: f32[700, 70](70, 1)", "%y: f32[70](1) for i1<700 = sum[i1](%x[i1, i0])"),
@@ -142,8 +143,18 @@ def test_neighbours_of_neighbours_come_back():
     assert changed(t.body, looped, ("held(i1)",), t.hints) == t.schedule
 
 
+def test_held_axes_in_equal_pieces():
+    """Not those of rows that begin anywhere, whose first and last words are pieces of their own."""
+    t = task("held")
+    found = {c: s.sizes(t.schedule.order[1]) for c, s in neighbours(t.body, t.schedule, t.hints, t.target) if c.startswith("even(")}
+    assert found == {"even(i1:512)": (512,) * 3, "even(i1:256)": (256,) * 5, "even(i1:128)": (128,) * 9}, found
+    assert all(changed(t.body, t.schedule, (c,), t.hints) is None for c in ("even(i0:8)", "even(i1:7)", "even(i1)"))
+    rows = task("rows")
+    assert rows.schedule.shift is not None and changed(rows.body, rows.schedule, ("even(i1:128)",), rows.hints) is None
+
+
 @pytest.mark.parametrize("change", ["", "warps", "warps(3)", "warps(0)", "tile(i9:8)", "tile(i0:7)", "held(i0)", "looped(i0:64)", "shared(i1 / 4)",
-                                    "programs(8)", "stages()", "turn(3)", "warps(i0:4)", "__import__('os')"])
+                                    "programs(8)", "stages()", "turn(3)", "warps(i0:4)", "even(i0:8)", "__import__('os')"])
 def test_words_that_are_no_change(change):
     t = task("rows")
     assert changed(t.body, t.schedule, (change,), t.hints) is None

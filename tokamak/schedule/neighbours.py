@@ -28,6 +28,7 @@ from .tile_threads import STAGED
 
 MOST_WARPS = 32         # of a program that is tried: the hardware has no more
 MOST_STAGES = 4         # steps under way that are tried
+SHORTEST_EVEN = 8       # elements of an equal piece of a held axis that is tried
 LANES = 256             # elements of a tile to one thread at most: with one live value they are all its registers
 LARGEST = 1 << 17       # elements of a tile
 WORDS = re.compile(r"(warps|stages|programs|registers|tile|looped|held|even|shared)\((?:i(\d+))?(?: ?[:/] ?)?(\d+)?\)$")
@@ -60,6 +61,8 @@ def steps(b: Body, s: TileSchedule, hints: Hints, target) -> Iterator[str]:
             yield from (f"tile({name(a)}:{m})" for m in (n // 4, n // 2, n * 2, n * 4) if m >= 1 and m <= 2 * power(hints(a.extent)))
         if tiled and a not in b.parallel and a not in s.looped and len([x for x in s.order if x not in b.parallel]) == 1:
             yield from (f"looped({name(a)}:{m})" for m in (1024, 2048, 4096, 8192) if m < hints(a.extent))
+        if tiled and a not in b.parallel and a not in s.looped and s.shift is None:
+            yield from (f"even({name(a)}:{m})" for m in (power(sum(s.sizes(a))) // n for n in (4, 8, 16)) if m >= SHORTEST_EVEN)
         if a in s.looped and len(s.looped) == 1 and hints.most(a.extent) is not None:
             yield f"held({name(a)})"
     yield from _shares(b, s, hints, target, name)
