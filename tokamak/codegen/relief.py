@@ -78,10 +78,13 @@ def _evenly(b: Body, s: TileSchedule) -> Iterator[tuple[str, ...]]:
 
 def spilling(lowered: Lowered, spilled: Mapping[str, int]) -> tuple[Group, ...]:
     """The groups whose kernel spills, and that `ways` may mend. `spilled`: bytes of stack a thread of each kernel, by its name."""
+    if max(spilled.values(), default=0) < SPILLED:          # nearly always: no text is made again
+        return ()
     found = []
     for g, kernels in lowered.kernels.items():
         s = lowered.bodies[g][1]
-        if type(s) is TileSchedule and s.sharers == 1 and not s.flat and spilled.get(_main(kernels, s).name, 0) >= SPILLED:
+        own = type(s) is TileSchedule and s.sharers == 1 and not s.flat and any(k.schedule == s for k in kernels)
+        if own and spilled.get(_main(kernels, s).name, 0) >= SPILLED:
             found.append(g)
     return tuple(found)
 
