@@ -127,8 +127,20 @@ def test_the_program_is_that_of_the_other_schedule(monkeypatch):
     changed = [g for g in lowered.bodies if made.bodies[g][1] != lowered.bodies[g][1]]
     assert len(changed) == 1 and not set(spilled) >= set(found) and len(built) == 1
     assert run(kernels)[0].bodies[changed[0]][1] == made.bodies[changed[0]][1] and len(built) == 1          # it is not looked for again
+    alone = backend._relieved(lowered, "program", kernels, finish, _machine(), Options(cache_dir="", tuned=False), lambda *x: said.append(x))
+    assert alone == (lowered, "program", kernels)           # `tokamak tune` sees the heuristic's schedules, by which what it finds is known
     whole = {name: SimpleNamespace(binary=SimpleNamespace(spilled=0)) for name in spilled}
     assert run(whole) == (lowered, "program", whole)
+
+
+def test_what_has_been_timed_stays():
+    """A schedule that `tokamak tune` found is the fastest with all that it spills."""
+    lowered = gpu_plans.graphs(SPILLING)[-1].values["lower"]
+    spilled = {p.unit.name: 232 for b in render_plan(lowered).values() for p in b.parts}
+    tried = {g: (b, replace(s, measured=True)) for g, (b, s) in lowered.bodies.items()}
+    kernels = {g: tuple(replace(k, schedule=tried[g][1]) if k.schedule == lowered.bodies[g][1] else k for k in ks)
+               for g, ks in lowered.kernels.items()}
+    assert relief.spilling(lowered, spilled) and not relief.spilling(replace(lowered, bodies=tried, kernels=kernels), spilled)
 
 
 def test_where_nothing_spills_less_the_first_stays(monkeypatch):

@@ -381,7 +381,7 @@ _TAKEN: dict[gpu_build.Arch, dict[str, tuple[str, ...]]] = {}       # what `reli
 def _relieved(lowered: Lowered, program: Program, kernels: Mapping, finish: Callable, machine: Target, options: Options,
               trace: Trace) -> tuple[Lowered, Program, Mapping]:
     """The three with other schedules for kernels that spill, if there are any: `lower` and what is behind it once more."""
-    if machine.name == "cpu":           # the interpreter has no registers
+    if machine.name == "cpu" or not options.tuned:          # the interpreter has no registers; `tokamak tune` begins at the heuristic's schedules
         return lowered, program, kernels
     groups = relief.spilling(lowered, {name: k.binary.spilled for name, k in kernels.items()})
     if not groups:

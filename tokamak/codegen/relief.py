@@ -83,7 +83,7 @@ def spilling(lowered: Lowered, spilled: Mapping[str, int]) -> tuple[Group, ...]:
     found = []
     for g, kernels in lowered.kernels.items():
         s = lowered.bodies[g][1]
-        own = type(s) is TileSchedule and s.sharers == 1 and not s.flat and any(k.schedule == s for k in kernels)
+        own = type(s) is TileSchedule and s.sharers == 1 and not s.flat and not s.measured and any(k.schedule == s for k in kernels)
         if own and spilled.get(_main(kernels, s).name, 0) >= SPILLED:
             found.append(g)
     return tuple(found)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ..fuse.cost import Hints
 from ..fuse.sizes import octave
@@ -39,7 +40,7 @@ def choose(b: Body, hints: Hints, target, table: Table) -> TileSchedule:
         made = changed(b, s, table.get(structure(plain, hints), ()), hints)
         if made is not None and made != s:
             TileLowering(b, made, hints, target.name, fast=target.fast and rounded(b)).kernel()
-            return made
+            return replace(made, measured=True)
     except Unschedulable:
         pass
     return s

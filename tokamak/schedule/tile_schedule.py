@@ -22,6 +22,7 @@
     ahead       what a turn of the loop over split axes reads is read a turn ahead, into registers
     exact       tiled axes whose pieces cover the extent exactly: no mask
     peeled      blocks of the one tiled axis that are whole need no mask either: the last one is a branch of its own
+    measured    it has been tried on the device (`tokamak tune`): what it spills was in its time, and it stays
     registers   the most that a thread may have, so that so many programs as are meant to run at once; 0 leaves it open
     reread      held rows are read anew once what they are folded to is known: from the L1 cache, where registers do not hold them beside column sums
     wide        addresses need 64 bits
@@ -89,6 +90,7 @@ class TileSchedule:
     ahead: bool = False
     descending: bool = False
     peeled: bool = False
+    measured: bool = False
 
     def sizes(self, a: Axis) -> tuple[int, ...]:
         """The lengths of the pieces that cover tiled axis `a`."""
