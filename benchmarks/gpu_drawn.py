@@ -42,7 +42,7 @@ def drawn(count: int, seed: int = 0, of: str = "layers") -> list[str]:
 def _name(r: random.Random, families: tuple[str, ...]) -> str:
     dtype, elements = r.choice(DTYPES), math.exp(r.uniform(*map(math.log, ELEMENTS)))
     family = r.choice(families)
-    kind = family.removesuffix("_bwd") if families is not LAYERS else family
+    kind = family.removesuffix("_bwd")
     if kind in ROWS + RESEARCH_ROWS:
         columns = _extent(r, 16, min(elements / 2, 3e5))
         rows = max(2, int(elements / columns))

@@ -258,13 +258,19 @@ def _begun(gm: fx.GraphModule, options: Options, rehearsal: Rehearsal | None) ->
 
     def finished(example_inputs: Sequence[Any]) -> Callable[[list], Any]:
         _require_plain(example_inputs)
-        try:
-            kernels = wait()
-        finally:
-            end()
-        _, made, kernels = _relieved(lowered, program, kernels, finish, machine, options, trace)
-        return _assembled(made, kernels, options, trace, "graph", None)
+        return _when_built(lowered, program, wait, end, finish, machine, options, trace, "graph")
     return finished
+
+
+def _when_built(lowered: Lowered, program: Program, wait: Callable[[], Mapping], end: Callable[[], None], finish: Callable, machine: Target,
+                options: Options, trace: Trace, name: str) -> Callable[[list], Any]:
+    """The boxed function that runs `program`, or the one without spills, once `wait` has its kernels. `end`: ends what went on meanwhile."""
+    try:
+        kernels = wait()
+    finally:
+        end()
+    _, program, kernels = _relieved(lowered, program, kernels, finish, machine, options, trace)
+    return _assembled(program, kernels, options, trace, name, None)
 
 
 def _begin_kernels(built: Mapping, machine: Target, options: Options, trace: Trace, meanwhile: Callable[[], None] | None = None) -> Callable[[], Any]:
@@ -333,14 +339,7 @@ def _kernels_and_program(captured: Graph, constants: Mapping, machine: Target, o
         end = rehearse(program)
         wait = _begin_kernels(built, machine, options, trace, meanwhile)
 
-        def ready(trace: Trace, name: str) -> Callable[[list], Any]:
-            try:
-                kernels = wait()
-            finally:
-                end()
-            _, made, kernels = _relieved(lowered, program, kernels, finish, machine, options, trace)
-            return _assembled(made, kernels, options, trace, name, None)
-        return _when_called(lambda: again(ready))
+        return _when_called(lambda: again(partial(_when_built, lowered, program, wait, end, finish, machine, options)))
     build_all = partial(_gpu_kernels, machine=machine) if machine.kind == "gpu" else partial(_c_kernels, further=rows)
     kernels = build_all(built, contract=machine.fast, options=options, report=partial(trace, "unit"))
     if machine.kind == "gpu":

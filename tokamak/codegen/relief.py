@@ -96,10 +96,11 @@ def relieved(lowered: Lowered, groups: Sequence[Group], target, build: Build, ta
     bodies, kernels = dict(lowered.bodies), dict(lowered.kernels)
     for g in groups:
         b, s = bodies[g]
-        name = _main(kernels[g], s).name
-        if name not in taken:
-            taken[name] = _least(b, s, hints, target, build)
-        made = _made(b, s, taken[name], hints, target) if taken[name] else None
+        first = _main(kernels[g], s)
+        if first.name not in taken:
+            taken[first.name] = _least(first, b, s, hints, target, build)
+        changes = taken[first.name]
+        made = _made(b, s, changes, hints, target) if changes else None
         if made is not None:
             bodies[g], kernels[g] = (b, made[0]), made[1]
     return replace(lowered, bodies=bodies, kernels=kernels)
@@ -121,9 +122,8 @@ def _made(b: Body, s: TileSchedule, changes: tuple[str, ...], hints: Hints, targ
         return None
 
 
-def _least(b: Body, s: TileSchedule, hints: Hints, target, build: Build) -> tuple[str, ...]:
-    """The changes of `s` that spill least; () where none is LESS."""
-    first = _main(lower_body(b, s, hints, target), s)
+def _least(first: GpuUnit, b: Body, s: TileSchedule, hints: Hints, target, build: Build) -> tuple[str, ...]:
+    """The changes of `s`, whose kernel is `first`, that spill least; () where none is LESS."""
     made = {way: _main(found[1], found[0]) for way in ways(b, s) if (found := _made(b, s, way, hints, target)) is not None}
     spilled, room, left = 0, SHARED, iter(made.items())
     best: tuple[str, ...] = ()

@@ -38,9 +38,9 @@ LINES_IDLE = 0.3        # piece where so few lanes of each element are idle; equ
 LINES_EXACT = 128       # that fit exactly. H200, EvoNorm backward in NCHW of 4000 x 320 x 7 x 7 f16 225 us, of 2000 x 256 x 7 x 7 bf16 86, of
                         # 500 x 480 x 15 x 15 244, of 1000 x 64 x 14 x 14 f32 59, of 3000 x 96 x 8 x 8, of three channels each, 106; 579, 210, 309,
                         # 91 and 326 in pieces of several lengths, which spill; dropout and LayerNorm backward of 200000 x 100 bf16 83, 127, of
-                        # 400000 x 38 f32 82, 148; but EvoNorm of 1000 x 128 x 14 x 14 bf16 71, 65
+                        # 400000 x 38 f32 82, 148; but EvoNorm of 1000 x 128 x 14 x 14 bf16 71, 65. Beside fewer sums of three lengths, too: global
+                        # response norm backward in NCHW of 21749 x 64 x 7 x 7 f32 303, 1343
 LINES_HELD = 2048       # elements of 32 bits of a tile of which several such rows lie beside each other: of 4248 x 192 x 7 x 7 343, 1007
-                        # Beside one sum or two, of three lengths, too: global response norm's backward in NCHW of 21749 x 64 x 7 x 7 f32 303 us, 1343
 SEVERAL_SHORT = 128     # elements of 32 bits of a tile of short rows beside such sums: EvoNorm backward in NCHW of 7153 x 32 x 7 x 7 84.9 us, 187 in
                         # tiles of 784 by two warps
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 import math
 
 from ..fuse.cost import Hints
-from ..ir.expr import Load, Op, walk
+from ..ir.expr import Load, walk
 from ..ir.index import Axis
-from ..ir.ops import OPS
 from .body import Body, exprs_of
 from .schedule import strides_of
 from .tile_access import begin_anywhere
@@ -148,15 +147,7 @@ class TileElements(TileFacts):
             each = PIECE_EACH * (4 if self.many_short() else 1) if self.one_piece() else PER_THREAD if stacked else RAGGED_EACH
         short = sum(self.pieces.get(self.line, (0,)))
         if plain and self.rows == [self.line] and short <= SHORT_EACH:
-            if self.begin_anywhere() and not self.stored_along() and not self.joins_moments():
-                each = RAGGED_EACH
-            elif self.few_folded() and len(dims) == 2:
-                each = PER_THREAD
-            elif self.stored_narrow():
-                each = PER_THREAD // 2
-            elif not self.begin_anywhere() and self.stored_along() and short >= SHORT_FROM:
-                few = short == SHORT_HALF and self.narrowest() == 2 and self.hints.count(self.b.axes) <= SHORT_FEW
-                each = PER_THREAD // 2 if few else PER_THREAD
+            each = self._short_each(short, each, dims)
         if plain and not self.rows and len(dims) > 2 and self._turned_anywhere():
             each = TURNED_BYTES // self.narrowest()
         if self.sums_ragged():
@@ -174,18 +165,9 @@ class TileElements(TileFacts):
             each = MIDDLE_THREAD
         if self.scans_few() and sum(self.pieces[self.rows[0]]) > SCANNED_ROWS // 2:
             each = SCANNED_EACH
-        if self.short_columns():
-            few = math.prod(sum(self.pieces[a]) for a in dims) // (32 * self.narrowest()) or 1  # four warps of 32 bits at least, two of 16
-            word = len(self.b.parallel) < 2 or self.fills_wide()
-            each = SHORT_WIDE_THREAD if self.short_wide() else WORD // self.narrowest() if word else min(2 * ROW_THREAD // self.narrowest(), few)
-        elif self._columns_alike():
-            each = (ALIKE_ANYWHERE if self.long_anywhere() else ALIKE_THREAD) * 2 // self.narrowest()
-        elif self.long_anywhere() and self.narrowest() < 4:
-            each = LONG_ANYWHERE_THREAD
-        elif self.held_columns() and self.narrowest() >= 4 and self.begin_anywhere():
-            each = MIDDLE_THREAD
+        each = self._held_each(each, dims)
         if self.whole_runs():
-            each = RUN_THREAD // (2 if any(isinstance(e, Op) and OPS[e.name].heavy for e in walk(*exprs_of(self.b))) else 1)
+            each = RUN_THREAD // (2 if self.computes_heavy() else 1)
         if self.narrow_sums():
             return NARROW_THREAD
         if not self.b.parallel and not self.looped and self.heavy(self.folds):
@@ -200,6 +182,31 @@ class TileElements(TileFacts):
             return MOMENTS_THREAD if self.moments_wide() else THREAD // 2 if half else THREAD
         ragged = any(e.monoid == "moments" for e in self.crossing) and not all(self.hints.divides(sum(self.pieces[a]), a.extent) for a in dims)
         return min(each, SPLIT_REGISTERS // (self.carried() + ragged * RAGGED_CARRIED)) if shares else each
+
+    def _short_each(self, short: int, each: int, dims: tuple[Axis, ...]) -> int:
+        """Of a tile of rows of `short` lanes, held: `each` where nothing else is known."""
+        if self.begin_anywhere() and not self.stored_along() and not self.joins_moments():
+            return RAGGED_EACH
+        if self.few_folded() and len(dims) == 2:
+            return PER_THREAD
+        if self.stored_narrow():
+            return PER_THREAD // 2
+        if not self.begin_anywhere() and self.stored_along() and short >= SHORT_FROM:
+            few = short == SHORT_HALF and self.narrowest() == 2 and self.hints.count(self.b.axes) <= SHORT_FEW
+            return PER_THREAD // 2 if few else PER_THREAD
+        return each
+
+    def _held_each(self, each: int, dims: tuple[Axis, ...]) -> int:
+        """Of a tile of held columns: `each` of others."""
+        if self.short_columns():
+            few = math.prod(sum(self.pieces[a]) for a in dims) // (32 * self.narrowest()) or 1  # four warps of 32 bits at least, two of 16
+            word = len(self.b.parallel) < 2 or self.fills_wide()
+            return SHORT_WIDE_THREAD if self.short_wide() else WORD // self.narrowest() if word else min(2 * ROW_THREAD // self.narrowest(), few)
+        if self._columns_alike():
+            return (ALIKE_ANYWHERE if self.long_anywhere() else ALIKE_THREAD) * 2 // self.narrowest()
+        if self.long_anywhere() and self.narrowest() < 4:
+            return LONG_ANYWHERE_THREAD
+        return MIDDLE_THREAD if self.held_columns() and self.narrowest() >= 4 and self.begin_anywhere() else each
 
     def _ragged_each(self) -> int:
         """Of a tile that walks down columns that begin anywhere: fewer where it is narrow (`tile_rows.NARROW_FEW`)."""

@@ -176,6 +176,10 @@ class TileFacts:
         """Do `folds` take what a heavy function makes?"""
         return any(isinstance(e, Op) and OPS[e.name].heavy for f in folds for x in f.args for e in walk(x))
 
+    def computes_heavy(self) -> bool:
+        """Is a heavy function computed at all?"""
+        return any(isinstance(e, Op) and OPS[e.name].heavy for e in walk(*exprs_of(self.b)))
+
     def draws(self) -> bool:
         """Are random numbers drawn?"""
         return any(isinstance(e, Random) for e in walk(*exprs_of(self.b)))
