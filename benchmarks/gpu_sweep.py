@@ -1,10 +1,12 @@
 """Joint sweeps: kernels of the GPU cases under many schedules at once, from which the rungs of the heuristics are taken.
 
     python -m benchmarks.gpu_sweep --cases NAME ... [--most N] [--budget SECONDS] [--workers N] [--json FILE] [--seed N]
+        [--only PATTERN] [--vary pieces warps ...]
 
 Where `tokamak tune` walks from the heuristic's schedule step by step, this tries the product of what pieces, warps, rows under way, programs and
 registers may be, nearest first and the rest drawn at random, at most `--most` of a kernel. Device time of a kernel by itself in microseconds, the
-second-level cache flushed before every call; what computes something else than the heuristic's schedule is left out.
+second-level cache flushed before every call; what computes something else than the heuristic's schedule is left out. `--only`: kernels whose
+heuristic's schedule, as text, has the regular expression somewhere.
 """
 from __future__ import annotations
 
@@ -13,10 +15,11 @@ import itertools
 import json
 import os
 import random
+import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from multiprocessing import get_context
@@ -40,15 +43,18 @@ from .gpu_sides import compiled, multiplying, once, own, timed_graphs, warm
 WARPS = 1, 2, 4, 8, 16
 PIECES = 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192
 WIDER = 8               # times longer or shorter than the heuristic's that a piece is tried
+EQUAL = 8, 16           # elements at least of each of the equal pieces of a held row that are tried, and so many pieces at most
 PROGRAMS = 0.25, 0.5, 2, 4
 TURNED = "turned"       # the first two of three dimensions of a tile change places
+VARIED = "warps", "registers", "order", "stages", "programs", "rows", "pieces"          # what may be changed
 
 
 # -- schedules -----------------------------------------------------------------------------------------------------------------
-def variants(task: Task, most: int, seed: int) -> list[TileSchedule]:
-    """The heuristic's schedule and up to `most` others that a multiprocessor might hold: all that differ in one thing, then any, at random."""
+def variants(task: Task, most: int, seed: int, varied: Sequence[str] = VARIED) -> list[TileSchedule]:
+    """The heuristic's schedule and up to `most` others that a multiprocessor might hold: all that differ in one thing, then any, at random. `varied`:
+    what differs (VARIED)."""
     s, r = task.schedule, random.Random(seed)
-    choices = [list(own) for own in options(task.body, s, task.hints)]
+    choices = [own for kind, own in options(task.body, s, task.hints) if kind in varied]
     ways = list(itertools.islice(itertools.product(*choices), 1 << 20))
     r.shuffle(ways)
     ways.sort(key=lambda w: min(sum(c is not None for c in w), 2))
@@ -62,23 +68,29 @@ def variants(task: Task, most: int, seed: int) -> list[TileSchedule]:
     return list(found)
 
 
-def options(b: Body, s: TileSchedule, hints: Hints) -> Iterator[list]:
-    """What may be changed, a list each, None for no change: texts of `schedule.neighbours`, or (axis, pieces) of a held row."""
-    yield [None, *(f"warps({w})" for w in WARPS if w != s.warps)]
-    yield [None, *(["registers(0)"] if s.registers else [])]
-    yield [None, *([TURNED] if len(s.dims) == 3 else [])]
+def options(b: Body, s: TileSchedule, hints: Hints) -> Iterator[tuple[str, list]]:
+    """What may be changed: of VARIED, and a list of ways, None for no change: texts of `schedule.neighbours`, or (axis, pieces) of a held row."""
+    yield "warps", [None, *(f"warps({w})" for w in WARPS if w != s.warps)]
+    yield "registers", [None, *(["registers(0)"] if s.registers else [])]
+    yield "order", [None, *([TURNED] if len(s.dims) == 3 else [])]
     if s.sharers > 1:                       # a share of a row has its pieces
         return
-    yield [None, *([f"stages({n})" for n in (1, 2, 3, 4) if n != s.stages] if s.looped or s.split else [])]
-    yield [None, *([f"programs({max(1, round(s.programs * f))})" for f in PROGRAMS] if s.split else [])]
+    yield "stages", [None, *([f"stages({n})" for n in (1, 2, 3, 4) if n != s.stages] if s.looped or s.split else [])]
+    yield "programs", [None, *([f"programs({max(1, round(s.programs * f))})" for f in PROGRAMS] if s.split else [])]
     for i, a in enumerate(s.order):
         own = s.sizes(a) if a in s.dims else (1,)
         if a in b.parallel or a in s.looped:
             near = [n for n in PIECES if own[0] / WIDER <= n <= own[0] * WIDER and n <= 2 * power(hints(a.extent))]
-            yield [None, *(f"tile(i{i}:{n})" for n in near if (n,) != own)]
+            yield "rows", [None, *(f"tile(i{i}:{n})" for n in near if (n,) != own)]
         elif a in s.dims and s.shift is None:
-            n = hints(a.extent)
-            yield [None, *((a, p) for p in dict.fromkeys((cover(n), (power(n),), *(evenly(n, m) for m in (8, 16, 32, 64, 128)))) if p and p != own)]
+            yield "pieces", [None, *((a, p) for p in _pieces(hints(a.extent)) if p != own)]
+
+
+def _pieces(n: int) -> list[tuple[int, ...]]:
+    """Ways to hold a row of `n` elements: pieces of several lengths, one, or equal ones, of which few lanes are idle."""
+    least, most = EQUAL
+    equal = [(size,) * -(-n // size) for size in PIECES if least <= size < n <= size * most]
+    return list(dict.fromkeys((cover(n), (power(n),), *(p for p in equal if sum(p) < 1.5 * n))))
 
 
 def applied(b: Body, s: TileSchedule, way, hints: Hints) -> TileSchedule | None:
@@ -94,7 +106,7 @@ def applied(b: Body, s: TileSchedule, way, hints: Hints) -> TileSchedule | None:
 
 
 # -- measuring -----------------------------------------------------------------------------------------------------------------
-def swept(name: str, most: int, seed: int, until: float, lock: str) -> list[dict]:
+def swept(name: str, most: int, seed: int, until: float, lock: str, only: str, varied: Sequence[str]) -> list[dict]:
     """The kernels of a case: 'case', 'kernel', 'tried' [(schedule, us, spilled bytes)], the heuristic's first, the others by their time."""
     one, gpu = case(name), Turn(lock)
     with warm(), multiplying(one), recording(tuned=False) as recorder:
@@ -103,7 +115,9 @@ def swept(name: str, most: int, seed: int, until: float, lock: str) -> list[dict
         del inputs
     found = []
     for task in tasks(timed_graphs(one, recorder.graphs)):
-        ways = variants(task, most, seed)
+        if not re.search(only, str(task.schedule)):
+            continue
+        ways = variants(task, most, seed, varied)
         bench = Bench(task, "")
         tried, timer, first = [], device_timer("cuda"), None
         for at in range(0, len(ways), 8):
@@ -145,6 +159,8 @@ def main(argv: list[str] | None = None) -> int:
     p.add_argument("--workers", type=int, default=os.cpu_count(), metavar="N", help="so many processes compile, one at a time has the GPU")
     p.add_argument("--json", default="", help="everything that was measured is kept here")
     p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--only", default="", metavar="PATTERN", help="a regular expression that schedules of kernels have")
+    p.add_argument("--vary", nargs="+", default=VARIED, choices=VARIED, help="what is changed")
     args = p.parse_args(argv)
     names = chosen(args.cases, [])
     if not torch.cuda.is_available():
@@ -154,7 +170,7 @@ def main(argv: list[str] | None = None) -> int:
     for n in range(args.workers):
         cores.put(sorted(os.sched_getaffinity(0))[n % os.cpu_count()])
     with tempfile.NamedTemporaryFile() as lock, ProcessPoolExecutor(args.workers, context, _alone, (cores,)) as pool:
-        jobs = {pool.submit(swept, n, args.most, args.seed, until, lock.name): n for n in names}
+        jobs = {pool.submit(swept, n, args.most, args.seed, until, lock.name, args.only, args.vary): n for n in names}
         for done in as_completed(jobs):
             try:
                 found = done.result()

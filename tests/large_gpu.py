@@ -32,3 +32,8 @@ def spills(made: Scheduled) -> list:
     """Those of a plan's kernels that do not stay in registers, as they are built."""
     units = [part.unit for built in render_plan(lower_plan(made, LARGE)).values() for part in built.parts]
     return [found for found in gpu_build.build(units, LARGE.arch).values() if found.spilled]
+
+
+def alike(size: int, count: int) -> str:
+    """So many pieces of one size."""
+    return "+".join([str(size)] * count)

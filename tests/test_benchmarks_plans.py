@@ -34,7 +34,7 @@ def fresh():
     ("layernorm_bf16_1676822x24", "i0:128?, i1:32?) warps(4)"), ("layernorm_bf16_400000x24", "i0:32, i1:32?) warps(4)"),
     ("layernorm_bwd_bf16_19122x124", "i0:4?, i1:128?) split(i0 / 1056) warps(1) stages(3)"),
     ("layernorm_bwd_f32_3001x501", "i0:2?, i1:512?) split(i0 / 264) warps(4) stages(3)"),
-    ("layernorm_bwd_f32_100001x287", "i0:8?, i1:64+64+64+64+64?)"), ("layernorm_bwd_f32_100001x257", "i0:8?, i1:256+1)"),
+    ("layernorm_bwd_f32_100001x287", "i0:8?, i1:64+64+64+64+64?)"), ("layernorm_bwd_f32_100001x257", f"i0:8?, i1:{WARPS_WIDE}+32+32?)"),
     ("layernorm_bwd_bf16_1500x9001", "i1:8192+1024+16?) shifted(i1 % 8) split(i0 / 128) warps(8) stages(1)"),
     ("layernorm_bwd_bf16_1500x8001", "i1:8192+16?) shifted(i1 % 8) split(i0 / 128) warps(16)"),
     ("layernorm_bwd_bf16_3000x9216", f"i1:{TWO_THOUSANDS}?) split(i0 / 132) warps(16)"),
@@ -52,21 +52,21 @@ def fresh():
     ("instancenorm3d_bwd_bf16_ndhwc_5x8x64x64x64", "i1:8, i2:64) split(i2 / 158) warps(4) stages(3)"),           # no images beside
     ("instancenorm3d_bwd_bf16_ndhwc_6x10x56x60x60", "i1:4?, i2:64)"),                                           # few idle channels
     ("rmsnorm_bwd_f32_625111x22", "i0:32?, i1:16+8?) split(i0 / 1056) warps(4) stages(1)"),
-    ("layernorm_bwd_f32_600001x21", "i0:32?, i1:16+8?) split(i0 / 1056) warps(2)"),                             # two sums
+    ("layernorm_bwd_f32_600001x21", "i0:32?, i1:8+8+8?) split(i0 / 1056) warps(4)"),                             # two sums
     ("evonorm_bwd_f32_nchw_28x768x15x15", "i2:8+8+8, i3:256?) split(i0 / 4) warps(8) stages(3)"),
     ("evonorm_bwd_f32_nchw_40x512x13x15", f"i2:16, i3:{SIXTEENS}?) split(i0 / 8) warps(8)"),
     ("evonorm_bwd_bf16_nchw_16x2048x15x14", f"i2:32+32, i3:{WARPS_WIDE}?) staged(i2)"),
-    ("batchnorm_bwd_f16_nchw_40x512x20x20", f"i0:16+16+8, i2:{WARPS_WIDE.replace('32', '64')}?) staged(i0)"),   # a longer plane
+    ("batchnorm_bwd_f16_nchw_40x512x20x20", f"i0:8+8+8+8+8, i2:{WARPS_WIDE.replace('32', '64')}?) staged(i0)"),   # a longer plane
     ("groupnorm_bwd_bf16_nchw_17x192x56x56", f"i2:8?, i3:{WARPS_WIDE.replace('32', '512')}?) warps(16)"),
     ("sum_outer_f32_80001x36", "i0:256?, i1:64?) split(i0 / 264) warps(8)"), ("sum_outer_f32_60000x40", "i0:128?, i1:64?) split(i0 / 469) warps(4)"),
-    ("rmsnorm_bwd_bf16_1729117x23", "i0:32?, i1:16+8?) split(i0 / 528) warps(8) stages(1)"),
-    ("rmsnorm_bwd_f32_300007x31", "i0:32?, i1:16+16?) split(i0 / 1056) warps(4)"), ("layernorm_bwd_f32_500001x29", "i0:32?, i1:32?)"),
+    ("rmsnorm_bwd_bf16_1729117x23", "i0:32?, i1:8+8+8?) split(i0 / 528) warps(8) stages(1)"),
+    ("rmsnorm_bwd_f32_300007x31", "i0:32?, i1:16+16?) split(i0 / 1056) warps(4)"), ("layernorm_bwd_f32_500001x29", "i0:32?, i1:8+8+8+8?)"),
     ("cumsum_middle_bf16_6537x32x211", "i1:32, i2:256?) warps(2)"), ("cumsum_middle_bf16_5000x20x150", "i1:16+4, i2:64?)"),
     ("rmsnorm_f16_93326x716", "i1:512+256+16?) shifted(i1 % 8) split(i0 / 16896) warps(1)"),
     ("rmsnorm_f16_80000x716", "i1:512+256+16?) shifted(i1 % 8) split(i0 / 4224) warps(1)"),
     ("rmsnorm_middle_bf16_3162x634x17", "i1:128+128+128+128+128?, i2:8?)"), ("rmsnorm_middle_bf16_3162x634x33", "i1:128+128+128+128+128?, i2:16?)"),
     ("batchnorm_f32_nchw_410x256x7x7", "i0:32?, i2:64?) split(i0, i2 / 1) warps(16)"),
-    ("log_softmax_bf16_262143x63", "i0:8?, i1:32+32?) warps(2)"), ("log_softmax_bf16_262143x51", "i0:8?, i1:64?) warps(1)"),
+    ("log_softmax_bf16_262143x63", "i0:8?, i1:32+32?) warps(2)"), ("log_softmax_bf16_262143x51", "i0:8?, i1:8+8+8+8+8+8+8?) warps(2)"),
     ("sum_outer_f16_215x45781", "i0:16?, i1:64?) looped(i0) warps(8)"), ("sum_outer_f16_300x45781", "i0:64?, i1:64?) looped(i0)"),
     ("cumsum_middle_f16_2558x16x947", "i1:16, i2:256?) warps(4)"), ("cumsum_outer_f32_15x262145", "i0:16?, i1:64?) warps(1)"),
     ("rmsnorm_middle_bf16_7001x12x70", "i1:16?, i2:128?) warps(2)"),

@@ -8,7 +8,7 @@ from ..fuse.cost import Hints
 from ..fuse.sharing import HELD
 from ..ir.index import Axis
 from ..ir.ops import CARRIERS
-from . import column_words, held_columns, peeled, short_rows, tile_flat, tile_stages, tile_statistics
+from . import column_words, equal_pieces, held_columns, peeled, short_rows, tile_flat, tile_stages, tile_statistics
 from .body import Body
 from .schedule import strides_of
 from .tile_access import fits, once
@@ -43,7 +43,8 @@ HELD_BYTES = 3 * REGISTERS      # of a row that begins anywhere and all read alo
 
 def choose(b: Body, hints: Hints, target) -> TileSchedule:
     """The schedule for `b` on a GPU."""
-    return _Chooser(b, hints, target).schedule()
+    found = _Chooser(b, hints, target)
+    return equal_pieces.laid(found, found.schedule())
 
 
 def plainest(b: Body, hints: Hints, target) -> TileSchedule:

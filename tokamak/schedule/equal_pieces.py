@@ -1,0 +1,135 @@
+"""The last step of a choice: rows of which a tile has several, or which it holds in stages, lie in pieces of one length.
+
+Pieces of different lengths lie in threads each in its own way: what is one number a row, or crosses pieces, is laid out anew for each, through shared
+memory. And in equal pieces a thread first folds what it has of each by itself: the shorter they are the fewer threads share a row, so that less is
+handed on between them, and fewer compute what is one number a row. An element of each piece to a thread is best where rows begin at no words, since
+there is nothing for it to read at once. Where they begin at words and are written, that costs less than shorter accesses do, so those stay as they
+are; so do prefixes, which are made piece by piece.
+
+H200, 300 kernels of random cases under 20 pieces and warps each: the 120 that this changes take 1.22 times less, and are within 8% of the best. us,
+before and so: softmax of 251343 x 33 f32 90.5, 21.1, of 419000 x 25 bf16 30.0, 20.0, of 98816 x 65 f16 15.6, 13.0, cosine similarity's gradient of
+480933 x 67 f32 734, 208, of 110031 x 63 bf16 39.4, 24.9, a gated RMSNorm's of 12987 x 257 f32 80.9, 41.0, LayerNorm's of 146542 x 257 f32 175, 126,
+of 383547 x 33 f16 with dropout 177, 66, adaptive LayerNorm's of 1063 x 112 x 128 bf16 163, 81, channel LayerNorm's of 56 x 1280 x 32 x 32 f16 390,
+275, RMSNorm's along the middle of 65 x 378 x 513 bf16 91.6, 58.0, cosine loss of 32427 x 416 bf16 44.6, 30.0, cross entropy with smoothed labels of
+26793 x 129 f16 29.2, 17.0, its gradient of 158145 x 42 bf16 27.0, 13.5, EvoNorm of 41 x 256 x 40 x 40 f32 51.2, 40.1, log-softmax of 262143 x 51 bf16
+50.4, 22.1, LayerNorm's gradient of 500001 x 29 f32 151, 53, partial results of 528 over 160 6.4, 5.4.
+"""
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from ..ir.expr import Load, Op, walk
+from ..ir.index import Axis
+from ..ir.ops import OPS
+from .body import exprs_of
+from .tile_access import begin_anywhere
+from .tile_facts import WORDS_OF, TileFacts
+from .tile_schedule import TileSchedule, alike
+from .tile_stages import power
+
+LEAST = 8               # elements of a piece at least; twice as many where
+COUNT = 5               # there are so many of them, one more down columns, and one lane in
+IDLE = 8, 10            # so many idle at most, the second down columns and in stages: RMSNorm's gradient along the middle of 296 x 257 x 552 f16, one
+                        # more than 256, 111 us, 127 in nine pieces of 32; else, along rows,
+FEW = (3, 4), (3, 3), (2, 3)    # so many pieces at least, and one lane in so many idle at most, the first of these that finds any. In stages not:
+                        # BatchNorm's gradient of 40 x 512 x 20 x 20 f16, 40 images as 16 + 16 + 8, 20.0 us, 25.4 as three of 16, GroupNorm in NHWC of
+                        # 1188 x 512 x 7 x 7 f32 71, 96
+DOWN = 128              # rows of columns that are not held in stages, from which on: gradient of a norm of 96 x 191201 f32 117 us, 138 so
+ONE_PIECE = 256         # elements of a row up to which one piece is cut up, too; half as many of 32 bits, but of those of which heavy functions are
+                        # made, and no sums carried beside them: adaptive LayerNorm of 494 x 127 x 255 f32 40 us, 53 so, two softmaxes of 55254 x 229
+                        # 40.5, 76. And up to which those of several lengths of 32 bits are that nothing is carried beside: softmax of 65536 x 257 35,
+                        # 37.3
+SPARE = 4, 3            # idle lanes, one in so many, from which on equal pieces are others, and what is `_light` is cut up
+WARPS = 4, 16           # of a program of rows that begin at no words of `WORDS_OF` bytes, an element of each piece to a thread; more, up to the
+                        # second, of two elements; MORE times as many as it would have at most
+MORE = 4
+
+
+def laid(of: TileFacts, s: TileSchedule) -> TileSchedule:
+    """`s` with its held rows so; `s` itself where it has none that gain."""
+    if s.shift is not None or s.flat or s.sharers > 1 or of.scans() or of.target.ordered:
+        return s
+    for a, sizes in s.pieces:
+        n = of.hints.exactly(a.extent)
+        beside = math.prod(sum(p) for x, p in s.pieces if x is not a)
+        if a in of.rows and a not in s.looped and beside > 1 and n is not None:
+            along = a is of.line and s.staged is None
+            s = _along(of, s, a, n, beside) if along else _others(of, s, a, n) if len(set(sizes)) > 1 else s
+    return s
+
+
+def equal(n: int, idle: int = IDLE[0]) -> tuple[int, ...]:
+    """The longest equal pieces that cover `n` elements of a row with few idle lanes, one in `idle` at most or of fewer pieces a few more; () where
+    there are none."""
+    ways = (2 * LEAST, COUNT, idle), *((LEAST, *way) for way in FEW)
+    return next((found for way in ways if (found := _longest(n, *way))), ())
+
+
+def _longest(n: int, least: int, count: int, idle: int) -> tuple[int, ...]:
+    """The longest equal ones of `least` elements at least, `count` at least, one lane in `idle` idle at most."""
+    size = power(n) // 2
+    while size >= least:
+        pieces = (size,) * -(-n // size)
+        if len(pieces) >= count and (sum(pieces) - n) * idle <= n:
+            return pieces
+        size //= 2
+    return ()
+
+
+def _along(of: TileFacts, s: TileSchedule, a: Axis, n: int, beside: int) -> TileSchedule:
+    """`s`, which holds `n` elements along the contiguous axis `a` and `beside` along others."""
+    sizes, wide = s.sizes(a), of.narrowest() >= 4
+    uneven, idle = len(set(sizes)) > 1, sum(sizes) - n
+    if not begin_anywhere(of.b, a, of.hints, WORDS_OF):
+        written = of.carries or not wide and of.stored_along()
+        return s if written or not uneven else _covered(s, a, n, equal(n))
+    few = n <= (ONE_PIECE // 2 if wide and (of.carries or not of.computes_heavy()) else ONE_PIECE)
+    each_its_own = sizes[-1] == 1 and of.stored_along() and beside >= 32 * s.warps      # row to a thread: softmax of 2405381 x 33 bf16 115, 163
+    cut = (n <= ONE_PIECE or of.crossed or not wide) and not each_its_own if uneven else \
+        few and (len(sizes) == 1 or alike(sizes) and idle * SPARE[0] > sum(sizes)) and len(of.rows) == 1
+    if not cut or _light(of, len(set(sizes))) and not (len(sizes) == 1 and idle * SPARE[1] > sum(sizes)):
+        return s
+    pieces = equal(n)
+    each = power(pieces[0] * beside // 32) if pieces else 0
+    return _covered(s, a, n, pieces, max(s.warps, min(each, max(WARPS[0], each // 2), WARPS[1], MORE * s.warps)))
+
+
+def _others(of: TileFacts, s: TileSchedule, a: Axis, n: int) -> TileSchedule:
+    """`s`, which holds `n` elements along `a` in pieces of several lengths, down columns or in stages."""
+    if s.staged is None:
+        return _covered(s, a, n, _longest(n, 4 * LEAST, COUNT + 1, IDLE[1])) if n > DOWN else s
+    along = a is of.line
+    return _covered(s, a, n, equal(n, IDLE[1]) if along else _longest(n, 2 * LEAST, COUNT + 1, IDLE[1]) or _longest(n, LEAST, 2, IDLE[1]))
+
+
+def _covered(s: TileSchedule, a: Axis, n: int, pieces: tuple[int, ...], warps: int = 0) -> TileSchedule:
+    """`s` with `n` elements along `a` in `pieces`, by so many warps; `s` where there are none."""
+    if not pieces or pieces == s.sizes(a):
+        return s
+    exact = s.exact - {a} | ({a} if sum(pieces) == n else set())
+    s = replace(s, pieces=tuple((x, pieces if x is a else p) for x, p in s.pieces), exact=exact)
+    return replace(s, warps=warps, registers=0) if warps not in (0, s.warps) else s
+
+
+def _light(of: TileFacts, lengths: int) -> bool:
+    """Are rows written, by the memory's rate as they are: no random numbers drawn, and little made of an element? Pieces of two lengths: one fold,
+    unless of 32 bits and by heavy functions or divisions, or none of those. One piece: one fold, and no heavy function folded or of what a row
+    has one of; or none, and something read that several rows have, not all.
+
+    us, so and in equal pieces: RMSNorm with an addition of 179898 x 129 f32 72.5, 83.0, a gated one of 230975 x 65 f16 31.2, 36.0, LayerNorm of
+    16384 x 129 f32 7.5, 10.6, an adaptive one of 4047 x 64 x 127 f32 82, 141, of 73 x 1064 x 33 bf16 6.5, 8.8, the gradient of preferences of
+    701732 x 94 bf16 230, 255; but weight norm's gradient of 2014443 x 33 f32 580, 221, a power norm of 396429 x 29 f16 67.7, 30.1."""
+    if of.only_summed():
+        return lengths == 1 and of.narrowest() >= 4         # of 262144 x 31 f32 12.5 us, 13.5
+    if not of.stored_along() or of.draws() or of.crossed:
+        return False
+    rows, made = set(of.rows), [e for e in walk(*exprs_of(of.b)) if isinstance(e, Op)]
+    heavy = any(OPS[e.name].heavy or e.name == "div" and e.free & rows for e in made)
+    one = len({(e.monoid, e.over, e.args) for e in of.folds}) == 1
+    if lengths > 1:
+        return lengths < 3 and (not heavy or one and of.narrowest() < 4)
+    if one:
+        return not of.heavy(of.folds) and not any(OPS[e.name].heavy and not e.free & rows for e in made)
+    return not heavy and any(isinstance(e, Load) and of.line in e.axes() and set() < e.axes() & of.b.parallel < of.b.parallel
+                             for e in walk(*exprs_of(of.b)))
