@@ -56,7 +56,7 @@ def fresh():
     ("evonorm_bwd_f32_nchw_28x768x15x15", "i2:8+8+8, i3:256?) split(i0 / 4) warps(8) stages(3)"),
     ("evonorm_bwd_f32_nchw_40x512x13x15", f"i2:16, i3:{SIXTEENS}?) split(i0 / 8) warps(8)"),
     ("evonorm_bwd_bf16_nchw_16x2048x15x14", f"i2:32+32, i3:{WARPS_WIDE}?) staged(i2)"),
-    ("batchnorm_bwd_f16_nchw_40x512x20x20", f"i0:8+8+8+8+8, i2:{WARPS_WIDE.replace('32', '64')}?) staged(i0)"),   # a longer plane
+    ("batchnorm_bwd_f16_nchw_40x512x20x20", f"i0:16+16+8, i2:{WARPS_WIDE.replace('32', '64')}?) staged(i0)"),   # a longer plane
     ("groupnorm_bwd_bf16_nchw_17x192x56x56", f"i2:8?, i3:{WARPS_WIDE.replace('32', '512')}?) warps(16)"),
     ("sum_outer_f32_80001x36", "i0:256?, i1:64?) split(i0 / 264) warps(8)"), ("sum_outer_f32_60000x40", "i0:128?, i1:64?) split(i0 / 469) warps(4)"),
     ("rmsnorm_bwd_bf16_1729117x23", "i0:32?, i1:8+8+8?) split(i0 / 528) warps(8) stages(1)"),

@@ -171,8 +171,8 @@ FOLDED = """graph folded {{
 
 
 @pytest.mark.parametrize("d, n, columns, found", [
-    ("bf16", 500000, 40, "i0:32, i1:16+16+16?) warps(1)"), ("f32", 577896, 55, "i0:16?, i1:16+16+16+16?) warps(4)"),
-    ("f32", 793447, 33, "i0:128?, i1:8+8+8+8+8?) warps(16)"), ("bf16", 1938117, 40, "i0:128?, i1:16+16+16?) warps(4)"),
+    ("bf16", 500000, 40, "i0:32, i1:32+8) warps(1)"), ("f32", 577896, 55, "i0:16?, i1:16+16+16+16?) warps(4)"),
+    ("f32", 793447, 33, "i0:128?, i1:8+8+8+8+8?) warps(16)"), ("bf16", 1938117, 40, "i0:128?, i1:32+8) warps(4)"),
     ("f16", 8193, 256, "i0:8?, i1:256)"), ("f16", 65536, 256, "i0:32, i1:256)")])
 def test_short_rows_that_are_folded(d, n, columns, found):
     made, schedule = scheduled(FOLDED, d=d, n=n, columns=columns)

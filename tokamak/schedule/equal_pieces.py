@@ -32,9 +32,9 @@ LEAST = 8               # elements of a piece at least; twice as many where
 COUNT = 5               # there are so many of them, one more down columns, and one lane in
 IDLE = 8, 10            # so many idle at most, the second down columns and in stages: RMSNorm's gradient along the middle of 296 x 257 x 552 f16, one
                         # more than 256, 111 us, 127 in nine pieces of 32; else, along rows,
-FEW = (3, 4), (3, 3), (2, 3)    # so many pieces at least, and one lane in so many idle at most, the first of these that finds any. In stages not:
-                        # BatchNorm's gradient of 40 x 512 x 20 x 20 f16, 40 images as 16 + 16 + 8, 20.0 us, 25.4 as three of 16, GroupNorm in NHWC of
-                        # 1188 x 512 x 7 x 7 f32 71, 96
+FEW = (3, 4), (3, 3), (2, 3)    # so many pieces at least, and one lane in so many idle at most, the first of these that finds any. In stages only
+                        # along rows: BatchNorm's gradient of 40 x 512 x 20 x 20 f16, 40 images as 16 + 16 + 8, 20.0 us, 25.4 as three of 16, 23.8 as
+                        # five of 8, GroupNorm in NHWC of 1188 x 512 x 7 x 7 f32 71, 96
 DOWN = 128              # rows of columns that are not held in stages, from which on: gradient of a norm of 96 x 191201 f32 117 us, 138 so
 ONE_PIECE = 256         # elements of a row up to which one piece is cut up, too; half as many of 32 bits, but of those of which heavy functions are
                         # made, and no sums carried beside them: adaptive LayerNorm of 494 x 127 x 255 f32 40 us, 53 so, two softmaxes of 55254 x 229
@@ -82,11 +82,11 @@ def _along(of: TileFacts, s: TileSchedule, a: Axis, n: int, beside: int) -> Tile
     sizes, wide = s.sizes(a), of.narrowest() >= 4
     uneven, idle = len(set(sizes)) > 1, sum(sizes) - n
     if not begin_anywhere(of.b, a, of.hints, WORDS_OF):
-        written = of.carries or not wide and of.stored_along()
-        return s if written or not uneven else _covered(s, a, n, equal(n))
+        several = len(set(sizes)) > (1 if wide and of.stored_along() else 2)        # sums of 264265 x 44 f32 13.7 us, 15.1 in equal pieces
+        return s if of.carries or not wide and of.stored_along() or not several else _covered(s, a, n, equal(n))
     few = n <= (ONE_PIECE // 2 if wide and (of.carries or not of.computes_heavy()) else ONE_PIECE)
     each_its_own = sizes[-1] == 1 and of.stored_along() and beside >= 32 * s.warps      # row to a thread: softmax of 2405381 x 33 bf16 115, 163
-    cut = (n <= ONE_PIECE or of.crossed or not wide) and not each_its_own if uneven else \
+    cut = (n <= ONE_PIECE or of.crossed or not wide) and not each_its_own and s.warps <= WARPS[1] if uneven else \
         few and (len(sizes) == 1 or alike(sizes) and idle * SPARE[0] > sum(sizes)) and len(of.rows) == 1
     if not cut or _light(of, len(set(sizes))) and not (len(sizes) == 1 and idle * SPARE[1] > sum(sizes)):
         return s
@@ -99,8 +99,10 @@ def _others(of: TileFacts, s: TileSchedule, a: Axis, n: int) -> TileSchedule:
     """`s`, which holds `n` elements along `a` in pieces of several lengths, down columns or in stages."""
     if s.staged is None:
         return _covered(s, a, n, _longest(n, 4 * LEAST, COUNT + 1, IDLE[1])) if n > DOWN else s
-    along = a is of.line
-    return _covered(s, a, n, equal(n, IDLE[1]) if along else _longest(n, 2 * LEAST, COUNT + 1, IDLE[1]) or _longest(n, LEAST, 2, IDLE[1]))
+    if a is not of.line:
+        return _covered(s, a, n, _longest(n, 2 * LEAST, COUNT + 1, IDLE[1]))
+    one_more = len(set(sizes := s.sizes(a))) == 2 and sizes[-1] == 1        # adaptive LayerNorm's gradient of 2333 x 127 x 33 f16 49, 57
+    return s if one_more else _covered(s, a, n, equal(n, IDLE[1]))
 
 
 def _covered(s: TileSchedule, a: Axis, n: int, pieces: tuple[int, ...], warps: int = 0) -> TileSchedule:
