@@ -48,6 +48,7 @@ def test_they_are_as_long_as_few_idle_lanes_allow(n, size, count):
     ("ada_layernorm_f32_4047x64x127", "i1:2, i2:128?) warps(1)"), ("bias_dropout_add_ln_f32_41480x65", f"i0:8, i1:{alike(16, 5)}?) warps(4)"),
     ("sum_inner_f32_262144x31", "i0:16, i1:32?) warps(1)"), ("l1norm_f32_332178x35", f"i0:32?, i1:{alike(8, 5)}?)"),
     ("sum_inner_f32_264265x44", "i0:16?, i1:32+16?) warps(2)"), ("preference_f32_153012x56", f"i0:16?, i1:{alike(16, 4)}?) warps(2)"),
+    ("ada_layernorm_bwd_bf16_1335x40x166", f"i1:{alike(8, 5)}, i2:{alike(16, 11)}?) staged(i1)"),
     ("ada_layernorm_bwd_f16_2333x127x33", "i1:128?, i2:32+1) staged(i1)"),
     ("ada_layernorm_f16_2670x32x160", f"i1:4, i2:{alike(32, 5)}) warps(1)"), ("cumsum_bf16_901385x33", "i0:16?, i1:32+1)"),
     ("rmsnorm_bwd_f32_262222x65", f"i0:8?, i1:{alike(16, 5)}?) split(i0 / 1056) warps(4)"),
