@@ -51,7 +51,7 @@ def test_rows_that_are_written(name, columns, dtype, found):
     check(WRITTEN[name], (values(67, columns) + 2).to(dtype), values(columns).to(dtype), tolerance=5e-4)
     pieces = found[0].sizes(found[0].order[-1])
     whole = (1 << (columns - 1).bit_length(),) if columns <= short_rows.HALF_WIDE else (64, 64, 64)
-    assert pieces == ((8,) * 7 if columns == 51 else whole) and len(found[0].dims) == 2            # which begin at no words: `equal_pieces`
+    assert pieces == ((8,) * 7 if columns == 51 and name != "away" else whole) and len(found[0].dims) == 2          # at no words: `equal_pieces`
 
 
 @pytest.mark.parametrize("columns, dtype", [(51, torch.float32), (160, torch.float16)])
