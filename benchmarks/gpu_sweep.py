@@ -31,7 +31,7 @@ from tokamak.fuse.cost import Hints
 from tokamak.schedule.body import Body
 from tokamak.schedule.neighbours import changed, feasible, settled
 from tokamak.schedule.tile_schedule import cover, TileSchedule
-from tokamak.schedule.tile_stages import evenly, power
+from tokamak.schedule.tile_stages import power
 from tokamak.tools.record import recording
 from tokamak.tools.trial import Bench, Task
 from tokamak.tools.tune import device_timer, right, tasks

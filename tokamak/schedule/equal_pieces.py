@@ -26,7 +26,7 @@ from .body import exprs_of
 from .tile_access import begin_anywhere
 from .tile_facts import WORDS_OF, TileFacts
 from .tile_schedule import TileSchedule, alike
-from .tile_stages import power
+from .tile_stages import evenly, power
 
 LEAST = 8               # elements of a piece at least; twice as many where
 COUNT = 5               # there are so many of them, one more down columns, and one lane in
@@ -64,18 +64,7 @@ def equal(n: int, idle: int = IDLE[0]) -> tuple[int, ...]:
     """The longest equal pieces that cover `n` elements of a row with few idle lanes, one in `idle` at most or of fewer pieces a few more; () where
     there are none."""
     ways = (2 * LEAST, COUNT, idle), *((LEAST, *way) for way in FEW)
-    return next((found for way in ways if (found := _longest(n, *way))), ())
-
-
-def _longest(n: int, least: int, count: int, idle: int) -> tuple[int, ...]:
-    """The longest equal ones of `least` elements at least, `count` at least, one lane in `idle` idle at most."""
-    size = power(n) // 2
-    while size >= least:
-        pieces = (size,) * -(-n // size)
-        if len(pieces) >= count and (sum(pieces) - n) * idle <= n:
-            return pieces
-        size //= 2
-    return ()
+    return next((found for way in ways if (found := evenly(n, *way))), ())
 
 
 def _along(of: TileFacts, s: TileSchedule, a: Axis, n: int, beside: int) -> TileSchedule:
@@ -100,9 +89,9 @@ def _others(of: TileFacts, s: TileSchedule, a: Axis, n: int, both: bool) -> Tile
     """`s`, which holds `n` elements along `a` in pieces of several lengths, down columns or in stages; `both`: and those along the other axis, which
     are all alike then: adaptive LayerNorm's gradient of 1335 x 40 x 166 bf16 59 us, 130 with 40 as 32 + 8."""
     if s.staged is None:
-        return _covered(s, a, n, _longest(n, 4 * LEAST, COUNT + 1, IDLE[1])) if n > DOWN else s
+        return _covered(s, a, n, evenly(n, 4 * LEAST, COUNT + 1, IDLE[1])) if n > DOWN else s
     if a is not of.line:
-        return _covered(s, a, n, _longest(n, 2 * LEAST, COUNT + 1, IDLE[1]) or both and _longest(n, LEAST, 2, IDLE[1]) or ())
+        return _covered(s, a, n, evenly(n, 2 * LEAST, COUNT + 1, IDLE[1]) or both and evenly(n, LEAST, 2, IDLE[1]) or ())
     one_more = len(set(sizes := s.sizes(a))) == 2 and sizes[-1] == 1        # adaptive LayerNorm's gradient of 2333 x 127 x 33 f16 49, 57
     return s if one_more else _covered(s, a, n, equal(n, IDLE[1]))
 

@@ -362,13 +362,14 @@ def pieces(n: int, most: int) -> tuple[int, ...]:
     return (*found, *((power(rest),) if rest else ()))
 
 
-def evenly(n: int, least: int) -> tuple[int, ...]:
-    """The longest equal powers of two, of `least` lanes at least, that cover `n` lanes with few idle ones; () where there are none."""
+def evenly(n: int, least: int, count: int = 2, waste: int = EVEN_WASTE) -> tuple[int, ...]:
+    """The longest equal powers of two, `count` at least and of `least` lanes at least, that cover `n` lanes with one in `waste` idle at most; ()
+    where there are none."""
     size = power(n) // 2
     while size >= least:
-        count = -(-n // size)
-        if (count * size - n) * EVEN_WASTE <= n:
-            return (size,) * count
+        needed = -(-n // size)
+        if needed >= count and (needed * size - n) * waste <= n:
+            return (size,) * needed
         size //= 2
     return ()
 
