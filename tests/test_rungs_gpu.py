@@ -312,9 +312,10 @@ NORMED = """graph normed {{
 }}"""
 
 
-@pytest.mark.parametrize("inverse, found", [("%inverse[i1]", "i0:8, i1:256) warps(4)"), ("%mean[i1]", "i0:4, i1:256) warps(2)")])
+@pytest.mark.parametrize("inverse, found", [("%inverse[i1]", "i0:8, i1:256) warps(4)"), ("%mean[i1]", "i0:128, i1:8) warps(2)")])
 def test_pointwise_tiles_beside_values_of_the_columns(inverse, found):
-    """A tile has twice as many elements where three such values are read for each of its columns."""
+    """A tile has rows, and twice as many elements, where three such values are read for each of its columns; words, whose rows are not told apart,
+    where two are."""
     graph = parse_graph(NORMED.format(rows=100352, inverse=inverse))
     (_, schedule), = schedule_plan(plan(graph, LARGE), LARGE).bodies.values()
     assert str(schedule).startswith(f"tile({found}")
@@ -665,11 +666,11 @@ SCALED = """graph scaled {{
     (ALONG, 2047, 4225, "f32", "i1:4096+128+8?) shifted(i1 % 4) warps(4)"), (ALONG, 2047, 7001, "f32", "i1:4096+8?) shifted(i1 % 4) looped(i1)"),
     (NORM, 1581, 43, "bf16", "i1:256+256+256+256+256+256+256?, i2:16?) warps(16)"), (NORM, 1581, 43, "f32", "i1:64?, i2:64?) looped(i1)"),
     (STACK, 111924, 18, "f16", "i0:8?, i1:4, i2:32?) warps(1)"), (DOWN, 440960, 36, "f32", "i0:64, i1:64?) split(i0 / 1056) warps(1)"),
-    (SCALED, 3600, 768, "bf16", "i0:4, i1:256) warps(2)"), (CLASSES, 1 << 25, 129, "f32", "i0:4, i1:128+1) warps(1)"),
+    (SCALED, 3600, 768, "bf16", "i0:128, i1:8) warps(2)"), (CLASSES, 1 << 25, 129, "f32", "i0:4, i1:128+1) warps(1)"),
     (CLASSES, 1 << 25, 193, "f32", "i0:4, i1:256?) warps(2)")])
 def test_lanes_and_turns_that_would_idle(text, rows, columns, type, found):
     """Rows just over a chunk and middle axes of up to 2048 elements of 16 bits are held; few columns and few rows are no reason for more warps; rows
-    of three times a power of two are no pieces of several lengths."""
+    of three times a power of two, in which nothing is folded, are words."""
     assert first(text, type, rows, columns).startswith(f"tile({found}")
 
 

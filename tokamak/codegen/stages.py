@@ -19,6 +19,8 @@ from ..ir.expr import Expr
 from ..schedule.body import Body, Memory, body, coalesce, renamed, shared_extremes, sought_places, unfolded, whole_words
 from ..schedule import beside, matmul, means, persistent, prefixes, row_moments, rows, tile_sequence, tiles
 from ..schedule.edges import with_edges
+from ..schedule.either import joined
+from ..schedule.flattened import flattened
 from ..schedule.pieces import in_pieces, lanes_in_pieces
 from ..schedule.schedule import BLOCK, Schedule, choose, in_buffers, vector_axis
 from ..schedule.tile_schedule import TileSchedule
@@ -120,7 +122,7 @@ def _copied(kernels: tuple[TileKernel, ...], names: dict) -> tuple[TileKernel, .
 def _schedule(g: Group, plan: Plan, target, hints: Hints, memories: dict, table: Table = _NONE) -> tuple[Body, Schedule]:
     b = coalesce(body(g, plan.stores[g], plan.roles[g].parallel, memories))
     if target.kind == "gpu":
-        b = shared_extremes(b)
+        b = joined(shared_extremes(b))
         if (stays := persistent.choose(b, hints, target)) is not None:
             return b, stays
         if (mean := means.choose(b, hints, target)) is not None:
@@ -133,10 +135,10 @@ def _schedule(g: Group, plan: Plan, target, hints: Hints, memories: dict, table:
             return b, stepped
         if (blocks := prefixes.choose(b, hints, target)) is not None:
             return b, blocks
-        b, chosen = whole_words(b), lambda b: tuned.choose(b, hints, target, table)
+        b, chosen = whole_words(flattened(b)), lambda b: tuned.choose(b, hints, target, table)
         if (moments := row_moments.choose(b, hints, target, chosen)) is not None:
             return moments
-        s, plain = chosen(b), unfolded(b)
+        s, plain = chosen(b), flattened(unfolded(b))
         return (b, s) if plain is b or s.shift is not None else (plain, chosen(plain))
     b = sought_places(b, hints, target)
     b = in_pieces(b, vector_axis(b, hints, target), hints, target.threads)
