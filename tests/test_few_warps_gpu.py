@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks import gpu_plans
 from tests.large_gpu import ALONG_ROWS, LARGE, PLANES, SOFTMAX, spills
 from tokamak.codegen.stages import schedule_plan
 from tokamak.fuse import lines
@@ -258,3 +259,21 @@ def test_programs_of_few_turns(d, n, columns, programs, stages):
     (PLANES, {"d": "bf16", "n": 2496, "p": 49, "c": 64}), (TURNED, {"d": "bf16", "n": 200, "rows": 49, "columns": 10})])
 def test_they_stay_in_registers(text, sizes):
     assert not spills(scheduled(text, **sizes)[0])
+
+
+@pytest.mark.parametrize("name, kernel, found", [
+    ("pooled_statistics_f32_2525x128x104", 0, "tile(i1:128, i2:64?) warps(2)"), ("sum_outer_bf16_16x256380", 0, "tile(i0:16, i1:128?) warps(1)"),
+    ("pooled_statistics_bf16_65x112x2288", 0, "tile(i1:64+64?, i2:64?) warps(2)"), ("masked_mean_bf16_1422x4x1708", 1, "tile(i1:4, i2:256?) warps(1)"),
+    ("layernorm_2d_f16_nchw_207x192x40x40", 0, "tile(i1:64+64+64, i2:64) warps(4)"), ("rmsnorm_middle_f16_265x127x846", 0, "tile(i1:128?, i2:64?) warps(4)"),
+    ("response_norm_bf16_nchw_6161x96x8x8", 0, "tile(i1:128?, i2:64) warps(8)"), ("softmax_middle_bwd_f16_66x255x4400", 0, "tile(i1:256?, i2:64?) warps(16)")])
+def test_columns_of_which_a_thread_folds_much(name, kernel, found):
+    """Few warps down sums of one value; of columns that are written, too, only where few lanes are idle."""
+    assert gpu_plans.planned(name)[kernel]["schedule"].startswith(found)
+
+
+@pytest.mark.parametrize("name, found", [
+    ("snake_bwd_bf16_nchw_100x128x56x56", "by_thread warps(8) stages(1)"), ("snake_bwd_f32_nchw_32x64x56x56", "by_thread warps(4) stages(1)"),
+    ("power_norm_f32_367x150991", "looped(i1) warps(16) stages(1)"), ("power_norm_f32_2000x150991", "looped(i1) warps(4) stages(1)")])
+def test_more_warps(name, found):
+    """For functions of angles, each with a long way of its own for every element of a thread, and for few rows that are run through twice."""
+    assert gpu_plans.planned(name)[0]["schedule"].endswith(found)

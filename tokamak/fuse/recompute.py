@@ -22,7 +22,7 @@ RUN = 1024              # elements side by side that a program of a pointwise ke
 HIDDEN = 8              # of the bytes that a GPU's pointwise kernel writes, that arithmetic may take the time of beside them
 NEAR = 4                # bytes that a GPU reads from a cache near by in the time of one from memory
 CHEAP = 4               # operations of a value that is made again for each column,
-COLUMNS = 256           # of which there are as many as a program of their own has: means of 1271 x 20 x 2322 bf16 under a mask 106 us, 40.8 so, of
+COLUMNS = 64            # of which there are as many as a tile has: means of 1271 x 20 x 2322 bf16 under a mask 106 us, 40.8 so, of
                         # 6958 x 4 x 1112 f16 50.8, 27.4, softmax along the middle under one, of 11 x 3136 x 511 bf16, 164, 77.0; but means of
                         # 3 x 255 x 4933 f16 9.1, 11.5 (H200)
 LARGEST_DOMAIN = 1.01   # readers that use an element more than once compute it more than once: not worth it

@@ -4,7 +4,7 @@ from __future__ import annotations
 import math
 
 from ..fuse.cost import Hints
-from ..ir.expr import Load, walk
+from ..ir.expr import Load, Op, walk
 from ..ir.index import Axis
 from .body import Body, exprs_of
 from .schedule import strides_of
@@ -75,6 +75,9 @@ LONE_THREAD = 16        # of a tile of LONE elements: partial results of 1584 an
 THREAD = 52             # elements of a tile to a thread that folds them into one lane: statistics of contiguous planes of 3136 bf16 by programs of
                         # two warps 91% of the limit of reading, by four 81, by eight 71
                         # Half as many of three values of 32 bits for two sums: f32 sums of LayerNorm backward of 64 rows of 65535 13.8 us, 18.2
+ANGLES = frozenset({"sin", "cos", "tan"})       # which have a long way for large numbers, text of its own for each element of a thread:
+ANGLES_THREAD = 16      # snake's gradient of 100 x 128 x 56 x 56 bf16 572 us by four warps, 174 by eight; twice as many of 32 bits, of
+                        # 32 x 64 x 56 x 56 66.1, 70.7 by eight (H200)
 MOMENTS_THREAD = 16     # of moments of 32-bit elements of such rows, in tiles of half of TILE: mean and variance of 16 x 180204 8.5 us, variance of
                         # 53 x 255216 19.6; 9.2 and 21.2 with THREAD, which spill; but of rows that begin anywhere, 1010 x 32767, 44.1, 39.5 (H200)
 SUMMED_ANYWHERE_THREAD = 16     # the same of rows that begin anywhere and are not read in whole words, in shorter tiles, without a cap on
@@ -179,9 +182,15 @@ class TileElements(TileFacts):
         if by_thread:
             read = {(e.node, e.index): e.dtype.bytes for x in self.crossing for e in walk(*x.args) if isinstance(e, Load) and self.line in e.axes()}
             half = sum(size >= 4 for size in read.values()) > 2 and len(self.crossing) > 1
+            if self.angles():
+                return ANGLES_THREAD * self.narrowest() // 2
             return MOMENTS_THREAD if self.moments_wide() else THREAD // 2 if half else THREAD
         ragged = any(e.monoid == "moments" for e in self.crossing) and not all(self.hints.divides(sum(self.pieces[a]), a.extent) for a in dims)
         return min(each, SPLIT_REGISTERS // (self.carried() + ragged * RAGGED_CARRIED)) if shares else each
+
+    def angles(self) -> bool:
+        """Are functions of angles computed along the contiguous axis?"""
+        return any(isinstance(e, Op) and e.name in ANGLES and self.line in e.free for e in walk(*exprs_of(self.b)))
 
     def _short_each(self, short: int, each: int, dims: tuple[Axis, ...]) -> int:
         """Of a tile of rows of `short` lanes, held: `each` where nothing else is known."""

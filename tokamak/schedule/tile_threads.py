@@ -10,7 +10,7 @@ from ..ir.index import Axis
 from . import tile_statistics
 from .body import exprs_of
 from .schedule import strides_of
-from .tile_access import fits
+from .tile_access import LINE, begin_anywhere, fits
 from .tile_elements import CARRY_THREAD, SHORT_COLUMN, SHORT_RUN, TOGETHER_THREAD, TileElements
 from .tile_facts import WORDS_OF
 from .tile_schedule import alike
@@ -101,6 +101,16 @@ DOWN_RESIDENT = 3       # of which a multiprocessor has so many: GELU's backward
 DOWN_TURNS = 32         # rows at least to each of two such programs, which have 16 warps and walk down blocks of long columns that they write, too:
                         # LayerNorm backward of 256 rows of 262144 bf16 178 us, 193 by one of each multiprocessor
 REGISTERS = 65536       # of a multiprocessor
+DOWN_FOLDED = 128       # elements to a thread of a tile of columns that are only summed: sums down 16 x 256380 bf16, 16 x 128 a tile, 10.6 us by four
+                        # warps, 7.2 by one, means under a mask of 1422 x 4 x 1708 21.6, 12.4, statistics of 65 x 112 x 2288 33.7 by eight, 16.7 by
+                        # two, of 2525 x 128 x 104 f32 62.2, 41.5 (H200),
+DOWN_WRITTEN = 64       # and of one of columns that are written, too, by DOWN_LEAST warps at least: LayerNorm of channels of 207 x 192 x 40 x 40 f16
+DOWN_LEAST = 4          # 95.4 us by eight, 71.5 by four, of 10 x 192 x 112 x 112 f32 81.4 by 16, 55.8, RMSNorm along the middle of 265 x 127 x 846
+                        # f16 54.2, 46.6, FRN in NHWC of 591 x 128 x 16 x 16 bf16 32.5 by 16, 29.1 by eight; but response norm of 6161 x 96 x 8 x 8,
+DOWN_IDLE = 8           # one lane in four idle, 45.7, 52.5, and softmax's gradient of 66 x 255 x 4400, of two values, 143, 200; so many lanes for an
+DOWN_PROGRAMS = 8       # idle one, programs for each multiprocessor at least, and words at which columns begin, of so many
+DOWN_WORDS = 2          # elements, whole ones where more than so many rows are only folded (f32 sums of 107 x 55 x 8790: `tile_elements.MIDDLE_ROWS`)
+DOWN_ROWS = 16
 BESIDE = 16             # registers of a thread beside those that hold a row and column sums: with the programs of a multiprocessor thus counted
                         # LayerNorm backward over 768 columns reaches 79% (66 where the last of them began when the first had ended), forward over
                         # 4095 77 (63), RMSNorm 90 (84)
@@ -158,7 +168,7 @@ class TileThreads(TileElements):
         words = self.streams() and self.words_shared(self.line)
         most = CARRY_WARPS if carries and not one and not columns or self.stacked() else MOST_WARPS
         warps = tile_statistics.WORD_WARPS if several else self._warps(dims, elements, each, most, words)
-        warps = min(warps, self._abreast(dims)) if self._folds_alone(dims) else warps
+        warps = min(warps, self._abreast(dims)) if self._folds_alone(dims) else self.down_columns(dims, elements, warps)
         long = one and self.shift is not None and self.narrowest() < 4 and CARRIED_LONG < self.hints(self.shift.words) <= 2 * CARRIED_LONG
         warps = min(warps, LONG_CARRYING) if long else warps
         # one-warp LayerNorm and RMSNorm over 1023: 83 and 88%, 65 and 78 when counted
@@ -187,7 +197,7 @@ class TileThreads(TileElements):
         under_way = beside or staged or keeps or split and self._takes_rows(warps, resident)
         stages = 1 if reread else CARRY_STAGES if under_way else self.stages()
         stages = stages if fits(stages, self.b, self.pieces, {*split, *self.looped}) else 1
-        capped = at_once or full or split and not keeps and resident < RESIDENT // warps and not (down or beside or long)
+        capped = at_once or full and not self.angles() or split and not keeps and resident < RESIDENT // warps and not (down or beside or long)
         return Threads(warps, resident, stages,
                        min(REGISTERS // (32 * warps * resident) // 8 * 8, 255) if capped else 0, by_thread, reread)
 
@@ -277,6 +287,25 @@ class TileThreads(TileElements):
         middle of 900 x 16 x 1024 f16, four matrices of 64 columns, 20.2 us by one warp, 39.5 by four (H200)."""
         return len(dims) == 3 and self.held_columns() and not self.begin_anywhere() and sum(self.pieces[self.rows[0]]) <= SHORT_COLUMN
 
+    def down_columns(self, dims: tuple[Axis, ...], elements: int, warps: int) -> int:
+        """At most `warps` of a tile of whole lines' columns that begin at words, down which sums are made of what is held: the fewer they are the
+        more of a column one thread folds (`DOWN_FOLDED`, `DOWN_WRITTEN`)."""
+        rows = [a for a in dims if a in self.rows]
+        if self.looped or self.crossed or self.shift is not None or len(rows) != 1 or rows != self.rows or len(dims) != 2 or not self.folds \
+                or self.line not in self.b.parallel or sum(self.pieces[self.line]) < LINE // self.narrowest() \
+                or begin_anywhere(self.b, self.line, self.hints, DOWN_WORDS * self.narrowest()) \
+                or len(self.rows_read()) > 1:
+            return warps
+        if self.blocks(self.b.parallel, self.pieces) < DOWN_PROGRAMS * self.target.threads or self.hints.exactly(rows[0].extent) is None:
+            return warps
+        if not all(e.monoid in ("sum", "moments") for e in self.folds):
+            return warps
+        n, lanes = self.hints(rows[0].extent), sum(self.pieces[rows[0]])
+        if not self.stored_along():
+            return warps if lanes > DOWN_ROWS and self.begin_anywhere() else min(warps, power(-(-elements // (32 * DOWN_FOLDED))))
+        few = max(DOWN_LEAST, power(elements // (32 * DOWN_WRITTEN) + 1) // 2)
+        return min(warps, few) if (lanes - n) * DOWN_IDLE <= n else warps
+
     def _abreast(self, dims: tuple[Axis, ...]) -> int:
         """Warps whose threads have words of all columns of a tile, and nothing of each other's."""
         lanes = math.prod(sum(self.pieces[a]) for a in dims if a in self.b.parallel)
@@ -338,6 +367,7 @@ class TileThreads(TileElements):
         """More warps than `warps` where a program runs through rows, and there are few programs."""
         much = self.places() or self.draws()
         again = self.stored_along() and len(self.rows) > 1          # BatchNorm backward in NCHW of 55 x 320 x 56 x 56 bf16 153 us, 195 by four (H200)
+        much = much or self.shift is not None and self.stored_along() and self.narrowest() >= 4      # power norm of 367 x 150991 f32 266, 188 by 16
         if not self.looped or self.crossed or self.line not in self.rows or self.whole_runs() or not (much or again or self.passing()):
             return warps            # logsumexp of 500 x 70001 bf16 33.8 us by four, 38.7
         enough = RESIDENT if much else FEW_RESIDENT

@@ -171,13 +171,14 @@ class _Chooser(TileBlocks):
         if found.matrices > 1:
             beside = next(a for a in reversed(self.order) if a in self.b.parallel and a is not self.line)
             self.pieces = {a: self.pieces.get(a, (found.matrices,)) for a in self.order if a in self.pieces or a is beside}
+        warps = self.down_columns(tuple(self.pieces), math.prod(map(sum, self.pieces.values())), found.warps)
         self.resident = found.programs * -(-self.hints.count(self.b.parallel - self.crossed) // found.columns) / self.target.threads
         split = tuple(self.crossed)
         stages = COLUMN_STAGES if found.once and found.warps > 1 and self.folds_columns() else \
             SHARED_STAGES if split and found.warps == 1 and self.narrowest() < 4 and not found.once else 1
         stages = stages if fits(stages, self.b, self.pieces, {*split, *self.looped}) else 1
         return TileSchedule(self.order, tuple(self.pieces), tuple(self.pieces.items()), frozenset(self.looped), split,
-                            self._programs(split) if split else 1, frozenset(a for a in self.pieces if self._exact(a)), found.warps, stages,
+                            self._programs(split) if split else 1, frozenset(a for a in self.pieces if self._exact(a)), warps, stages,
                             wide=self.wide, by_thread=found.by_thread,
                             once=found.once or once(self.b, self.line, self.looped, self.hints, self.target))
 
