@@ -263,9 +263,12 @@ def test_they_stay_in_registers(text, sizes):
 
 @pytest.mark.parametrize("name, kernel, found", [
     ("pooled_statistics_f32_2525x128x104", 0, "tile(i1:128, i2:64?) warps(2)"), ("sum_outer_bf16_16x256380", 0, "tile(i0:16, i1:128?) warps(1)"),
-    ("pooled_statistics_bf16_65x112x2288", 0, "tile(i1:64+64?, i2:64?) warps(2)"), ("masked_mean_bf16_1422x4x1708", 1, "tile(i1:4, i2:256?) warps(1)"),
-    ("layernorm_2d_f16_nchw_207x192x40x40", 0, "tile(i1:64+64+64, i2:64) warps(4)"), ("rmsnorm_middle_f16_265x127x846", 0, "tile(i1:128?, i2:64?) warps(4)"),
-    ("response_norm_bf16_nchw_6161x96x8x8", 0, "tile(i1:128?, i2:64) warps(8)"), ("softmax_middle_bwd_f16_66x255x4400", 0, "tile(i1:256?, i2:64?) warps(16)")])
+    ("pooled_statistics_bf16_65x112x2288", 0, "tile(i1:64+64?, i2:64?) warps(2)"),
+    ("masked_mean_bf16_1422x4x1708", 1, "tile(i1:4, i2:256?) warps(1)"),
+    ("layernorm_2d_f16_nchw_207x192x40x40", 0, "tile(i1:64+64+64, i2:64) warps(4)"),
+    ("rmsnorm_middle_f16_265x127x846", 0, "tile(i1:128?, i2:64?) warps(4)"),
+    ("response_norm_bf16_nchw_6161x96x8x8", 0, "tile(i1:128?, i2:64) warps(8)"),
+    ("softmax_middle_bwd_f16_66x255x4400", 0, "tile(i1:256?, i2:64?) warps(16)")])
 def test_columns_of_which_a_thread_folds_much(name, kernel, found):
     """Few warps down sums of one value; of columns that are written, too, only where few lanes are idle."""
     assert gpu_plans.planned(name)[kernel]["schedule"].startswith(found)

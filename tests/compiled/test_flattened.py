@@ -198,3 +198,12 @@ def test_means_and_softmax_under_a_mask(shape, dtype):
     ("softmax_f32_30000x512", "tile(i0:2, i1:512) warps(1)"), ("sum_inner_bf16_40000x1024", "tile(i0:")])
 def test_rows_of_a_word_to_each_thread(name, found):
     assert gpu_plans.planned(name)[0]["schedule"].startswith(found)
+
+
+def test_what_is_in_words_stays_as_it_is():
+    graph = parse_graph("graph words {\n input %x: f32[60, 8](8, 1)\n input %b: f32[8](1)\n"
+                        " %out: f16[60, 8](8, 1) = f16(add(%x[i0, i1], %b[i1]))\n return %out\n}")
+    made = plan(graph, gpu_plans.H200)
+    group, = made.steps
+    b = coalesce(body(group, made.stores[group], made.roles[group].parallel, {}))
+    assert flattened(b) is b

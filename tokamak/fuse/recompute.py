@@ -68,7 +68,8 @@ def _in_the_way(g: Group, fixed, hints: Hints) -> list[Compute]:
     """Values of `g`, cheap, for which it runs in parallel along nothing but their axes, though columns that they lack could be folded each by itself:
     a mask of positions keeps all columns of a row in one program, or leaves sums along them to be folded on."""
     folds = [m for m in g.members if m.bound]
-    cheap = lambda m: is_pointwise(m.node) and m.node not in fixed and weight(m.expr) <= CHEAP and not is_heavy(m.expr)
+    drawn = lambda m: any(isinstance(e, Random) for e in walk(m.expr))
+    cheap = lambda m: is_pointwise(m.node) and m.node not in fixed and weight(m.expr) <= CHEAP and not is_heavy(m.expr) and not drawn(m)
     return [p.node for p in g.members if cheap(p) and any(m.bound & p.free and hints.count(m.free - p.free) >= COLUMNS for m in folds)]
 
 

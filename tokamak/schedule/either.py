@@ -24,6 +24,7 @@ def joined(b: Body) -> Body:
 
 
 def _joined(e: Expr) -> Expr | None:
+    """`e`, where it is such a choice, with one load for each pair: each gives what it gave wherever its condition holds, and nobody asks elsewhere."""
     behind = _behind(e.args[0]) if isinstance(e, Op) and e.name == "where" else None
     if behind is None:
         return None
@@ -48,7 +49,7 @@ def _joined(e: Expr) -> Expr | None:
 def _behind(condition: Expr) -> Index | None:
     """0 before, and 1 from the number on that the coordinate of `condition` is compared with."""
     if not isinstance(condition, Op) or condition.name not in OTHERWISE or not isinstance(condition.args[0], Coord) \
-            or not isinstance(condition.args[1], Const):
+            or not isinstance(condition.args[1], Const) or condition.args[0].index.fetched():
         return None
     i, n = condition.args[0].index, condition.args[1].value
     low, high = bounds(i)

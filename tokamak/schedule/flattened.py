@@ -30,7 +30,8 @@ BESIDE = 2              # axes counted as one of no whole words where slow funct
 
 
 def flattened(b: Body) -> Body:
-    """`b` with the axes along which all that it stores is contiguous as one, or, where that one is in words, as two."""
+    """`b` with the axes along which all that it stores is contiguous as one, or, where that one is in words, as two; `b` itself where that
+    gains nothing."""
     if b.base is not None or any(s.monoid is not None for s in b.stores) or any(isinstance(e, (Reduce, Scan)) for e in walk(*exprs_of(b))):
         return b
     runs = [contiguous(s.address, b.parallel & s.axes) for s in b.stores]
@@ -39,6 +40,8 @@ def flattened(b: Body) -> Body:
         return b
     size = WORD // min(s.memory.dtype.bytes for s in b.stores)
     word = math.gcd(axes[0].extent.constant, size)
+    if len(axes) == 2 and axes[0].extent == word:           # words already
+        return b
     for each in (word,) if word == size else (1, word) if 2 * word >= size else (1,):
         found = _worth(b, axes, each)
         while len(found) > 1 and not all(_lies(i, found, each) for i in indices_of(b)):

@@ -197,7 +197,8 @@ class TileThreads(TileElements):
         under_way = beside or staged or keeps or split and self._takes_rows(warps, resident)
         stages = 1 if reread else CARRY_STAGES if under_way else self.stages()
         stages = stages if fits(stages, self.b, self.pieces, {*split, *self.looped}) else 1
-        capped = at_once or full and not self.angles() or split and not keeps and resident < RESIDENT // warps and not (down or beside or long)
+        fewer = split and not keeps and resident < RESIDENT // warps and not (down or beside or long)
+        capped = at_once or full and not (by_thread and self.angles()) or fewer
         return Threads(warps, resident, stages,
                        min(REGISTERS // (32 * warps * resident) // 8 * 8, 255) if capped else 0, by_thread, reread)
 
