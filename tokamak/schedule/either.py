@@ -24,7 +24,7 @@ def joined(b: Body) -> Body:
 
 
 def _joined(e: Expr) -> Expr | None:
-    """`e`, where it is such a choice, with one load for each pair: each gives what it gave wherever its condition holds, and nobody asks elsewhere."""
+    """`e`, where it is such a choice, with one load for each pair, which gives what each gave wherever its condition holds: nobody asks elsewhere."""
     behind = _behind(e.args[0]) if isinstance(e, Op) and e.name == "where" else None
     if behind is None:
         return None
