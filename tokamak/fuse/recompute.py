@@ -11,7 +11,8 @@ from ..ir import ops
 from ..ir.expr import Load, Op, Random, Reduce, walk, loads
 from ..ir.graph import Compute, Input, Opaque, Result, is_pointwise
 from ..ir.index import Fetch
-from .axes import Group
+from .axes import Group, fold_of
+from .contraction import contraction, multiplied
 from .cost import Hints, is_heavy, node_bytes, pinned_nodes, weight
 
 FLOPS_A_BYTE = 4        # arithmetic that takes as long as moving a byte, a core's share of the memory bandwidth taken
@@ -67,7 +68,8 @@ def recomputed(plan, hints: Hints, target) -> frozenset:
 def _in_the_way(g: Group, fixed, hints: Hints) -> list[Compute]:
     """Values of `g`, cheap, for which it runs in parallel along nothing but their axes, though columns that they lack could be folded each by itself:
     a mask of positions keeps all columns of a row in one program, or leaves sums along them to be folded on."""
-    folds = [m for m in g.members if m.bound]
+    product = lambda m: (c := contraction(fold_of(m.expr))) is not None and multiplied(c)
+    folds = [m for m in g.members if m.bound and not product(m)]            # tiles are multiplied as they lie in memory
     drawn = lambda m: any(isinstance(e, Random) for e in walk(m.expr))
     cheap = lambda m: is_pointwise(m.node) and m.node not in fixed and weight(m.expr) <= CHEAP and not is_heavy(m.expr) and not drawn(m)
     return [p.node for p in g.members if cheap(p) and any(m.bound & p.free and hints.count(m.free - p.free) >= COLUMNS for m in folds)]
