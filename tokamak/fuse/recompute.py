@@ -46,7 +46,7 @@ def recomputed(plan, hints: Hints, target) -> frozenset:
     found, moved, kept = set(), set(), set()
     for g in plan.steps if target.kind == "gpu" and not target.ordered else ():
         for p in _in_the_way(g, fixed, hints) if isinstance(g, Group) else ():
-            found.update((p, m.node) for x in plan.steps if isinstance(x, Group) for m in x.members if any(e.node is p for e in _loads(m.node)))
+            found.update((p, n) for n, _ in readers.get(p, ()))
             moved.add(p)
             kept |= {e.node for e in _loads(p)}
         values = {p: outside[p] for p in plan.stores[g] if p in outside and p not in kept} if isinstance(g, Group) else {}

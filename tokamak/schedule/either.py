@@ -6,7 +6,7 @@ from ..ir.expr import Const, Coord, Expr, Load, Op, Rewriter, walk
 from ..ir.index import Index, as_index
 from ..ir.normal import floordiv
 from ..ir.ranges import bounds
-from .body import Body, Store, exprs_of
+from .body import Body, exprs_of, renamed
 
 WORD = 4                # elements whose multiple the place is where the condition changes: GEGLU's backward of two halves of 8191 f32 69.4 us as two
                         # loads, 76.7 as one that is read element by element (H200)
@@ -17,10 +17,7 @@ def joined(b: Body) -> Body:
     """`b` with such pairs of loads as one."""
     if not any(isinstance(e, Op) and e.name == "where" for e in walk(*exprs_of(b))):
         return b
-    rewrite = Rewriter(leaf=_joined)
-    stores = tuple(Store(s.memory, s.address, rewrite(s.expr), s.axes, s.monoid, rewrite(s.guard) if s.guard is not None else None, s.bounds)
-                   for s in b.stores)
-    return Body(b.axes, stores, b.parallel, b.base)
+    return renamed(b, Rewriter(leaf=_joined), {})
 
 
 def _joined(e: Expr) -> Expr | None:
