@@ -109,6 +109,50 @@ def test_moments_of_a_row_whose_last_block_is_not_full(columns, dtype, found, mo
     assert any(s.by_thread for s in found) and any(s.peeled for s in found) != whole
 
 
+@pytest.mark.parametrize("columns, dtype", [(9000, torch.bfloat16), (9001, torch.float32)])
+def test_sums_of_what_moments_give(columns, dtype, found, monkeypatch):
+    """They need all of the row first: it is one kernel that holds the row, or runs through it twice."""
+    for module in (gpu, row_moments):
+        monkeypatch.setattr(module, "MOMENTS", 4096)
+    away = lambda x: x.float() - x.float().mean(-1, keepdim=True)
+    check(lambda x: away(x).pow(4).mean(-1) / away(x).pow(2).mean(-1).pow(2), (values(5, columns) * 3 + 2).to(dtype), tolerance=1e-3)
+    assert len(found) == 1 and not found[0].by_thread
+
+
+MUCH = {
+    "softmax": lambda x, y: x.softmax(-1), "range": lambda x, y: (x - x.amin(-1, keepdim=True)) / (x.amax(-1, keepdim=True) + 4),
+    "norm": lambda x, y: F.layer_norm(x, x.shape[-1:]), "similarity": lambda x, y: x * F.cosine_similarity(x, y, -1)[:, None]}
+
+
+@pytest.mark.parametrize("columns, dtype", [(32, torch.float32), (64, torch.bfloat16), (32, torch.float16)])
+@pytest.mark.parametrize("name", MUCH)
+def test_short_rows_in_pieces(name, columns, dtype, found):
+    """Of a whole tile and one that is not full, values that are not finite among them."""
+    x, y = (values(1000, columns).to(dtype) for _ in range(2))
+    x[3, 5], x[7, 0], x[9] = float("nan"), float("inf"), float("-inf")
+    check(MUCH[name], x, y, tolerance=5e-3 if dtype != torch.float32 else 1e-4)
+    pieces = found[0].sizes(found[0].order[-1])
+    assert pieces == ((columns,) if name == "norm" else (16,) * (columns // 16))
+
+
+@pytest.mark.parametrize("shape", [(3, 400, 24), (2, 513, 16)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_softmax_down_long_columns(shape, dtype, found):
+    x = values(*shape).to(dtype)
+    x[0, 5, 3], x[1, :, 2] = float("inf"), float("-inf")
+    check(lambda x: x.softmax(1), x, tolerance=1e-3)
+    pieces = found[0].sizes(found[0].order[1])
+    assert len(pieces) > 1 == len(set(pieces)) and pieces[0] <= 128
+
+
+@pytest.mark.parametrize("columns", [40, 65, 72])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_of_standardized_columns(columns, dtype):
+    """Three sums beside each other, of few columns to a program."""
+    tolerance = 3e-2 if dtype != torch.float32 else 1e-3
+    check(lambda x: (x - x.mean(0)) / (x.std(0) + 1e-3), values(777, columns, dtype=dtype, grad=True), tolerance=tolerance)
+
+
 # -- rows as one run -----------------------------------------------------------------------------------------------------
 BESIDE = {
     "bias": lambda x, row, column: x + column, "scale": lambda x, row, column: F.gelu(x * row[:, None]),

@@ -36,6 +36,8 @@ TILES = 32              # pieces of all axes at most: each is text of its own
 SECTOR = 16             # elements along the contiguous axis that a tile keeps
 NARROW = 8              # of them, and half as many, where all else spills: EvoNorm's backward in NHWC of 432 x 32 x 28 x 28 f16, 2016 bytes in 32
                         # columns, 296 us in 16, 273 in eight
+TOGETHER = 2048         # elements of each piece of columns that are folded at once,
+TOGETHER_EACH = 32      # and of all of them to a thread
 AT_ONCE = 4             # ways that are built at once; more of them only where all of these spill
 SHARED = 48 << 10       # bytes of shared memory that any program may have, and others only where the first one had more
 
@@ -51,7 +53,12 @@ def ways(b: Body, s: TileSchedule) -> Iterator[tuple[str, ...]]:
         return
     least = lambda a: SECTOR if a is s.dims[-1] else 1
     tiled = [a for a in s.dims if (a in b.parallel or a in s.looped) and s.sizes(a)[0] > least(a)]
-    rows = [a for a in tiled if a is not s.dims[-1]] or tiled
+    rows, line = [a for a in tiled if a is not s.dims[-1]] or tiled, s.dims[-1]
+    yield from _columns_together(s)
+    if s.by_thread:
+        yield (f"tile(i{s.order.index(line)}:{s.sizes(line)[0] // 4})",)
+    if len(set(s.sizes(line))) > 1 and line in b.parallel:
+        yield (f"tile(i{s.order.index(line)}:{max(least(line), s.sizes(line)[0] // 2)})",)
     tile = lambda a, by: f"tile(i{s.order.index(a)}:{s.sizes(a)[0] // by})"
     yield from ((tile(a, 2),) for a in rows)
     yield from _evenly(b, s)
@@ -63,8 +70,23 @@ def ways(b: Body, s: TileSchedule) -> Iterator[tuple[str, ...]]:
     yield from ((tile(a, 2),) for a in tiled if a not in rows)
     if s.registers:
         yield from ((tile(a, 2), "registers(0)") for a in rows)
-    line = s.dims[-1]
     yield from ((tile(line, s.sizes(line)[0] // n),) for n in (NARROW, NARROW // 2) if line in tiled and s.sizes(line)[0] > n)
+
+
+def _columns_together(s: TileSchedule) -> Iterator[tuple[str, ...]]:
+    """Few columns of rows that are folded at once beside sums that programs share, in long equal pieces, so that a thread has all of them at once:
+    FRN's gradient in NHWC of 21 x 2048 x 20 x 20 bf16 115 us, 410 in 16 columns and pieces of 32 rows, EvoNorm's of 432 x 32 x 28 x 28 f16 77, 270 in
+    eight and 64 (H200)."""
+    line, held = s.dims[-1], [a for a in s.dims if a in s.together]
+    if len(held) != 1 or held[0] is line or len(s.sizes(line)) > 1:
+        return
+    row, = held
+    for columns in (NARROW, NARROW // 2):
+        piece = TOGETHER // columns
+        count = -(-sum(s.sizes(row)) // piece)
+        warps = max(1, power(count * TOGETHER // (32 * TOGETHER_EACH)))
+        if columns < s.sizes(line)[0] and count <= EVEN and warps <= MOST_WARPS:
+            yield f"tile(i{s.order.index(line)}:{columns})", f"even(i{s.order.index(row)}:{piece})", f"warps({warps})"
 
 
 def _evenly(b: Body, s: TileSchedule) -> Iterator[tuple[str, ...]]:

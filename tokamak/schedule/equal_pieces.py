@@ -36,11 +36,18 @@ FEW = (3, 4), (3, 3), (2, 3)    # so many pieces at least, and one lane in so ma
                         # along rows: BatchNorm's gradient of 40 x 512 x 20 x 20 f16, 40 images as 16 + 16 + 8, 20.0 us, 25.4 as three of 16, 23.8 as
                         # five of 8, GroupNorm in NHWC of 1188 x 512 x 7 x 7 f32 71, 96
 DOWN = 128              # rows of columns that are not held in stages, from which on: gradient of a norm of 96 x 191201 f32 117 us, 138 so
+WIDE = 32               # columns of a tile from which on fewer of them, of 16 bits, folded at once, are one piece with idle lanes rather than three
 ONE_PIECE = 256         # elements of a row up to which one piece is cut up, too; half as many of 32 bits, but of those of which heavy functions are
                         # made, and no sums carried beside them: adaptive LayerNorm of 494 x 127 x 255 f32 40 us, 53 so, two softmaxes of 55254 x 229
                         # 40.5, 76. And up to which those of several lengths of 32 bits are that nothing is carried beside: softmax of 65536 x 257 35,
                         # 37.3
 MOST = 16               # pieces of a word to each thread
+SHORT = 32, 64          # elements of short rows at words that are one piece, half as many where much is folded of several values: a gated RMSNorm of
+                        # 2154789 x 16 f32 61 us, 52 as one; of which a thread has SHORT_EACH at least,
+SHORT_EACH = 32
+SHORT_PIECE = 16        # in pieces of so many where much is folded,
+SHORT_WARPS = 8         # by warps of half as much to a thread, so many at most
+DEEP = 64               # rows at least of each piece of columns of which much is folded
 SPARE = 4, 3            # idle lanes, one in so many, from which on equal pieces are others, and what is `_light` is cut up
 WARPS = 4, 16           # of a program of rows that begin at no words of `WORDS_OF` bytes, an element of each piece to a thread; more, up to the
                         # second, of two elements; MORE times as many as it would have at most
@@ -57,7 +64,7 @@ def laid(of: TileFacts, s: TileSchedule) -> TileSchedule:
         beside = math.prod(sum(p) for x, p in s.pieces if x is not a)
         if a in of.rows and a not in s.looped and beside > 1 and n is not None:
             along = a is of.line and s.staged is None
-            s = _along(of, s, a, n, beside) if along else _others(of, s, a, n, both) if len(set(sizes)) > 1 else s
+            s = _along(of, s, a, n, beside) if along else _others(of, s, a, n, both) if len(set(sizes)) > 1 else _deep(of, s, a, n)
     return s
 
 
@@ -73,7 +80,7 @@ def _along(of: TileFacts, s: TileSchedule, a: Axis, n: int, beside: int) -> Tile
     sizes, wide = s.sizes(a), of.narrowest() >= 4
     uneven, idle = len(set(sizes)) > 1, sum(sizes) - n
     if not begin_anywhere(of.b, a, of.hints, WORDS_OF):
-        if (word := _a_word(of, s, sizes, n, beside)) is not None:
+        if (word := _a_word(of, s, sizes, n, beside) or _short(of, s, sizes, n, beside)) is not None:
             return _covered(s, a, n, *word)
         several = len(set(sizes)) > (1 if wide and of.stored_along() else 2)        # sums of 264265 x 44 f32 13.7 us, 15.1 in equal pieces
         return s if of.carries or not wide and of.stored_along() or not several else _covered(s, a, n, equal(n))
@@ -104,9 +111,54 @@ def _a_word(of: TileFacts, s: TileSchedule, sizes: tuple[int, ...], n: int, besi
     return ((piece,) * count, warps) if count <= MOST and count * piece <= sum(sizes) else None
 
 
+def _short(of: TileFacts, s: TileSchedule, sizes: tuple[int, ...], n: int, beside: int) -> tuple[tuple[int, ...], int] | None:
+    """Pieces of `beside` short rows at words, one piece so far of which a thread has much, and the warps: more of them, and where much is folded,
+    SHORT_PIECE elements of each row at a time. Little: LayerNorm of 500000 x 32 bf16 19.7 us, 22.1, weight norm's gradient of 114532 x 32
+    10.5, 11.6, gated RMSNorm of 500000 x 64 50.9, 53.6, but RMSNorm of those 36.1, 35.5, log-softmax's gradient of 300000 x 64 f32 59.6, 58.5. Much:
+    entropy of 500000 x 64 bf16 38.2, 43.2, softmax of 318991 x 32 14.5, 15.3, of 8192 x 64 f16 2.1, 3.0, cosine similarity's gradient of 200000 x 32
+    f32 40.8, 73.7, cosine loss's of 1826665 x 16 f16 70, 101, minimum's and maximum's of 300000 x 64 f32 69, 90; but of 2155856 x 16 bf16 60.2, 58.0,
+    cosine similarity's of 131071 x 64 24.2, 23.7."""
+    least = SHORT[0] // (2 if _values_folded(of) > 1 and _several(of) else 1)
+    warps = min(SHORT_WARPS, power(n * beside // (16 * SHORT_EACH)))
+    if len(sizes) != 1 or sizes[0] != n or not least <= n <= SHORT[1] or of.crossed or of.carries or n * beside < SHORT_EACH * 32 * s.warps:
+        return None
+    if not _much_folded(of):
+        return (sizes, warps) if of.stored_along() else None
+    piece = min(SHORT_PIECE, n // 2)
+    return (piece,) * (n // piece), warps
+
+
+def _much_folded(of: TileFacts) -> bool:
+    """Are exponentials folded, or other folds than sums made, or several, of several values or more than two?"""
+    return of.heavy(of.folds) or _several(of) or any(e.monoid not in ("sum", "moments") for e in of.folds)
+
+
+def _several(of: TileFacts) -> bool:
+    """Are several folds made, of several values or more than two?"""
+    return len({(e.monoid, e.over, e.args) for e in of.folds}) > (1 if _values_folded(of) > 1 else 2)
+
+
+def _values_folded(of: TileFacts) -> int:
+    """How many values that are read along the contiguous axis are folded."""
+    return len({(x.node, x.index) for e in of.folds for x in walk(*e.args) if isinstance(x, Load) and of.line in x.axes()})
+
+
+def _deep(of: TileFacts, s: TileSchedule, a: Axis, n: int) -> TileSchedule:
+    """`s`, which holds `n` elements along `a` in one piece, or several alike, down columns at words, in shorter ones where much is folded: what a
+    thread has of a column it folds first. Softmax along the middle of 500 x 1000 x 24 bf16 33.2 us, 58.8 as two of 512, of 300 x 700 x 48 f16 21.1,
+    25.0, under a mask of 1824 x 1204 x 24 bf16 145, 187, standardized columns' gradient of 464 x 16384 f32 38.0, 53.1 as one."""
+    if s.staged is not None or a is of.line or of.crossed or of.carries or not _much_folded(of) or begin_anywhere(of.b, of.line, of.hints, WORDS_OF):
+        return s
+    piece = max(DEEP, power(-(-n // MOST)))
+    return _covered(s, a, n, (piece,) * -(-n // piece)) if 2 * piece <= s.sizes(a)[0] else s
+
+
 def _others(of: TileFacts, s: TileSchedule, a: Axis, n: int, both: bool) -> TileSchedule:
     """`s`, which holds `n` elements along `a` in pieces of several lengths, down columns or in stages; `both`: and those along the other axis, which
     are all alike then: adaptive LayerNorm's gradient of 1335 x 40 x 166 bf16 59 us, 130 with 40 as 32 + 8."""
+    wide = s.together and sum(s.sizes(of.line)) >= WIDE
+    if s.staged is None and wide and len(set(s.sizes(a))) > 2 and n <= DOWN and of.narrowest() < 4:
+        return _covered(s, a, n, (power(n),))           # scale norm's gradient of 82 x 263497 f16 99.9 us, 193 as 64 + 16 + 2
     if s.staged is None:
         return _covered(s, a, n, evenly(n, 4 * LEAST, COUNT + 1, IDLE[1])) if n > DOWN else s
     if a is not of.line:
@@ -117,7 +169,7 @@ def _others(of: TileFacts, s: TileSchedule, a: Axis, n: int, both: bool) -> Tile
 
 def _covered(s: TileSchedule, a: Axis, n: int, pieces: tuple[int, ...], warps: int = 0) -> TileSchedule:
     """`s` with `n` elements along `a` in `pieces`, by so many warps; `s` where there are none."""
-    if not pieces or pieces == s.sizes(a):
+    if not pieces or pieces == s.sizes(a) and warps in (0, s.warps):
         return s
     exact = s.exact - {a} | ({a} if sum(pieces) == n else set())
     s = replace(s, pieces=tuple((x, pieces if x is a else p) for x, p in s.pieces), exact=exact)

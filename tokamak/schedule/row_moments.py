@@ -44,6 +44,8 @@ def _line(b: Body, hints: Hints, target) -> Axis | None:
     folds, read = [e for e in found if isinstance(e, Reduce)], _read(b, line)
     if any(e.monoid not in ("moments", "sum") or e.over != (line,) for e in folds) or not any(e.monoid == "moments" for e in folds):
         return None
+    if any(isinstance(x, Reduce) for e in folds for x in walk(*e.args)):        # what needs the whole of another is no fold of what programs share
+        return None
     plain = all(e.index[0].coefficient(line) == 1 for e in read) and len({e.dtype.bytes for e in read}) == 1
     return line if plain and read[0].dtype.bytes in (2, 4) else None
 

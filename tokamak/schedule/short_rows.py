@@ -34,6 +34,8 @@ FEW_READ = 2            # so many values are read along a row, or as many where 
                         # of 51 f16 184 and 47 us, 223 and 55. Where each row has one of its own, others are as those of one: adaptive
                         # LayerNorm of 2670 x 32 x 160 f16 in equal pieces 22.8, 49.6 in two rows of one piece by four warps (H200)
 MOST_READ = 3           # values at most that are read along rows which begin at words
+MATRIX = 32             # rows of a matrix up to which a program has all of them where something is read that they share: adaptive LayerNorm of
+                        # 10367 x 27 x 48 bf16 21.0 us, 37.7 in tiles of eight rows (H200)
 STORED_BYTES = 512      # bytes of such a row at most; of those that begin at words,
 STORED_WORDS = 64       # and of which one value is read so many elements: longer ones fold as well in pieces of their own lengths, but log-softmax
                         # backward of 96 and 160 38.2 and 42.3 us, 34.9 and 35.0 as one piece
@@ -63,7 +65,15 @@ def choose(of: TileFacts) -> tuple[dict[Axis, tuple[int, ...]], int] | None:
     pieces, rows, warps = ((WIDTHS[0],) * 2, HEAVY_ROWS, 2) if heavy else (_written if of.stored_along() else _folded)(of, n, size)
     if not pieces or math.prod(of.hints(a.extent) for a in of.b.parallel) < rows * PROGRAMS * of.target.threads or of.hints(beside.extent) < rows:
         return None
+    rows = _matrix(of, beside, rows) if len(pieces) == 1 and of.stored_along() and not of.begin_anywhere() else rows
     return {**({beside: (rows,)} if rows > 1 else {}), of.line: pieces}, warps
+
+
+def _matrix(of: TileFacts, beside: Axis, rows: int) -> int:
+    """`rows`, or all of a matrix with few along `beside` where something is read that they share."""
+    most = power(of.hints(beside.extent))
+    shared = any(index[0].axes() & of.b.parallel and beside not in index[0].axes() for _, index in of.rows_read())
+    return most if shared and rows < most <= MATRIX else rows
 
 
 def _heavy(of: TileFacts, n: int, size: int) -> bool:

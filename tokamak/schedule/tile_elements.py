@@ -38,6 +38,16 @@ SHORT_FROM = 96         # elements from which on aligned rows that are written l
                         # 8192 and 65536 rows of 128 bf16 2.7 and 10.1 us, of 32768 of 512 18.0, LayerNorm of 65536 of 256 19.0, softmax of 8192 of
                         # 256 3.9; 3.3, 10.6, 19.2, 21.0 and 4.8 with larger tiles and 32 a thread. LayerNorm and softmax of 131072 of 96 15.5 and
                         # 14.8, 19.2 and 16.7; but RMSNorm of 60000 of 80 7.1, 6.8, LayerNorm of 100000 of 64 8.7, 8.5
+BESIDE_COLUMNS = 4      # where elements are counted as one axis, and wider values are read by their column, one by one: the further apart threads'
+                        # elements are the more lines each access touches. Standardized columns' gradient of 5008 x 2139 bf16 29.5 us, 54.1 with
+                        # PER_THREAD, of 1804 x 11389 f16 50.2, 87.8, correlations' of 1598 x 6002 24.2, 39.4, two softmaxes of 4096 x 3401 bf16
+                        # 27.9, 35.1. But values as wide: dynamic tanh of 17114 x 1868 f16 39.6, 32.0, bias and GELU of 508 x 6166 f32 8.3, 7.4
+BESIDE_ROWS = 8         # where no more than ROW_VALUES are, by their row: logsumexp's gradient of 979583 x 63 f16 76.5, 84.5, cross entropy's of
+ROW_VALUES = 3          # 1425769 x 30 bf16 63.0, 72.2, of 170 x 172213 56.2, 58.8, scale norm's of 82 x 263497 f16 41.7, 44.8, L2 norm's of
+                        # 4002 x 9481 46.3, 45.9; but BatchNorm's in NCHW, five, of 102 x 128 x 15 x 15 7.5, 6.9. And of words of 32 bits, or of
+WORD_VALUES = 4         # which so many are read and nothing heavy computed: rotary embedding of 2485 x 93 x 1 x 112 f32 50.0, 53.9, of
+                        # 374 x 333 x 3 x 112 bf16 42.4, 46.1; but modulated rows of 2 x 341 x 4192 bf16 5.0, 4.8, cross entropy's gradient of
+                        # 8192 x 128256 1020, 982, EvoNorm's in NHWC of 128 x 1280 x 20 x 20 108, 104 (H200)
 FOLDED = 16384          # bytes at least of held rows that one program folds: f16 rows of 1024 88%, 76 a row a program
 SPREAD = 8              # of tiles of short rows that are only folded, that a multiprocessor should have where they are few, and two rows a tile at
                         # least where they begin anywhere: bf16 sums of 2048 rows of 513 2.65 us, 3.33 with ROWS. With PER_THREAD where they do not:
@@ -78,6 +88,8 @@ THREAD = 52             # elements of a tile to a thread that folds them into on
 ANGLES = frozenset({"sin", "cos", "tan"})       # which have a long way for large numbers, text of its own for each element of a thread:
 ANGLES_THREAD = 16      # snake's gradient of 100 x 128 x 56 x 56 bf16 572 us by four warps, 174 by eight; twice as many of 32 bits, of
                         # 32 x 64 x 56 x 56 66.1, 70.7 by eight (H200)
+HEAVY_THREAD = 8        # beside heavy functions of several values: sums of a gated RMSNorm's gradient of 21 x 239896 f16 23.1 us, 59.1 with THREAD,
+                        # which spill 416 bytes, of a Gaussian likelihood of 1641 x 18066 f32 95.0, 122, 72 bytes (H200)
 MOMENTS_THREAD = 16     # of moments of 32-bit elements of such rows, in tiles of half of TILE: mean and variance of 16 x 180204 8.5 us, variance of
                         # 53 x 255216 19.6; 9.2 and 21.2 with THREAD, which spill; but of rows that begin anywhere, 1010 x 32767, 44.1, 39.5 (H200)
 SUMMED_ANYWHERE_THREAD = 16     # the same of rows that begin anywhere and are not read in whole words, in shorter tiles, without a cap on
@@ -103,12 +115,16 @@ RAGGED_CARRIED = 2      # numbers more of each where lanes may be idle, and so h
                         # channels, GroupNorm from NHWC of 4 x 320 x 60 x 60 f16 19.9 us, 48.8, EvoNorm of 1 x 640 x 96 x 97 24.9, 42.7, of
                         # 1 x 192 x 75 x 75 bf16 9.6, 22.4
 SCANNED_THREAD = 64     # elements to a thread of a tile of 64 rows and columns, which begin anywhere, down which prefixes are made, none under way;
+SCANNED_MATRICES = 128  # of one of several matrices of 16 bits that begin at words: down 1059 x 2968 x 16 bf16 101 us by one warp, 162 by four, the
+                        # last kernel of 500 x 3000 x 32 f16 18.4, 21.0; but of 1000 x 2000 x 16 f32 76.6, 76.1 (H200)
 SCANNED_WORDS = 128     # where all begin at words of 4 bytes: along the middle, H100, 10 x 1368 x 2310 bf16 66 us, of 10 x 1000 x 2001 f32 72; of
                         # 25 x 2605 x 385 bf16, by two warps, 118, of 6 x 1249 x 3279 72; 125, 99, 126, 76 in 32 columns by four warps
 RAGGED_COLUMNS = 8      # columns of such a tile where there are fewer than twice COLUMNS to a multiprocessor, by one warp: 25 x 2605 x 385 f16 93 us;
 RAGGED_SHARE = 32       # half as many, and twice as many rows, where there are fewer than so many: 910 x 1347 bf16 15.2 us, 2000 x 2047 f16 31.9,
                         # 3000 x 501 f32 43.0; 57.4, 65.8 and 133 in 64 x 32 by four warps (H100). Twice as many of 32 bits where there are more than
                         # twice so many: 4504 x 12915 f32 193 us, 289
+ACROSS_EACH = 4         # of a tile of `tile_rows.ACROSS_ROWS`: dynamic tanh's gradient of 104 x 65537 f32 32.6 us,
+                        # 107 in 64 rows with ROW_THREAD, of 300 x 20001 55.0, 128; but of 500 x 30001 f16 124, 66.8 (H200)
 STREWN_EACH = 8         # of a chunk of `tile_rows.STREWN`
 ONLY_THREAD = 4         # of all that is folded, by one program, where heavy functions are: the mean of what is made of 1023 logarithms
                         # of sums 5.0 us, 15.1 by one warp (H200)
@@ -134,7 +150,7 @@ class TileElements(TileFacts):
         """Elements of a tile to a thread."""
         plain = not self.looped and not self.crossed and self.shift is None
         shares = self.crossed and not self.rows
-        each = self._carried_each() if carries or self.several_wide() else ROW_THREAD if self.rows or self.crossed else PER_THREAD
+        each = self._carried_each() if carries or self.several_wide() else ROW_THREAD if self.rows or self.crossed else self._plain_each(dims)
         if self.line in self.together and self.begin_anywhere():
             each = TOGETHER_THREAD
         elif self.line in self.together and self.rows and alike(row := self.pieces[self.rows[0]]):
@@ -155,6 +171,8 @@ class TileElements(TileFacts):
             each = TURNED_BYTES // self.narrowest()
         if self.sums_ragged():
             each = SPLIT_WORD
+        elif self.looped and self.writes_across():
+            each = ACROSS_EACH
         elif self.looped and self.strewn():
             each = STREWN_EACH
         place = plain and self.places() and self.short_anywhere()       # amax and argmax of 314133 rows of 127 32.5 us, 48
@@ -162,6 +180,8 @@ class TileElements(TileFacts):
             each = max(each // self.width, 8)
         if self.looped and self.line not in self.rows and (self.scans_many() or self.scans_several()):
             each = math.prod(sum(self.pieces[a]) for a in dims) // 32 if self.scans_many() else SCANNED_THREAD
+        elif self.looped and self.scans_down() and len(dims) > 2 and self.narrowest() < 4 and not self.begin_anywhere():
+            each = SCANNED_MATRICES
         elif self.looped and self.scans_along() and self.scans_many_rows():
             each = SCANNED_BYTES // self.narrowest()
         elif self._many_wide():
@@ -184,9 +204,23 @@ class TileElements(TileFacts):
             half = sum(size >= 4 for size in read.values()) > 2 and len(self.crossing) > 1
             if self.angles():
                 return ANGLES_THREAD * self.narrowest() // 2
+            if len(read) > 1 and self.computes_heavy():
+                return HEAVY_THREAD
             return MOMENTS_THREAD if self.moments_wide() else THREAD // 2 if half else THREAD
         ragged = any(e.monoid == "moments" for e in self.crossing) and not all(self.hints.divides(sum(self.pieces[a]), a.extent) for a in dims)
         return min(each, SPLIT_REGISTERS // (self.carried() + ragged * RAGGED_CARRIED)) if shares else each
+
+    def _plain_each(self, dims: tuple[Axis, ...]) -> int:
+        """Of a tile in which nothing is folded."""
+        if dims == (self.line,):
+            rows, columns = self.read_beside()
+            if columns:
+                return BESIDE_COLUMNS if any(e.dtype.bytes > self.narrowest() for e in columns) else PER_THREAD
+            return BESIDE_ROWS if 0 < len(rows) <= ROW_VALUES else PER_THREAD
+        words = len(dims) == 2 and dims[-1] is self.line and self.hints.exactly(self.line.extent) == WORD // self.narrowest()
+        values = {(e.node, e.index) for e in walk(*exprs_of(self.b)) if isinstance(e, Load) and self.line in e.axes()} if words else ()
+        many = len(values) >= WORD_VALUES and not self.computes_heavy()
+        return BESIDE_ROWS if words and (self.narrowest() >= 4 or many) else PER_THREAD
 
     def angles(self) -> bool:
         """Are functions of angles computed along the contiguous axis?"""

@@ -8,7 +8,7 @@ from ..fuse.cost import Hints
 from ..fuse.column_folds import walks_down
 from ..fuse.gpu import LONG_SUM
 from ..ir.expr import Const, Load, Op, Random, Reduce, Scan, walk
-from ..ir.index import Axis
+from ..ir.index import as_index, atom_axes, Axis, FloorDiv, Mod
 from ..ir.ops import OPS
 from .body import Body, exprs_of
 from .schedule import loop_order, strides_of
@@ -98,6 +98,20 @@ class TileFacts:
                 if address.coefficient(a) in (1, -1):                  # from the end, too
                     score[a] += elements * size * min(self.hints(a.extent), 32) / 32
         return max(self.order, key=lambda a: (score[a], self.order.index(a)), default=None)
+
+    def read_beside(self) -> tuple[list[Load], list[Load]]:
+        """Of elements that are counted as one axis (`flattened`): what is read by the row that each is in, and by its column."""
+        rows, columns = [], []
+        for e in {(e.node, e.index): e for e in walk(*exprs_of(self.b)) if isinstance(e, Load)}.values():
+            divided = [x for x in e.index[0].atoms() if isinstance(x, (FloorDiv, Mod)) and self.line in atom_axes(x)]
+            if divided:
+                (columns if any(isinstance(x, Mod) and x.a == as_index(self.line) for x in divided) else rows).append(e)
+        return rows, columns
+
+    def writes_across(self) -> bool:
+        """Do programs walk down columns of 32 bits that they write, and fold along them, too?"""
+        across = self.line in self.crossed and bool(self.rows) and self.line not in self.rows and self.stored_along()
+        return across and self.narrowest() >= 4
 
     def carried(self) -> int:
         """Of a thread for an element, in a loop that folds across programs: what is carried and what is read."""

@@ -34,6 +34,7 @@ PLACES_CHUNK = 2048     # the same where the place of the greatest or least elem
 CHUNK_BYTES = 16384     # bytes of it where rows are only folded, a few lanes carrying what comes of them: f16 sums of rows of 86021 80%, 71 with half
                         # as many
 SUMMED_BYTES = 32768    # the same where elements are summed as they are: see SUMMED_WARPS
+ACROSS_ROWS = 8         # rows of a tile that walks down columns which it writes, and along which programs fold, too: see `tile_elements.ACROSS_EACH`
 MIDDLE = 128            # rows of columns that are only folded, and held rather than run through: sums along the middle of 2004 x 57 x 83 bf16
                         # 11.5 us, of 813 x 34 x 1023 26.6, f16 of 2623 x 69 x 257 42, bf16 sums of 38 x 262143 26.6; 14.5, 40, 55 and 48 in a loop,
                         # many of whose last lanes idle; also without any: of blocks of 128 x 74 bf16 17.4, 20.2 (H100). Half as many of 32 bits:
@@ -88,8 +89,8 @@ class TileRows(TileAlike):
         elements = LONE if self.lone() else RAGGED_DOWN if self.few_down() else SEVERAL_TILE if self.folds_several() else \
             FEW_ROWS if self.few_turns() else TILE
         ragged = max(SCANNED, SCANNED_FEW // self.columns())
-        down = ragged if self.scans_ragged() else SCANNED_ROWS if self.scans_many() else SCANNED // 2 if self.scans_several() \
-            else elements // self.columns()
+        down = ACROSS_ROWS if self.writes_across() else ragged if self.scans_ragged() else SCANNED_ROWS if self.scans_many() \
+            else SCANNED // 2 if self.scans_several() else elements // self.columns()
         chunk = down if self.line not in self.rows else self.passing_bytes() // self.narrowest() if self.passing() else \
             PLACES_CHUNK if self.places() else self._scanned_chunk() if self.scans_along() else CHUNK
         chunk = min(chunk, STREWN) if self.strewn() else chunk

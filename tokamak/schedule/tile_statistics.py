@@ -35,6 +35,10 @@ LEAST_TURNED = 4        # rows at once from which on fewer may be: BatchNorm in 
                         # 32 x 96 x 57 x 57, five, 22.4, 23.0, of 64 x 2048 x 7 x 7, seven, 20.4, 21.2
 SUMS_AT_ONCE = 2        # of sums, which are read a turn ahead: backward of InstanceNorm3D in NDHWC 39 us, 48 with four and none ahead; one-pass
                         # statistics gain nothing by that (24 us, 23; 31, 31). Five sums of f32 a row at a step 71.2, 76.4 with none ahead
+SUMS = 3                # from which on columns that are no whole tiles lie in tiles of
+NARROW = 8              # so many, or twice as many, and no more rows: standardized columns' gradient of 30000 x 200 f16 28.4 us, 77 in 64 columns,
+                        # which spill 232 bytes, of 100000 x 40 bf16 20.0, 64, of 60000 x 72 f32 33.1, 64, of 38215 x 296 69, 90; but BatchNorm's in
+                        # NHWC, two sums, of 50 x 200 x 20 x 20 bf16 19.5, 16.8 (H200)
 WRITTEN = 2             # times fewer rows of a piece where something of 16 bits is written beside: RMSNorm backward along the middle of
                         # 400 x 1000 x 30 bf16 35.8 us, of 238 x 2014 x 19 f16 39.7; 96.8 and 100, which spill 208 and 248 bytes (H200)
 
@@ -50,7 +54,8 @@ def several_rows(of: TileFacts, pieces: dict[Axis, tuple[int, ...]]) -> dict[Axi
         words, count = BLOCK_WARPS * BLOCK_WORDS, 1 if of.only_sums() else AT_ONCE
     count = 1 if of.carried() > MOST_CARRIED else count
     words //= WRITTEN if any(s.axes & of.crossed for s in of.b.stores) and of.narrowest() < 4 else 1
-    rows = 32 * words * (WORD // of.narrowest()) // math.prod(sum(p) for a, p in pieces.items() if a not in of.crossed)
+    beside = math.prod(sum(p) for a, p in pieces.items() if a not in of.crossed)
+    rows = 32 * words * (WORD // of.narrowest()) // (COLUMNS if _narrow(of, pieces) else beside)
     while alone and count > 1 and of.hints(down[0].extent) < rows * count:
         count //= 2
     return {down[0]: (rows,) * count} if rows and of.hints(down[0].extent) >= rows * count else {}
@@ -91,4 +96,18 @@ def _alone(of: TileFacts) -> bool:
 
 def columns(of: TileFacts, most: int) -> int:
     """Columns, of at most `most`, of a tile that folds across rows which programs share: of statistics so many that no lane is idle."""
-    return next((n for n in (most, most // 2) if of.hints.divides(n, of.line.extent)), most) if of.statistics() else most
+    whole = next((n for n in (most, most // 2) if of.hints.divides(n, of.line.extent)), 0) if of.statistics() else most
+    if whole or not of.only_sums() or len(of.crossing) < SUMS or of.hints(of.line.extent) <= 2 * NARROW:
+        return whole or most
+    return NARROW if of.hints.divides(NARROW, of.line.extent) else 2 * NARROW
+
+
+def shares(of: TileFacts, pieces: dict[Axis, tuple[int, ...]]) -> int:
+    """Times more programs than run at once that share a tile of `pieces`, of few columns because it would spill else: as many as of whole tiles."""
+    return COLUMNS // sum(pieces[of.line]) if of.statistics() and _narrow(of, pieces) else 1
+
+
+def _narrow(of: TileFacts, pieces: dict[Axis, tuple[int, ...]]) -> bool:
+    """Are there so many sums that a tile has fewer columns than others?"""
+    few = of.line in pieces and sum(pieces[of.line]) == columns(of, COLUMNS) <= 2 * NARROW
+    return few and of.only_sums() and len(of.crossing) >= SUMS and of.hints(of.line.extent) > 2 * NARROW

@@ -51,6 +51,10 @@ MIDDLING_RESIDENT = 2   # such programs of a multiprocessor, CARRY_STAGES under 
 CARRIED_LONG = 8192     # elements of a row of 16 bits that begins anywhere, beside which sums are carried, from which on
 LONG_CARRYING = 8       # so many warps have it, all of a multiprocessor's registers:
                         # LayerNorm backward of 1500 x 9001 bf16 49.7 us, of 835 x 10868 43.1; 54.7 and 52.0, which spill 104 bytes (H200)
+IN_TWO = 4, 8           # warps of a program that carries sums beside rows of 32 bits that begin anywhere, whose words are two pieces, several rows
+                        # under way: LayerNorm's gradient of 8192 x 2337 74.7 us, 96.3 a row at a time, RMSNorm's 68.3, 75.6, a Python LayerNorm's of
+                        # 5000 x 3001 84.0, 97.1, of 20000 x 1501 139, 165, RMSNorm's of 16383 x 1511 86.9, 84.8; but in one piece of 3000 x 4097
+                        # 51.4, 48.2, by fewer warps LayerNorm's of 20000 x 1023 78.5, 74.5, of 30000 x 701 82.3, 75.0 (H200)
 LINES_WARPS = 8         # of tiles of rows of 32 bits along two axes that begin anywhere, where they have between half and all of
 LINES_EACH = 32         # so many elements to a thread, beside three sums or more: EvoNorm backward in NCHW of 28 x 768 x 15 x 15 f32 47.7 us, 64.6
                         # by 16, which spill 304 bytes; but of 40 x 512 x 13 x 15, by four, 38.1, 27.6 (H200)
@@ -194,7 +198,7 @@ class TileThreads(TileElements):
             need = BESIDE + elements // (32 * warps) * self.carried()
             resident = max(1, min(resident, REGISTERS // (32 * warps * need)))
         beside = lines or len(dims) > 2 and self.carries_lines()
-        under_way = beside or staged or keeps or split and self._takes_rows(warps, resident)
+        under_way = beside or staged or keeps or split and (self._takes_rows(warps, resident) or self._in_two(warps))
         stages = 1 if reread else CARRY_STAGES if under_way else self.stages()
         stages = stages if fits(stages, self.b, self.pieces, {*split, *self.looped}) else 1
         fewer = split and not keeps and resident < RESIDENT // warps and not (down or beside or long)
@@ -434,6 +438,8 @@ class TileThreads(TileElements):
             return CARRY_STAGES
         if self.folds_columns():
             return COLUMN_STAGES
+        if self._walks_columns():
+            return CARRY_STAGES + 1
         if not (self.carries or self.down) or self.looped:
             return 1
         row = sum(size for _, address, size in set(strides_of(self.b)) if self.line in address.axes() and address.axes() & self.crossed)
@@ -455,6 +461,18 @@ class TileThreads(TileElements):
         if self.narrowest() >= 4 and self.blocks(self.b.parallel, self.pieces) >= COLUMN_FEW * self.target.threads:
             return False
         return len({(e.node, e.index) for e in walk(*exprs_of(self.b)) if isinstance(e, Load) and e.axes() & self.looped}) == 1
+
+    def _in_two(self, warps: int) -> bool:
+        """Are sums carried beside rows of 32 bits that begin anywhere, whose words are two pieces, by IN_TWO warps?"""
+        two = self.shift is not None and not self.looped and len(self.pieces[self.line]) == 3 and self.line in self.rows
+        return self.carries and two and self.narrowest() >= 4 and warps in IN_TWO
+
+    def _walks_columns(self) -> bool:
+        """Does a program run down columns that begin at words, fold what it shares and write? Global response norm's gradient in NHWC of
+        30 x 64 x 56 x 56 f16 29.1 us, 67.4 a tile at a time, of 8 x 512 x 28 x 28 bf16 17.8, 34.0, of 16 x 192 x 32 x 32 f32 20.2, 33.5; 36.6, 18.1
+        and 22.3 with CARRY_STAGES (H200)."""
+        down = bool(self.looped) and bool(self.crossed) and self.line in self.b.parallel - self.crossed and not self.begin_anywhere()
+        return down and self.stored_along()
 
     def words_shared(self, a: Axis) -> bool:
         """Do programs share the whole words of rows along `a` that begin anywhere?"""

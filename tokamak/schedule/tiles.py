@@ -213,6 +213,7 @@ class _Chooser(TileBlocks):
         want = max(1, int(self.target.threads * self.resident))
         if self.crossed and self.hints.count(self.looped) >= LONG and not any(e.free for e in self.crossing):
             want = max(want, ALONE)
+        want *= tile_statistics.shares(self, self.pieces)
         if self.sums_anywhere() and split == (self.line,):
             want *= SUMMED_ANYWHERE_SHARES
         keeps = not self.crossed and self.shift is not None and self.resident >= RESIDENT and self.narrowest() == 2

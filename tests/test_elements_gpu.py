@@ -1,0 +1,90 @@
+"""How much of a tile each thread has on a large GPU: less where more is computed of it, or read beside it. A case on either side of each rung."""
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import gpu_plans
+from tests.large_gpu import alike
+
+
+def schedule(name: str, kernel: int) -> str:
+    return gpu_plans.planned(name)[kernel]["schedule"]
+
+
+@pytest.mark.parametrize("name, kernel, found", [
+    ("standardize_columns_bwd_bf16_5008x2139", 2, "tile(i0:1024?) warps(8)"), ("logsumexp_bwd_f16_97958x63", 0, "tile(i0:1024?) warps(4)"),
+    ("bias_gelu_bf16_5622x255", 0, "tile(i0:1024?) warps(2)"), ("bias_gelu_f32_508x6166", 0, "tile(i0:1024?) warps(2)"),
+    ("swiglu_f16_129x15233", 0, "tile(i0:1024?) warps(2)"),
+    ("rotary_bf16_374x33x3x112", 0, "tile(i0:128?, i1:8) warps(4)"), ("rotary_f32_85x93x1x112", 0, "tile(i0:256?, i1:4) warps(4)"),
+    ("modulate_bf16_2x341x4192", 0, "tile(i0:128?, i1:8) warps(2)"), ("bias_gelu_f32_7327x112", 0, "tile(i0:256?, i1:4) warps(4)")])
+def test_what_lies_beside_elements_counted_as_one_axis(name, kernel, found):
+    """Few where wider values are read by columns, or some values by rows, or many words."""
+    assert schedule(name, kernel).startswith(found)
+
+
+@pytest.mark.parametrize("name, found", [
+    ("layernorm_bf16_500000x32", "i0:128?, i1:32) warps(8)"), ("softmax_bf16_318991x32", "i0:128?, i1:16+16) warps(8)"),
+    ("cosine_bwd_f32_200000x32", "i0:128?, i1:16+16) warps(8)"), ("cosine_loss_bwd_f16_182666x16", "i0:256?, i1:8+8) warps(8)"),
+    ("rmsnorm_bf16_181083x16", "i0:256?, i1:16) warps(4)"), ("rmsnorm_bf16_65536x128", "i0:8, i1:128) warps(2)"),
+    ("ada_layernorm_f16_5000x20x64", "i1:32?, i2:64) warps(4)"), ("ada_layernorm_bf16_10367x27x48", "i1:32?, i2:64?) warps(4)"),
+    ("ada_layernorm_bf16_4000x65x48", "i1:8?, i2:64?) warps(4)")])
+def test_short_rows_at_words(name, found):
+    """Little of each where much is folded; all rows of a matrix with few."""
+    assert schedule(name, 0).startswith(f"tile({found}")
+
+
+@pytest.mark.parametrize("name, found", [
+    ("softmax_middle_bf16_500x1000x24", f"i1:{alike(64, 16)}?, i2:16?) warps(8)"),
+    ("rmsnorm_middle_f16_800x500x40", "i1:512?, i2:32?) warps(16)"),                        # one sum
+    ("standardize_columns_bwd_f32_464x16384", f"i0:{alike(64, 8)}?, i1:16) warps(8)"),
+    ("scale_norm_bwd_f16_82x263497", "i0:128?, i1:32?)"), ("scale_norm_bwd_f16_40x200001", f"i0:{alike(8, 5)}, i1:32?)")])
+def test_columns_of_which_much_is_folded(name, found):
+    assert schedule(name, 0).startswith(f"tile({found}")
+
+
+@pytest.mark.parametrize("name, found", [
+    ("standardize_columns_bwd_f16_30000x200", "i0:32+32?, i1:8) split(i0 / 126)"), ("standardize_columns_bwd_bf16_50024x65", "i0:32+32?, i1:16?)"),
+    ("standardize_columns_bwd_f32_100000x64", "i0:16+16, i1:64)"), ("standardize_columns_bwd_bf16_262143x15", "i0:128+128?, i1:16?)"),
+    ("batchnorm_bwd_bf16_nhwc_50x200x20x20", "i0:32+32?, i1:64?)")])
+def test_three_sums_of_columns_that_are_no_whole_tiles(name, found):
+    """Narrow ones, as many programs as share whole ones."""
+    assert schedule(name, 0).startswith(f"tile({found}")
+
+
+@pytest.mark.parametrize("name, found", [
+    ("cumsum_bf16_60000x200", "tile(i0:4, i1:256?)"), ("cumsum_f32_50000x300", "tile(i0:2, i1:512?)"),
+    ("cumsum_middle_bf16_1059x2968x16", "tile(i0:4?, i1:64?, i2:16) looped(i1) warps(1) stages(3)"),
+    ("cumsum_middle_f32_1000x2000x16", "tile(i0:4, i1:64?, i2:16) looped(i1) warps(4) stages(3)")])
+def test_prefixes(name, found):
+    assert schedule(name, 0).startswith(found)
+
+
+@pytest.mark.parametrize("name, kernel, found", [
+    ("response_norm_bwd_f16_nhwc_30x64x56x56", 3, "looped(i1) split(i0 / 30) warps(4) stages(4)"),
+    ("layernorm_bwd_f32_8192x2337", 0, "warps(8) stages(3)"), ("rmsnorm_bwd_f32_3000x4097", 0, "warps(8) stages(1)"),
+    ("layernorm_bwd_f32_20000x1023", 0, "warps(2) stages(1)")])
+def test_tiles_under_way(name, kernel, found):
+    assert found in schedule(name, kernel)
+
+
+@pytest.mark.parametrize("name, found", [
+    ("dynamic_tanh_bwd_f32_104x65537", "tile(i0:8, i1:64?) looped(i0) split(i1 / 1025) warps(4)"),
+    ("dynamic_tanh_bwd_bf16_213x20593", "tile(i0:64?, i1:64?) looped(i0) split(i1 / 322) warps(4)"),
+    ("gaussian_nll_f32_1641x18066", "tile(i0:4096?) split(i0 / 264) by_thread warps(16)"),
+    ("batchnorm_bwd_bf16_nchw", "tile(i2:2048+1024+64) split(i0, i2 / 8) by_thread warps(2)")])
+def test_heavy_functions_of_what_is_folded(name, found):
+    assert schedule(name, 0).startswith(found)
+
+
+@pytest.mark.parametrize("name, kernels", [("kurtosis_f16_256x43032", 1), ("kurtosis_f16_20x430320", 4), ("var_f16_3000x20000", 1)])
+def test_sums_of_moments_are_no_folds_across_programs(name, kernels):
+    """Long rows are held, where a program can."""
+    made = gpu_plans.planned(name)
+    assert len(made) == kernels and ("by_thread" in made[0]["schedule"]) == (name != "kurtosis_f16_256x43032")
+
+
+@pytest.mark.parametrize("name, found", [
+    ("frn_bwd_bf16_nhwc_21x2048x20x20", "tile(i1:256+256?, i2:8) split(i0 / 8) together(i1) warps(4)"),
+    ("snake_bwd_f32_nchw_10161x32x14x14", "tile(i0:16?, i2:64?) split(i0, i2 / 16) warps(8)")])
+def test_what_is_taken_in_the_place_of_a_kernel_that_spills(name, found):
+    assert gpu_plans.planned(name, build=True)[0]["relieved"].startswith(found)
