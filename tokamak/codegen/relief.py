@@ -1,8 +1,8 @@
 """Schedules that need fewer registers, for kernels that have turned out to spill.
 
 The heuristics estimate registers before there is code; where they are wrong, the compiler says so, and a kernel of SPILLED bytes of stack a thread or
-more is built again in a few other ways: half or a quarter of a tile's rows or columns, held rows in equal pieces, no cap on registers, twice the
-threads. The one that spills least is taken, of equal ones the first. Nothing is timed.
+more is built again in a few other ways: half or a quarter of a tile's rows or columns, few columns in long pieces, held rows in equal pieces, no cap
+on registers, twice the threads. The one that spills least is taken, of equal ones the first. Nothing is timed.
 """
 from __future__ import annotations
 

@@ -120,7 +120,8 @@ def _short(of: TileFacts, s: TileSchedule, sizes: tuple[int, ...], n: int, besid
     cosine similarity's of 131071 x 64 24.2, 23.7."""
     least = SHORT[0] // (2 if _values_folded(of) > 1 and _several(of) else 1)
     warps = min(SHORT_WARPS, power(n * beside // (16 * SHORT_EACH)))
-    if len(sizes) != 1 or sizes[0] != n or not least <= n <= SHORT[1] or of.crossed or of.carries or n * beside < SHORT_EACH * 32 * s.warps:
+    alone = len(sizes) == 1 and sizes[0] == n and of.rows == [of.line] and not (of.crossed or of.carries)
+    if not alone or not least <= n <= SHORT[1] or n * beside < SHORT_EACH * 32 * s.warps:
         return None
     if not _much_folded(of):
         return (sizes, warps) if of.stored_along() else None
@@ -147,7 +148,8 @@ def _deep(of: TileFacts, s: TileSchedule, a: Axis, n: int) -> TileSchedule:
     """`s`, which holds `n` elements along `a` in one piece, or several alike, down columns at words, in shorter ones where much is folded: what a
     thread has of a column it folds first. Softmax along the middle of 500 x 1000 x 24 bf16 33.2 us, 58.8 as two of 512, of 300 x 700 x 48 f16 21.1,
     25.0, under a mask of 1824 x 1204 x 24 bf16 145, 187, standardized columns' gradient of 464 x 16384 f32 38.0, 53.1 as one."""
-    if s.staged is not None or a is of.line or of.crossed or of.carries or not _much_folded(of) or begin_anywhere(of.b, of.line, of.hints, WORDS_OF):
+    alone = s.staged is None and of.rows == [a] and a is not of.line and not (of.crossed or of.carries)
+    if not alone or not _much_folded(of) or begin_anywhere(of.b, of.line, of.hints, WORDS_OF):
         return s
     piece = max(DEEP, power(-(-n // MOST)))
     return _covered(s, a, n, (piece,) * -(-n // piece)) if 2 * piece <= s.sizes(a)[0] else s
@@ -156,7 +158,7 @@ def _deep(of: TileFacts, s: TileSchedule, a: Axis, n: int) -> TileSchedule:
 def _others(of: TileFacts, s: TileSchedule, a: Axis, n: int, both: bool) -> TileSchedule:
     """`s`, which holds `n` elements along `a` in pieces of several lengths, down columns or in stages; `both`: and those along the other axis, which
     are all alike then: adaptive LayerNorm's gradient of 1335 x 40 x 166 bf16 59 us, 130 with 40 as 32 + 8."""
-    wide = s.together and sum(s.sizes(of.line)) >= WIDE
+    wide = bool(s.together) and sum(s.sizes(of.line)) >= WIDE
     if s.staged is None and wide and len(set(s.sizes(a))) > 2 and n <= DOWN and of.narrowest() < 4:
         return _covered(s, a, n, (power(n),))           # scale norm's gradient of 82 x 263497 f16 99.9 us, 193 as 64 + 16 + 2
     if s.staged is None:

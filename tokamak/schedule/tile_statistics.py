@@ -97,7 +97,7 @@ def _alone(of: TileFacts) -> bool:
 def columns(of: TileFacts, most: int) -> int:
     """Columns, of at most `most`, of a tile that folds across rows which programs share: of statistics so many that no lane is idle."""
     whole = next((n for n in (most, most // 2) if of.hints.divides(n, of.line.extent)), 0) if of.statistics() else most
-    if whole or not of.only_sums() or len(of.crossing) < SUMS or of.hints(of.line.extent) <= 2 * NARROW:
+    if whole or not _many_sums(of):
         return whole or most
     return NARROW if of.hints.divides(NARROW, of.line.extent) else 2 * NARROW
 
@@ -109,5 +109,10 @@ def shares(of: TileFacts, pieces: dict[Axis, tuple[int, ...]]) -> int:
 
 def _narrow(of: TileFacts, pieces: dict[Axis, tuple[int, ...]]) -> bool:
     """Are there so many sums that a tile has fewer columns than others?"""
-    few = of.line in pieces and sum(pieces[of.line]) == columns(of, COLUMNS) <= 2 * NARROW
-    return few and of.only_sums() and len(of.crossing) >= SUMS and of.hints(of.line.extent) > 2 * NARROW
+    return of.line in pieces and sum(pieces[of.line]) == columns(of, COLUMNS) <= 2 * NARROW and _many_sums(of)
+
+
+def _many_sums(of: TileFacts) -> bool:
+    """Are several sums made down the columns of one matrix, more than a few of them?"""
+    one = of.b.parallel - of.crossed == {of.line} and of.hints(of.line.extent) > 2 * NARROW
+    return one and of.only_sums() and len(of.crossing) >= SUMS
