@@ -88,3 +88,18 @@ def test_sums_of_moments_are_no_folds_across_programs(name, kernels):
     ("snake_bwd_f32_nchw_10161x32x14x14", "tile(i0:16?, i2:64?) split(i0, i2 / 16) warps(8)")])
 def test_what_is_taken_in_the_place_of_a_kernel_that_spills(name, found):
     assert gpu_plans.planned(name, build=True)[0]["relieved"].startswith(found)
+
+
+@pytest.mark.parametrize("name, found", [
+    ("sum_middle_f16_47598x5x128", "i0:2, i1:8?, i2:128) warps(1)"), ("sum_middle_f16_47598x4x128", "i0:4?, i1:4, i2:128) warps(1)"),
+    ("sum_middle_bf16_1000x5x128", "i1:8?, i2:64)"), ("sum_middle_bf16_47598x12x128", "i1:16?, i2:64) warps(1)")])
+def test_small_matrices_of_whole_lines(name, found):
+    assert schedule(name, 0).startswith(f"tile({found}")
+
+
+@pytest.mark.parametrize("name, found", [
+    ("snake_bwd_bf16_nchw_46x2048x15x15", "i0:16?, i2:256?) looped(i0, i2) warps(8)"),
+    ("snake_bwd_bf16_nchw_10x1024x15x15", "i0:16?, i2:128+128?) warps(8)"),
+    ("squeeze_gate_bf16_nchw_10x1024x15x15", f"i1:4, i2:{alike(64, 4)}?) warps(4)")])
+def test_angles_of_rows(name, found):
+    assert schedule(name, 0).startswith(f"tile({found}")

@@ -61,7 +61,8 @@ LATE_WARPS = 16         # of 1584 over 768 5.1 us, 10.2 in tiles of half as many
 SEVERAL_EACH = 8        # of a tile of several values, of LATE bytes together: BatchNorm's partial results of 132 programs over 96 columns, three
                         # numbers each, 2.0 us, 3.4 in tiles of 256 x 8 that take them in one after the other; of 66 over 256 2.1, 3.3
 SMALL = 1024            # elements of a tile of small matrices, where they are FULL for each multiprocessor at least: bf16 sums along the middle of
-FULL = 16               # 60000 x 8 x 32 37.7 us, 14.2 of four at once, of 124001 x 16 x 24 76.4, 39.7 of two (H100)
+FULL = 16               # 60000 x 8 x 32 37.7 us, 14.2 of four at once, of 124001 x 16 x 24 76.4, 39.7 of two (H100). Twice as many of whole lines of
+                        # more than COLUMNS: 47598 x 5 x 128 f16 took 58.8 in two tiles a matrix, 20.9 in a loop of Inductor's (ours is not timed yet)
 LATE_COLUMNS = 4, 64    # columns of such a tile: the fewer, the more programs; 16 over 32768 1.5 us by 64, 2.5 by 16
 LATE_DEEP = 512         # rows from which on columns, no more of them than multiprocessors, have a program each: partial results of 1056 programs,
                         # two numbers of each, over 88 and 31 columns 6.9 and 5.4 us, of 924 over 26 4.7; 12.5, 6.6 and 5.4 by four (H100)
@@ -115,6 +116,8 @@ def choose(b: Body, line: Axis | None, rows: list[Axis], crossed: frozenset[Axis
     many = (2 if ragged else 1) * WARPS * target.threads // blocks(columns)
     if not crossed:
         tile = replace(_tile(columns, max(1, min(WIDEST, _power(many + 1) // 2)), EACH, hints(down.extent)), once=once)
+        many = others >= FULL * target.threads and not begin_anywhere(b, line, hints)
+        tile = _of_lines(tile, line, size, hints) if many else tile
         return replace(tile, matrices=_matrices(b, line, down, tile, hints, target))
     warps, each = (RAGGED_WARPS, RAGGED_EACH) if ragged else (1, EACH)
     programs = lambda warps: max(1, min(many // warps, -(-hints(down.extent) // _tile(columns, warps, each, hints(down.extent)).rows)))
@@ -134,13 +137,20 @@ def _narrow(n: int, most: int) -> int:
     return most
 
 
+def _of_lines(tile: Columns, line: Axis, size: int, hints: Hints) -> Columns:
+    """`tile` of one warp, of whole lines of up to twice its columns of 16 bits where that is no more than SMALL."""
+    whole = _power(hints(line.extent))
+    wider = tile.warps == 1 and size == 2 and tile.columns == COLUMNS < whole <= 2 * COLUMNS and tile.rows * whole <= SMALL
+    return replace(tile, columns=whole) if wider else tile
+
+
 def _matrices(b: Body, line: Axis, down: Axis, tile: Columns, hints: Hints, target) -> int:
     """Of how many of a stack of small matrices a program of one warp holds the columns."""
     beside = [a for a in b.axes if a in b.parallel and a is not line]
     most = hints.most(down.extent)
     if tile.warps > 1 or not beside or most is None or most > tile.rows or hints(line.extent) > tile.columns:
         return 1
-    count = max(1, SMALL // (tile.rows * tile.columns))
+    count = max(1, SMALL * (2 if tile.columns > COLUMNS else 1) // (tile.rows * tile.columns))
     stack = math.prod(hints(a.extent) for a in beside)
     return count if all(hints(a.extent) >= count for a in beside) and stack >= count * FULL * target.threads else 1
 

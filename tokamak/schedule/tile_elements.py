@@ -85,9 +85,9 @@ LONE_THREAD = 16        # of a tile of LONE elements: partial results of 1584 an
 THREAD = 52             # elements of a tile to a thread that folds them into one lane: statistics of contiguous planes of 3136 bf16 by programs of
                         # two warps 91% of the limit of reading, by four 81, by eight 71
                         # Half as many of three values of 32 bits for two sums: f32 sums of LayerNorm backward of 64 rows of 65535 13.8 us, 18.2
-ANGLES = frozenset({"sin", "cos", "tan"})       # which have a long way for large numbers, text of its own for each element of a thread:
-ANGLES_THREAD = 16      # snake's gradient of 100 x 128 x 56 x 56 bf16 572 us by four warps, 174 by eight; twice as many of 32 bits, of
-                        # 32 x 64 x 56 x 56 66.1, 70.7 by eight (H200)
+ANGLES_THREAD = 16      # of functions of angles beside folds, of rows that are held (not timed) and where `by_thread`: snake's gradient of
+                        # 100 x 128 x 56 x 56 bf16 572 us by four warps, 174 by eight; twice as many of 32 bits, of 32 x 64 x 56 x 56 66.1, 70.7 by
+                        # eight (H200)
 HEAVY_THREAD = 8        # beside heavy functions of several values: sums of a gated RMSNorm's gradient of 21 x 239896 f16 23.1 us, 59.1 with THREAD,
                         # which spill 416 bytes, of a Gaussian likelihood of 1641 x 18066 f32 95.0, 122, 72 bytes (H200)
 MOMENTS_THREAD = 16     # of moments of 32-bit elements of such rows, in tiles of half of TILE: mean and variance of 16 x 180204 8.5 us, variance of
@@ -189,6 +189,8 @@ class TileElements(TileFacts):
         if self.scans_few() and sum(self.pieces[self.rows[0]]) > SCANNED_ROWS // 2:
             each = SCANNED_EACH
         each = self._held_each(each, dims)
+        if self.rows and self.folds and self.angles():
+            each = min(each, ANGLES_THREAD)
         if self.whole_runs():
             each = RUN_THREAD // (2 if self.computes_heavy() else 1)
         if self.narrow_sums():
@@ -221,10 +223,6 @@ class TileElements(TileFacts):
         values = {(e.node, e.index) for e in walk(*exprs_of(self.b)) if isinstance(e, Load) and self.line in e.axes()} if words else ()
         many = len(values) >= WORD_VALUES and not self.computes_heavy()
         return BESIDE_ROWS if words and (self.narrowest() >= 4 or many) else PER_THREAD
-
-    def angles(self) -> bool:
-        """Are functions of angles computed along the contiguous axis?"""
-        return any(isinstance(e, Op) and e.name in ANGLES and self.line in e.free for e in walk(*exprs_of(self.b)))
 
     def _short_each(self, short: int, each: int, dims: tuple[Axis, ...]) -> int:
         """Of a tile of rows of `short` lanes, held: `each` where nothing else is known."""

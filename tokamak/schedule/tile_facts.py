@@ -22,6 +22,9 @@ WRITTEN_HELD = 16384    # elements of a row that is written and folded, neither 
                         # kernel of RMSNorm backward along the middle of 251 x 1679 x 89 f32, rows of 251 x 89, 1101 us held, which spill; but of
                         # 118 x 672 x 59 bf16 59, 84 in a loop. Lanes, all axes but the longest as powers of two: the gradient of a snake activation
                         # in NCHW of 33 x 1024 x 20 x 20 f16, 64 x 400, 789 us held, which spills, 102 in a loop
+ANGLES = frozenset({"sin", "cos", "tan"})       # functions that have a long way for large numbers, text of its own for each element of a thread:
+ANGLES_HELD = 8         # of rows along which they are computed so many times fewer are held. Of 46 x 2048 x 15 x 15 bf16, 64 x 256, 897 us held, 179
+                        # by a loop of Inductor's (ours is not timed yet)
 WRITTEN_DOWN = 32       # the same of rows down columns, beside a sum that programs share: the last kernel of global response norm backward in NHWC of
                         # 22 x 2048 x 28 x 28 bf16 594 us held, 2384 bytes spilled
 SECTOR = 16             # columns at least, of a tile that holds whole columns: 32 bytes of a 16-bit type
@@ -246,12 +249,17 @@ class TileFacts:
             return True
         lengths = sorted(self.hints(a.extent) for a in rows)
         held = math.prod([*map(power, lengths[:-1]), *lengths[-1:]])            # lanes
-        short = not self.folds or held <= (WRITTEN_HELD if self.line in rows or not self.crossed else WRITTEN_DOWN)
+        most = WRITTEN_HELD if self.line in rows or not self.crossed else WRITTEN_DOWN
+        short = not self.folds or held <= most // (ANGLES_HELD if self.angles() else 1)
         folded = lambda e: short or any(isinstance(x, Reduce) and rows & set(x.over) for x in walk(e))
         if self.hints.count(rows) <= (CHUNK if self.line in rows else 2 * SECTOR) or any(s.axes & rows and folded(s.expr) for s in self.b.stores):
             return True
         return any(isinstance(e, Reduce) and rows & set(e.over) and any(isinstance(x, Reduce) and rows & set(x.over) for a in e.args for x in walk(a))
                    for e in walk(*exprs_of(self.b)))
+
+    def angles(self) -> bool:
+        """Are functions of angles computed along the contiguous axis?"""
+        return any(isinstance(e, Op) and e.name in ANGLES and self.line in e.free for e in walk(*exprs_of(self.b)))
 
     def passing(self) -> bool:
         """Are contiguous rows only folded, by folds that few lanes carry (`TileFolds._few`)?"""
