@@ -176,7 +176,7 @@ class Emitter:
         names = tuple(self.low.fresh() for _ in e.args)
         self._put(None, block, block, PartialRead(names, partial, address, "unit" if unit else "splat"), names[0])
         for f in self.partial_of:
-            if (f.monoid, f.over, f.args) == (e.monoid, e.over, e.args):
+            if f.key == e.key:
                 block.memo[f] = Entry(names[f.component], block, len(block.loops))
         return block.memo[e]
 

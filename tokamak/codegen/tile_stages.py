@@ -94,7 +94,7 @@ class StagedLowering(TileLowering):
             raise Unschedulable("rows held in stages, with folds across them that are not along them")
         roots = [s.expr for s in stores] + [s.guard for s in stores if s.guard is not None] + [x for e in crossing for x in e.args]
         roots += [x.expr for s in stores for x in all_atoms(s.address) if isinstance(x, Fetch)]
-        folds = {(e.monoid, e.over, e.args): e for e in walk(*roots) if isinstance(e, Reduce) and self.row & set(e.over)}
+        folds = {e.key: e for e in walk(*roots) if isinstance(e, Reduce) and self.row & set(e.over)}
         self.beside = [x for x in walk(*(s.expr for s in stores)) if isinstance(x, Load) and self.s.staged not in x.free and x.guard is None
                        and not any(isinstance(a, Fetch) for i in x.index for a in i.atoms())]
         before = lambda exprs: max(map(self._folded, exprs), default=0)

@@ -149,7 +149,7 @@ class TileLowering(TileAhead):
         for st in self.stores:
             for e in walk(st.expr):
                 if isinstance(e, Reduce) and set(e.over) & set(s.split):
-                    crossing.setdefault((e.monoid, e.over, e.args), e)
+                    crossing.setdefault(e.key, e)
         for e in crossing.values():
             if (set(e.over) | e.free) & self.body_.parallel != set(self.body_.parallel) or set(s.split) - set(e.over):
                 raise Unschedulable("folds across programs over different axes")
@@ -229,7 +229,7 @@ class TileLowering(TileAhead):
             if isinstance(e, Reduce) and set(e.over) & self.s.looped:
                 if not self.s.looped <= set(e.over):
                     raise Unschedulable("a fold over some of the looped axes")
-                folds.setdefault((e.monoid, e.over, e.args), e)
+                folds.setdefault(e.key, e)
         if not looped and not crossing and self._little(roots):
             self._ask(roots)
         depth = lambda e: max((self._passes(a) for a in e.args), default=0)

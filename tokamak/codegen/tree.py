@@ -186,7 +186,7 @@ class Tree(Loops):
         return total
 
     def _place_fold(self, f: Reduce) -> None:
-        key = (f.monoid, f.over, f.args)
+        key = f.key
         twin = self.accumulators.get(key)
         if twin is not None:
             self._adopt(f, twin)
@@ -245,7 +245,7 @@ class Tree(Loops):
     def _adopt(self, f, placed) -> None:
         names, home, loop = placed
         if self._crosses(f):
-            twin = next(g for g in self.made if (g.monoid, g.over, g.args) == (f.monoid, f.over, f.args))
+            twin = next(g for g in self.made if g.key == f.key)
             self.made[f] = self.made[twin]
             return
         home.memo[f] = Entry(names[f.component], home, len(home.loops))

@@ -64,7 +64,7 @@ def plan(graph: Graph, target) -> Plan:
 
 def _components(a: Group, b: Group) -> bool:
     """Do both have components of one fold? They read alike: what is read at two places is aligned by the one that says most of the axes."""
-    folds = [{(f.monoid, f.over, f.args) for m in g.members if isinstance(m.node, Compute) and isinstance(f := fold(m.node), Reduce)}
+    folds = [{f.key for m in g.members if isinstance(m.node, Compute) and isinstance(f := fold(m.node), Reduce)}
              for g in (a, b)]
     return bool(folds[0] & folds[1])
 

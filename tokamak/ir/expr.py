@@ -230,6 +230,11 @@ class Reduce(Expr):
             raise TypeError(f"'{monoid}' wants an i64 index, not {args[1].dtype}")
         return cls._intern(args[component].dtype, lambda: frozenset().union(*(a.free for a in args)) - frozenset(over), monoid, over, args, component)
 
+    @property
+    def key(self) -> tuple[str, tuple[Axis, ...], tuple[Expr, ...]]:
+        """What all components of one fold have in common."""
+        return self.monoid, self.over, self.args
+
     def children(self):
         return self.args
 

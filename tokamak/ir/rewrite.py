@@ -143,7 +143,7 @@ _EXTREMES = {"argmax": "max", "argmin": "min"}
 
 def _fold_of(e: Reduce | Scan) -> tuple:
     """What both components of a fold have alike."""
-    return (e.monoid, e.over, e.args) if isinstance(e, Reduce) else (e.monoid, e.along, e.reverse, e.args)
+    return e.key if isinstance(e, Reduce) else (e.monoid, e.along, e.reverse, e.args)
 
 
 def _extreme(e: Reduce | Scan) -> Expr:

@@ -173,7 +173,7 @@ def _late(many: int, across: int, down: int, target) -> Columns:
 def _several_late(b: Body, down: Axis, line: Axis, hints: Hints, target) -> Columns | None:
     """Tiles for columns of several values, or of statistics, whose few bytes are late."""
     found = list(walk(*exprs_of(b)))
-    folds = {(e.monoid, e.over, e.args) for e in found if isinstance(e, Reduce)}
+    folds = {e.key for e in found if isinstance(e, Reduce)}
     read = {(e.node, e.index): e for e in found if isinstance(e, Load) and down in e.axes()}.values()
     if not folds or any(isinstance(e, Scan) for e in found) or any(down in s.axes or s.monoid is not None for s in b.stores) \
             or any(over != (down,) for _, over, _ in folds) or any(e.dtype.bytes > 4 or e.index[0].coefficient(line) != 1 for e in read) \
@@ -232,7 +232,7 @@ def _power(n: int) -> int:
 def _one_value(b: Body, down: Axis, line: Axis) -> int:
     """Bytes of an element where all that `b` folds is one value of one number, read along `line`, and its stores are one number a column; else 0."""
     found = list(walk(*exprs_of(b)))
-    folds = {(e.monoid, e.over, e.args) for e in found if isinstance(e, Reduce)}
+    folds = {e.key for e in found if isinstance(e, Reduce)}
     reads = {(e.node, e.index, e.dtype.bytes) for e in found if isinstance(e, Load) and down in e.axes()}
     if len(folds) != 1 or len(reads) != 1 or any(isinstance(e, Scan) for e in found) or any(down in s.axes or s.monoid is not None for s in b.stores):
         return 0

@@ -104,7 +104,7 @@ def _a_word(of: TileFacts, s: TileSchedule, sizes: tuple[int, ...], n: int, besi
     pieces: kurtosis of 20000 20.2, 15.4, entropy 23.6, 17.6, cosine similarity of 30000 47.3, 40.2. A row of no more than a warp's words has one."""
     warps, word = min(s.warps, beside), 16 // of.narrowest()
     piece = 32 * warps * word // beside
-    one = of.only_summed() and len({(e.monoid, e.over, e.args) for e in of.folds}) == 1        # L2 norm of 40000 x 1024 bf16 25.6 us, 25.6
+    one = of.only_summed() and len({e.key for e in of.folds}) == 1        # L2 norm of 40000 x 1024 bf16 25.6 us, 25.6
     if len(set(sizes)) > 1 or of.stored_along() or of.crossed or of.carries or one or not 2 * LEAST <= piece < sizes[0] or sizes[0] <= 32 * word:
         return None
     count = -(-n // piece)
@@ -136,7 +136,7 @@ def _much_folded(of: TileFacts) -> bool:
 
 def _several(of: TileFacts) -> bool:
     """Are several folds made, of several values or more than two?"""
-    return len({(e.monoid, e.over, e.args) for e in of.folds}) > (1 if _values_folded(of) > 1 else 2)
+    return len({e.key for e in of.folds}) > (1 if _values_folded(of) > 1 else 2)
 
 
 def _values_folded(of: TileFacts) -> int:
@@ -192,7 +192,7 @@ def _light(of: TileFacts, lengths: int) -> bool:
         return False
     rows, made = set(of.rows), [e for e in walk(*exprs_of(of.b)) if isinstance(e, Op)]
     heavy = any(OPS[e.name].heavy or e.name == "div" and e.free & rows for e in made)
-    one = len({(e.monoid, e.over, e.args) for e in of.folds}) == 1
+    one = len({e.key for e in of.folds}) == 1
     if lengths > 1:
         return lengths < 3 and (not heavy or one and of.narrowest() < 4)
     if one:

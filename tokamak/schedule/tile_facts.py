@@ -82,7 +82,7 @@ class TileFacts:
         self.crossing = crossing = [e for e in folds if set(e.over) & self.crossed]
         self.carries = any(e.free & set(self.rows) for e in crossing)                       # partial results along a row
         self.carries_rows = self.carries or any(set(e.over) & set(self.rows) for e in crossing)
-        self.crossing = list({(e.monoid, e.over, e.args): e for e in crossing}.values())
+        self.crossing = list({e.key: e for e in crossing}.values())
         self.line, self.wide = self._contiguous(), wide(b, hints, counted=True)
         self.down = self._writes_down()
 
@@ -320,7 +320,7 @@ class TileFacts:
         wide = lanes >= SHORT_LANES // 2
         several = len(self.rows_read()) > 1
         half = self.narrowest() >= 4 and wide and several
-        light = wide and len({(e.monoid, e.over, e.args) for e in self.folds}) < 2 and self.narrowest() < 4
+        light = wide and len({e.key for e in self.folds}) < 2 and self.narrowest() < 4
         twice = not several and (light or self.begin_at_words(WORDS_OF))
         return max(1, (WARP_LANES // 2 if half else WARP_LANES * 2 if twice else WARP_LANES) // lanes)
 

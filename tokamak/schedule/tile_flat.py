@@ -41,7 +41,7 @@ def rows_of(b: Body, rows: list[Axis], line: Axis | None, hints: Hints, target) 
 def pieces(folds: list[Reduce], n: int) -> tuple[int, ...]:
     """Pieces of a row of `n` elements, on which `folds` stand: of several folds a thread holds all of it."""
     found = cover(n)
-    several = len({(e.monoid, e.over, e.args) for e in folds}) > 1 and len(found) > 1
+    several = len({e.key for e in folds}) > 1 and len(found) > 1
     return (PIECE,) * -(-n // PIECE) if several else found
 
 

@@ -280,9 +280,9 @@ def carrying(b: Body, rows: list[Axis], line: Axis | None, crossed: frozenset, h
     if target.ordered or rows != [line] or hints.exactly(line.extent) is None or hints.least(line.extent) < sharing.RUN or b.base is not None:
         return None
     folds = [e for e in walk(*exprs_of(b)) if isinstance(e, (Reduce, Scan))]
-    across = {(e.monoid, e.over, e.args): e for e in folds if isinstance(e, Reduce) and set(e.over) == crossed}
+    across = {e.key: e for e in folds if isinstance(e, Reduce) and set(e.over) == crossed}
     if any(isinstance(e, Scan) or set(e.over) not in ({line}, crossed) for e in folds) \
-            or len(across) == len({(e.monoid, e.over, e.args) for e in folds}):
+            or len(across) == len({e.key for e in folds}):
         return None
     if any(line not in e.free for e in across.values()) or any(s.monoid is not None or s.guard is not None for s in b.stores) or _elsewhere(b):
         return None

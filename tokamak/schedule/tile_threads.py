@@ -424,7 +424,7 @@ class TileThreads(TileElements):
     def _registers(self, each: int) -> int:
         """Registers of a thread with `each` elements of what is read of a row, weights, column sums and what is written beside them."""
         held = {(e.node, e.index) for e in walk(*exprs_of(self.b)) if isinstance(e, Load) and self.line in e.index[0].axes()}
-        sums = {(e.monoid, e.over, e.args) for e in self.crossing if not set(e.over) & self.together}
+        sums = {e.key for e in self.crossing if not set(e.over) & self.together}
         made = [s for s in self.b.stores if self.line in s.axes and s.axes & self.crossed]
         return BESIDE + each * (len(held) + len(sums) + len(made))
 

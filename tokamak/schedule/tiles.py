@@ -110,7 +110,7 @@ class _Chooser(TileBlocks):
         the columns of a tile, where sums along held columns cross them."""
         if self.line in self.pieces and self.takes_columns():
             return frozenset((self.line,))
-        folds = {(e.monoid, e.over, e.args) for e in self.crossing if e.monoid not in CARRIERS}
+        folds = {e.key for e in self.crossing if e.monoid not in CARRIERS}
         inside = frozenset(a for _, over, _ in folds for a in over if a in self.pieces and a in self.rows and a not in self.looped)
         lanes = math.prod(sum(self.pieces[a]) for a in self.pieces)
         return inside if inside and self.shift is None and lanes * len(folds) > CARRIED_LANES else frozenset()
