@@ -37,6 +37,7 @@ def test_short_rows_at_words(name, found):
     ("softmax_middle_bf16_500x1000x24", f"i1:{alike(64, 16)}?, i2:16?) warps(8)"),
     ("rmsnorm_middle_f16_800x500x40", "i1:512?, i2:32?) warps(16)"),                        # one sum
     ("standardize_columns_bwd_f32_464x16384", f"i0:{alike(64, 8)}?, i1:16) warps(8)"),
+    ("ada_layernorm_bwd_f32_1774x132x208", f"i1:{alike(64, 3)}?, i2:{alike(32, 7)}?) warps(16)"),     # held along both
     ("scale_norm_bwd_f16_82x263497", "i0:128?, i1:32?)"), ("scale_norm_bwd_f16_40x200001", f"i0:{alike(8, 5)}, i1:32?)")])
 def test_columns_of_which_much_is_folded(name, found):
     assert schedule(name, 0).startswith(f"tile({found}")

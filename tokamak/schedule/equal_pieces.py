@@ -148,8 +148,8 @@ def _deep(of: TileFacts, s: TileSchedule, a: Axis, n: int) -> TileSchedule:
     """`s`, which holds `n` elements along `a` in one piece, or several alike, down columns at words, in shorter ones where much is folded: what a
     thread has of a column it folds first. Softmax along the middle of 500 x 1000 x 24 bf16 33.2 us, 58.8 as two of 512, of 300 x 700 x 48 f16 21.1,
     25.0, under a mask of 1824 x 1204 x 24 bf16 145, 187, standardized columns' gradient of 464 x 16384 f32 38.0, 53.1 as one."""
-    alone = s.staged is None and of.rows == [a] and a is not of.line and not (of.crossed or of.carries)
-    if not alone or not _much_folded(of) or begin_anywhere(of.b, of.line, of.hints, WORDS_OF):
+    held = s.staged is None and a is not of.line and not (of.crossed or of.carries)
+    if not held or not _much_folded(of) or begin_anywhere(of.b, of.line, of.hints, WORDS_OF):
         return s
     piece = max(DEEP, power(-(-n // MOST)))
     return _covered(s, a, n, (piece,) * -(-n // piece)) if 2 * piece <= s.sizes(a)[0] else s
