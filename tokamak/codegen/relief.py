@@ -54,12 +54,13 @@ def ways(b: Body, s: TileSchedule) -> Iterator[tuple[str, ...]]:
     least = lambda a: SECTOR if a is s.dims[-1] else 1
     tiled = [a for a in s.dims if (a in b.parallel or a in s.looped) and s.sizes(a)[0] > least(a)]
     rows, line = [a for a in tiled if a is not s.dims[-1]] or tiled, s.dims[-1]
+    sized = lambda a, size: f"tile(i{s.order.index(a)}:{size})"
+    tile = lambda a, by: sized(a, s.sizes(a)[0] // by)
     yield from _columns_together(s)
     if s.by_thread:
-        yield (f"tile(i{s.order.index(line)}:{s.sizes(line)[0] // 4})",)
+        yield (tile(line, 4),)
     if len(set(s.sizes(line))) > 1 and line in b.parallel:
-        yield (f"tile(i{s.order.index(line)}:{max(least(line), s.sizes(line)[0] // 2)})",)
-    tile = lambda a, by: f"tile(i{s.order.index(a)}:{s.sizes(a)[0] // by})"
+        yield (sized(line, max(least(line), s.sizes(line)[0] // 2)),)
     yield from ((tile(a, 2),) for a in rows)
     yield from _evenly(b, s)
     if s.registers:

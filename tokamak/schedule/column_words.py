@@ -14,6 +14,7 @@ from ..ir.index import Axis, Fetch
 from ..ir.ops import CARRIERS
 from .body import Body, exprs_of
 from .tile_access import ONCE, begin_anywhere
+from .tile_stages import power
 from .tile_statistics import WORD
 
 DEEP = 8                # rows of a tile in a loop: sums over 777 x 86021, whose rows count as eight and four, 77% (f16) and 85% (f32), 61 and 74
@@ -106,7 +107,7 @@ def choose(b: Body, line: Axis | None, rows: list[Axis], crossed: frozenset[Axis
         return None
     ragged = bool(crossed) and begin_anywhere(b, line, hints)
     few = not crossed and blocks(COLUMNS) < target.threads
-    columns, once = min(RAGGED_COLUMNS if ragged or few else COLUMNS, _power(hints(line.extent))), ONCE * touched > target.l2
+    columns, once = min(RAGGED_COLUMNS if ragged or few else COLUMNS, power(hints(line.extent))), ONCE * touched > target.l2
     if not crossed and size == 2 and hints(down.extent) >= NARROW_FROM and not begin_anywhere(b, line, hints):
         if (narrow := _narrow(hints(line.extent), columns)) < columns:
             return replace(_tile(narrow, NARROW_WARPS, EACH // 2, NARROW_ROWS), once=once)
@@ -115,7 +116,7 @@ def choose(b: Body, line: Axis | None, rows: list[Axis], crossed: frozenset[Axis
         return Columns(WHOLE, COLUMNS // 2, WHOLE * COLUMNS // 2 // (64 * EACH))
     many = (2 if ragged else 1) * WARPS * target.threads // blocks(columns)
     if not crossed:
-        tile = replace(_tile(columns, max(1, min(WIDEST, _power(many + 1) // 2)), EACH, hints(down.extent)), once=once)
+        tile = replace(_tile(columns, max(1, min(WIDEST, power(many + 1) // 2)), EACH, hints(down.extent)), once=once)
         many = others >= FULL * target.threads and not begin_anywhere(b, line, hints)
         tile = _of_lines(tile, line, size, hints) if many else tile
         return replace(tile, matrices=_matrices(b, line, down, tile, hints, target))
@@ -139,7 +140,7 @@ def _narrow(n: int, most: int) -> int:
 
 def _of_lines(tile: Columns, line: Axis, size: int, hints: Hints) -> Columns:
     """`tile` of one warp, of whole lines of up to twice its columns of 16 bits where that is no more than SMALL."""
-    whole = _power(hints(line.extent))
+    whole = power(hints(line.extent))
     wider = tile.warps == 1 and size == 2 and tile.columns == COLUMNS < whole <= 2 * COLUMNS and tile.rows * whole <= SMALL
     return replace(tile, columns=whole) if wider else tile
 
@@ -157,7 +158,7 @@ def _matrices(b: Body, line: Axis, down: Axis, tile: Columns, hints: Hints, targ
 
 def _tile(columns: int, warps: int, each: int, most: int) -> Columns:
     """A tile of so many columns and at most as many rows, with `each` elements to a thread."""
-    rows = min(32 * warps * each // columns, _power(most))
+    rows = min(32 * warps * each // columns, power(most))
     return Columns(rows, columns, max(1, min(warps, rows * columns // (32 * each))))
 
 
@@ -165,8 +166,8 @@ def _late(many: int, across: int, down: int, target) -> Columns:
     """Tiles for columns whose few bytes are late rather than many."""
     least, most = LATE_COLUMNS
     least = 1 if many <= target.threads and down >= LATE_DEEP else least
-    columns = min(max(least, min(most, _power(many // target.threads))), _power(across))
-    rows = min(_power(down), LATE_ROWS // columns)
+    columns = min(max(least, min(most, power(many // target.threads))), power(across))
+    rows = min(power(down), LATE_ROWS // columns)
     return Columns(rows, columns, max(1, min(LATE_WARPS, rows * columns // (32 * LATE_EACH))), late=True)
 
 
@@ -183,7 +184,7 @@ def _several_late(b: Body, down: Axis, line: Axis, hints: Hints, target) -> Colu
     if sum(hints(down.extent) * across * e.dtype.bytes for e in read) > LATE:
         return None
     tile = _late(across, hints(line.extent), hints(down.extent), target)
-    rows = max(1, min(tile.rows, LATE_ROWS // (tile.columns * _power(len(read)))))
+    rows = max(1, min(tile.rows, LATE_ROWS // (tile.columns * power(len(read)))))
     return Columns(rows, tile.columns, max(1, min(LATE_WARPS, rows * tile.columns // (32 * SEVERAL_EACH))), late=True)
 
 
@@ -193,7 +194,7 @@ def _few_of_any(b: Body, line: Axis, down: Axis, blocks, hints: Hints, target) -
     columns = 32 * RAGGED_EACH
     if most is None or most > FEWEST or not begin_anywhere(b, line, hints) or blocks(columns) < ENOUGH * RESIDENT * target.threads:
         return None
-    return Columns(_power(most), columns, max(1, min(WIDEST, _power(most))))
+    return Columns(power(most), columns, max(1, min(WIDEST, power(most))))
 
 
 def _held_anywhere(b: Body, line: Axis, down: Axis, size: int, touched: int, blocks, hints: Hints, target) -> Columns | None:
@@ -202,7 +203,7 @@ def _held_anywhere(b: Body, line: Axis, down: Axis, size: int, touched: int, blo
         return None
     most, elements = hints.most(down.extent), 32 * WARPS_ANYWHERE * EACH_ANYWHERE
     held = most is not None and most <= ROWS_ANYWHERE
-    rows = _power(most) if held else FEW
+    rows = power(most) if held else FEW
     columns = elements // rows
     if rows < FEWEST or blocks(columns) < FILL * target.threads:
         return None
@@ -218,15 +219,10 @@ def _by_words(b: Body, line: Axis, down: Axis, size: int, blocks, hints: Hints, 
     if begin_anywhere(b, line, hints) or hints.least(line.extent) < columns or blocks(columns) < (ENOUGH if few else 1) * RESIDENT * target.threads:
         return None
     if few:
-        while _power(most) * columns < HELD and blocks(2 * columns) >= RESIDENT * target.threads:
+        while power(most) * columns < HELD and blocks(2 * columns) >= RESIDENT * target.threads:
             columns *= 2
-        return Columns(_power(most), columns, 1)
+        return Columns(power(most), columns, 1)
     return Columns(DEEP, columns, 1, by_thread=True) if hints(down.extent) >= DEEP else None
-
-
-def _power(n: int) -> int:
-    """The least power of two that is at least `n`."""
-    return 1 << max(n - 1, 0).bit_length()
 
 
 def _one_value(b: Body, down: Axis, line: Axis) -> int:

@@ -119,7 +119,7 @@ def _short(of: TileFacts, s: TileSchedule, sizes: tuple[int, ...], n: int, besid
     f32 40.8, 73.7, cosine loss's of 1826665 x 16 f16 70, 101, minimum's and maximum's of 300000 x 64 f32 69, 90; but of 2155856 x 16 bf16 60.2, 58.0,
     cosine similarity's of 131071 x 64 24.2, 23.7."""
     least = SHORT[0] // (2 if _values_folded(of) > 1 and _several(of) else 1)
-    warps = min(SHORT_WARPS, power(n * beside // (16 * SHORT_EACH)))
+    warps = min(SHORT_WARPS, power(n * beside // (32 * SHORT_EACH // 2)))
     alone = len(sizes) == 1 and sizes[0] == n and of.rows == [of.line] and not (of.crossed or of.carries)
     if not alone or not least <= n <= SHORT[1] or n * beside < SHORT_EACH * 32 * s.warps:
         return None

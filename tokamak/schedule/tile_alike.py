@@ -87,8 +87,9 @@ class TileAlike(TileThreads):
             rows = CARRY_ROWS * (2 if twice else 1)
             self.pieces = {a: (CARRY_PIECE,) * count if a is row else (rows,) for a in self.pieces}
         elif row is self.line and self.scans() and not self.begin_anywhere():
-            self.pieces[row] = (power(n),)          # prefixes go on from piece to piece: of 60000 x 200 bf16 16.5 us, 26.1 as seven of 32, of
-        elif held or not self.crossed and not (row is self.line and self.begin_anywhere()):             # 50000 x 300 f32 32.9, 40.8 (H200)
+            # prefixes go on from piece to piece: of 60000 x 200 bf16 16.5 us, 26.1 as seven of 32, of 50000 x 300 f32 32.9, 40.8 (H200)
+            self.pieces[row] = (power(n),)
+        elif held or not self.crossed and not (row is self.line and self.begin_anywhere()):
             if held and self.begin_anywhere():
                 self.pieces = {a: self.pieces[a] for a in self.pieces if a in (row, self.line)}
             self.pieces[row] = evenly(n, EVEN // self.narrowest() if row is self.line else EVEN_ROWS) or found

@@ -220,9 +220,8 @@ class TileElements(TileFacts):
                 return BESIDE_COLUMNS if any(e.dtype.bytes > self.narrowest() for e in columns) else PER_THREAD
             return BESIDE_ROWS if 0 < len(rows) <= ROW_VALUES else PER_THREAD
         words = len(dims) == 2 and dims[-1] is self.line and self.hints.exactly(self.line.extent) == WORD // self.narrowest()
-        values = {(e.node, e.index) for e in walk(*exprs_of(self.b)) if isinstance(e, Load) and self.line in e.axes()} if words else ()
-        many = len(values) >= WORD_VALUES and not self.computes_heavy()
-        return BESIDE_ROWS if words and (self.narrowest() >= 4 or many) else PER_THREAD
+        many = words and len(self.rows_read()) >= WORD_VALUES and not self.computes_heavy()
+        return BESIDE_ROWS if words and self.narrowest() >= 4 or many else PER_THREAD
 
     def _short_each(self, short: int, each: int, dims: tuple[Axis, ...]) -> int:
         """Of a tile of rows of `short` lanes, held: `each` where nothing else is known."""

@@ -131,6 +131,9 @@ STAGED = 160 << 10      # bytes of shared memory at most that hold rows under wa
 TURNED_WARPS = 4        # of a program that sums contiguous rows of which another value lies along another axis, in tiles of half of TILE,
 TURNED_RESIDENT = 6     # CARRY_STAGES under way, as many registers as it takes: sums of InstanceNorm3D backward in NDHWC with a gradient in NCDHW of
                         # 992 x 16 x 16 x 16 x 16 f16 91 us, of 7 x 8 x 33 x 33 x 33 bf16 16.2; 138 and 21.6 in TILE by eight, which spill
+WALKED_STAGES = 4       # tiles under way where programs run down columns that begin at words, fold what they share and write: global response norm's
+                        # gradient in NHWC of 30 x 64 x 56 x 56 f16 29.1 us, 67.4 a tile at a time, of 8 x 512 x 28 x 28 bf16 17.8, 34.0, of
+                        # 16 x 192 x 32 x 32 f32 20.2, 33.5; 36.6, 18.1 and 22.3 with CARRY_STAGES (H200)
 LANES = 32              # rows of a tile from which on several are under way: with fewer, what is one number a row is laid out again and again: f16
                         # LayerNorm backward over 256 and 512 columns 38 and 57%, 80 and 70 with one
 
@@ -439,7 +442,7 @@ class TileThreads(TileElements):
         if self.folds_columns():
             return COLUMN_STAGES
         if self._walks_columns():
-            return CARRY_STAGES + 1
+            return WALKED_STAGES
         if not (self.carries or self.down) or self.looped:
             return 1
         row = sum(size for _, address, size in set(strides_of(self.b)) if self.line in address.axes() and address.axes() & self.crossed)
@@ -468,9 +471,7 @@ class TileThreads(TileElements):
         return self.carries and two and self.narrowest() >= 4 and warps in IN_TWO
 
     def _walks_columns(self) -> bool:
-        """Does a program run down columns that begin at words, fold what it shares and write? Global response norm's gradient in NHWC of
-        30 x 64 x 56 x 56 f16 29.1 us, 67.4 a tile at a time, of 8 x 512 x 28 x 28 bf16 17.8, 34.0, of 16 x 192 x 32 x 32 f32 20.2, 33.5; 36.6, 18.1
-        and 22.3 with CARRY_STAGES (H200)."""
+        """Does a program run down columns that begin at words, fold what it shares and write?"""
         down = bool(self.looped) and bool(self.crossed) and self.line in self.b.parallel - self.crossed and not self.begin_anywhere()
         return down and self.stored_along()
 
