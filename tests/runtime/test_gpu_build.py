@@ -22,7 +22,7 @@ from tokamak import backend
 from tokamak.errors import BuildError, CompilerMissing
 from tokamak.options import Options
 from tokamak.runtime import cache as caching
-from tokamak.runtime import gpu_build, gpu_pool, gpu_worker
+from tokamak.runtime import gpu_build, gpu_code, gpu_listing, gpu_pool, gpu_worker
 from tokamak.runtime.gpu_build import GpuUnit, build
 from tokamak.target import Target
 
@@ -573,7 +573,7 @@ def test_copies_of_the_pipeline_leave_the_cache_first_where_the_text_says_so():
     made = pipeline()
     found = copies(made.listing)
     assert {line for line, _ in found} == {LINE, LINE + 1} and all(has == (line == LINE) for line, has in found)
-    assert not gpu_worker.misplaced(made.code)
+    assert not gpu_code.misplaced(made.code)
 
 
 @pytest.mark.parametrize("policy, arch", [("", HOPPER), (", eviction_policy='evict_first'", ("cuda", 80, 32)),
@@ -585,8 +585,8 @@ def test_copies_have_no_policy_where_nothing_asks_or_nothing_was_measured(policy
 
 def test_copies_whose_registers_the_assembler_misplaces_have_no_policy(monkeypatch):
     """Without the zero a copy's address is the sum of two registers of different kinds."""
-    seen, looked = [], gpu_worker.misplaced
-    monkeypatch.setattr(gpu_worker, "misplaced", lambda code: seen.append(looked(code)) or seen[-1])
-    monkeypatch.setattr(gpu_worker, "_BASE", re.compile("no such (text)"))
+    seen, looked = [], gpu_code.misplaced
+    monkeypatch.setattr(gpu_code, "misplaced", lambda code: seen.append(looked(code)) or seen[-1])
+    monkeypatch.setattr(gpu_listing, "_BASE", re.compile("no such (text)"))
     found = copies(pipeline().listing)
     assert seen == [True] and found and not any(has for _, has in found)

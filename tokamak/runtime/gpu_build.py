@@ -24,9 +24,10 @@ from ..errors import BuildError, CompilerMissing
 from . import gpu_pool, gpu_worker
 from .build import finished, Progress, temporary
 from .cache import open_cache
+from .gpu_code import resources
 
 Arch = tuple[str, int | str, int]        # Triton's words for a target: ("cuda", 90, 32), ("hip", "gfx942", 64)
-ABI = 4                                  # of what is kept on disk
+ABI = 5                                  # of what is kept on disk
 
 
 @dataclass(frozen=True)
@@ -263,48 +264,3 @@ def _unpacked(kept: bytes, unit: GpuUnit, arch: Arch) -> Binary | None:
         return Binary(unit, arch, code, **{**facts, "scratch": tuple(facts["scratch"]), "maps": maps}, packed=packed)
     except (struct.error, ValueError, TypeError, KeyError):
         return None
-
-
-# -- registers and stack ---------------------------------------------------------------------------------------------------
-_REGISTERS, _STACK = 0x2f, 0x11          # attributes in a cubin's section .nv.info: (function, count) each
-
-
-def resources(code: bytes, entry: str, listing: str = "") -> tuple[int, int]:
-    """(registers, bytes of stack) a thread of the kernel `entry` in an ELF file for NVIDIA, or as an AMD listing says; (0, 0) where neither does."""
-    amd = [re.search(rf"\.{word}:\s+(\d+)", listing) for word in ("vgpr_count", "private_segment_fixed_size")]
-    if all(amd):
-        return int(amd[0][1]), int(amd[1][1])
-    try:
-        sections = _sections(code)
-        symbols, names = sections[".symtab"], sections[".strtab"]
-        numbers = [i for i in range(len(symbols) // 24) if _string(names, struct.unpack_from("<I", symbols, 24 * i)[0]) == entry]
-        found = _attributes(sections[".nv.info"], numbers[0])
-        return found[_REGISTERS], found[_STACK]
-    except (struct.error, KeyError, IndexError):
-        return 0, 0
-
-
-def _sections(code: bytes) -> dict[str, bytes]:
-    """Contents by name of the sections of a 64-bit ELF file."""
-    start, = struct.unpack_from("<Q", code, 40)
-    size, count, naming = struct.unpack_from("<3H", code, 58)
-    headers = [struct.unpack_from("<2I4Q", code, start + i * size) for i in range(count)]
-    held = [b"" if h[1] == 8 else code[h[4]:h[4] + h[5]] for h in headers]         # 8: the section takes no room in the file
-    return {_string(held[naming], h[0]): content for h, content in zip(headers, held)}
-
-
-def _string(table: bytes, offset: int) -> str:
-    return table[offset:table.index(b"\0", offset)].decode()
-
-
-def _attributes(info: bytes, symbol: int) -> dict[int, int]:
-    """Attribute -> value of the function with that symbol number. Entries: format, attribute, and by the format a size (4) or a value beside them."""
-    found, at = {}, 0
-    while at + 4 <= len(info):
-        form, attribute, size = struct.unpack_from("<2BH", info, at)
-        if form == 4 and size == 8:
-            function, value = struct.unpack_from("<2I", info, at + 4)
-            if function == symbol:
-                found[attribute] = value
-        at += 4 + (size if form == 4 else 0)
-    return found

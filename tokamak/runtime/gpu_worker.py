@@ -41,16 +41,17 @@ def compile_job(job: dict, folder: str) -> dict:
     types = [*job["signature"], *(f"tensordesc<{_ROUNDED.get(element, element)}{list(block)}>" for element, block in boxes)]
     source = compiler.ASTSource(fn, dict(zip(fn.arg_names, types, strict=True)), constexprs={}, attrs=attrs)
     files, usual = _Files(folder), importlib.import_module("triton.runtime.cache").FileCacheManager
-    first = lines_that_leave_first(job["text"]) if tuple(job["arch"][:2]) == ("cuda", 90) else frozenset()
+    hopper = tuple(job["arch"][:2]) == ("cuda", 90)
+    first = _tokamak("gpu_listing").lines_that_leave_first(job["text"]) if hopper else frozenset()
     with _LOCK:
         before = knobs.cache.__dict__.get("manager_class")
         knobs.cache.__dict__["manager_class"] = lambda key, **other: usual(key, **other) if other else files
         looked = getattr(knobs.runtime, "add_stages_inspection_hook", None)
         try:
             for lines in dict.fromkeys((first, frozenset())):
-                knobs.runtime.add_stages_inspection_hook = partial(_stages, lines)
+                knobs.runtime.add_stages_inspection_hook = partial(_stages, lines, hopper)
                 made = _first_that_compiles(partial(compiler.compile, source, target=target), job)
-                if not lines or not misplaced(made.kernel):
+                if not lines or not _tokamak("gpu_code").misplaced(made.kernel):
                     return _result(made, [element for element, _ in boxes])
         finally:
             files.remove()
@@ -77,64 +78,36 @@ def _first_that_compiles(compile: Callable, job: dict):
 _UNWRAPPED = re.compile(r"= (shl|add|sub|mul)((?: nuw| nsw)+) (?=<)")
 
 
-def _stages(first: frozenset[int], backend=None, stages=None, *others):
+def _stages(first: frozenset[int], hopper: bool, backend=None, stages=None, *others):
     """Triton asks for changes of its stages: vectors of integers carry no promise that they do not wrap. LLVM gathers scalars in vectors, which keep
-    the promises of some of them; of two in a register of 64 bits, a lane that wraps then reached into its neighbour (an address). And the pipeline's
-    copies that the lines `first` of the kernel's text make say that they leave the cache first, which Triton drops."""
+    the promises of some of them; of two in a register of 64 bits, a lane that wraps then reached into its neighbour (an address). On `hopper`, the
+    pipeline's copies that the lines `first` of the kernel's text make say that they leave the cache first, which Triton drops; and what is read waits
+    together where `waiting_together` says so, which is why the assembler is called early."""
     if stages is None:
         return "", ""
-    made, printed = stages.get("llir"), stages.get("ptx")
+    made, printed, assembled = stages.get("llir"), stages.get("ptx"), stages.get("cubin")
     if made is not None:
         stages["llir"] = lambda source, metadata: _UNWRAPPED.sub(r"= \1 ", text) if isinstance(text := made(source, metadata), str) else text
-    if printed is not None and first:
-        stages["ptx"] = lambda source, metadata: leaving_first(printed(source, metadata), first)
+    if printed is None or assembled is None or not hopper:
+        return
+    done: dict[str, bytes] = {}
+
+    def assemble(ptx: str, metadata: dict) -> bytes:
+        if ptx not in done:
+            done[ptx] = assembled(ptx, metadata)
+        return done[ptx]
+
+    def print_so(source, metadata: dict) -> str:
+        listing = _tokamak("gpu_listing")
+        ptx = listing.leaving_first(printed(source, metadata), first)
+        return listing.waiting_together(ptx, lambda text: assemble(text, metadata), metadata["name"], metadata["num_warps"], metadata["shared"])
+
+    stages["ptx"], stages["cubin"] = print_so, assemble
 
 
-# -- copies that leave the cache first -----------------------------------------------------------------------------------------
-_LEAVES_FIRST = "eviction_policy='evict_first'"
-_COPY = re.compile(r"(cp\.async\.c[ag]\.shared\.global)(\s+\[[^\]]*\], \[[^\]]*\][^;]*);")
-_PLACE = re.compile(r"\.loc\s+(\d+)\s+(\d+)")
-_BASE = re.compile(r"mov\.b32\s+(%r\d+), global_smem;")
-_EXECUTABLE = 4         # of a section of an ELF file
-_POLICY = """createpolicy.fractional.L2::evict_first.b64 %leaves, 1.0;
-	mov.u32 %nothing, %tid.x;
-	shr.u32 %nothing, %nothing, 20;
-	"""
-
-
-def lines_that_leave_first(text: str) -> frozenset[int]:
-    """The numbers of a text's lines that read what leaves the cache first."""
-    return frozenset(n for n, line in enumerate(text.splitlines(), 1) if _LEAVES_FIRST in line)
-
-
-def leaving_first(ptx: str, lines: frozenset[int]) -> str:
-    """Assembly whose asynchronous copies have the policy where they were written in these lines of the kernel's file. Where a copy's address in
-    shared memory is the sum of a register and one of the warp's, NVIDIA's assembler (of CUDA 12.8 to 13.3) takes an instruction whose registers
-    it writes down wrong (`misplaced`): so the base is no warp's, by a zero that each thread computes."""
-    out, here, copied, kernels = [], False, False, re.findall(r'\.file\s+(\d+)\s+"[^"]*<tokamak', ptx)
-    for line in ptx.split("\n"):
-        if (place := _PLACE.search(line)) is not None:
-            here = place[1] in kernels and int(place[2]) in lines
-        changed = _COPY.sub(r"\1.L2::cache_hint\2, %leaves;", line) if here else line
-        copied = copied or changed is not line
-        out.append(_BASE.sub(r"mov.b32 \1, global_smem;\n\tadd.s32 \1, \1, %nothing;", changed))
-    text, begin = "\n".join(out), ptx.find(".reg")
-    first = text.find("ld.param")
-    if not copied or not 0 <= begin < first:
-        return ptx
-    return f"{text[:begin]}.reg .b64 %leaves;\n\t.reg .b32 %nothing;\n\t{text[begin:first]}{_POLICY}{text[first:]}"
-
-
-def misplaced(code: bytes) -> bool:
-    """Are there asynchronous copies in machine code (sm_90) of the form in which the assembler names other registers than it fills? The GPU stops
-    at one that has a policy."""
-    start, = struct.unpack_from("<Q", code, 40)
-    size, count, _ = struct.unpack_from("<3H", code, 58)
-    for at in range(start, start + size * count, size):
-        _, _, flags, _, begin, length = struct.unpack_from("<2I4Q", code, at)
-        if flags & _EXECUTABLE and any(int.from_bytes(code[i:i + 2], "little") & 0xFFF == 0xDAE for i in range(begin, begin + length, 16)):
-            return True
-    return False
+def _tokamak(module: str) -> types.ModuleType:
+    """A module beside this one: late, for a nursery has first to make them importable."""
+    return importlib.import_module(f"tokamak.runtime.{module}")
 
 
 class _Files:
@@ -318,7 +291,7 @@ def _ended(alive: dict[int, int]) -> list[tuple[int, int]]:
 
 def without_torch(package: str) -> None:
     """Makes the modules of the folder `package` importable as tokamak.*, without the front of the package, which imports torch."""
-    for name, folder in (("tokamak", package), ("tokamak.codegen", os.path.join(package, "codegen"))):
+    for name, folder in (("tokamak", package), *((f"tokamak.{part}", os.path.join(package, part)) for part in ("codegen", "runtime"))):
         module = sys.modules[name] = types.ModuleType(name)
         module.__path__ = [folder]
 

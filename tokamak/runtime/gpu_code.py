@@ -1,0 +1,112 @@
+"""What machine code for NVIDIA's GPUs says of itself: registers, stack, how often in a row it waits for memory. No GPU is asked, nothing is run."""
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+# -- ELF files -------------------------------------------------------------------------------------------------------------
+_REGISTERS, _STACK = 0x2f, 0x11          # attributes in a cubin's section .nv.info: (function, count) each
+_EXECUTABLE = 4         # of a section of an ELF file
+
+
+def resources(code: bytes, entry: str, listing: str = "") -> tuple[int, int]:
+    """(registers, bytes of stack) a thread of the kernel `entry` in an ELF file for NVIDIA, or as an AMD listing says; (0, 0) where neither does."""
+    amd = [re.search(rf"\.{word}:\s+(\d+)", listing) for word in ("vgpr_count", "private_segment_fixed_size")]
+    if all(amd):
+        return int(amd[0][1]), int(amd[1][1])
+    try:
+        sections = _sections(code)
+        symbols, names = sections[".symtab"], sections[".strtab"]
+        numbers = [i for i in range(len(symbols) // 24) if _string(names, struct.unpack_from("<I", symbols, 24 * i)[0]) == entry]
+        found = _attributes(sections[".nv.info"], numbers[0])
+        return found[_REGISTERS], found[_STACK]
+    except (struct.error, KeyError, IndexError):
+        return 0, 0
+
+
+def _sections(code: bytes) -> dict[str, bytes]:
+    """Contents by name of the sections of a 64-bit ELF file."""
+    start, = struct.unpack_from("<Q", code, 40)
+    size, count, naming = struct.unpack_from("<3H", code, 58)
+    headers = [struct.unpack_from("<2I4Q", code, start + i * size) for i in range(count)]
+    held = [b"" if h[1] == 8 else code[h[4]:h[4] + h[5]] for h in headers]         # 8: the section takes no room in the file
+    return {_string(held[naming], h[0]): content for h, content in zip(headers, held)}
+
+
+def _string(table: bytes, offset: int) -> str:
+    return table[offset:table.index(b"\0", offset)].decode()
+
+
+def _attributes(info: bytes, symbol: int) -> dict[int, int]:
+    """Attribute -> value of the function with that symbol number. Entries: format, attribute, and by the format a size (4) or a value beside them."""
+    found, at = {}, 0
+    while at + 4 <= len(info):
+        form, attribute, size = struct.unpack_from("<2BH", info, at)
+        if form == 4 and size == 8:
+            function, value = struct.unpack_from("<2I", info, at + 4)
+            if function == symbol:
+                found[attribute] = value
+        at += 4 + (size if form == 4 else 0)
+    return found
+
+
+def _texts(code: bytes) -> Iterator[bytes]:
+    """The machine code of each function of an ELF file."""
+    start, = struct.unpack_from("<Q", code, 40)
+    size, count, _ = struct.unpack_from("<3H", code, 58)
+    for at in range(start, start + size * count, size):
+        _, _, flags, _, begin, length = struct.unpack_from("<2I4Q", code, at)
+        if flags & _EXECUTABLE:
+            yield code[begin:begin + length]
+
+
+# -- instructions (sm_90: 16 bytes each) ---------------------------------------------------------------------------------------
+_LOAD, _COPY = 0x981, 0xDAE             # global memory -> registers; -> shared memory, with an address of the form that is misplaced
+_WIDTHS = 1, 1, 2, 2, 4, 8, 16, 16      # bytes of a load
+_MEMORY, _OTHER = 700, 30               # cycles until what memory answers, and what else takes longer than an instruction, is there
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Of one warp that runs through a kernel's code once from its beginning to its end, as if no branch were taken and no other warp were there:
+    `cycles` it takes, how often in a row (`rounds`) it waits for what it reads of global memory, and how many `bytes` a thread reads into
+    registers."""
+    cycles: int
+    rounds: int
+    bytes: int
+
+
+def misplaced(code: bytes) -> bool:
+    """Are there asynchronous copies in machine code (sm_90) of the form in which the assembler names other registers than it fills? The GPU stops
+    at one that has a policy."""
+    return any(int.from_bytes(text[i:i + 2], "little") & 0xFFF == _COPY for text in _texts(code) for i in range(0, len(text), 16))
+
+
+def waits(code: bytes) -> Waits:
+    """The longest function's. Every instruction says how many cycles follow it, which of six counters its result frees, and which it waits for."""
+    return max((_waits(text) for text in _texts(code)), key=lambda w: w.cycles, default=Waits(0, 0, 0))
+
+
+def _waits(text: bytes) -> Waits:
+    now, rounds, read = 0, 0, 0
+    due, memory = [0] * 6, [False] * 6
+    for low, high in struct.iter_unpack("<2Q", text[:len(text) // 16 * 16]):
+        load, pause, frees, needs = low & 0xFFF == _LOAD, high >> 41 & 15, high >> 46 & 7, high >> 52 & 63
+        for i in range(6):
+            if needs >> i & 1 and due[i] > now:
+                rounds += memory[i] and due[i] - now > _MEMORY // 2
+                now = due[i]
+        read += _WIDTHS[high >> 9 & 7] if load else 0
+        then = now + (_MEMORY if load else _OTHER)
+        if frees < 6 and then > due[frees]:
+            due[frees], memory[frees] = then, load
+        now += max(pause, 1)
+    return Waits(now, rounds, read)
+
+
+def resident(registers: int, warps: int, shared: int) -> int:
+    """Warps that a multiprocessor of sm_90 holds at once, of programs of so many `warps`, `registers` a thread and bytes of `shared` memory."""
+    each = -(-max(registers, 1) // 8) * 8 * 32 * warps
+    return min(65536 // each, 233472 // (shared + 1024), 64 // warps, 32) * warps

@@ -1,0 +1,82 @@
+"""Changes of the assembly (PTX) that Triton prints, for sm_90, before NVIDIA's assembler sees it."""
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from . import gpu_code
+
+# -- copies that leave the cache first -----------------------------------------------------------------------------------------
+_LEAVES_FIRST = "eviction_policy='evict_first'"
+_COPY = re.compile(r"(cp\.async\.c[ag]\.shared\.global)(\s+\[[^\]]*\], \[[^\]]*\][^;]*);")
+_PLACE = re.compile(r"\.loc\s+(\d+)\s+(\d+)")
+_BASE = re.compile(r"mov\.b32\s+(%r\d+), global_smem;")
+_POLICY = """createpolicy.fractional.L2::evict_first.b64 %leaves, 1.0;
+	mov.u32 %nothing, %tid.x;
+	shr.u32 %nothing, %nothing, 20;
+	"""
+
+
+def lines_that_leave_first(text: str) -> frozenset[int]:
+    """The numbers of a text's lines that read what leaves the cache first."""
+    return frozenset(n for n, line in enumerate(text.splitlines(), 1) if _LEAVES_FIRST in line)
+
+
+def leaving_first(ptx: str, lines: frozenset[int]) -> str:
+    """Assembly whose asynchronous copies have the policy where they were written in these lines of the kernel's file. Where a copy's address in
+    shared memory is the sum of a register and one of the warp's, NVIDIA's assembler (of CUDA 12.8 to 13.3) takes an instruction whose registers
+    it writes down wrong (`gpu_code.misplaced`): so the base is no warp's, by a zero that each thread computes."""
+    out, here, copied, kernels = [], False, False, re.findall(r'\.file\s+(\d+)\s+"[^"]*<tokamak', ptx)
+    for line in ptx.split("\n"):
+        if (place := _PLACE.search(line)) is not None:
+            here = place[1] in kernels and int(place[2]) in lines
+        changed = _COPY.sub(r"\1.L2::cache_hint\2, %leaves;", line) if here else line
+        copied = copied or changed is not line
+        out.append(_BASE.sub(r"mov.b32 \1, global_smem;\n\tadd.s32 \1, \1, %nothing;", changed))
+    text, begin = "\n".join(out), ptx.find(".reg")
+    first = text.find("ld.param")
+    if not copied or not 0 <= begin < first:
+        return ptx
+    return f"{text[:begin]}.reg .b64 %leaves;\n\t.reg .b32 %nothing;\n\t{text[begin:first]}{_POLICY}{text[first:]}"
+
+
+# -- reads that are waited for together ---------------------------------------------------------------------------------------
+_READS = re.compile(r"\bld\.global")
+_BETWEEN = re.compile(r"^\$L|\b(bar|mbarrier|st|red|atom|shfl|bra)\b", re.M)          # what a read does not pass
+_END = re.compile(r"\s*// end inline asm")
+_FENCE = "\tfence.acq_rel.cta;"
+FEWER, GAIN, ENOUGH = 0.9, 1.15, 100
+
+
+def waiting_together(ptx: str, assemble: Callable[[str], bytes], name: str, warps: int, shared: int) -> str:
+    """`ptx`, or the same with fences behind its reads. NVIDIA's assembler (of CUDA 12.8) puts what uses an element between the reads of others, to
+    have few registers alive, and a warp then waits for memory as often as it reads: a fence of the program's scope, one instruction, makes it read
+    first. Taken where by the machine code a warp takes FEWER of the cycles from its beginning to its end, no more stack, and a multiprocessor reads
+    GAIN times as much at once, if that is less than ENOUGH bytes a cycle (the H200's memory gives 19). `warps` and bytes of `shared` memory of a
+    program, whose machine code has the symbol `name`."""
+    code = assemble(ptx)
+    was = gpu_code.waits(code)
+    if was.rounds < 2 or not was.bytes or (changed := fenced(ptx)) == ptx:
+        return ptx
+    rate = lambda w, registers: gpu_code.resident(registers, warps, shared) * 32 * w.bytes / w.cycles
+    registers, stack = gpu_code.resources(code, name)
+    if rate(was, registers) >= ENOUGH:
+        return ptx
+    other = assemble(changed)
+    now, (more, spilled) = gpu_code.waits(other), gpu_code.resources(other, name)
+    return changed if now.cycles <= FEWER * was.cycles and spilled <= stack and rate(now, more) >= GAIN * rate(was, registers) else ptx
+
+
+def fenced(ptx: str) -> str:
+    """Assembly with a fence behind each last of several reads of global memory between which nothing is that a read does not pass."""
+    lines = ptx.split("\n")
+    at = [i for i, line in enumerate(lines) if _READS.search(line)]
+    out, begin, several = [], 0, False
+    for i, following in zip(at, [*at[1:], None]):
+        if following is not None and not any(_BETWEEN.search(line) for line in lines[i + 1:following]):
+            several = True
+            continue
+        end = i + 2 if i + 1 < len(lines) and _END.match(lines[i + 1]) else i + 1
+        out += [*lines[begin:end], *([_FENCE] if several else [])]
+        begin, several = end, False
+    return "\n".join([*out, *lines[begin:]])
