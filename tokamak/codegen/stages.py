@@ -239,6 +239,8 @@ def taken_apart(plan: Plan, g: Group, why: str, target) -> tuple[Plan, list[Grou
 
 
 _PLACEHOLDER = "tk_kernel"
+MULTIPROCESSORS = 132       # of an H200; FEW programs of each are told from many
+FEW = 1, 2, 4
 
 
 def render_plan(lowered: Lowered) -> dict[Group, Built | BuiltTiles]:
@@ -263,8 +265,9 @@ def _part(k: TileKernel) -> Part:
     text, s = triton.render(k, _PLACEHOLDER), k.schedule
     otherwise = triton.render(k.otherwise, _PLACEHOLDER) if k.otherwise is not None else ""
     signature, divisible = triton.signature(k), triton.divisible(k)
-    boxes = triton.boxes(k)
-    fields = (text, signature, sorted(divisible), s.warps, s.stages, s.sharers, s.registers, *((otherwise, boxes) if boxes else ()))
+    boxes, few = triton.boxes(k), next((n for n in FEW if 0 < k.programs <= n * MULTIPROCESSORS), 0)
+    fields = (text, signature, sorted(divisible), s.warps, s.stages, s.sharers, s.registers, *((otherwise, boxes) if boxes else ()),
+              *([few] if few else []))
     key = "k" + hashlib.sha256(repr(fields).encode()).hexdigest()[:16]
     return Part(k, GpuUnit(key, text.replace(_PLACEHOLDER, key), signature, divisible, s.warps, s.stages, registers=s.registers, cluster=s.sharers,
-                           otherwise=otherwise.replace(_PLACEHOLDER, key), boxes=boxes))
+                           otherwise=otherwise.replace(_PLACEHOLDER, key), boxes=boxes, few=few))

@@ -76,6 +76,10 @@ class TileValues(TileCoordinates):
                 return found
         return None
 
+    def _has(self, e: Expr) -> bool:
+        """Is `e` in a register, for the pieces as they are chosen?"""
+        return any((e, self._key(e.free)) in s.memo for s in self.scope.chain())
+
     def _home(self, axes, values=()) -> Scope:
         """The outermost scope that has the coordinates of `axes` and knows `values`."""
         best = self.scope

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cached_property
 
 from ..fuse.gpu import atomic
 from ..ir.expr import Const, Expr, Load, Op, Reduce, Rewriter, Scan, walk
@@ -25,6 +26,12 @@ from .tile_kernel import For, Scope, TileKernel, Value, Workspace
 
 LITTLE = 1 << 21        # elements of a body whose programs ask for all that they read first: the second kernels of backward norms, which fold five
                         # values one after the other, 1.4 us, 3.0
+BESIDE = 8              # registers of a thread at most that hold what is asked for beside what is folded
+AHEAD = 16              # registers of a thread at most that hold what of the next pieces is asked for before anything is written: log-softmax's
+                        # gradient of 57252 x 304 f16 27.8 us, 35.0, of 4485 x 16384 bf16 104.5, 117.2; as many, and no more, of those that the
+REST = 28               # rows and these other registers leave: LayerNorm of 127 rows of 131071 in bf16 spilled so, 78.4 us, 47.2;
+MANY_WARPS = 16         # none where programs are large, of which a multiprocessor holds one less then: 1525 rows of 8944 in bf16 23.4 us, 19.3
+MOST_REGISTERS = 255
 ASKED = 64              # elements of a thread at most that are asked for so
 
 
@@ -63,7 +70,7 @@ class TileLowering(TileAhead):
             self._run(self.program, self.stores, ())
         aligned = frozenset(p.name for p in self.params if p.kind == "int" and self.hints.divides(16, p.source))
         return TileKernel(tuple(self.params), tuple(self.program.lines), grid, s, self.body_, tuple(self.errors), self.sources,
-                          tuple(self.spaces.values()), aligned)
+                          tuple(self.spaces.values()), aligned, programs=self.hints(grid))
 
     def _place(self) -> tuple[str, Index]:
         """This program's number, and how many programs have the same."""
@@ -230,7 +237,7 @@ class TileLowering(TileAhead):
                 if not self.s.looped <= set(e.over):
                     raise Unschedulable("a fold over some of the looped axes")
                 folds.setdefault(e.key, e)
-        if not looped and not crossing and self._little(roots):
+        if not looped and not crossing:
             self._ask(roots)
         depth = lambda e: max((self._passes(a) for a in e.args), default=0)
         last = max([depth(e) for e in folds.values()] + [self._passes(s.expr) for s in stores] + [depth(e) for e in crossing], default=0)
@@ -253,21 +260,35 @@ class TileLowering(TileAhead):
         plain = lambda x: x.guard is None and not any(isinstance(a, Fetch) for i in x.index for a in i.atoms())
         return [x for x in walk(*roots) if isinstance(x, Load) and plain(x)]
 
-    def _little(self, roots) -> bool:
-        """Do programs fold a little of several values?"""
-        if not any(isinstance(e, Reduce) for e in walk(*roots)) or self.s.shift is not None or self.s.split:
-            return False
-        lanes = lambda x: math.prod(sum(self.s.sizes(a)) for a in self.s.dims if a in x.axes())
-        return self.hints.count(self.body_.axes) <= LITTLE and sum(map(lanes, self._read_alone(roots))) <= ASKED * 32 * self.s.warps
-
     def _ask(self, roots) -> None:
-        """Asks for all that is read before anything is folded or written: what is written might lie where the next value is read, for all that the
-        compiler knows, and would be waited for."""
-        for x in self._read_alone(roots):
+        """Asks, before anything is folded, for what programs read that fold a little of several values, or that read little beside what they fold.
+        What is read behind a fold would be waited for again; and what is written might lie where the next value is read, for all that the compiler
+        knows."""
+        if not any(isinstance(e, Reduce) for e in walk(*roots)):
+            return
+        reads = self._read_alone(roots)
+        folded = self._read_alone([a for e in walk(*roots) if isinstance(e, Reduce) for a in e.args])
+        beside = [x for x in reads if x not in folded]
+        little = self.hints.count(self.body_.axes) <= LITTLE and self.s.shift is None and not self.s.split
+        if little and self._elements_of(reads) <= ASKED * 32 * self.s.warps:
+            asked = reads
+        elif self.s.staged is None and beside and self._registers_for(beside) <= BESIDE * 32 * self.s.warps:
+            asked = [*folded, *beside]
+        else:
+            return
+        for x in asked:
             for choice in self._choices(x.axes()):
                 self.piece.update(choice)
                 self.emit(x)
         self._first_pieces()
+
+    def _elements_of(self, reads: list[Load]) -> int:
+        """Elements of all pieces of a program's tile."""
+        return sum(math.prod(sum(self.s.sizes(a)) for a in self.s.dims if a in x.axes()) for x in reads)
+
+    def _registers_for(self, reads: list[Load]) -> int:
+        """Registers that they take, of all threads together."""
+        return sum(self._elements_of([x]) * x.dtype.bytes // 4 for x in reads)
 
     def _passes(self, e: Expr) -> int:
         """How many loops over the rows must be over before `e` is known."""
@@ -347,9 +368,10 @@ class TileLowering(TileAhead):
         written = {s.memory for s in stores}
         aliased = any(isinstance(x, Load) and x.node in written for s in stores for x in walk(s.expr))
         waiting: list = []
-        for s in stores:
+        for n, s in enumerate(stores):
             again = self.s.reread and not aliased and self._know_folds(s)
-            for choice in self._choices(s.axes):
+            choices = list(self._choices(s.axes))
+            for m, choice in enumerate(choices):
                 self.piece.update(choice)
                 if again:
                     self._forget()
@@ -361,13 +383,40 @@ class TileLowering(TileAhead):
                 job = (s, address, dims, value, guard, dict(self.piece))
                 if aliased:
                     waiting.append(job)
-                else:
-                    self._store(scope, *job)
+                    continue
+                if not again:
+                    self._read_before_writing([s.expr], choices[m + 1:])
+                self._store(scope, *job)
             self._first_pieces()
         for job in waiting:
             self.piece.update(job[-1])
             self._store(scope, *job)
         self._first_pieces()
+
+    def _read_before_writing(self, roots, choices: list[dict]) -> None:
+        """Asks for what `roots` read of the next pieces, as much as there are registers for, before anything is written: what is written might lie
+        where the next value is read, for all that the compiler knows, and would be waited for."""
+        reads = self._read_alone(roots) if choices else []
+        left, saved = self._ahead_registers * 32 * self.s.warps if reads else 0, dict(self.piece)
+        for choice in choices if left else ():
+            self.piece.update(choice)
+            unknown = [x for x in reads if not self._has(x)]
+            left -= sum(math.prod(self.s.sizes(a)[self.piece.get(a, 0)] for a in self.s.dims if a in x.axes()) * x.dtype.bytes // 4 for x in unknown)
+            if left < 0:
+                break
+            for x in unknown:
+                self.emit(x)
+        self.piece.update(saved)
+
+    @cached_property
+    def _ahead_registers(self) -> int:
+        """Registers of a thread for what is read before the pieces in front of it are written: of those that it may have, what the rows that are
+        held and the rest leave."""
+        roots, threads = [s.expr for s in self.stores], 32 * self.s.warps
+        held = self._read_alone([a for e in walk(*roots) if isinstance(e, Reduce) for a in e.args])
+        most = min(self.s.registers or MOST_REGISTERS, 65536 // threads)
+        wide = self.s.staged is None and self.s.warps >= MANY_WARPS
+        return max(min(0 if wide else AHEAD, most - REST - self._registers_for(held) // threads), 0)
 
     def _know_folds(self, s: Store) -> bool:
         """Computes what of held rows is folded for `s`. Says whether there is such a thing."""

@@ -39,7 +39,8 @@ class GpuUnit:
     parameters; a call gives (address, offset in elements, extents, strides in elements) of each. `cooperative`: all programs of the grid are resident
     at once (they wait for each other). `cluster`: so many neighbours of the grid, which it is a multiple of, run side by side and see each other's
     shared memory. `contract`: a product may be added to something without being rounded first. `registers`: the most that a thread may have; 0 leaves
-    it open. `name` stands for the text and all other fields."""
+    it open. `few`: programs that a multiprocessor has at most for the sizes as they were traced; 0: many. `name` stands for the text and all other
+    fields."""
     name: str
     text: str
     signature: tuple[str, ...]
@@ -52,6 +53,7 @@ class GpuUnit:
     cluster: int = 1
     otherwise: str = ""
     boxes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    few: int = 0
 
     def relying(self, divisible: frozenset[int]) -> GpuUnit:
         """The unit for calls in which only these of its parameters are multiples of 16."""

@@ -107,6 +107,6 @@ def _waits(text: bytes) -> Waits:
 
 
 def resident(registers: int, warps: int, shared: int) -> int:
-    """Warps that a multiprocessor of sm_90 holds at once, of programs of so many `warps`, `registers` a thread and bytes of `shared` memory."""
+    """Programs that a multiprocessor of sm_90 holds at once, of so many `warps`, `registers` a thread and bytes of `shared` memory."""
     each = -(-max(registers, 1) // 8) * 8 * 32 * warps
-    return min(65536 // each, 233472 // (shared + 1024), 64 // warps, 32) * warps
+    return min(65536 // each, 233472 // (shared + 1024), 64 // warps, 32)

@@ -48,17 +48,17 @@ _FENCE = "\tfence.acq_rel.cta;"
 FEWER, GAIN, ENOUGH = 0.9, 1.15, 100
 
 
-def waiting_together(ptx: str, assemble: Callable[[str], bytes], name: str, warps: int, shared: int) -> str:
+def waiting_together(ptx: str, assemble: Callable[[str], bytes], name: str, warps: int, shared: int, few: int = 0) -> str:
     """`ptx`, or the same with fences behind its reads. NVIDIA's assembler (of CUDA 12.8) puts what uses an element between the reads of others, to
     have few registers alive, and a warp then waits for memory as often as it reads: a fence of the program's scope, one instruction, makes it read
     first. Taken where by the machine code a warp takes FEWER of the cycles from its beginning to its end, no more stack, and a multiprocessor reads
     GAIN times as much at once, if that is less than ENOUGH bytes a cycle (the H200's memory gives 19). `warps` and bytes of `shared` memory of a
-    program, whose machine code has the symbol `name`."""
+    program, whose machine code has the symbol `name`; a multiprocessor has `few` at most, or 0: as many as it holds."""
     code = assemble(ptx)
     was = gpu_code.waits(code)
     if was.rounds < 2 or not was.bytes or (changed := fenced(ptx)) == ptx:
         return ptx
-    rate = lambda w, registers: gpu_code.resident(registers, warps, shared) * 32 * w.bytes / w.cycles
+    rate = lambda w, registers: min(gpu_code.resident(registers, warps, shared), few or 64) * 32 * warps * w.bytes / w.cycles
     registers, stack = gpu_code.resources(code, name)
     if rate(was, registers) >= ENOUGH:
         return ptx

@@ -49,7 +49,7 @@ def compile_job(job: dict, folder: str) -> dict:
         looked = getattr(knobs.runtime, "add_stages_inspection_hook", None)
         try:
             for lines in dict.fromkeys((first, frozenset())):
-                knobs.runtime.add_stages_inspection_hook = partial(_stages, lines, hopper)
+                knobs.runtime.add_stages_inspection_hook = partial(_stages, lines, job.get("few", 0) if hopper else None)
                 made = _first_that_compiles(partial(compiler.compile, source, target=target), job)
                 if not lines or not _tokamak("gpu_code").misplaced(made.kernel):
                     return _result(made, [element for element, _ in boxes])
@@ -78,17 +78,17 @@ def _first_that_compiles(compile: Callable, job: dict):
 _UNWRAPPED = re.compile(r"= (shl|add|sub|mul)((?: nuw| nsw)+) (?=<)")
 
 
-def _stages(first: frozenset[int], hopper: bool, backend=None, stages=None, *others):
+def _stages(first: frozenset[int], few: int | None, backend=None, stages=None, *others):
     """Triton asks for changes of its stages: vectors of integers carry no promise that they do not wrap. LLVM gathers scalars in vectors, which keep
-    the promises of some of them; of two in a register of 64 bits, a lane that wraps then reached into its neighbour (an address). On `hopper`, the
-    pipeline's copies that the lines `first` of the kernel's text make say that they leave the cache first, which Triton drops; and what is read waits
+    the promises of some of them; of two in a register of 64 bits, a lane that wraps then reached into its neighbour (an address). On Hopper, where `few` is
+    no None, the pipeline's copies that the lines `first` of the kernel's text make say that they leave the cache first, which Triton drops; and what is read waits
     together where `waiting_together` says so, which is why the assembler is called early."""
     if stages is None:
         return "", ""
     made, printed, assembled = stages.get("llir"), stages.get("ptx"), stages.get("cubin")
     if made is not None:
         stages["llir"] = lambda source, metadata: _UNWRAPPED.sub(r"= \1 ", text) if isinstance(text := made(source, metadata), str) else text
-    if printed is None or assembled is None or not hopper:
+    if printed is None or assembled is None or few is None:
         return
     done: dict[str, bytes] = {}
 
@@ -100,7 +100,7 @@ def _stages(first: frozenset[int], hopper: bool, backend=None, stages=None, *oth
     def print_so(source, metadata: dict) -> str:
         listing = _tokamak("gpu_listing")
         ptx = listing.leaving_first(printed(source, metadata), first)
-        return listing.waiting_together(ptx, lambda text: assemble(text, metadata), metadata["name"], metadata["num_warps"], metadata["shared"])
+        return listing.waiting_together(ptx, lambda text: assemble(text, metadata), metadata["name"], metadata["num_warps"], metadata["shared"], few)
 
     stages["ptx"], stages["cubin"] = print_so, assemble
 

@@ -28,7 +28,8 @@ CARRY_TWICE = 3 << 15   # such rows from which on it is twice as many of two pie
                         # have one sum: of 262145 of 33 bf16 47 us, 62, of 100000 of 52 16.8, 18.3, of 626320 of 56 f32 111, 117, RMSNorm backward of
                         # 479324 of 41 f32 79, 97; but of 92005 of 42 f16 17.2, 16.3, of 502291 of 43 f32 119, 108 (H200)
 SEVERAL_ROWS = 512      # elements down a column held beside three sums and more at most, in equal pieces, SEVERAL_PIECES at most: of
-SEVERAL_PIECES = 16     # 253 x 32 x 20 x 20 f32 40.4 us, 59.5, of 254 x 480 x 7 x 7 bf16 58.8, 92.4
+SEVERAL_PIECES = 16     # 253 x 32 x 20 x 20 f32 40.4 us, 59.5, of 254 x 480 x 7 x 7 bf16 58.8, 92.4. Of so many lanes at least where the other axis
+SEVERAL_LEAST = 512     # is in pieces of several lengths, of 25 x 640 x 15 x 15 f32 270 us as 16 + 4 in fifteen of 16 rows, 40.7 in two of 128 (H200)
 LONG_PIECE = 2048       # elements at least of each equal piece of a long row of 16 bits: LayerNorm backward of 3000 x 9216 bf16 72.7 us, 88.3 as
                         # 8192 + 1024, with dropout of 6910 x 9440 f16 350, 431 (H200)
 WIDE_FROM = 4096        # elements of a held row of 32 bits that begins at words from which on it is no three pieces but equal ones, of so many
@@ -121,7 +122,8 @@ class TileAlike(TileThreads):
         if power(n[0]) == n[0]:
             return lines or self.carries_lines()
         if down == self.rows[:1] and n[0] <= SEVERAL_ROWS:
-            size = max(min(EVEN_ROWS, power(n[0])), power(-(-n[0] // SEVERAL_PIECES)))
+            lengths = self.pieces.get(self.line, (1,))
+            size = max(min(EVEN_ROWS, power(n[0])), power(-(-n[0] // SEVERAL_PIECES)), SEVERAL_LEAST // min(lengths) if len(set(lengths)) > 1 else 1)
             self.pieces[down[0]] = (size,) * -(-n[0] // size)
             return True
         if lines:

@@ -260,7 +260,7 @@ class TileBlocks(TileRows):
             return self.warp_rows(row) * row
         if wide:
             return max(1, STORED_WIDE // (power(row + 1) // 2)) * row
-        if self.pieces[self.line] == (WIDTH, 1) and not self.scans():
+        if self.pieces[self.line] == (WIDTH, 1) and row == WIDTH + 1 and not self.scans():
             return WIDTH * row
         several = len(self.rows_read()) > 1 or any(isinstance(e, Op) and OPS[e.name].heavy for e in walk(*exprs_of(self.b)) if self.line in e.free)
         few = self.hints.count(self.b.parallel) * row < RESIDENT * self.target.threads * RAGGED_STORED
