@@ -88,6 +88,8 @@ LARGE_HELD = 8192       # elements of a tile of columns that are held and writte
 LARGE_ROWS = 160        # where they begin anywhere, of more rows than so many, or where fewer lanes are idle then: RMSNorm of 671 x 255 x 129 bf16
                         # 47.8, 64.8, of 100 x 255 x 500 21.6, 31.3, of 400 x 201 x 211 f16 30.6, 35.2, of 200 x 255 x 257 f32 40.8, 45.5, of
                         # 1941 x 129 x 129 bf16 55.9, 67.1; but of 1690 x 144 x 179 76.9, 66.2 (H200)
+LITTLE_MATRIX = 256     # lanes of a tile of a whole matrix of short columns up to which it has those of several, four times as many: a masked mean's
+                        # gradient of 73531 x 7 x 17 f16 19.7 us, 48.2 alone (H200)
 HELD_IDLE = 2           # idle lanes of such a tile, one in so many of SECTOR columns, from which on it has half as many: RMSNorm along the middle of
                         # 3162 x 634 x 17 bf16 79.5 us, 104 (H200)
 JUST_OVER = 4           # rows of a pointwise tile longer than a power of two by one part in so many at most are two pieces,
@@ -132,7 +134,9 @@ class TileBlocks(TileRows):
         room = HELD // (2 * have) if self.rows else TURNED
         if turned is not None and turned not in self.pieces and room >= min(SECTOR, hints(turned.extent)):
             have *= self.tile(turned, self._across(turned, min(TURNED, room)))
-        alone = self.short_columns() or self.down_narrow() or self.sums_turned() or self._turned_short(turned)
+        little = self.short_columns() and have <= LITTLE_MATRIX and hints(self.line.extent) <= sum(self.pieces[self.line])
+        alone = self.short_columns() and not little or self.down_narrow() or self.sums_turned() or self._turned_short(turned)
+        want = 4 * LITTLE_MATRIX if little else want
         free = [] if alone else parallel
         candidates = sorted((a for a in free if a not in self.pieces), key=lambda a: (a in self.crossed, self.order.index(a)), reverse=True)
         # a third axis of a large tile is spilled: backward sums of InstanceNorm3D in NDHWC 49 us, 55 with images in it
