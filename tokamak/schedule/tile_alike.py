@@ -83,7 +83,7 @@ class TileAlike(TileThreads):
         held = row is not self.line and n <= (EVEN_ANYWHERE if self.begin_anywhere() else EVEN_HELD) and self.takes_columns()
         if self._carries_short(row, n):
             count = -(-n // CARRY_PIECE)
-            fit = self.begin_anywhere() if self.narrowest() < 4 else not self.begin_anywhere() or len(self.crossing) < 2
+            fit = self.narrowest() < 4 or not self.begin_anywhere() or len(self.crossing) < 2
             twice = count == 2 and fit and self.hints.count(self.b.parallel) >= CARRY_TWICE
             rows = CARRY_ROWS * (2 if twice else 1)
             self.pieces = {a: (CARRY_PIECE,) * count if a is row else (rows,) for a in self.pieces}

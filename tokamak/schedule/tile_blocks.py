@@ -12,7 +12,7 @@ from ..ir.ops import OPS
 from . import tile_statistics
 from .body import exprs_of
 from .schedule import strides_of
-from .tile_elements import FOLDED, SCANNED_COLUMNS, SHORT_COLUMNS, SHORT_FEW, SHORT_FROM
+from .tile_elements import FOLDED, MANY_ANYWHERE, SCANNED_COLUMNS, SHORT_COLUMNS, SHORT_FEW, SHORT_FROM
 from .tile_facts import SECTOR, SHORT_LANES, TILE
 from .tile_rows import LARGEST, RAGGED_DOWN, SCANNED_FEW, SCANNED_SHORT, TURNED, TileRows
 from .tile_schedule import WASTE, blocks, cover
@@ -192,7 +192,8 @@ class TileBlocks(TileRows):
         elif self.sums_ragged():
             want = RAGGED_SPLIT
         elif self.sums_anywhere():
-            want = SUMMED_ANYWHERE // (2 if self.crossed == {self.line} else 1 if self.narrowest() < 4 else 4)
+            fewer = MANY_ANYWHERE if self.sums_many() else 1
+            want = SUMMED_ANYWHERE // (2 * fewer if self.crossed == {self.line} else 1 if self.narrowest() < 4 else 4)
         return want, least
 
     def _most_along(self, have: int, want: int, turned: Axis | None) -> int:

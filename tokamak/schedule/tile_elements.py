@@ -96,6 +96,8 @@ SUMMED_ANYWHERE_THREAD = 16     # the same of rows that begin anywhere and are n
                         # registers: sums of what dropout and a residual give, written beside, of 138 x 154970 bf16 104 us, of 21 x 131071 f32 25,
                         # of a Python LayerNorm's backward over 38 x 262143 bf16 50 to 54; 127, 31.6 and 101 with TILE and THREAD, capped (H100).
                         # Half as many of several short rows: sums of BatchNorm's backward of 1669 x 256 x 7 x 7 f16 56, 71
+MANY_ANYWHERE = 4       # times fewer, in tiles of so many times fewer, of as many sums or more: gradient of the least and the greatest of
+                        # 72 x 262145 f16 54.7 us, 101 (H200)
 MIDDLE_THREAD = 8       # of more than MIDDLE_ROWS rows of columns of 32 bits that begin anywhere, are held and only folded: f32 sums along the middle
 MIDDLE_ROWS = 32        # of 107 x 55 x 8790 74 us, 86 with ROW_THREAD (H100); but of 30 x 18520 6.9, 9.6, of 60 x 16384, aligned, 21.7, 19.2
 SCANNED_SHARE = 8       # rows to a multiprocessor from which on prefixes are made 1024 elements at a step,
@@ -200,7 +202,7 @@ class TileElements(TileFacts):
         if self.moments_anywhere():
             return WORD // self.narrowest()
         if self.sums_anywhere():
-            return SUMMED_ANYWHERE_THREAD if by_thread else SUMMED_ANYWHERE_THREAD // (2 if self.narrowest() < 4 else 8)
+            return SUMMED_ANYWHERE_THREAD // ((MANY_ANYWHERE if self.sums_many() else 1) if by_thread else 2 if self.narrowest() < 4 else 8)
         if by_thread:
             read = {(e.node, e.index): e.dtype.bytes for x in self.crossing for e in walk(*x.args) if isinstance(e, Load) and self.line in e.axes()}
             half = sum(size >= 4 for size in read.values()) > 2 and len(self.crossing) > 1
@@ -314,6 +316,10 @@ class TileElements(TileFacts):
         if self.columns() < COLUMNS:
             return LONE_THREAD * (2 if self.columns() > RAGGED_COLUMNS else 1)
         return SCANNED_THREAD if begin_anywhere(self.b, self.line, self.hints, 4) else SCANNED_WORDS
+
+    def sums_many(self) -> bool:
+        """Are many sums made of rows that begin anywhere, and programs share?"""
+        return self.sums_anywhere() and self.crossed == {self.line} and len(self.crossing) >= MANY_ANYWHERE
 
     def short_columns(self) -> bool:
         """Are short columns held that begin anywhere, and written?"""
