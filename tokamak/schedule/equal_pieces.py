@@ -148,11 +148,13 @@ def _deep(of: TileFacts, s: TileSchedule, a: Axis, n: int) -> TileSchedule:
     """`s`, which holds `n` elements along `a` in one piece, or several alike, down columns at words, in shorter ones where much is folded: what a
     thread has of a column it folds first. Softmax along the middle of 500 x 1000 x 24 bf16 33.2 us, 58.8 as two of 512, of 300 x 700 x 48 f16 21.1,
     25.0, under a mask of 1824 x 1204 x 24 bf16 145, 187, standardized columns' gradient of 464 x 16384 f32 38.0, 53.1 as one. In still
-    shorter ones where many lanes of those would idle: adaptive LayerNorm's of 1774 x 132 x 208 f32 307, 428 as three of 64."""
+    shorter ones where many lanes of those would idle: adaptive LayerNorm's of 1774 x 132 x 208 f32 307, 428 as three of 64; and down columns that
+    begin anywhere, of which exponentials are folded: softmax under a mask of 3929 x 63 x 33 bf16 26.5, 35.7, of 327 x 127 x 1031 78.9, 107.9."""
     held = s.staged is None and a is not of.line and not (of.crossed or of.carries)
-    if not held or not _much_folded(of) or begin_anywhere(of.b, of.line, of.hints, WORDS_OF):
+    anywhere = begin_anywhere(of.b, of.line, of.hints, WORDS_OF)
+    if not held or not (of.heavy(of.folds) if anywhere else _much_folded(of)):
         return s
-    piece = max(DEEP, power(-(-n // MOST)))
+    piece = max(LEAST if anywhere else DEEP, power(-(-n // MOST)))
     if 2 * piece > s.sizes(a)[0]:
         return s
     if -n % piece * SPARE[1] > n:
