@@ -127,8 +127,8 @@ COLUMN_STAGES = 2       # tiles under way where programs of several warps walk d
 COLUMN_FEW = 6          # where they are fewer than so many for each multiprocessor: sums along the middle of 3 x 1792 x 6072 f32 51.6 us, of
                         # 403 x 2146 x 80 f16 56.9, of 23 x 1256 x 1728 bf16 41.6, of 1023 x 44304 bf16 37.9; 109, 77.6, 51.4 and 45.4 with one; but
                         # of 1024 x 65536 f32 101.7, 97.1 (H100)
-DRAWN_WARPS = 8         # at most of a held row that begins anywhere beside which random numbers are drawn, so many elements to a thread:
-DRAWN_EACH = 32, 48     # LayerNorm with dropout and a residual of 1462 x 9814 bf16 96.1 us, 115 by twice as many (H200)
+LONG_DRAWN_WARPS = 8         # at most of a held row that begins anywhere beside which random numbers are drawn, so many elements to a thread:
+LONG_DRAWN = 32, 48     # LayerNorm with dropout and a residual of 1462 x 9814 bf16 96.1 us, 115 by twice as many (H200)
 STAGED = 160 << 10      # bytes of shared memory at most that hold rows under way
 TURNED_WARPS = 4        # of a program that sums contiguous rows of which another value lies along another axis, in tiles of half of TILE,
 TURNED_RESIDENT = 6     # CARRY_STAGES under way, as many registers as it takes: sums of InstanceNorm3D backward in NDHWC with a gradient in NCDHW of
@@ -179,8 +179,9 @@ class TileThreads(TileElements):
         warps = tile_statistics.WORD_WARPS if several else self._warps(dims, elements, each, most, words)
         warps = min(warps, self._abreast(dims)) if self._folds_alone(dims) else self.down_columns(dims, elements, warps)
         long = one and self.shift is not None and self.narrowest() < 4 and CARRIED_LONG < self.hints(self.shift.words) <= 2 * CARRIED_LONG
-        drawn = self.draws() and not self.carries and self.shift is not None and DRAWN_EACH[0] <= elements / (32 * DRAWN_WARPS) <= DRAWN_EACH[1]
-        warps = min(warps, LONG_CARRYING) if long else min(warps, DRAWN_WARPS) if drawn else warps
+        each_drawn = elements / (32 * LONG_DRAWN_WARPS)
+        drawn = self.draws() and not self.carries and self.shift is not None and LONG_DRAWN[0] <= each_drawn <= LONG_DRAWN[1]
+        warps = min(warps, LONG_CARRYING) if long else min(warps, LONG_DRAWN_WARPS) if drawn else warps
         # one-warp LayerNorm and RMSNorm over 1023: 83 and 88%, 65 and 78 when counted
         counted = carries or split and not self.crossed and warps > 1
         stay = tile_statistics.resident(self) if several else max(1, RESIDENT // (PASSING_WARPS if words or self.narrow_sums() else warps))
