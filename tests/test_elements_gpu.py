@@ -37,7 +37,10 @@ def test_short_rows_at_words(name, found):
     ("softmax_middle_bf16_500x1000x24", f"i1:{alike(64, 16)}?, i2:16?) warps(8)"),
     ("rmsnorm_middle_f16_800x500x40", "i1:512?, i2:32?) warps(16)"),                        # one sum
     ("standardize_columns_bwd_f32_464x16384", f"i0:{alike(64, 8)}?, i1:16) warps(8)"),
-    ("ada_layernorm_bwd_f32_1774x132x208", f"i1:{alike(64, 3)}?, i2:{alike(32, 7)}?) warps(16)"),     # held along both
+    ("ada_layernorm_bwd_f32_1774x132x208", f"i1:{alike(16, 9)}?, i2:{alike(32, 7)}?) warps(16)"),     # held along both, few idle lanes
+    ("masked_softmax_bf16_3929x63x33", f"i1:{alike(8, 8)}?, i2:64?) warps(4)"),                       # columns that begin anywhere
+    ("masked_softmax_bf16_327x127x1031", f"i1:{alike(8, 16)}?, i2:64?) warps(8)"),
+    ("softmax_middle_bf16_4x204x30011", f"i1:{alike(32, 7)}?, i2:"),                                  # more than DOWN rows
     ("scale_norm_bwd_f16_82x263497", "i0:128?, i1:32?)"), ("scale_norm_bwd_f16_40x200001", f"i0:{alike(8, 5)}, i1:32?)")])
 def test_columns_of_which_much_is_folded(name, found):
     assert schedule(name, 0).startswith(f"tile({found}")
@@ -104,3 +107,23 @@ def test_small_matrices_of_whole_lines(name, found):
     ("squeeze_gate_bf16_nchw_10x1024x15x15", f"i1:4, i2:{alike(64, 4)}?) warps(4)")])
 def test_angles_of_rows(name, found):
     assert schedule(name, 0).startswith(f"tile({found}")
+
+
+@pytest.mark.parametrize("name, kernel, found", [
+    ("masked_mean_bwd_f16_73531x7x17", 0, "tile(i0:4?, i1:8?, i2:32?) warps(2)"),
+    ("masked_softmax_bwd_f16_588915x5x17", 0, "tile(i0:4?, i1:8?, i2:32?) warps(2)"),
+    ("softmax_middle_bwd_bf16_4000x12x300", 0, "tile(i1:16?"),                                          # several tiles of columns
+    ("rmsnorm_middle_bwd_bf16_31x2640x33", 2, "tile(i0:32?, i2:32+1) warps(1)"),                        # 31 rows of one more than a warp has
+    ("softmax_bf16_2405381x33", 0, "tile(i0:32?, i1:32+1)"),
+    ("evonorm_bwd_f32_nhwc_25x640x15x15", 0, "tile(i1:128+128?, i3:16+4) split(i0 / 4) warps(16)"),     # pieces of two lengths beside
+    ("evonorm_bwd_f32_nhwc_253x32x20x20", 0, f"tile(i1:{alike(32, 13)}?, i2:8)"),
+    ("min_max_bwd_f16_72x262145", 1, "tile(i1:256?) split(i1 / 117) by_thread warps(2)"),               # four sums
+    ("py_layernorm_bwd_bf16_38x262143", 0, "tile(i1:1024?) split(i1"),                                  # fewer
+    ("rmsnorm_add_bwd_f16_1573015x48", 0, "tile(i0:16?, i1:32+32?) split(i0 / 1056) warps(4)"),
+    ("rmsnorm_bwd_bf16_131073x40", 0, "tile(i0:16?, i1:32+32?) split(i0 / 1056) warps(4)"),
+    ("rmsnorm_bwd_bf16_60001x40", 0, "tile(i0:8?, i1:32+32?)"),                                         # fewer rows than CARRY_TWICE
+    ("bias_dropout_add_ln_bf16_1462x9814", 0, "tile(i1:8192+2048+16?) shifted(i1 % 8) warps(8)"),
+    ("bias_dropout_add_ln_f32_2227x4097", 0, "tile(i1:4096+8?) shifted(i1 % 4) warps(8)")])
+def test_tiles_of_little_matrices_and_of_many_sums(name, kernel, found):
+    """Several matrices to a tile, pieces of enough lanes, few elements of many sums, fewer warps where random numbers are drawn beside long rows."""
+    assert schedule(name, kernel).startswith(found)

@@ -44,7 +44,8 @@ class Value:
 class TileKernel:
     """`grid`: programs in all, as an Index. `sources`: register -> the Expr that it holds, for people. `spaces`: workspace nodes that it fills
     with what its programs carry; `fills`: those that stores of its body do, and what their elements are.
-    `programs`: how many for the sizes as they were traced; 0 where it was not asked. `aligned`: names of integer parameters that are multiples of 16. `boxes`: its descriptors, parameters behind the others. `otherwise`: the same
+    `programs`: how many for the sizes as they were traced; 0 where it was not asked.
+    `aligned`: names of integer parameters that are multiples of 16. `boxes`: its descriptors, parameters behind the others. `otherwise`: the same
     kernel, with the same other parameters, for calls whose memory is aligned to less."""
     params: tuple[Param, ...]
     lines: tuple

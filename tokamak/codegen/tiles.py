@@ -256,7 +256,7 @@ class TileLowering(TileAhead):
             self._store_all(outer, [s for s in through if not s.axes & self.s.looped])
 
     def _read_alone(self, roots) -> list[Load]:
-        """What `roots` read wherever they stand: not under a guard or at an address that is read, and not what they write."""
+        """What `roots` read wherever they stand: not under a guard or at an address that is read."""
         plain = lambda x: x.guard is None and not any(isinstance(a, Fetch) for i in x.index for a in i.atoms())
         return [x for x in walk(*roots) if isinstance(x, Load) and plain(x)]
 

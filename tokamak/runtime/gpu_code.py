@@ -22,7 +22,7 @@ def resources(code: bytes, entry: str, listing: str = "") -> tuple[int, int]:
         numbers = [i for i in range(len(symbols) // 24) if _string(names, struct.unpack_from("<I", symbols, 24 * i)[0]) == entry]
         found = _attributes(sections[".nv.info"], numbers[0])
         return found[_REGISTERS], found[_STACK]
-    except (struct.error, KeyError, IndexError):
+    except (struct.error, KeyError, IndexError, ValueError):
         return 0, 0
 
 

@@ -80,9 +80,9 @@ _UNWRAPPED = re.compile(r"= (shl|add|sub|mul)((?: nuw| nsw)+) (?=<)")
 
 def _stages(first: frozenset[int], few: int | None, backend=None, stages=None, *others):
     """Triton asks for changes of its stages: vectors of integers carry no promise that they do not wrap. LLVM gathers scalars in vectors, which keep
-    the promises of some of them; of two in a register of 64 bits, a lane that wraps then reached into its neighbour (an address). On Hopper, where `few` is
-    no None, the pipeline's copies that the lines `first` of the kernel's text make say that they leave the cache first, which Triton drops; and what is read waits
-    together where `waiting_together` says so, which is why the assembler is called early."""
+    the promises of some of them; of two in a register of 64 bits, a lane that wraps then reached into its neighbour (an address). On Hopper, where
+    `few` is no None, the pipeline's copies that the lines `first` of the kernel's text make say that they leave the cache first, which Triton drops;
+    and there are fences where `gpu_listing.waiting_together` says so, which has the assembler called early."""
     if stages is None:
         return "", ""
     made, printed, assembled = stages.get("llir"), stages.get("ptx"), stages.get("cubin")

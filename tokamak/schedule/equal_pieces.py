@@ -149,15 +149,16 @@ def _deep(of: TileFacts, s: TileSchedule, a: Axis, n: int) -> TileSchedule:
     thread has of a column it folds first. Softmax along the middle of 500 x 1000 x 24 bf16 33.2 us, 58.8 as two of 512, of 300 x 700 x 48 f16 21.1,
     25.0, under a mask of 1824 x 1204 x 24 bf16 145, 187, standardized columns' gradient of 464 x 16384 f32 38.0, 53.1 as one. In still
     shorter ones where many lanes of those would idle: adaptive LayerNorm's of 1774 x 132 x 208 f32 307, 428 as three of 64; and down columns that
-    begin anywhere, of which exponentials are folded: softmax under a mask of 3929 x 63 x 33 bf16 26.5, 35.7, of 327 x 127 x 1031 78.9, 107.9."""
+    begin anywhere, of which exponentials are folded, DOWN rows at most: softmax under a mask of 3929 x 63 x 33 bf16 24.6, 35.7, of 327 x 127 x 1031
+    76.5, 107.9, two softmaxes' gradient of 70 x 262145 f32 179, 268; but of 204 x 262145 bf16 565, 519."""
     held = s.staged is None and a is not of.line and not (of.crossed or of.carries)
     anywhere = begin_anywhere(of.b, of.line, of.hints, WORDS_OF)
-    if not held or not (of.heavy(of.folds) if anywhere else _much_folded(of)):
+    if not held or not (2 * LEAST < n <= DOWN and of.heavy(of.folds) if anywhere else _much_folded(of)):
         return s
     piece = max(LEAST if anywhere else DEEP, power(-(-n // MOST)))
     if 2 * piece > s.sizes(a)[0]:
         return s
-    if -n % piece * SPARE[1] > n:
+    if not anywhere and -n % piece * SPARE[1] > n:
         piece = next((p for p in (piece // 2, piece // 4) if -n % p * IDLE[0] <= n <= MOST * p), piece)
     return _covered(s, a, n, (piece,) * -(-n // piece))
 
