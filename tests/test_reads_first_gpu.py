@@ -21,7 +21,8 @@ def behind(name: str, kernel: int = 0) -> int:
     return found[found.index("store"):].count("load")
 
 
-@pytest.mark.parametrize("name, loads", [("log_softmax_bwd_f16_57252x304", 10), ("log_softmax_bwd_bf16_4485x16384", 8), ("rmsnorm_bf16_4096x16384", 8)])
+@pytest.mark.parametrize("name, loads", [("log_softmax_bwd_f16_57252x304", 10), ("log_softmax_bwd_bf16_4485x16384", 8),
+                                         ("rmsnorm_bf16_4096x16384", 8)])
 def test_all_pieces_are_read_before_any_is_written(name, loads):
     found = statements(name)
     assert found.count("load") >= loads and behind(name) == 0
