@@ -368,7 +368,7 @@ class TileLowering(TileAhead):
         written = {s.memory for s in stores}
         aliased = any(isinstance(x, Load) and x.node in written for s in stores for x in walk(s.expr))
         waiting: list = []
-        for n, s in enumerate(stores):
+        for s in stores:
             again = self.s.reread and not aliased and self._know_folds(s)
             choices = list(self._choices(s.axes))
             for m, choice in enumerate(choices):
@@ -385,7 +385,7 @@ class TileLowering(TileAhead):
                     waiting.append(job)
                     continue
                 if not again:
-                    self._read_before_writing([s.expr], choices[m + 1:])
+                    self._read_before_writing(s.expr, choices[m + 1:])
                 self._store(scope, *job)
             self._first_pieces()
         for job in waiting:
@@ -393,10 +393,10 @@ class TileLowering(TileAhead):
             self._store(scope, *job)
         self._first_pieces()
 
-    def _read_before_writing(self, roots, choices: list[dict]) -> None:
-        """Asks for what `roots` read of the next pieces, as much as there are registers for, before anything is written: what is written might lie
+    def _read_before_writing(self, e: Expr, choices: list[dict]) -> None:
+        """Asks for what `e` reads of the next pieces, as much as there are registers for, before anything is written: what is written might lie
         where the next value is read, for all that the compiler knows, and would be waited for."""
-        reads = self._read_alone(roots) if choices else []
+        reads = self._read_alone([e]) if choices else []
         left, saved = self._ahead_registers * 32 * self.s.warps if reads else 0, dict(self.piece)
         for choice in choices if left else ():
             self.piece.update(choice)

@@ -51,32 +51,42 @@ FEWER, GAIN, ENOUGH = 0.9, 1.15, 100
 def waiting_together(ptx: str, assemble: Callable[[str], bytes], name: str, warps: int, shared: int, few: int = 0) -> str:
     """`ptx`, or the same with fences behind its reads. NVIDIA's assembler (of CUDA 12.8) puts what uses an element between the reads of others, to
     have few registers alive, and a warp then waits for memory as often as it reads: a fence of the program's scope, one instruction, makes it read
-    first. Taken where by the machine code a warp takes FEWER of the cycles from its beginning to its end, no more stack, and a multiprocessor reads
-    GAIN times as much at once, if that is less than ENOUGH bytes a cycle (the H200's memory gives 19). `warps` and bytes of `shared` memory of a
-    program, whose machine code has the symbol `name`; a multiprocessor has `few` at most, or 0: as many as it holds."""
+    first. Tried where a warp waits more often than there are rows of reads, and less is read at once than ENOUGH bytes a cycle (the H200's memory
+    gives 19). Taken where by the machine code it takes FEWER of the cycles from its beginning to its end, no more stack, and a multiprocessor reads
+    GAIN times as much at once. `warps` and bytes of `shared` memory of a program, whose machine code has the symbol `name`; a multiprocessor has `few`
+    at most, or 0: as many as it holds."""
     code = assemble(ptx)
     was = gpu_code.waits(code)
-    if was.rounds < 2 or not was.bytes or (changed := fenced(ptx)) == ptx:
+    if not was.bytes or was.rounds <= len(_rows(ptx.split("\n"))) or (changed := fenced(ptx)) == ptx:
         return ptx
     rate = lambda w, registers: min(gpu_code.resident(registers, warps, shared), few or 64) * 32 * warps * w.bytes / w.cycles
     registers, stack = gpu_code.resources(code, name)
     if rate(was, registers) >= ENOUGH:
         return ptx
-    other = assemble(changed)
+    try:
+        other = assemble(changed)
+    except Exception:               # what it refuses it need not have
+        return ptx
     now, (more, spilled) = gpu_code.waits(other), gpu_code.resources(other, name)
     return changed if now.cycles <= FEWER * was.cycles and spilled <= stack and rate(now, more) >= GAIN * rate(was, registers) else ptx
 
 
 def fenced(ptx: str) -> str:
     """Assembly with a fence behind each last of several reads of global memory between which nothing is that a read does not pass."""
-    lines = ptx.split("\n")
-    at = [i for i, line in enumerate(lines) if _READS.search(line)]
-    out, begin, several = [], 0, False
-    for i, following in zip(at, [*at[1:], None]):
-        if following is not None and not any(_BETWEEN.search(line) for line in lines[i + 1:following]):
-            several = True
-            continue
-        end = i + 2 if i + 1 < len(lines) and _END.match(lines[i + 1]) else i + 1
-        out += [*lines[begin:end], *([_FENCE] if several else [])]
-        begin, several = end, False
+    lines, out, begin = ptx.split("\n"), [], 0
+    for reads in _rows(lines):
+        last = reads[-1]
+        end = last + 2 if last + 1 < len(lines) and _END.match(lines[last + 1]) else last + 1
+        out += [*lines[begin:end], *([_FENCE] if len(reads) > 1 else [])]
+        begin = end
     return "\n".join([*out, *lines[begin:]])
+
+
+def _rows(lines: list[str]) -> list[list[int]]:
+    """Where reads stand, those together between which nothing is that a read does not pass."""
+    found: list[list[int]] = []
+    for at in (i for i, line in enumerate(lines) if _READS.search(line)):
+        if not found or any(_BETWEEN.search(line) for line in lines[found[-1][-1] + 1:at]):
+            found.append([])
+        found[-1].append(at)
+    return found
