@@ -53,8 +53,8 @@ def waiting_together(ptx: str, assemble: Callable[[str], bytes], name: str, warp
     have few registers alive, and a warp then waits for memory as often as it reads: a fence of the program's scope, one instruction, makes it read
     first. Tried where a warp waits more often than there are rows of reads, and less is read at once than ENOUGH bytes a cycle (the H200's memory
     gives 19). Taken where by the machine code it takes FEWER of the cycles from its beginning to its end, no more stack, and a multiprocessor reads
-    GAIN times as much at once. `warps` and bytes of `shared` memory of a program, whose machine code has the symbol `name`; a multiprocessor has `few`
-    at most, or 0: as many as it holds."""
+    GAIN times as much at once. `warps` and bytes of `shared` memory of a program, whose machine code has the symbol `name`; a multiprocessor has
+    `few` at most, or 0: as many as it holds."""
     code = assemble(ptx)
     was = gpu_code.waits(code)
     if not was.bytes or was.rounds <= len(_rows(ptx.split("\n"))) or (changed := fenced(ptx)) == ptx:
