@@ -27,8 +27,8 @@ CARRY_ROWS = 8          # rows of 50 bf16 76 us, of 300001 of 77 73, of 200000 o
 CARRY_TWICE = 3 << 15   # such rows from which on it is twice as many of two pieces of 16 bits, or of 32 bits that begin at words or have one sum: of
                         # 262145 of 33 bf16 47 us, 62, of 100000 of 52 16.8, 18.3, of 626320 of 56 f32 111, 117, RMSNorm backward of 479324 of 41
                         # f32 79, 97, of 131073 of 40 bf16 16.6, 19.3, with an addition of 1573015 of 48 f16 130, 176, a Python LayerNorm's of 125177
-                        # of 40 bf16 19.2, 22.9; but of 92005 of 42 f16 17.2, 16.3, of 502291 of 43 f32 119, 108, a gated RMSNorm's of 262144 of 40 f16
-                        # 47.0, 44.6 (H200)
+                        # of 40 bf16 19.2, 22.9; but of 92005 of 42 f16 17.2, 16.3, of 502291 of 43 f32 119, 108, a gated RMSNorm's of 262144 of 40
+                        # f16 47.0, 44.6 (H200)
 SEVERAL_ROWS = 512      # elements down a column held beside three sums and more at most, in equal pieces, SEVERAL_PIECES at most: of
 SEVERAL_PIECES = 16     # 253 x 32 x 20 x 20 f32 40.4 us, 59.5, of 254 x 480 x 7 x 7 bf16 58.8, 92.4. Of so many lanes at least where the other axis
 SEVERAL_LEAST = 512     # is in pieces of several lengths, of 25 x 640 x 15 x 15 f32 270 us as 16 + 4 in fifteen of 16 rows, 40.7 in two of 128 (H200)
