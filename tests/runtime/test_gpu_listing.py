@@ -10,7 +10,7 @@ from tokamak.runtime.gpu_build import GpuUnit, build
 from tests.runtime.test_gpu_build import forget
 
 FENCE = "\tfence.acq_rel.cta;"
-LOAD, ADD, WIDE = 0x981, 0x221, 6            # instructions, and the code of 16 bytes
+LOAD, ADD = 0x981, 0x221
 
 
 # -- machine code ----------------------------------------------------------------------------------------------------------
@@ -113,6 +113,17 @@ def test_not_where_more_is_spilled_and_not_where_enough_is_read(monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(gpu_listing, "ENOUGH", 0)
     assert not chosen(before, after)
+
+
+def test_what_the_assembler_refuses_is_left_as_it_was():
+    text = "\n".join([*read(1), *read(2)])
+
+    def assemble(ptx: str) -> bytes:
+        if FENCE in ptx:
+            raise RuntimeError("refused")
+        return binary(serial(8))
+
+    assert gpu_listing.waiting_together(text, assemble, "k", 4, 0) == text
 
 
 SOFTMAX = """import triton

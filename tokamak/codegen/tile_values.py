@@ -77,8 +77,8 @@ class TileValues(TileCoordinates):
         return None
 
     def _has(self, e: Expr) -> bool:
-        """Is `e` in a register, for the pieces as they are chosen?"""
-        return any((e, self._key(e.free)) in s.memo for s in self.scope.chain())
+        """Is `e` in a register, for the pieces as they are chosen? (A subclass's `_known` may compute something.)"""
+        return TileValues._known(self, e) is not None
 
     def _home(self, axes, values=()) -> Scope:
         """The outermost scope that has the coordinates of `axes` and knows `values`."""

@@ -57,11 +57,11 @@ def waiting_together(ptx: str, assemble: Callable[[str], bytes], name: str, warp
     `few` at most, or 0: as many as it holds."""
     code = assemble(ptx)
     was = gpu_code.waits(code)
-    if not was.bytes or was.rounds <= len(_rows(ptx.split("\n"))) or (changed := fenced(ptx)) == ptx:
+    if was.rounds <= len(_rows(ptx.split("\n"))):
         return ptx
     rate = lambda w, registers: min(gpu_code.resident(registers, warps, shared), few or 64) * 32 * warps * w.bytes / w.cycles
     registers, stack = gpu_code.resources(code, name)
-    if rate(was, registers) >= ENOUGH:
+    if rate(was, registers) >= ENOUGH or (changed := fenced(ptx)) == ptx:
         return ptx
     try:
         other = assemble(changed)

@@ -151,12 +151,12 @@ def _deep(of: TileFacts, s: TileSchedule, a: Axis, n: int) -> TileSchedule:
     shorter ones where many lanes of those would idle: adaptive LayerNorm's of 1774 x 132 x 208 f32 307, 428 as three of 64; and down columns that
     begin anywhere, of which exponentials are folded, DOWN rows at most: softmax under a mask of 3929 x 63 x 33 bf16 24.6, 35.7, of 327 x 127 x 1031
     76.5, 107.9, two softmaxes' gradient of 70 x 262145 f32 179, 268; but of 204 x 262145 bf16 565, 519."""
-    held = s.staged is None and a is not of.line and not (of.crossed or of.carries)
-    anywhere = begin_anywhere(of.b, of.line, of.hints, WORDS_OF)
-    if not held or not (2 * LEAST < n <= DOWN and of.heavy(of.folds) if anywhere else _much_folded(of)):
+    if s.staged is not None or a is of.line or of.crossed or of.carries:
         return s
+    anywhere = begin_anywhere(of.b, of.line, of.hints, WORDS_OF)
+    much = 2 * LEAST < n <= DOWN and of.heavy(of.folds) if anywhere else _much_folded(of)
     piece = max(LEAST if anywhere else DEEP, power(-(-n // MOST)))
-    if 2 * piece > s.sizes(a)[0]:
+    if not much or 2 * piece > s.sizes(a)[0]:
         return s
     if not anywhere and -n % piece * SPARE[1] > n:
         piece = next((p for p in (piece // 2, piece // 4) if -n % p * IDLE[0] <= n <= MOST * p), piece)

@@ -12,7 +12,7 @@ from ..ir.ops import OPS
 from . import tile_statistics
 from .body import exprs_of
 from .schedule import strides_of
-from .tile_elements import FOLDED, MANY_ANYWHERE, SCANNED_COLUMNS, SHORT_COLUMNS, SHORT_FEW, SHORT_FROM
+from .tile_elements import FOLDED, SCANNED_COLUMNS, SHORT_COLUMNS, SHORT_FEW, SHORT_FROM
 from .tile_facts import SECTOR, SHORT_LANES, TILE
 from .tile_rows import LARGEST, RAGGED_DOWN, SCANNED_FEW, SCANNED_SHORT, TURNED, TileRows
 from .tile_schedule import WASTE, blocks, cover
@@ -134,8 +134,9 @@ class TileBlocks(TileRows):
         room = HELD // (2 * have) if self.rows else TURNED
         if turned is not None and turned not in self.pieces and room >= min(SECTOR, hints(turned.extent)):
             have *= self.tile(turned, self._across(turned, min(TURNED, room)))
-        little = self.short_columns() and have <= LITTLE_MATRIX and hints(self.line.extent) <= sum(self.pieces[self.line])
-        alone = self.short_columns() and not little or self.down_narrow() or self.sums_turned() or self._turned_short(turned)
+        short = self.short_columns()
+        little = short and have <= LITTLE_MATRIX and hints(self.line.extent) <= sum(self.pieces[self.line])
+        alone = short and not little or self.down_narrow() or self.sums_turned() or self._turned_short(turned)
         want = 4 * LITTLE_MATRIX if little else want
         free = [] if alone else parallel
         candidates = sorted((a for a in free if a not in self.pieces), key=lambda a: (a in self.crossed, self.order.index(a)), reverse=True)
@@ -192,8 +193,7 @@ class TileBlocks(TileRows):
         elif self.sums_ragged():
             want = RAGGED_SPLIT
         elif self.sums_anywhere():
-            fewer = MANY_ANYWHERE if self.sums_many() else 1
-            want = SUMMED_ANYWHERE // (2 * fewer if self.crossed == {self.line} else 1 if self.narrowest() < 4 else 4)
+            want = SUMMED_ANYWHERE // (2 * self.fewer_anywhere() if self.crossed == {self.line} else 1 if self.narrowest() < 4 else 4)
         return want, least
 
     def _most_along(self, have: int, want: int, turned: Axis | None) -> int:

@@ -202,7 +202,7 @@ class TileElements(TileFacts):
         if self.moments_anywhere():
             return WORD // self.narrowest()
         if self.sums_anywhere():
-            return SUMMED_ANYWHERE_THREAD // ((MANY_ANYWHERE if self.sums_many() else 1) if by_thread else 2 if self.narrowest() < 4 else 8)
+            return SUMMED_ANYWHERE_THREAD // (self.fewer_anywhere() if by_thread else 2 if self.narrowest() < 4 else 8)
         if by_thread:
             read = {(e.node, e.index): e.dtype.bytes for x in self.crossing for e in walk(*x.args) if isinstance(e, Load) and self.line in e.axes()}
             half = sum(size >= 4 for size in read.values()) > 2 and len(self.crossing) > 1
@@ -317,9 +317,9 @@ class TileElements(TileFacts):
             return LONE_THREAD * (2 if self.columns() > RAGGED_COLUMNS else 1)
         return SCANNED_THREAD if begin_anywhere(self.b, self.line, self.hints, 4) else SCANNED_WORDS
 
-    def sums_many(self) -> bool:
-        """Are many sums made of rows that begin anywhere, and programs share?"""
-        return self.sums_anywhere() and self.crossed == {self.line} and len(self.crossing) >= MANY_ANYWHERE
+    def fewer_anywhere(self) -> int:
+        """Times fewer elements of rows that begin anywhere, programs share, and many sums are made of."""
+        return MANY_ANYWHERE if self.crossed == {self.line} and len(self.crossing) >= MANY_ANYWHERE else 1
 
     def short_columns(self) -> bool:
         """Are short columns held that begin anywhere, and written?"""
