@@ -3,7 +3,7 @@
     python -m benchmarks.gpu_plans [--cases GLOB ...] [--drawn N --seed S ...] [--build] [--json FILE] [--against FILE] [--workers N]
 
 A line a kernel: its case, schedule and, with `--build`, registers, bytes of stack (spilled) a thread and of shared memory a program, as ptxas says,
-and the schedule that is taken in the place of one that spills.
+and the schedule that is taken in the place of one that takes long.
 `--against`: only cases whose kernels are others than those that an earlier run kept by `--json`, its kernels first. Without --cases and --drawn: the
 list of `benchmarks/gpu_cases.py`. Nothing is computed: forward and backward are planned and lowered, and their kernels do nothing when they are
 called.
@@ -23,7 +23,7 @@ from unittest import mock
 import torch
 
 from tokamak import backend as backends
-from tokamak.codegen import relief
+from tokamak.codegen import quicker
 from tokamak.codegen.stages import render_plan
 from tokamak.runtime import gpu_build, gpu_interpret
 from tokamak.target import Target
@@ -65,23 +65,24 @@ def planned(name: str, build: bool = False) -> list[dict]:
     """The kernels of a case in running order: 'name', 'schedule', 'key' (which stands for its text) and, built, 'registers', 'spilled', 'shared'."""
     found = []
     for record in graphs(name):
-        units = {p.unit.name: p.unit for built in render_plan(record.values["lower"]).values() for p in built.parts}
+        built = render_plan(record.values["lower"])
+        units = {p.unit.name: p.unit for b in built.values() for p in b.parts}
         made = gpu_build.build(list(units.values()), H200.arch) if build else {}
-        relieved = _relieved(record, {name: b.spilled for name, b in made.items()}) if made else {}
+        others = _others(record, built, made) if made else {}
         for x in launched(record):
             key = x.launch.kernel
             facts = {f: getattr(made[key], f) for f in ("registers", "spilled", "shared")} if made else {}
-            facts.update({"relieved": relieved[str(x.schedule)]} if facts.get("spilled") and str(x.schedule) in relieved else {})
+            facts.update({"quicker": others[str(x.schedule)]} if str(x.schedule) in others else {})
             found.append({"name": x.name, "schedule": str(x.schedule), "key": key, **facts})
     return found
 
 
-def _relieved(record: GraphRecord, spilled: dict[str, int]) -> dict[str, str]:
-    """Schedules that `codegen.relief` replaces -> its own."""
-    lowered = record.values["lower"]
-    groups = relief.spilling(lowered, spilled)
-    made = relief.relieved(lowered, groups, H200, lambda units: gpu_build.build(units, H200.arch), {})
-    return {str(lowered.bodies[g][1]): str(made.bodies[g][1]) for g in groups if made.bodies[g][1] != lowered.bodies[g][1]}
+def _others(record: GraphRecord, built: dict, made: dict[str, gpu_build.Binary]) -> dict[str, str]:
+    """Schedules that `codegen.quicker` replaces -> its own."""
+    lowered, machine = record.values["lower"], record.values["target"]
+    groups = quicker.wanting(lowered, built, made, machine)
+    found = quicker.quicker(lowered, groups, machine, lambda units: gpu_build.build(units, H200.arch), {})
+    return {str(lowered.bodies[g][1]): str(found.bodies[g][1]) for g in groups if found.bodies[g][1] != lowered.bodies[g][1]}
 
 
 def _planned(name: str, build: bool) -> tuple[str, list[dict] | str]:
@@ -103,7 +104,7 @@ def text(name: str, kernels: list[dict] | str) -> str:
     if isinstance(kernels, str):
         return f"{name}  {kernels}"
     facts = lambda k: f"  {k['registers']} registers, {k['spilled']} spilled, {k['shared']} shared" \
-        f"{' -> ' + k['relieved'] if 'relieved' in k else ''}" if "registers" in k else ""
+        f"{' -> ' + k['quicker'] if 'quicker' in k else ''}" if "registers" in k else ""
     return "\n".join(f"{name}  {k['name']}: {k['schedule']}{facts(k)}" for k in kernels)
 
 

@@ -6,7 +6,8 @@
 Where `tokamak tune` walks from the heuristic's schedule step by step, this tries the product of what pieces, warps, rows under way, programs and
 registers may be, nearest first and the rest drawn at random, at most `--most` of a kernel. Device time of a kernel by itself in microseconds, the
 second-level cache flushed before every call; what computes something else than the heuristic's schedule is left out. `--only`: kernels whose
-heuristic's schedule, as text, has the regular expression somewhere.
+heuristic's schedule, as text, has the regular expression somewhere. Beside each time what `tokamak.runtime.gpu_estimate` says of the machine code,
+and in the end what came of taking the schedule that it has GAIN times as quick as the heuristic's.
 """
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ import json
 import os
 import random
 import re
+import statistics
 import sys
 import tempfile
 import time
@@ -27,7 +29,9 @@ from pathlib import Path
 
 import torch
 
+from tokamak.codegen import quicker
 from tokamak.fuse.cost import Hints
+from tokamak.runtime import gpu_build
 from tokamak.schedule.body import Body
 from tokamak.schedule.neighbours import changed, feasible, settled
 from tokamak.schedule.tile_schedule import cover, TileSchedule
@@ -45,6 +49,7 @@ PIECES = 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192
 WIDER = 8               # times longer or shorter than the heuristic's that a piece is tried
 EQUAL = 8, 16           # elements at least of each of the equal pieces of a held row that are tried, and so many pieces at most
 PROGRAMS = 0.25, 0.5, 2, 4
+CYCLES = 1900           # a microsecond
 TURNED = "turned"       # the first two of three dimensions of a tile change places
 VARIED = "warps", "registers", "order", "stages", "programs", "rows", "pieces"          # what may be changed
 
@@ -107,7 +112,8 @@ def applied(b: Body, s: TileSchedule, way, hints: Hints) -> TileSchedule | None:
 
 # -- measuring -----------------------------------------------------------------------------------------------------------------
 def swept(name: str, most: int, seed: int, until: float, lock: str, only: str, varied: Sequence[str]) -> list[dict]:
-    """The kernels of a case: 'case', 'kernel', 'tried' [(schedule, us, spilled bytes)], the heuristic's first, the others by their time."""
+    """The kernels of a case: 'case', 'kernel', 'tried' [(schedule, us, spilled bytes, estimated us)], the heuristic's first, the others by their
+    time."""
     one, gpu = case(name), Turn(lock)
     with warm(), multiplying(one), recording(tuned=False) as recorder:
         inputs = one.inputs("cuda")
@@ -129,10 +135,29 @@ def swept(name: str, most: int, seed: int, until: float, lock: str, only: str, v
                     if first is None:
                         first, want = trial, bench.results(trial)
                     if trial is first or right(bench, trial, want):
-                        tried.append((str(s), timer(lambda: bench.run(trial), s) * 1e6, trial.spilled))
+                        tried.append((str(s), timer(lambda: bench.run(trial), s) * 1e6, trial.spilled, estimated(task, s)))
         if tried:
             found.append({"case": name, "kernel": task.name, "tried": [tried[0], *sorted(tried[1:], key=lambda t: t[1])]})
         torch.cuda.empty_cache()
+    return found
+
+
+def estimated(task: Task, s: TileSchedule) -> float:
+    """Microseconds that the machine code of a task's kernel under `s` says; 0 where it does not."""
+    of_all = task.parts(s)
+    part = next((p for p in of_all if p.kernel.schedule == s), of_all[0])
+    made = gpu_build.build([part.unit], task.target.arch)[part.unit.name]
+    return quicker.cycles(task.body, part.kernel, made, task.hints, task.target) / CYCLES
+
+
+def picked(rows: Sequence[dict], gain: float = quicker.GAIN) -> list[float]:
+    """How many times as fast as the heuristic's schedule the one is that the estimates have `gain` times as quick; of the kernels that have one."""
+    found = []
+    for row in rows:
+        first, *others = row["tried"]
+        best = min((t for t in others if t[3]), key=lambda t: t[3], default=None)
+        if best is not None and best[3] * gain <= first[3]:
+            found.append(first[1] / best[1])
     return found
 
 
@@ -143,11 +168,11 @@ def _alone(cores) -> None:
 
 
 def text(row: dict, shown: int) -> str:
-    (s, us, spilled), *others = row["tried"]
-    line = lambda t, us, spilled: f"    {us:8.2f}  {t}{f'  {spilled} spilled' if spilled else ''}"
+    (s, us, spilled, said), *others = row["tried"]
+    line = lambda t, us, spilled, said: f"    {us:8.2f} ({said:.2f})  {t}{f'  {spilled} spilled' if spilled else ''}"
     best = others[0][1] if others else us
     return "\n".join([f"{row['case']} {row['kernel']}: {us:.2f} us, {us / min(us, best):.2f} times the best of {len(others) + 1}",
-                      line(s, us, spilled), *(line(*t) for t in others[:shown])])
+                      line(s, us, spilled, said), *(line(*t) for t in others[:shown])])
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -182,6 +207,9 @@ def main(argv: list[str] | None = None) -> int:
                 print(text(row, args.shown), flush=True)
             if args.json:
                 Path(args.json).write_text(json.dumps(rows))
+    gains = picked(rows)
+    print(f"by their estimates {len(gains)} of {len(rows)} kernels have another schedule" +
+          (f": {statistics.geometric_mean(gains):.2f} times as fast, the worst {min(gains):.2f}" if gains else ""))
     return 0
 
 

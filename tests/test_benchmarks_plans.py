@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from benchmarks import gpu_plans, gpu_sweep
+from tokamak.schedule.neighbours import changed
 
 pytest.importorskip("triton")
 EIGHTS, SIXTEENS = "+".join(["8"] * 7), "+".join(["16"] * 13)
@@ -109,6 +110,18 @@ def test_the_tool_shows_what_a_change_changes(tmp_path, capsys, monkeypatch):
 def test_what_cannot_be_planned_says_why():
     name, said = gpu_plans._planned("no_case", False)
     assert name == "no_case" and said.startswith("ValueError: there is no case")
+
+
+def test_a_sweep_says_what_the_machine_code_does():
+    """Two warps in the place of thirty-two for rows of 200: estimates tell them apart, and the summary what came of it."""
+    task = next(gpu_sweep.tasks(gpu_plans.graphs("softmax_f16_40000x200")))
+    many = changed(task.body, task.schedule, ("warps(32)",), task.hints)
+    assert 0 < gpu_sweep.estimated(task, task.schedule) < gpu_sweep.estimated(task, many)
+    row = lambda *tried: {"case": "c", "kernel": "k", "tried": tried}
+    rows = [row(("a", 10.0, 0, 20.0), ("b", 5.0, 0, 15.0), ("c", 1.0, 0, 0.0)), row(("a", 10.0, 0, 20.0), ("b", 5.0, 0, 19.0)),
+            row(("a", 9.0, 0, 0.0))]
+    assert gpu_sweep.picked(rows) == [2.0] and gpu_sweep.picked(rows, 1.0) == [2.0, 2.0]
+    assert "10.00 (20.00)  a" in gpu_sweep.text(rows[0], 1) and "5.00 (15.00)  b" in gpu_sweep.text(rows[0], 1)
 
 
 def test_a_sweep_tries_schedules_that_lower():

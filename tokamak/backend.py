@@ -27,7 +27,7 @@ from .capture.compared import compares_with_folds
 from .capture.fx import Capture, Unsupported
 from .capture.registry import ACTIVATED, ACTIVATED_ON_CPU, ADDED, ALONE, ATTENDED, MATRICES
 from .capture.sizes import narrow
-from .codegen import relief
+from .codegen import quicker, relief
 from .codegen.c_rows import unit as rows_unit
 from .codegen.host import host_program
 from .codegen.row_blocks import runs
@@ -258,18 +258,18 @@ def _begun(gm: fx.GraphModule, options: Options, rehearsal: Rehearsal | None) ->
 
     def finished(example_inputs: Sequence[Any]) -> Callable[[list], Any]:
         _require_plain(example_inputs)
-        return _when_built(lowered, program, wait, end, finish, machine, options, trace, "graph")
+        return _when_built(lowered, built, program, wait, end, finish, machine, options, trace, "graph")
     return finished
 
 
-def _when_built(lowered: Lowered, program: Program, wait: Callable[[], Mapping], end: Callable[[], None], finish: Callable, machine: Target,
-                options: Options, trace: Trace, name: str) -> Callable[[list], Any]:
-    """The boxed function that runs `program`, or the one without spills, once `wait` has its kernels. `end`: ends what went on meanwhile."""
+def _when_built(lowered: Lowered, built: Mapping, program: Program, wait: Callable[[], Mapping], end: Callable[[], None], finish: Callable,
+                machine: Target, options: Options, trace: Trace, name: str) -> Callable[[list], Any]:
+    """The boxed function that runs `program`, or the one with quicker kernels, once `wait` has them. `end`: ends what went on meanwhile."""
     try:
         kernels = wait()
     finally:
         end()
-    _, program, kernels = _relieved(lowered, program, kernels, finish, machine, options, trace)
+    _, program, kernels = _relieved(lowered, built, program, kernels, finish, machine, options, trace)
     return _assembled(program, kernels, options, trace, name, None)
 
 
@@ -339,11 +339,11 @@ def _kernels_and_program(captured: Graph, constants: Mapping, machine: Target, o
         end = rehearse(program)
         wait = _begin_kernels(built, machine, options, trace, meanwhile)
 
-        return _when_called(lambda: again(partial(_when_built, lowered, program, wait, end, finish, machine, options)))
+        return _when_called(lambda: again(partial(_when_built, lowered, built, program, wait, end, finish, machine, options)))
     build_all = partial(_gpu_kernels, machine=machine) if machine.kind == "gpu" else partial(_c_kernels, further=rows)
     kernels = build_all(built, contract=machine.fast, options=options, report=partial(trace, "unit"))
     if machine.kind == "gpu":
-        lowered, program, kernels = _relieved(lowered, program, kernels, finish, machine, options, trace)
+        lowered, program, kernels = _relieved(lowered, built, program, kernels, finish, machine, options, trace)
     call = _assembled(program, kernels, options, trace, name, other)
     report = partial(trace, "check") if options.check == "report" else None
     check = _checker(options)
@@ -374,21 +374,26 @@ def _programmed(lowered: Lowered, captured: Graph, constants: Mapping, machine: 
     return built, rows, trace("program", host_program(followed, built, constants, blocks, rows[0].name if rows else "", captured))
 
 
-_TAKEN: dict[gpu_build.Arch, dict[str, tuple[str, ...]]] = {}       # what `relief` has found in this process, for each GPU
+_TAKEN: dict[gpu_build.Arch, dict] = {}         # what `relief` and `quicker` have found in this process, for each GPU
 
 
-def _relieved(lowered: Lowered, program: Program, kernels: Mapping, finish: Callable, machine: Target, options: Options,
+def _relieved(lowered: Lowered, built: Mapping, program: Program, kernels: Mapping, finish: Callable, machine: Target, options: Options,
               trace: Trace) -> tuple[Lowered, Program, Mapping]:
-    """The three with other schedules for kernels that spill, if there are any: `lower` and what is behind it once more."""
+    """The three with other schedules for kernels that spill or take long by their machine code, if there are any: `lower` and what is behind it once
+    more."""
     if machine.name == "cpu" or not options.tuned:          # the interpreter has no registers; `tokamak tune` begins at the heuristic's schedules
         return lowered, program, kernels
-    groups = relief.spilling(lowered, {name: k.binary.spilled for name, k in kernels.items()})
+    binaries = {name: k.binary for name, k in kernels.items()}
+    judged = any(b.waits.cycles for b in binaries.values()) and len(built) <= quicker.SMALL
+    groups = quicker.wanting(lowered, built, binaries, machine) if judged else \
+        relief.spilling(lowered, {name: b.spilled for name, b in binaries.items()})
     if not groups:
         return lowered, program, kernels
 
     def build(units: Sequence[gpu_build.GpuUnit]) -> Mapping[str, gpu_build.Binary]:
         return gpu_build.build([replace(u, contract=machine.fast) for u in units], machine.arch, cache_dir=options.cache_dir)
-    made = relief.relieved(lowered, groups, machine, build, _TAKEN.setdefault(machine.arch, {}))
+    others = quicker.quicker if judged else relief.relieved
+    made = others(lowered, groups, machine, build, _TAKEN.setdefault(machine.arch, {}))
     if all(made.kernels[g] is lowered.kernels[g] for g in groups):
         return lowered, program, kernels
     trace("lower", made)

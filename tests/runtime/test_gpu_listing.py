@@ -57,6 +57,30 @@ def test_waits_that_are_over_are_none():
     assert gpu_code.waits(binary(late)).rounds == gpu_code.waits(binary(other)).rounds == 0
 
 
+def branch(back: int) -> bytes:
+    """To the instruction `back` before the next one."""
+    far = -4 * back & (1 << 56) - 1
+    return struct.pack("<2Q", 0x947 | (far & 0xFF) << 16 | (far >> 8 & (1 << 30) - 1) << 34, 1 << 41 | 7 << 46 | far >> 38)
+
+
+@pytest.mark.parametrize("length", [30, 300])
+def test_what_lies_in_a_loop_is_taken_again(length):
+    body = instruction(LOAD, frees=0) + instruction(ADD, needs=1) + instruction(ADD, pause=2) * (length - 3)
+    found = gpu_code.waits(binary(instruction(ADD) * 5 + body + branch(length) + instruction(ADD) * 7 + branch(1)))
+    assert (found.issued, found.issued_again, found.bytes, found.bytes_again) == (length + 13, length, 4, 4)
+    assert found.cycles - found.again == 13 and found.again > 700
+
+
+def test_of_loops_the_innermost_count_and_those_of_functions_do_not():
+    inner = instruction(ADD) * 39 + branch(40)
+    nest = instruction(ADD) * 100 + inner + inner + instruction(ADD) * 9 + branch(190)
+    assert gpu_code.waits(binary(nest)).issued_again == 80
+    sine = instruction(ADD) * 12 + branch(13)
+    found = gpu_code.waits(binary(instruction(ADD) * 50 + sine + instruction(ADD) * 10 + branch(74)))
+    assert found.issued_again == 74          # the loop around it, and not the 13 of the function
+    assert gpu_code.waits(binary(instruction(ADD) * 50 + sine)).issued_again == 0
+
+
 def test_widths_of_loads():
     found = [gpu_code.waits(binary(instruction(LOAD, frees=0, width=w))).bytes for w in range(7)]
     assert found == [1, 1, 2, 2, 4, 8, 16]
@@ -124,6 +148,21 @@ def test_what_the_assembler_refuses_is_left_as_it_was():
         return binary(serial(8))
 
     assert gpu_listing.waiting_together(text, assemble, "k", 4, 0) == text
+
+
+# -- registers by name -----------------------------------------------------------------------------------------------------
+KERNEL = ".visible .entry k(\n)\n.reqntid 1024\n{\n\tret;\n}"
+
+
+@pytest.mark.parametrize("before, after, taken", [((32, 584), (64, 296), True), ((32, 584), (64, 584), False), ((32, 0), (64, 0), False),
+                                                  ((56, 584), (64, 296), False)])
+def test_registers_are_allowed_by_name_where_that_spills_less(monkeypatch, before, after, taken):
+    """Not where nothing spills, where nearly all are used, and where it does not help."""
+    named = ".reqntid 1024\n.maxnreg 64\n"
+    monkeypatch.setattr(gpu_code, "resources", lambda code, name: after if named.encode() in code else before)
+    assert gpu_listing.with_room(KERNEL, str.encode, "k", 32) == (KERNEL.replace(".reqntid 1024\n", named) if taken else KERNEL)
+    limited = KERNEL.replace(".reqntid 1024\n", ".reqntid 1024\n.maxnreg 32\n")
+    assert gpu_listing.with_room(limited, str.encode, "k", 32) == limited          # somebody's limit stays
 
 
 SOFTMAX = """import triton

@@ -110,10 +110,14 @@ def spilling(lowered: Lowered, spilled: Mapping[str, int]) -> tuple[Group, ...]:
     found = []
     for g, kernels in lowered.kernels.items():
         s = lowered.bodies[g][1]
-        own = type(s) is TileSchedule and s.sharers == 1 and not s.flat and not s.measured and any(k.schedule == s for k in kernels)
-        if own and spilled.get(_main(kernels, s).name, 0) >= SPILLED:
+        if own(s, kernels) and spilled.get(main(kernels, s).name, 0) >= SPILLED:
             found.append(g)
     return tuple(found)
+
+
+def own(s, kernels: Sequence[TileKernel]) -> bool:
+    """Has one of a group's kernels its schedule `s`, which nobody timed and which is none of a cluster's?"""
+    return type(s) is TileSchedule and s.sharers == 1 and not s.flat and not s.measured and any(k.schedule == s for k in kernels)
 
 
 def relieved(lowered: Lowered, groups: Sequence[Group], target, build: Build, taken: dict[str, tuple[str, ...]]) -> Lowered:
@@ -123,22 +127,22 @@ def relieved(lowered: Lowered, groups: Sequence[Group], target, build: Build, ta
     bodies, kernels = dict(lowered.bodies), dict(lowered.kernels)
     for g in groups:
         b, s = bodies[g]
-        first = _main(kernels[g], s)
+        first = main(kernels[g], s)
         if first.name not in taken:
-            taken[first.name] = _least(first, b, s, hints, target, build)
+            taken[first.name] = least(first, b, s, hints, target, build)
         changes = taken[first.name]
-        made = _made(b, s, changes, hints, target) if changes else None
+        made = remade(b, s, changes, hints, target) if changes else None
         if made is not None:
             bodies[g], kernels[g] = (b, made[0]), made[1]
     return replace(lowered, bodies=bodies, kernels=kernels)
 
 
-def _main(kernels: Sequence[TileKernel], s: TileSchedule) -> GpuUnit:
+def main(kernels: Sequence[TileKernel], s: TileSchedule) -> GpuUnit:
     """What is built of the kernel that has the group's own schedule."""
     return parts((next(k for k in kernels if k.schedule == s),))[0].unit
 
 
-def _made(b: Body, s: TileSchedule, changes: tuple[str, ...], hints: Hints, target) -> tuple[TileSchedule, tuple[TileKernel, ...]] | None:
+def remade(b: Body, s: TileSchedule, changes: tuple[str, ...], hints: Hints, target) -> tuple[TileSchedule, tuple[TileKernel, ...]] | None:
     """Schedule and kernels of `s` with `changes`; None where there are none."""
     found = changed(b, s, changes, hints)
     if found is None or found == s or not feasible(b, found):
@@ -149,9 +153,9 @@ def _made(b: Body, s: TileSchedule, changes: tuple[str, ...], hints: Hints, targ
         return None
 
 
-def _least(first: GpuUnit, b: Body, s: TileSchedule, hints: Hints, target, build: Build) -> tuple[str, ...]:
+def least(first: GpuUnit, b: Body, s: TileSchedule, hints: Hints, target, build: Build) -> tuple[str, ...]:
     """The changes of `s`, whose kernel is `first`, that spill least; () where none is LESS."""
-    made = {way: _main(found[1], found[0]) for way in ways(b, s) if (found := _made(b, s, way, hints, target)) is not None}
+    made = {way: main(found[1], found[0]) for way in ways(b, s) if (found := remade(b, s, way, hints, target)) is not None}
     spilled, room, left = 0, SHARED, iter(made.items())
     best: tuple[str, ...] = ()
     while batch := dict(islice(left, AT_ONCE)):

@@ -17,17 +17,17 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 
 from ..errors import BuildError, CompilerMissing
 from . import gpu_pool, gpu_worker
 from .build import finished, Progress, temporary
 from .cache import open_cache
-from .gpu_code import resources
+from .gpu_code import resources, Waits
 
 Arch = tuple[str, int | str, int]        # Triton's words for a target: ("cuda", 90, 32), ("hip", "gfx942", 64)
-ABI = 5                                  # of what is kept on disk
+ABI = 6                                  # of what is kept on disk
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Binary:
     `registers` a thread; `spilled`: bytes of stack a thread. `scratch`: (bytes a program, alignment) of global memory that the kernel wants
     as a workspace of its own; (0, 1) is none. `hidden`: parameters behind the unit's own: that workspace, and others that are null. `maps`: of each
     box (rank, the driver's number of its element type, bytes of one, of its swizzle, extents of what one copy moves). `packed`: `listing`,
-    compressed."""
+    compressed. `waits`: what a warp does, for sm_90; else zeros."""
     unit: GpuUnit
     arch: Arch
     code: bytes = field(repr=False)
@@ -79,6 +79,7 @@ class Binary:
     hidden: int
     maps: tuple[tuple[int, int, int, int, tuple[int, ...]], ...]
     packed: bytes = field(repr=False)
+    waits: Waits = Waits(0, 0, 0)
 
     @property
     def listing(self) -> str:
@@ -174,7 +175,7 @@ def _compile(unit: GpuUnit, arch: Arch, pool: gpu_pool.Pool | None) -> tuple[Bin
         raise BuildError(f"Triton failed on the kernel {unit.name}:\n{_shortened(made['error'], made['said'])}")
     listing = made.pop("listing")
     registers, spilled = resources(made["code"], made["entry"], listing)
-    facts = {"registers": registers, "spilled": spilled, "hidden": _hidden(unit, listing, made["entry"])}
+    facts = {"registers": registers, "spilled": spilled, "hidden": _hidden(unit, listing, made["entry"]), "waits": Waits(*made.pop("waits"))}
     return Binary(unit, arch, **made, **facts, packed=zlib.compress(listing.encode())), time.perf_counter() - start
 
 
@@ -252,7 +253,7 @@ def _library() -> str:
 def _packed(binary: Binary) -> bytes:
     """Lengths of two parts; these: facts as JSON, the packed listing; code."""
     facts = {name: getattr(binary, name) for name in ("entry", "shared", "threads", "registers", "spilled", "scratch", "hidden", "maps")}
-    parts = json.dumps(facts).encode(), binary.packed
+    parts = json.dumps({**facts, "waits": astuple(binary.waits)}).encode(), binary.packed
     return struct.pack("<2I", *map(len, parts)) + b"".join(parts) + binary.code
 
 
@@ -263,6 +264,6 @@ def _unpacked(kept: bytes, unit: GpuUnit, arch: Arch) -> Binary | None:
         facts = json.loads(kept[8:8 + first])
         packed, code = kept[8 + first:8 + first + second], kept[8 + first + second:]
         maps = tuple((*m, tuple(block)) for *m, block in facts["maps"])
-        return Binary(unit, arch, code, **{**facts, "scratch": tuple(facts["scratch"]), "maps": maps}, packed=packed)
+        return Binary(unit, arch, code, **{**facts, "scratch": tuple(facts["scratch"]), "maps": maps, "waits": Waits(*facts["waits"])}, packed=packed)
     except (struct.error, ValueError, TypeError, KeyError):
         return None

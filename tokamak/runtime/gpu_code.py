@@ -64,6 +64,8 @@ def _texts(code: bytes) -> Iterator[bytes]:
 
 # -- instructions (sm_90: 16 bytes each) ---------------------------------------------------------------------------------------
 _LOAD, _COPY = 0x981, 0xDAE             # global memory -> registers; -> shared memory, with an address of the form that is misplaced
+_BRANCH = 0x947
+_SLOWLY = 24            # instructions of a loop at least: that of a large angle's sine has 13, no kernel's own fewer than 40
 _WIDTHS = 1, 1, 2, 2, 4, 8, 16, 16      # bytes of a load
 _MEMORY, _OTHER = 700, 30               # cycles until what memory answers, and what else takes longer than an instruction, is there
 
@@ -72,10 +74,15 @@ _MEMORY, _OTHER = 700, 30               # cycles until what memory answers, and 
 class Waits:
     """Of one warp that runs through a kernel's code once from its beginning to its end, as if no branch were taken and no other warp were there:
     `cycles` it takes, how often in a row (`rounds`) it waits for what it reads of global memory, and how many `bytes` a thread reads into
-    registers."""
+    registers; how many instructions are `issued`. `again`, `issued_again`, `bytes_again`: what of these lies in innermost loops, which each further
+    turn takes."""
     cycles: int
     rounds: int
     bytes: int
+    issued: int = 0
+    again: int = 0
+    issued_again: int = 0
+    bytes_again: int = 0
 
 
 def misplaced(code: bytes) -> bool:
@@ -91,9 +98,11 @@ def waits(code: bytes) -> Waits:
 
 def _waits(text: bytes) -> Waits:
     now, rounds, read = 0, 0, 0
-    due, memory = [0] * 6, [False] * 6
+    due, memory, begun, reads = [0] * 6, [False] * 6, [], []
     for low, high in struct.iter_unpack("<2Q", text[:len(text) // 16 * 16]):
         load, pause, frees, needs = low & 0xFFF == _LOAD, high >> 41 & 15, high >> 46 & 7, high >> 52 & 63
+        begun.append(now)
+        reads.append(read)
         for i in range(6):
             if needs >> i & 1 and due[i] > now:
                 rounds += memory[i] and due[i] - now > _MEMORY // 2
@@ -103,7 +112,23 @@ def _waits(text: bytes) -> Waits:
         if frees < 6 and then > due[frees]:
             due[frees], memory[frees] = then, load
         now += max(pause, 1)
-    return Waits(now, rounds, read)
+    begun.append(now)
+    reads.append(read)
+    turns, inside = _innermost(text), lambda upto: sum(upto[last + 1] - upto[first] for first, last in turns)
+    return Waits(now, rounds, read, len(begun) - 1, inside(begun), inside(range(len(begun))), inside(reads))
+
+
+def _innermost(text: bytes) -> list[tuple[int, int]]:
+    """The loops that have no other one inside: (first, last) instruction; but those of fewer than _SLOWLY are of functions, on ways that are seldom
+    taken. A branch says how many quarters of an instruction it goes from the next one: 8 bits from bit 16 on, the higher 48 from bit 34 on."""
+    found = []
+    for at, (low, high) in enumerate(struct.iter_unpack("<2Q", text[:len(text) // 16 * 16])):
+        if low & 0xFFF == _BRANCH:
+            far = (low >> 34 | (high & 0x3FFFF) << 30) << 8 | low >> 16 & 0xFF
+            to = at + 1 + (far - (far >> 55 << 56)) // 4
+            if 0 <= to <= at - _SLOWLY:
+                found.append((to, at))
+    return [x for x in found if not any(x != y and x[0] <= y[0] and y[1] <= x[1] for y in found)]
 
 
 def resident(registers: int, warps: int, shared: int) -> int:

@@ -9,6 +9,7 @@ time. The nursery speaks for a worker that died. All of them end when the parent
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import importlib
 import linecache
@@ -52,7 +53,8 @@ def compile_job(job: dict, folder: str) -> dict:
                 knobs.runtime.add_stages_inspection_hook = partial(_stages, lines, job.get("few", 0) if hopper else None)
                 made = _first_that_compiles(partial(compiler.compile, source, target=target), job)
                 if not lines or not _tokamak("gpu_code").misplaced(made.kernel):
-                    return _result(made, [element for element, _ in boxes])
+                    found = _result(made, [element for element, _ in boxes])
+                    return {**found, "waits": dataclasses.astuple(_tokamak("gpu_code").waits(made.kernel)) if hopper else (0, 0, 0)}
         finally:
             files.remove()
             knobs.runtime.add_stages_inspection_hook = looked
@@ -82,7 +84,8 @@ def _stages(first: frozenset[int], few: int | None, backend=None, stages=None, *
     """Triton asks for changes of its stages: vectors of integers carry no promise that they do not wrap. LLVM gathers scalars in vectors, which keep
     the promises of some of them; of two in a register of 64 bits, a lane that wraps then reached into its neighbour (an address). On Hopper, where
     `few` is no None, the pipeline's copies that the lines `first` of the kernel's text make say that they leave the cache first, which Triton drops;
-    and there are fences where `gpu_listing.waiting_together` says so, which has the assembler called early."""
+    registers are allowed by name and there are fences where `gpu_listing.with_room` and `waiting_together` say so, which have the assembler called
+    early."""
     if stages is None:
         return "", ""
     made, printed, assembled = stages.get("llir"), stages.get("ptx"), stages.get("cubin")
@@ -99,8 +102,10 @@ def _stages(first: frozenset[int], few: int | None, backend=None, stages=None, *
 
     def print_so(source, metadata: dict) -> str:
         listing = _tokamak("gpu_listing")
-        ptx = listing.leaving_first(printed(source, metadata), first)
-        return listing.waiting_together(ptx, lambda text: assemble(text, metadata), metadata["name"], metadata["num_warps"], metadata["shared"], few)
+        ptx = listing.leaving_first(printed(source, metadata), first)           # which gives the kernel its name
+        name, warps, code = metadata["name"], metadata["num_warps"], lambda text: assemble(text, metadata)
+        ptx = listing.with_room(ptx, code, name, warps)
+        return listing.waiting_together(ptx, code, name, warps, metadata["shared"], few)
 
     stages["ptx"], stages["cubin"] = print_so, assemble
 

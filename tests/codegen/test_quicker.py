@@ -1,0 +1,139 @@
+"""Other schedules for kernels that take long by their machine code."""
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks import gpu_plans
+from tokamak.codegen import quicker, relief
+from tokamak.codegen.stages import render_plan
+from tokamak.errors import BuildError
+from tokamak.fuse.cost import estimates
+from tokamak.runtime import gpu_build
+from tokamak.runtime.gpu_code import Waits
+
+NAME = "gated_rmsnorm_bwd_bf16_262144x51"
+
+
+@pytest.fixture(scope="module")
+def record():
+    return gpu_plans.graphs(NAME)[-1]
+
+
+def standing(record, waits=Waits(9000, 5, 64, 1500, 9000, 1500, 0), **others):
+    """(lowered, its text, made-up binaries: all of them wait so)"""
+    lowered = record.values["lower"]
+    text = render_plan(lowered)
+    units = [p.unit for b in text.values() for p in b.parts]
+    return lowered, text, {u.name: made_up(u, waits, **others) for u in units}
+
+
+def made_up(unit, waits, **others):
+    facts = {"shared": 0, "registers": 64, "spilled": 0, **others}
+    return gpu_build.Binary(unit, ("cuda", 90, 32), b"", "k", threads=32 * unit.warps, scratch=(0, 1), hidden=2, maps=(), packed=b"", waits=waits,
+                            **facts)
+
+
+def test_a_kernel_is_wanted_where_it_takes_longer_than_its_bytes(record):
+    machine = record.values["target"]
+    lowered, text, slow = standing(record)
+    assert set(quicker.wanting(lowered, text, slow, machine)) <= set(lowered.bodies) and quicker.wanting(lowered, text, slow, machine)
+    lowered, text, fast = standing(record, Waits(300, 1, 64, 50, 0, 0, 0))
+    assert not quicker.wanting(lowered, text, fast, machine)
+    lowered, text, spilling = standing(record, Waits(300, 1, 64, 50, 0, 0, 0), spilled=relief.SPILLED)
+    assert quicker.wanting(lowered, text, spilling, machine)
+    lowered, text, unknown = standing(record, Waits(0, 0, 0), spilled=400)
+    assert not quicker.wanting(lowered, text, unknown, machine)          # `relief` sees to it
+
+
+def test_what_was_timed_stays_and_large_graphs_are_left(record, monkeypatch):
+    machine = record.values["target"]
+    lowered, text, slow = standing(record)
+    timed = {g: (b, replace(s, measured=True)) for g, (b, s) in lowered.bodies.items()}
+    assert not quicker.wanting(replace(lowered, bodies=timed), text, slow, machine)
+    monkeypatch.setattr(quicker, "SMALL", len(text) - 1)
+    assert not quicker.wanting(lowered, text, slow, machine)
+
+
+def searched(record, build):
+    machine = record.values["target"]
+    lowered, text, slow = standing(record)
+    wanted, taken = quicker.wanting(lowered, text, slow, machine), {}
+    return lowered, quicker.quicker(lowered, wanted, machine, build, taken), wanted, taken, machine
+
+
+def test_the_quickest_is_taken_and_found_again_without_building(record):
+    """Whatever has eight warps is said to wait less."""
+    asked = []
+
+    def build(units):
+        asked.append(units)
+        return {u.name: made_up(u, Waits(900 if u.warps == 8 else 9000, 1, 64, 200, 900 if u.warps == 8 else 9000, 200, 0)) for u in units}
+    lowered, made, wanted, taken, machine = searched(record, build)
+    changed = [g for g in wanted if made.bodies[g][1] != lowered.bodies[g][1]]
+    assert changed and all(made.bodies[g][1].warps == 8 and lowered.bodies[g][1].warps != 8 for g in changed)
+    assert all(len(units) <= quicker.MOST for units in asked) and len(asked) <= len(quicker.TRIED)
+    again = quicker.quicker(lowered, wanted, machine, lambda units: pytest.fail("it is known"), taken)
+    assert {g: s for g, (_, s) in again.bodies.items()} == {g: s for g, (_, s) in made.bodies.items()}
+
+
+def test_what_gains_little_is_unknown_or_does_not_compile_is_not_taken(record, monkeypatch):
+    unknown = lambda units: {u.name: made_up(u, Waits(0, 0, 0)) for u in units}
+    lowered, made, wanted, taken, _ = searched(record, unknown)
+    assert made.bodies == lowered.bodies and set(taken.values()) == {()}
+    half = lambda units: {u.name: made_up(u, Waits(4500, 5, 64, 750, 4500, 750, 0)) for u in units}
+    assert searched(record, half)[1].bodies != lowered.bodies
+    monkeypatch.setattr(quicker, "GAIN", 1000)
+    assert searched(record, half)[1].bodies == lowered.bodies
+
+    def none(units):
+        raise BuildError("no")
+    lowered, made, *_ = searched(record, none)
+    assert made.bodies == lowered.bodies
+
+
+def test_one_that_fails_does_not_take_the_others_with_it():
+    def build(units):
+        if 3 in units:
+            raise BuildError("three")
+        return {u: "made" for u in units}
+    assert quicker._built([1, 2, 3, 4, 5], build) == dict.fromkeys((1, 2, 4, 5), "made")
+
+
+def test_more_shared_memory_than_the_first_had_is_not_taken(record):
+    much = lambda units: {u.name: made_up(u, Waits(900, 1, 64, 200, 900, 200, 0), shared=relief.SHARED + 1) for u in units}
+    lowered, made, *_ = searched(record, much)
+    assert made.bodies == lowered.bodies
+
+
+def test_bytes_and_turns():
+    """Read twice is read once; a program of 16 rows of 51 takes 262144 / (16 x programs) of them."""
+    record = gpu_plans.graphs(NAME)[-1]
+    lowered, machine = record.values["lower"], record.values["target"]
+    hints = estimates(lowered.plan.graph, machine)
+    g = next(g for g, ks in lowered.kernels.items() if any(k.schedule.split for k in ks))
+    b, s = lowered.bodies[g]
+    k = next(k for k in lowered.kernels[g] if k.schedule == s)
+    rows = next(a for a in s.order if a in s.split)
+    tiles = -(-262144 // sum(s.sizes(rows)))
+    assert quicker.turns(b, s, k.programs, hints) == pytest.approx(tiles / k.programs) and k.programs == s.programs
+    row = 262144 * 51 * 2
+    assert 4 * row <= quicker.moved(b, hints) <= 6 * row
+
+
+@pytest.mark.parametrize("tight", [False, True])
+def test_ways_that_need_more_registers_are_left_where_there_are_none(record, tight):
+    lowered = record.values["lower"]
+    b, s = next(x for x in lowered.bodies.values() if x[1].split)
+    found = list(quicker.near(b, s, 528, tight))
+    assert len(found) == len(set(found)) and any(x.startswith("tile(") for x in found)
+    fewer = [x for x in found if x.startswith("warps(") and int(x[6:-1]) < s.warps]
+    larger = [x for x in found if x.startswith("tile(i0:") and int(x[8:-1]) > s.sizes(s.order[0])[0]]
+    assert bool(fewer) != tight and bool(larger) != tight
+
+
+def test_a_gradient_that_waits_in_each_turn_has_more_threads():
+    """In a process of its own compiler: five waits of each turn by four warps, one by sixteen (H200, 1547612 rows: 494 us, 319)."""
+    first, *_ = gpu_plans.planned("gated_rmsnorm_bwd_bf16_1547612x51", build=True)
+    assert "warps(4)" in first["schedule"] and "warps(16)" in first["quicker"]

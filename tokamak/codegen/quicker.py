@@ -1,0 +1,224 @@
+"""Other schedules for kernels that take long by their machine code (GPUs of sm_90).
+
+The heuristics decide before there is code. What the compiler then makes of a kernel says how often a warp waits for memory, how many programs run
+beside each other and what spills, and from that how long it takes (`runtime.gpu_estimate`). A kernel that takes SLOW times as long as its bytes do,
+or spills, is built again in other ways, a step or two from the heuristic's schedule; the quickest is taken if it takes GAIN times less. Nothing is
+timed.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from ..errors import BuildError
+from ..fuse.axes import Group
+from ..fuse.cost import estimates, Hints, node_bytes
+from ..ir.expr import Load
+from ..runtime import gpu_estimate
+from ..runtime.gpu_build import Binary, GpuUnit
+from ..runtime.gpu_code import resident
+from ..schedule.body import Body
+from ..schedule.neighbours import SHORTEST_EVEN
+from ..schedule.schedule import strides_of
+from ..schedule.tile_schedule import TileSchedule
+from ..schedule.tile_stages import power
+from . import relief
+from .host import BuiltTiles
+from .stages import Lowered
+from .tile_kernel import TileKernel
+
+SMALL = 16              # kernels at most of a graph that is looked at: the first training steps of BERT-large, GPT-2 and ResNet-50 took 25, 22 and
+                        # 16 s longer than their capture with all of theirs, and 25.3, 26.4 and 17.5 ms on the device, 25.3, 26.6 and 18.6 before
+SLOW = 1.5              # of the 94 kernels that the estimate was fitted on 40 are so much slower than their bytes, and all that gained are among them
+GAP = 4000              # cycles at least by which they are
+GAIN = 1.25             # times less, see `gpu_estimate`
+FURTHER = 1.1           # the same of a step behind another one
+TRIED = 10, 6           # ways of a kernel that are built at once: of the heuristic's schedule, and of the best of these
+MOST = 40               # of all kernels of a graph, those first that lose most; 16 processes compile so many in about a second
+WARPS = 1, 2, 4, 8, 16  # of a program that are tried whatever it has
+EVEN = 16, 8            # equal pieces of a held axis
+LOOPED = 1024           # elements of a held row that is run through instead
+TIGHT = 160             # registers of a thread from which on fewer threads or larger tiles would spill
+SECTOR = 32             # bytes of memory that are moved at once: no piece of the contiguous axis becomes shorter
+
+Build = Callable[[Sequence[GpuUnit]], Mapping[str, Binary]]
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A schedule of a group's body, `changes` from the heuristic's, what is lowered of it, and what is built of the kernel that has it."""
+    changes: tuple[str, ...]
+    schedule: TileSchedule
+    kernels: tuple[TileKernel, ...]
+    unit: GpuUnit
+
+    @property
+    def kernel(self) -> TileKernel:
+        return next(k for k in self.kernels if k.schedule == self.schedule)
+
+
+def wanting(lowered: Lowered, built: Mapping[Group, object], binaries: Mapping[str, Binary], target) -> dict[Group, Binary]:
+    """The groups that are worth it -> what is built of their kernel. Those first that lose most, with all that have the same one. `built`:
+    `render_plan` of `lowered`; `binaries`: by name."""
+    hints, found, counted = estimates(lowered.plan.graph, target), {}, {}
+    for g, b in built.items() if len(built) <= SMALL else ():
+        body, s = lowered.bodies[g]
+        if not isinstance(b, BuiltTiles) or not relief.own(s, lowered.kernels[g]):
+            continue
+        part = next(p for p in b.parts if p.kernel.schedule == s)
+        made = binaries[part.unit.name]
+        takes = cycles(body, part.kernel, made, hints, target)
+        lost = takes - gpu_estimate.least(moved(body, hints), target.threads)
+        if takes and (lost >= max(GAP, (SLOW - 1) * (takes - lost)) or made.spilled >= relief.SPILLED):
+            found[g], counted[part.unit.name] = (part.unit.name, lost, made), counted.get(part.unit.name, 0) + 1
+    first = sorted(found, key=lambda g: -found[g][1] * counted[found[g][0]])
+    return {g: found[g][2] for g in first}
+
+
+def quicker(lowered: Lowered, groups: Mapping[Group, Binary], target, build: Build, taken: dict) -> Lowered:
+    """`lowered` with quicker schedules for `groups` (`wanting`), where there are some. `taken`: `known_by` of a kernel -> changes of its schedule
+    that were found, () where there are none; what is not in it is looked for, as far as MOST goes, and entered."""
+    hints = estimates(lowered.plan.graph, target)
+    firsts = {g: _first(lowered, g) for g in groups}
+    names = {g: known_by(firsts[g], lowered.bodies[g][0], hints) for g in groups}
+    wanted = {names[g]: g for g in reversed(list(groups)) if names[g] not in taken}
+    search = {name: _Search(lowered.bodies[g][0], firsts[g], hints, target, groups[g]) for name, g in reversed(wanted.items())}
+    search = dict(islice(search.items(), MOST // TRIED[0]))
+    for most in TRIED:
+        for s in search.values():
+            s.look(most)
+        units = {c.unit.name: c.unit for s in search.values() for c in s.ways}
+        made = _built(list(units.values()), build) if units else {}
+        for s in search.values():
+            s.take(made)
+    taken.update((name, s.best.changes or s.relieved(build)) for name, s in search.items())
+    bodies, kernels = dict(lowered.bodies), dict(lowered.kernels)
+    for g in groups:
+        body, s = bodies[g]
+        made = relief.remade(body, s, changes, hints, target) if (changes := taken.get(names[g], ())) else None
+        if made is not None:
+            bodies[g], kernels[g] = (body, made[0]), made[1]
+    return replace(lowered, bodies=bodies, kernels=kernels)
+
+
+def known_by(first: Candidate, b: Body, hints: Hints) -> tuple:
+    """What is found of a kernel holds for its text, and for so many programs and bytes, to the power of two."""
+    return first.unit.name, first.kernel.programs.bit_length(), moved(b, hints).bit_length()
+
+
+def moved(b: Body, hints: Hints) -> int:
+    """Bytes that a kernel of `b` reads and writes, each once."""
+    most: dict = {}
+    for access, address, size in strides_of(b):
+        node = access.node.node if isinstance(access, Load) else access.memory.node
+        count = min(hints.count(address.axes()) * size, node_bytes(node, hints) or size)
+        most[node] = max(most.get(node, 0), count)
+    return sum(most.values())
+
+
+def turns(b: Body, s: TileSchedule, programs: int, hints: Hints) -> float:
+    """Tiles that each of so many programs takes, one after the other."""
+    size = lambda a: 1 if a not in s.dims else s.sizes(a)[0] if a in s.looped else sum(s.sizes(a))
+    return math.prod(-(-hints(a.extent) // size(a)) for a in s.order) / max(1, programs)
+
+
+def near(b: Body, s: TileSchedule, at_once: int, tight: bool) -> Iterator[str]:
+    """Changes of `s`, those that mend most first; some may not fit it. `at_once`: programs that run beside each other; `tight`: threads have no
+    registers for more."""
+    name, halves = lambda a: f"i{s.order.index(a)}", lambda n, by: max(1, n // by)
+    tiled = [(name(a), s.sizes(a)[0] if a in s.dims else 1) for a in s.order if a in b.parallel or a in s.looped]
+    warps = [w for w in WARPS if w != s.warps and (w > s.warps or not tight)]
+    held = [(name(a), power(sum(s.sizes(a)))) for a in s.dims if a not in b.parallel and a not in s.looped]
+    if s.staged is None:
+        yield from (f"warps({w})" for w in (s.warps // 2, s.warps * 2) if w in warps)
+        yield from (f"tile({a}:{n // 2})" for a, n in tiled if n > 1)
+        yield from (f"even({a}:{n // EVEN[0]})" for a, n in held if n >= EVEN[0] * SHORTEST_EVEN)
+        yield from (f"warps({w})" for w in warps if w not in (s.warps // 2, s.warps * 2))
+        yield from (f"even({a}:{n // EVEN[1]})" for a, n in held if n >= EVEN[1] * SHORTEST_EVEN)
+        yield from (f"tile({a}:{n})" for a, m in tiled for n in (() if tight else (2 * m,)) + (m // 4,) if n)
+    if s.split:
+        yield from (f"programs({n})" for n in (halves(s.programs, 2), 2 * s.programs))
+    if s.staged is None:
+        yield from (f"looped({a}:{LOOPED})" for a, n in held if n > LOOPED)
+        yield from (f"shared({a} / {at_once})" for a, _ in tiled[:1] if not s.split)
+
+
+def cycles(b: Body, k: TileKernel, made: Binary, hints: Hints, target) -> float:
+    """`gpu_estimate.cycles` of a kernel of `b`."""
+    left = sum(hints.extents(node.shape) * node.dtype.bytes for node in k.left)         # and is read again by what folds it
+    return gpu_estimate.cycles(made, k.programs, turns(b, k.schedule, k.programs, hints), moved(b, hints) + 2 * left, target.threads)
+
+
+def _first(lowered: Lowered, g: Group) -> Candidate:
+    s = lowered.bodies[g][1]
+    return Candidate((), s, lowered.kernels[g], relief.main(lowered.kernels[g], s))
+
+
+def _built(units: list[GpuUnit], build: Build) -> dict[str, Binary]:
+    """Those that compile."""
+    try:
+        return dict(build(units))
+    except BuildError:
+        if len(units) == 1:
+            return {}
+        half = len(units) // 2
+        return {**_built(units[:half], build), **_built(units[half:], build)}
+
+
+class _Search:
+    """Goes from a kernel's schedule to quicker ones. `made`: what is built of `first`."""
+
+    def __init__(self, b: Body, first: Candidate, hints: Hints, target, made: Binary):
+        self.b, self.hints, self.target = b, hints, target
+        self.first = self.best = first
+        self.made = made
+        self.takes, self.gain = cycles(b, first.kernel, made, hints, target), GAIN
+        self.seen = {first.unit.name}
+        self.ways: list[Candidate] = []
+        self.stands = False
+
+    def look(self, most: int) -> None:
+        """Up to so many `ways` from the best schedule so far; none where the last ones were no better."""
+        self.ways = []
+        for way in () if self.stands else self._changes():
+            changes = (*self.best.changes, *way)
+            made = relief.remade(self.b, self.first.schedule, changes, self.hints, self.target)
+            if made is None or not relief.own(*made) or self._narrow(made[0]):
+                continue
+            found = Candidate(changes, *made, relief.main(made[1], made[0]))
+            if found.unit.name not in self.seen:
+                self.seen.add(found.unit.name)
+                self.ways.append(found)
+            if len(self.ways) == most:
+                break
+
+    def take(self, made: Mapping[str, Binary]) -> None:
+        """The quickest of `ways`, if it is so much quicker than the best so far."""
+        room = max(relief.SHARED, self.made.shared)
+        here = {c: found for c in self.ways if (found := made.get(c.unit.name)) is not None and found.shared <= room}
+        times = {c: cycles(self.b, c.kernel, found, self.hints, self.target) for c, found in here.items()}
+        quickest = min((c for c in times if times[c]), key=times.__getitem__, default=None)
+        self.stands = quickest is None or times[quickest] * self.gain > self.takes
+        if not self.stands:
+            self.best, self.made, self.takes, self.gain = quickest, here[quickest], times[quickest], FURTHER
+
+    def relieved(self, build: Build) -> tuple[str, ...]:
+        """The changes by which a kernel that spills does so least, where none are known to be quicker."""
+        much = self.made.spilled >= relief.SPILLED
+        return relief.least(self.first.unit, self.b, self.first.schedule, self.hints, self.target, build) if much else ()
+
+    def _changes(self) -> Iterator[tuple[str, ...]]:
+        s, made = self.best.schedule, self.made
+        if made.spilled:
+            yield from relief.ways(self.b, s)
+        at_once = self.target.threads * max(1, resident(made.registers, s.warps, made.shared))
+        yield from ((c,) for c in near(self.b, s, at_once, bool(made.spilled) or made.registers > TIGHT))
+
+    def _narrow(self, s: TileSchedule) -> bool:
+        """Has it shorter pieces of the contiguous axis than memory moves at once, where the best had longer ones?"""
+        line, before = s.dims[-1], self.best.schedule
+        sizes = [size for _, address, size in strides_of(self.b) if address.coefficient(line) == 1]
+        short = min(s.sizes(line)) * max(sizes, default=SECTOR)
+        return line in before.dims and short < SECTOR and s.sizes(line)[0] < before.sizes(line)[0]
