@@ -391,7 +391,8 @@ def _relieved(lowered: Lowered, built: Mapping, program: Program, kernels: Mappi
         return lowered, program, kernels
 
     def build(units: Sequence[gpu_build.GpuUnit]) -> Mapping[str, gpu_build.Binary]:
-        return gpu_build.build([replace(u, contract=machine.fast) for u in units], machine.arch, cache_dir=options.cache_dir)
+        with log.progress(options) as line:
+            return gpu_build.build([replace(u, contract=machine.fast) for u in units], machine.arch, cache_dir=options.cache_dir, progress=line)
     others = quicker.quicker if judged else relief.relieved
     made = others(lowered, groups, machine, build, _TAKEN.setdefault(machine.arch, {}))
     if all(made.kernels[g] is lowered.kernels[g] for g in groups):

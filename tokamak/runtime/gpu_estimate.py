@@ -5,9 +5,10 @@
              + issuing: ISSUED x instructions of all warps of the fullest multiprocessor / schedulers
              + stack: STACK x bytes of stack of all its threads
 
-A sum, since what one part of a kernel waits for is seldom hidden behind another; the factors were fitted on half of 94 kernels of 58 cases that two
-seeds drew, 2305 schedules in all (H200, device time), and held on the other half. Of the schedules that it has 1.2 times as fast as the heuristic's,
-for 14 of those kernels, one was slower by 5%; taking them all kernels took 1.07 times less (geometric mean), 1.14 if each had its best.
+A sum, since what one part of a kernel waits for is seldom hidden behind another. The factors are rounded from fits on 94 kernels of 58 cases that
+two seeds drew, 2305 schedules in all (H200, device time); they are off by 19% in the mean. Taking of 26 schedules the one that has 1.25 times less
+than the heuristic's thirteen kernels were quicker by 3% and more and one slower by 6%; all together took 1.07 times less (geometric mean), 1.14 if
+each had its best (BENCHMARKS.md, "Schedules by machine code").
 """
 from __future__ import annotations
 
