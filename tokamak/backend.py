@@ -393,7 +393,7 @@ def _relieved(lowered: Lowered, built: Mapping, program: Program, kernels: Mappi
     def build(units: Sequence[gpu_build.GpuUnit]) -> Mapping[str, gpu_build.Binary]:
         with log.progress(options) as line:
             return gpu_build.build([replace(u, contract=machine.fast) for u in units], machine.arch, cache_dir=options.cache_dir, progress=line)
-    others = quicker.quicker if judged else relief.relieved
+    others = partial(quicker.quicker, cache_dir=options.cache_dir) if judged else relief.relieved
     made = others(lowered, groups, machine, build, _TAKEN.setdefault(machine.arch, {}))
     if all(made.kernels[g] is lowered.kernels[g] for g in groups):
         return lowered, program, kernels

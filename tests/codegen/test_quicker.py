@@ -43,8 +43,37 @@ def test_a_kernel_is_wanted_where_it_takes_longer_than_its_bytes(record):
     assert not quicker.wanting(lowered, text, fast, machine)
     lowered, text, spilling = standing(record, Waits(300, 1, 64, 50, 0, 0, 0), spilled=relief.SPILLED)
     assert quicker.wanting(lowered, text, spilling, machine)
-    lowered, text, unknown = standing(record, Waits(0, 0, 0), spilled=400)
-    assert not quicker.wanting(lowered, text, unknown, machine)          # `relief` sees to it
+    lowered, text, unknown = standing(record, Waits(0, 0, 0))
+    assert not quicker.wanting(lowered, text, unknown, machine)
+    lowered, text, unknown = standing(record, Waits(0, 0, 0), spilled=relief.SPILLED)
+    assert quicker.wanting(lowered, text, unknown, machine)             # the one that spills least is taken
+
+
+def test_where_no_estimate_is_better_what_spills_least_is_taken(record):
+    machine = record.values["target"]
+    lowered, text, spilling = standing(record, Waits(0, 0, 0), spilled=400)
+    wanted = quicker.wanting(lowered, text, spilling, machine)
+    build = lambda units: {u.name: made_up(u, Waits(0, 0, 0), spilled=8 if u.warps == 8 else 400) for u in units}
+    made = quicker.quicker(lowered, wanted, machine, build, {})
+    changed = [g for g in wanted if made.bodies[g][1] != lowered.bodies[g][1]]
+    assert changed and all(made.bodies[g][1].warps == 8 for g in changed)
+
+
+def test_what_was_found_is_kept(record, tmp_path):
+    """Another process builds none of it again; what cannot be read is looked for anew."""
+    machine, asked = record.values["target"], []
+    lowered, text, slow = standing(record)
+    wanted = quicker.wanting(lowered, text, slow, machine)
+
+    def build(units):
+        asked.append(units)
+        return {u.name: made_up(u, Waits(900 if u.warps == 8 else 9000, 1, 64, 200, 900 if u.warps == 8 else 9000, 200, 0)) for u in units}
+    run = lambda: quicker.quicker(lowered, wanted, machine, build, {}, str(tmp_path)).bodies
+    first, count = run(), len(asked)
+    assert first != lowered.bodies and count and run() == first and len(asked) == count
+    for file in tmp_path.glob("quicker-*"):
+        file.unlink()
+    assert run() == first and len(asked) == 2 * count
 
 
 def test_what_was_timed_stays_and_large_graphs_are_left(record, monkeypatch):

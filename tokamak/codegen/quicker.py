@@ -7,18 +7,22 @@ timed.
 """
 from __future__ import annotations
 
+import functools
+import hashlib
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
 
 from ..errors import BuildError
 from ..fuse.axes import Group
 from ..fuse.cost import estimates, Hints, node_bytes
 from ..ir.expr import Load
-from ..runtime import gpu_estimate
+from ..runtime import gpu_build, gpu_code, gpu_estimate, tuned
 from ..runtime.gpu_build import Binary, GpuUnit
-from ..runtime.gpu_code import resident
+from ..schedule import neighbours
 from ..schedule.body import Body
 from ..schedule.neighbours import SHORTEST_EVEN
 from ..schedule.schedule import strides_of
@@ -71,29 +75,26 @@ def wanting(lowered: Lowered, built: Mapping[Group, object], binaries: Mapping[s
         made = binaries[part.unit.name]
         takes = cycles(body, part.kernel, made, hints, target)
         lost = takes - gpu_estimate.least(moved(body, hints), target.threads)
-        if takes and (lost >= max(GAP, (SLOW - 1) * (takes - lost)) or made.spilled >= relief.SPILLED):
+        if takes and lost >= max(GAP, (SLOW - 1) * (takes - lost)) or made.spilled >= relief.SPILLED:
             found[g], counted[part.unit.name] = (part.unit.name, lost, made), counted.get(part.unit.name, 0) + 1
     first = sorted(found, key=lambda g: -found[g][1] * counted[found[g][0]])
     return {g: found[g][2] for g in first}
 
 
-def quicker(lowered: Lowered, groups: Mapping[Group, Binary], target, build: Build, taken: dict) -> Lowered:
+def quicker(lowered: Lowered, groups: Mapping[Group, Binary], target, build: Build, taken: dict, cache_dir: str = "") -> Lowered:
     """`lowered` with quicker schedules for `groups` (`wanting`), where there are some. `taken`: `known_by` of a kernel -> changes of its schedule
-    that were found, () where there are none; what is not in it is looked for, as far as MOST goes, and entered."""
+    that were found, () where there are none; what is neither in it nor in `cache_dir` is looked for, as far as MOST goes, and entered in both."""
     hints = estimates(lowered.plan.graph, target)
     firsts = {g: _first(lowered, g) for g in groups}
     names = {g: known_by(firsts[g], lowered.bodies[g][0], hints) for g in groups}
-    wanted = {names[g]: g for g in reversed(list(groups)) if names[g] not in taken}
-    search = {name: _Search(lowered.bodies[g][0], firsts[g], hints, target, groups[g]) for name, g in reversed(wanted.items())}
-    search = dict(islice(search.items(), MOST // TRIED[0]))
-    for most in TRIED:
-        for s in search.values():
-            s.look(most)
-        units = {c.unit.name: c.unit for s in search.values() for c in s.ways}
-        made = _built(list(units.values()), build) if units else {}
-        for s in search.values():
-            s.take(made)
-    taken.update((name, s.best.changes or s.relieved(build)) for name, s in search.items())
+    new = {names[g]: g for g in reversed(list(groups)) if names[g] not in taken}
+    keys = {name: _key(name, firsts[g].unit, target) for name, g in new.items()} if cache_dir else {}
+    taken.update((name, found) for name, key in keys.items() if (found := tuned.recall(cache_dir, key)) is not None)
+    for name, changes in _sought({n: (lowered.bodies[g][0], firsts[g], groups[g]) for n, g in reversed(new.items()) if n not in taken},
+                                 hints, target, build):
+        taken[name] = changes
+        if cache_dir:
+            tuned.remember(cache_dir, keys[name], changes)
     bodies, kernels = dict(lowered.bodies), dict(lowered.kernels)
     for g in groups:
         body, s = bodies[g]
@@ -103,9 +104,37 @@ def quicker(lowered: Lowered, groups: Mapping[Group, Binary], target, build: Bui
     return replace(lowered, bodies=bodies, kernels=kernels)
 
 
+def _sought(kernels: Mapping[tuple, tuple[Body, Candidate, Binary]], hints: Hints, target, build: Build) -> Iterator[tuple[tuple, tuple[str, ...]]]:
+    """(name, changes found) of the first of `kernels`, as far as MOST goes, and of others that spill."""
+    search = {name: _Search(b, first, hints, target, made) for name, (b, first, made) in kernels.items()}
+    looked = dict(islice(search.items(), MOST // TRIED[0]))
+    for most in TRIED:
+        for s in looked.values():
+            s.look(most)
+        units = {c.unit.name: c.unit for s in looked.values() for c in s.ways}
+        made = _built(list(units.values()), build) if units else {}
+        for s in looked.values():
+            s.take(made)
+    for name, s in search.items():
+        if name in looked or s.spills:
+            yield name, s.best.changes or s.relieved(build)
+
+
 def known_by(first: Candidate, b: Body, hints: Hints) -> tuple:
     """What is found of a kernel holds for its text, and for so many programs and bytes, to the power of two."""
     return first.unit.name, first.kernel.programs.bit_length(), moved(b, hints).bit_length()
+
+
+def _key(name: tuple, unit: GpuUnit, target) -> str:
+    """What is found is kept under this: the kernel, what builds it, and the rules by which it was found."""
+    return hashlib.sha256(repr((name, gpu_build.key(unit, target.arch), target.threads, _rules())).encode()).hexdigest()[:32]
+
+
+@functools.cache
+def _rules() -> str:
+    """A hash of the modules that say what is found."""
+    files = [Path(inspect.getfile(m)) for m in (relief, gpu_estimate, gpu_code, neighbours)]
+    return hashlib.sha256(b"\0".join(p.read_bytes() for p in (Path(__file__), *files))).hexdigest()
 
 
 def moved(b: Body, hints: Hints) -> int:
@@ -127,7 +156,7 @@ def turns(b: Body, s: TileSchedule, programs: int, hints: Hints) -> float:
 def near(b: Body, s: TileSchedule, at_once: int, tight: bool) -> Iterator[str]:
     """Changes of `s`, those that mend most first; some may not fit it. `at_once`: programs that run beside each other; `tight`: threads have no
     registers for more."""
-    name, halves = lambda a: f"i{s.order.index(a)}", lambda n, by: max(1, n // by)
+    name = lambda a: f"i{s.order.index(a)}"
     tiled = [(name(a), s.sizes(a)[0] if a in s.dims else 1) for a in s.order if a in b.parallel or a in s.looped]
     warps = [w for w in WARPS if w != s.warps and (w > s.warps or not tight)]
     held = [(name(a), power(sum(s.sizes(a)))) for a in s.dims if a not in b.parallel and a not in s.looped]
@@ -139,7 +168,7 @@ def near(b: Body, s: TileSchedule, at_once: int, tight: bool) -> Iterator[str]:
         yield from (f"even({a}:{n // EVEN[1]})" for a, n in held if n >= EVEN[1] * SHORTEST_EVEN)
         yield from (f"tile({a}:{n})" for a, m in tiled for n in (() if tight else (2 * m,)) + (m // 4,) if n)
     if s.split:
-        yield from (f"programs({n})" for n in (halves(s.programs, 2), 2 * s.programs))
+        yield from (f"programs({n})" for n in (max(1, s.programs // 2), 2 * s.programs))
     if s.staged is None:
         yield from (f"looped({a}:{LOOPED})" for a, n in held if n > LOOPED)
         yield from (f"shared({a} / {at_once})" for a, _ in tiled[:1] if not s.split)
@@ -204,16 +233,19 @@ class _Search:
         if not self.stands:
             self.best, self.made, self.takes, self.gain = quickest, here[quickest], times[quickest], FURTHER
 
+    @property
+    def spills(self) -> bool:
+        return self.made.spilled >= relief.SPILLED
+
     def relieved(self, build: Build) -> tuple[str, ...]:
         """The changes by which a kernel that spills does so least, where none are known to be quicker."""
-        much = self.made.spilled >= relief.SPILLED
-        return relief.least(self.first.unit, self.b, self.first.schedule, self.hints, self.target, build) if much else ()
+        return relief.least(self.first.unit, self.b, self.first.schedule, self.hints, self.target, build) if self.spills else ()
 
     def _changes(self) -> Iterator[tuple[str, ...]]:
         s, made = self.best.schedule, self.made
         if made.spilled:
             yield from relief.ways(self.b, s)
-        at_once = self.target.threads * max(1, resident(made.registers, s.warps, made.shared))
+        at_once = self.target.threads * max(1, gpu_code.resident(made.registers, s.warps, made.shared))
         yield from ((c,) for c in near(self.b, s, at_once, bool(made.spilled) or made.registers > TIGHT))
 
     def _narrow(self, s: TileSchedule) -> bool:

@@ -2,7 +2,11 @@
 
     content ::= JSON {"device": name, "kernels": {structure: {"changes": [text, ...], "before": seconds, "after": seconds}}}
 
-Only `changes` is read again; the rest is for people. A file of another version has another name; one that is no such thing is ignored with a warning.
+Only `changes` is read again; the rest is for people. Those that were found by machine code (`codegen.quicker`) are a file a kernel.
+
+    content ::= JSON [text, ...]
+
+ A file of another version has another name; one that is no such thing is ignored with a warning.
 """
 from __future__ import annotations
 
@@ -43,3 +47,19 @@ def _entries(cache_dir: str, device: str) -> dict[str, dict]:
         pass
     warnings.warn(f"tokamak: the tuned schedules for {device} in {cache_dir} cannot be read and are ignored", stacklevel=2)
     return {}
+
+
+def recall(cache_dir: str, key: str) -> tuple[str, ...] | None:
+    """The changes kept under `key`; None where there are none, or nothing that can be read."""
+    content = open_cache(cache_dir).get(f"quicker-{key}") if cache_dir else None
+    try:
+        found = json.loads(content) if content is not None else None
+    except ValueError:
+        return None
+    return tuple(found) if isinstance(found, list) and all(isinstance(c, str) for c in found) else None
+
+
+def remember(cache_dir: str, key: str, changes: tuple[str, ...]) -> None:
+    """Keeps `changes` under `key`, where there is a folder."""
+    if cache_dir:
+        open_cache(cache_dir).put(f"quicker-{key}", json.dumps(changes).encode())
