@@ -397,6 +397,7 @@ def _relieved(lowered: Lowered, built: Mapping, program: Program, kernels: Mappi
     made = others(lowered, groups, machine, build, _TAKEN.setdefault(machine.arch, {}))
     if all(made.kernels[g] is lowered.kernels[g] for g in groups):
         return lowered, program, kernels
+    trace("heuristic", lowered)
     trace("lower", made)
     built, _, program = finish(made, trace=trace)
     return made, program, _gpu_kernels(built, machine, machine.fast, options, partial(trace, "unit"))

@@ -12,6 +12,7 @@ from tokamak.errors import BuildError
 from tokamak.fuse.cost import estimates
 from tokamak.runtime import gpu_build
 from tokamak.runtime.gpu_code import Waits
+from tokamak.tools import show
 
 NAME = "gated_rmsnorm_bwd_bf16_262144x51"
 
@@ -59,6 +60,22 @@ def test_where_no_estimate_is_better_what_spills_least_is_taken(record):
     assert changed and all(made.bodies[g][1].warps == 8 for g in changed)
 
 
+def eights(units):
+    """What has eight warps waits less."""
+    return {u.name: made_up(u, Waits(c := 900 if u.warps == 8 else 9000, 1, 64, 200, c, 200, 0)) for u in units}
+
+
+def test_the_log_names_the_heuristics_schedule_too(record):
+    lowered, made, *_ = searched(record, eights)
+    seen = replace(record, values={k: v for k, v in record.values.items() if k != "program"}, worked_out={})
+    assert "quicker" not in show.schedule_text(seen)
+    seen.add("heuristic", lowered)
+    seen.add("lower", made)
+    g = next(g for g in made.bodies if made.bodies[g][1] != lowered.bodies[g][1])
+    text = show.schedule_text(seen)
+    assert f"quicker by its machine code than {lowered.bodies[g][1]}" in text and f"{made.bodies[g][1]}  over" in text
+
+
 def test_what_was_found_is_kept(record, tmp_path):
     """Another process builds none of it again; what cannot be read is looked for anew."""
     machine, asked = record.values["target"], []
@@ -67,7 +84,7 @@ def test_what_was_found_is_kept(record, tmp_path):
 
     def build(units):
         asked.append(units)
-        return {u.name: made_up(u, Waits(900 if u.warps == 8 else 9000, 1, 64, 200, 900 if u.warps == 8 else 9000, 200, 0)) for u in units}
+        return eights(units)
     run = lambda: quicker.quicker(lowered, wanted, machine, build, {}, str(tmp_path)).bodies
     first, count = run(), len(asked)
     assert first != lowered.bodies and count and run() == first and len(asked) == count
@@ -98,7 +115,7 @@ def test_the_quickest_is_taken_and_found_again_without_building(record):
 
     def build(units):
         asked.append(units)
-        return {u.name: made_up(u, Waits(900 if u.warps == 8 else 9000, 1, 64, 200, 900 if u.warps == 8 else 9000, 200, 0)) for u in units}
+        return eights(units)
     lowered, made, wanted, taken, machine = searched(record, build)
     changed = [g for g in wanted if made.bodies[g][1] != lowered.bodies[g][1]]
     assert changed and all(made.bodies[g][1].warps == 8 and lowered.bodies[g][1].warps != 8 for g in changed)

@@ -55,12 +55,16 @@ def edge_text(record: GraphRecord, plan: Plan, d: Decision) -> str:
 
 
 def schedule_text(record: GraphRecord) -> str:
-    """The schedule of each kernel, with what its axes are."""
+    """The schedule of each kernel, with what its axes are; and the heuristic's, where the machine code has another one quicker."""
     found = [(x.name, x.schedule) for x in launched(record)]
     if not found:
         value = record.values["schedule"]
         found = [(", ".join(names), value.bodies[g][1]) for g, names in kernel_names(record, value.plan).items()]
-    return "\n".join(f"{name}: {s}  over {', '.join(f'i{n} < {a.extent!r}' for n, a in enumerate(s.order)) or 'one element'}" for name, s in found)
+    before, after = record.values.get("heuristic"), record.values.get("lower")
+    first = {after.bodies[g][1]: s for g, (_, s) in before.bodies.items() if after.bodies[g][1] != s} if before is not None else {}
+    of = lambda s: f"  over {', '.join(f'i{n} < {a.extent!r}' for n, a in enumerate(s.order)) or 'one element'}"
+    why = lambda s: f"\n    quicker by its machine code than {first[s]}" if s in first else ""
+    return "\n".join(f"{name}: {s}{of(s)}{why(s)}" for name, s in found)
 
 
 def code_text(record: GraphRecord) -> str:
