@@ -1,7 +1,8 @@
 """What `tokamak tune` found, taken up: schedules of kernels that have been tried on this device.
 
 A kernel is known by its structure, the text that the heuristic's schedule gives, and by the octave of each of its extents. The table maps that to
-changes of the schedule (`schedule.neighbours`); a kernel that is not in it keeps the heuristic's, and an empty table costs nothing.
+changes of the schedule (`schedule.neighbours`), none where the heuristic's was the fastest, and the schedule then stays; a kernel that is not in it
+keeps the heuristic's until its machine code has a quicker one (`quicker`), and an empty table costs nothing.
 """
 from __future__ import annotations
 
@@ -37,10 +38,13 @@ def choose(b: Body, hints: Hints, target, table: Table) -> TileSchedule:
         return s
     try:
         plain = TileLowering(b, s, hints, target.name, fast=target.fast and rounded(b)).kernel()
-        made = changed(b, s, table.get(structure(plain, hints), ()), hints)
-        if made is not None and made != s:
+        known = table.get(structure(plain, hints))
+        made = changed(b, s, known, hints) if known is not None else None
+        if made is None:
+            return s
+        if made != s:
             TileLowering(b, made, hints, target.name, fast=target.fast and rounded(b)).kernel()
-            return replace(made, measured=True)
+        return replace(made, measured=True)
     except Unschedulable:
         pass
     return s

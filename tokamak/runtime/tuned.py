@@ -21,13 +21,13 @@ VERSION = 1
 
 
 def table(cache_dir: str, device: str) -> dict[str, tuple[str, ...]]:
-    """Structure of a kernel -> changes of its schedule, for the device of that name. Empty where nothing is kept."""
+    """Structure of a kernel -> changes of its schedule, () where none was faster, for the device of that name. Empty where nothing is kept."""
     return {name: tuple(entry["changes"]) for name, entry in _entries(cache_dir, device).items()}
 
 
 def keep(cache_dir: str, device: str, found: Mapping[str, dict]) -> None:
-    """Enters `found` (structure -> entry; one without changes takes an earlier one out) beside what is there."""
-    entries = {name: e for name, e in {**_entries(cache_dir, device), **found}.items() if e["changes"]}
+    """Enters `found` (structure -> entry) beside what is there, in the place of earlier ones."""
+    entries = {**_entries(cache_dir, device), **found}
     open_cache(cache_dir).put(_key(device), json.dumps({"device": device, "kernels": entries}).encode())
 
 
