@@ -2,14 +2,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from benchmarks import gpu_plans
+from tokamak import backend
 from tokamak.codegen import quicker, relief
 from tokamak.codegen.stages import render_plan
 from tokamak.errors import BuildError
 from tokamak.fuse.cost import estimates
+from tokamak.options import Options
 from tokamak.runtime import gpu_build
 from tokamak.runtime.gpu_code import Waits
 from tokamak.tools import show
@@ -63,6 +66,29 @@ def test_where_no_estimate_is_better_what_spills_least_is_taken(record):
 def eights(units):
     """What has eight warps waits less."""
     return {u.name: made_up(u, Waits(c := 900 if u.warps == 8 else 9000, 1, 64, 200, c, 200, 0)) for u in units}
+
+
+def test_the_backend_plans_the_program_once_more_with_it(record, monkeypatch, tmp_path):
+    """What a second process finds in the cache folder, it builds once."""
+    lowered, text, slow = standing(record)
+    machine, kernels = replace(record.values["target"], name="cuda:0"), {name: SimpleNamespace(binary=b) for name, b in slow.items()}
+    asked = []
+
+    def build(units, arch, **others):
+        asked.append(units)
+        return eights(units)
+    monkeypatch.setattr(gpu_build, "build", build)
+    monkeypatch.setattr(backend, "_gpu_kernels", lambda built, *_: dict.fromkeys(p.unit.name for b in built.values() for p in b.parts))
+    finish = lambda made, trace: (render_plan(made), (), "another program")
+    found = []
+    for _ in range(2):
+        monkeypatch.setattr(backend, "_TAKEN", {})
+        made, program, others = backend._relieved(lowered, text, "program", kernels, finish, machine, Options(cache_dir=str(tmp_path)), lambda *x: x)
+        assert program == "another program" and made.bodies != lowered.bodies and set(others) != set(kernels)
+        found.append((made.bodies, len(asked)))
+    assert found[0] == found[1] and asked
+    alone = backend._relieved(lowered, text, "program", kernels, finish, machine, Options(cache_dir="", tuned=False), lambda *x: x)
+    assert alone == (lowered, "program", kernels)
 
 
 def test_the_log_names_the_heuristics_schedule_too(record):
