@@ -2,11 +2,10 @@
 
     content ::= JSON {"device": name, "kernels": {structure: {"changes": [text, ...], "before": seconds, "after": seconds}}}
 
-Only `changes` is read again; the rest is for people. Those that were found by machine code (`codegen.quicker`) are a file a kernel.
+Only `changes` is read again; the rest is for people. A file of another version has another name; one that is no such thing is ignored with a warning.
+Schedules that were found by machine code (`codegen.quicker`) are a file a kernel:
 
     content ::= JSON [text, ...]
-
- A file of another version has another name; one that is no such thing is ignored with a warning.
 """
 from __future__ import annotations
 
