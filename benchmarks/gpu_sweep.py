@@ -31,7 +31,7 @@ import torch
 
 from tokamak.codegen import quicker
 from tokamak.fuse.cost import Hints
-from tokamak.runtime import gpu_build
+from tokamak.runtime import gpu_build, gpu_estimate
 from tokamak.schedule.body import Body
 from tokamak.schedule.neighbours import changed, feasible, settled
 from tokamak.schedule.tile_schedule import cover, TileSchedule
@@ -112,8 +112,8 @@ def applied(b: Body, s: TileSchedule, way, hints: Hints) -> TileSchedule | None:
 
 # -- measuring -----------------------------------------------------------------------------------------------------------------
 def swept(name: str, most: int, seed: int, until: float, lock: str, only: str, varied: Sequence[str]) -> list[dict]:
-    """The kernels of a case: 'case', 'kernel', 'tried' [(schedule, us, spilled bytes, estimated us)], the heuristic's first, the others by their
-    time."""
+    """The kernels of a case: 'case', 'kernel', 'tried' [(schedule, us, spilled bytes, terms of its estimate)], the heuristic's first, the others by
+    their time."""
     one, gpu = case(name), Turn(lock)
     with warm(), multiplying(one), recording(tuned=False) as recorder:
         inputs = one.inputs("cuda")
@@ -135,28 +135,33 @@ def swept(name: str, most: int, seed: int, until: float, lock: str, only: str, v
                     if first is None:
                         first, want = trial, bench.results(trial)
                     if trial is first or right(bench, trial, want):
-                        tried.append((str(s), timer(lambda: bench.run(trial), s) * 1e6, trial.spilled, estimated(task, s)))
+                        tried.append((str(s), timer(lambda: bench.run(trial), s) * 1e6, trial.spilled, terms(task, s)))
         if tried:
             found.append({"case": name, "kernel": task.name, "tried": [tried[0], *sorted(tried[1:], key=lambda t: t[1])]})
         torch.cuda.empty_cache()
     return found
 
 
-def estimated(task: Task, s: TileSchedule) -> float:
-    """Microseconds that the machine code of a task's kernel under `s` says; 0 where it does not."""
+def terms(task: Task, s: TileSchedule) -> tuple[float, ...]:
+    """Of the estimate (`gpu_estimate.terms`) for a task's kernel under `s`; () where its machine code does not say."""
     of_all = task.parts(s)
     part = next((p for p in of_all if p.kernel.schedule == s), of_all[0])
     made = gpu_build.build([part.unit], task.target.arch)[part.unit.name]
-    return quicker.cycles(task.body, part.kernel, made, task.hints, task.target) / CYCLES
+    return gpu_estimate.terms(*quicker.estimated(task.body, part.kernel, made, task.hints, task.target))
 
 
-def picked(rows: Sequence[dict], gain: float = quicker.GAIN) -> list[float]:
+def said(terms: Sequence[float], factors: Sequence[float] = gpu_estimate.FACTORS) -> float:
+    """Estimated microseconds; 0 where there are no terms."""
+    return sum(f * t for f, t in zip(factors, terms)) / CYCLES
+
+
+def picked(rows: Sequence[dict], gain: float = quicker.GAIN, factors: Sequence[float] = gpu_estimate.FACTORS) -> list[float]:
     """How many times as fast as the heuristic's schedule the one is that the estimates have `gain` times as quick; of the kernels that have one."""
     found = []
     for row in rows:
         first, *others = row["tried"]
-        best = min((t for t in others if t[3]), key=lambda t: t[3], default=None)
-        if best is not None and best[3] * gain <= first[3]:
+        best = min((t for t in others if t[3]), key=lambda t: said(t[3], factors), default=None)
+        if best is not None and said(best[3], factors) * gain <= said(first[3], factors):
             found.append(first[1] / best[1])
     return found
 
@@ -168,11 +173,11 @@ def _alone(cores) -> None:
 
 
 def text(row: dict, shown: int) -> str:
-    (s, us, spilled, said), *others = row["tried"]
-    line = lambda t, us, spilled, said: f"    {us:8.2f} ({said:.2f})  {t}{f'  {spilled} spilled' if spilled else ''}"
+    (s, us, spilled, own), *others = row["tried"]
+    line = lambda t, us, spilled, terms: f"    {us:8.2f} ({said(terms):.2f})  {t}{f'  {spilled} spilled' if spilled else ''}"
     best = others[0][1] if others else us
     return "\n".join([f"{row['case']} {row['kernel']}: {us:.2f} us, {us / min(us, best):.2f} times the best of {len(others) + 1}",
-                      line(s, us, spilled, said), *(line(*t) for t in others[:shown])])
+                      line(s, us, spilled, own), *(line(*t) for t in others[:shown])])
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -4,7 +4,8 @@ import json
 import pytest
 import torch
 
-from benchmarks import gpu_plans, gpu_sweep
+from benchmarks import gpu_fit, gpu_plans, gpu_sweep
+from tokamak.runtime import gpu_estimate
 from tokamak.schedule.neighbours import changed
 
 pytest.importorskip("triton")
@@ -113,15 +114,43 @@ def test_what_cannot_be_planned_says_why():
 
 
 def test_a_sweep_says_what_the_machine_code_does():
-    """Two warps in the place of thirty-two for rows of 200: estimates tell them apart, and the summary what came of it."""
+    """Thirty-two warps for rows of 200: estimates tell them from the heuristic's; and the summary what came of it."""
     task = next(gpu_sweep.tasks(gpu_plans.graphs("softmax_f16_40000x200")))
     many = changed(task.body, task.schedule, ("warps(32)",), task.hints)
-    assert 0 < gpu_sweep.estimated(task, task.schedule) < gpu_sweep.estimated(task, many)
-    row = lambda *tried: {"case": "c", "kernel": "k", "tried": tried}
-    rows = [row(("a", 10.0, 0, 20.0), ("b", 5.0, 0, 15.0), ("c", 1.0, 0, 0.0)), row(("a", 10.0, 0, 20.0), ("b", 5.0, 0, 19.0)),
-            row(("a", 9.0, 0, 0.0))]
-    assert gpu_sweep.picked(rows) == [2.0] and gpu_sweep.picked(rows, 1.0) == [2.0, 2.0]
-    assert "10.00 (20.00)  a" in gpu_sweep.text(rows[0], 1) and "5.00 (15.00)  b" in gpu_sweep.text(rows[0], 1)
+    few, lots = (gpu_sweep.said(gpu_sweep.terms(task, s)) for s in (task.schedule, many))
+    assert 0 < few < lots
+    first, second = kernels_of((10.0, 20.0), (5.0, 15.0), (1.0, None)), kernels_of((10.0, 20.0), (5.0, 19.0))
+    assert gpu_sweep.picked([first, second, kernels_of((9.0, None))]) == [2.0] and gpu_sweep.picked([first, second], 1.0) == [2.0, 2.0]
+    assert "10.00 (20.00)  s0" in gpu_sweep.text(first, 1) and "5.00 (15.00)  s1" in gpu_sweep.text(first, 1)
+
+
+def kernels_of(*timed) -> dict:
+    """A row of a sweep: microseconds, and those of the estimate, all of them launch."""
+    terms = lambda us: (us * gpu_sweep.CYCLES / gpu_estimate.LAUNCH, 0.0, 0.0, 0.0, 0.0, 0.0) if us is not None else ()
+    return {"case": "c", "kernel": "k", "tried": [(f"s{n}", us, 0, terms(estimate)) for n, (us, estimate) in enumerate(timed)]}
+
+
+def test_factors_are_found_again(tmp_path, capsys):
+    """Of times that are made of them, from a file."""
+    made, random = (8000.0, 0.05, 0.6, 0.2, 0.7, 0.3), torch.Generator().manual_seed(0)
+    rows = []
+    for n in range(24):
+        tried = []
+        for _ in range(8):
+            terms = [1.0, *(float(x) for x in torch.rand(5, generator=random, dtype=torch.float64) * torch.tensor([3e6, 2e5, 2e5, 1e5, 5e4]))]
+            tried.append((f"s{len(tried)}", gpu_sweep.said(terms, made), 0, terms))
+        rows.append({"case": f"c{n}", "kernel": "k", "tried": tried})
+    assert gpu_fit.fitted(rows) == pytest.approx(made, rel=1e-6)
+    (tmp_path / "sweep.json").write_text(json.dumps(rows))
+    assert gpu_fit.main([str(tmp_path / "sweep.json")]) == 0
+    said = capsys.readouterr().out
+    assert "24 kernels, 192 schedules" in said and "0.0% off" in said and "8000" in said
+
+
+def test_no_factor_is_negative():
+    """A term that speaks against the times has none."""
+    tried = [(f"s{n}", 10.0 + n, 0, (7000.0, 1e5 * n, 0.0, 0.0, 0.0, 5e4 / (1 + n))) for n in range(6)]
+    assert min(gpu_fit.fitted([{"case": "c", "kernel": "k", "tried": tried}])) >= 0
 
 
 def test_a_sweep_tries_schedules_that_lower():

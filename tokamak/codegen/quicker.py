@@ -176,8 +176,13 @@ def near(b: Body, s: TileSchedule, at_once: int, tight: bool) -> Iterator[str]:
 
 def cycles(b: Body, k: TileKernel, made: Binary, hints: Hints, target) -> float:
     """`gpu_estimate.cycles` of a kernel of `b`."""
+    return gpu_estimate.cycles(*estimated(b, k, made, hints, target))
+
+
+def estimated(b: Body, k: TileKernel, made: Binary, hints: Hints, target) -> tuple:
+    """What `gpu_estimate` asks of a kernel of `b`."""
     left = sum(hints.extents(node.shape) * node.dtype.bytes for node in k.left)         # and is read again by what folds it
-    return gpu_estimate.cycles(made, k.programs, turns(b, k.schedule, k.programs, hints), moved(b, hints) + 2 * left, target.threads)
+    return made, k.programs, turns(b, k.schedule, k.programs, hints), moved(b, hints) + 2 * left, target.threads
 
 
 def _first(lowered: Lowered, g: Group) -> Candidate:
