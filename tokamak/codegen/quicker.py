@@ -216,10 +216,10 @@ class _Search:
     def look(self, most: int) -> None:
         """Up to so many `ways` from the best schedule so far; none where the last ones were no better."""
         self.ways = []
-        for way in () if self.stands else self._changes():
+        for way, narrow in () if self.stands else self._changes():
             changes = (*self.best.changes, *way)
             made = relief.remade(self.b, self.first.schedule, changes, self.hints, self.target)
-            if made is None or not relief.own(*made) or self._narrow(made[0]):
+            if made is None or not relief.own(*made) or not narrow and self._narrow(made[0]):
                 continue
             found = Candidate(changes, *made, relief.main(made[1], made[0]))
             if found.unit.name not in self.seen:
@@ -246,12 +246,13 @@ class _Search:
         """The changes by which a kernel that spills does so least, where none are known to be quicker."""
         return relief.least(self.first.unit, self.b, self.first.schedule, self.hints, self.target, build) if self.spills else ()
 
-    def _changes(self) -> Iterator[tuple[str, ...]]:
+    def _changes(self) -> Iterator[tuple[tuple[str, ...], bool]]:
+        """(changes, may they make pieces of the contiguous axis short: some do that spill less for it)."""
         s, made = self.best.schedule, self.made
         if made.spilled:
-            yield from relief.ways(self.b, s)
+            yield from ((way, True) for way in relief.ways(self.b, s))
         at_once = self.target.threads * max(1, gpu_code.resident(made.registers, s.warps, made.shared))
-        yield from ((c,) for c in near(self.b, s, at_once, bool(made.spilled) or made.registers > TIGHT))
+        yield from (((c,), False) for c in near(self.b, s, at_once, bool(made.spilled) or made.registers > TIGHT))
 
     def _narrow(self, s: TileSchedule) -> bool:
         """Has it shorter pieces of the contiguous axis than memory moves at once, where the best had longer ones?"""
