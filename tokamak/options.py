@@ -72,7 +72,7 @@ class Options:
     cc: str = field(default_factory=lambda: os.environ.get("TOKAMAK_CC", ""))      # the C compiler's command; "" looks for one
     progress: bool = _on_unless_said("TOKAMAK_PROGRESS")        # a build of more than a second says on a terminal how far it is
     streaming: bool = True                                      # chains of folds become one fold where that saves a pass over memory (GPUs)
-    tuned: bool = True                                          # schedules found for this device, by `tokamak tune` or as a kernel spills
+    tuned: bool = True                                          # schedules found for this device, by `tokamak tune` or machine code
     pool: bool = True                                           # large outputs come from blocks that are used again
     cudagraphs: bool = False                                    # programs on GPUs are recorded and replayed: fewer launches (mode="reduce-overhead")
     until: str | None = None                                    # the last stage to run; the graph then runs eagerly

@@ -85,7 +85,7 @@ def quicker(lowered: Lowered, groups: Mapping[Group, Binary], target, build: Bui
     """`lowered` with quicker schedules for `groups` (`wanting`), where there are some. `taken`: `known_by` of a kernel -> changes of its schedule
     that were found, () where there are none; what is neither in it nor in `cache_dir` is looked for, as far as MOST goes, and entered in both."""
     hints = estimates(lowered.plan.graph, target)
-    firsts = {g: _first(lowered, g) for g in groups}
+    firsts = {g: Candidate((), lowered.bodies[g][1], lowered.kernels[g], made.unit) for g, made in groups.items()}
     names = {g: known_by(firsts[g], lowered.bodies[g][0], hints) for g in groups}
     new = {names[g]: g for g in reversed(list(groups)) if names[g] not in taken}
     keys = {name: _key(name, firsts[g].unit, target) for name, g in new.items()} if cache_dir else {}
@@ -183,11 +183,6 @@ def estimated(b: Body, k: TileKernel, made: Binary, hints: Hints, target) -> tup
     """What `gpu_estimate` asks of a kernel of `b`."""
     left = sum(hints.extents(node.shape) * node.dtype.bytes for node in k.left)         # and is read again by what folds it
     return made, k.programs, turns(b, k.schedule, k.programs, hints), moved(b, hints) + 2 * left, target.threads
-
-
-def _first(lowered: Lowered, g: Group) -> Candidate:
-    s = lowered.bodies[g][1]
-    return Candidate((), s, lowered.kernels[g], relief.main(lowered.kernels[g], s))
 
 
 def _built(units: list[GpuUnit], build: Build) -> dict[str, Binary]:
