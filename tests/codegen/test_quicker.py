@@ -9,9 +9,12 @@ import pytest
 from benchmarks import gpu_plans
 from tokamak import backend
 from tokamak.codegen import quicker, relief
-from tokamak.codegen.stages import render_plan
+from tokamak.codegen.stages import lower_plan, render_plan, schedule_plan
 from tokamak.errors import BuildError
 from tokamak.fuse.cost import estimates
+from tokamak.fuse.inline import inline
+from tokamak.fuse.plan import plan
+from tokamak.ir.parse import parse_graph
 from tokamak.options import Options
 from tokamak.runtime import gpu_build
 from tokamak.runtime.gpu_code import Waits
@@ -148,6 +151,20 @@ def test_the_quickest_is_taken_and_found_again_without_building(record):
     assert all(len(units) <= quicker.MOST for units in asked) and len(asked) <= len(quicker.TRIED)
     again = quicker.quicker(lowered, wanted, machine, lambda units: pytest.fail("it is known"), taken)
     assert {g: s for g, (_, s) in again.bodies.items()} == {g: s for g, (_, s) in made.bodies.items()}
+
+
+@pytest.mark.parametrize("waits", [Waits(90000, 5, 64, 1500, 0, 0, 0), Waits(0, 0, 0)])
+def test_a_single_element_has_no_other_schedule(waits):
+    """The gradient of mvlgamma of one element spills in the functions that it calls."""
+    machine = gpu_plans.H200
+    graph = inline(parse_graph("graph one {\n input %x: f16[1](1)\n %out: f16[1](1) = f16(digamma(f32(%x[0])))\n return %out\n}"), machine)
+    lowered = lower_plan(schedule_plan(plan(graph, machine), machine), machine)
+    text = render_plan(lowered)
+    (g, b), = text.items()
+    assert lowered.bodies[g][1].dims == ()
+    binaries = {p.unit.name: made_up(p.unit, waits, spilled=2 * relief.SPILLED) for p in b.parts}
+    assert not quicker.wanting(lowered, text, binaries, machine)
+    assert not relief.spilling(lowered, {name: b.spilled for name, b in binaries.items()})
 
 
 def test_what_gains_little_is_unknown_or_does_not_compile_is_not_taken(record, monkeypatch):

@@ -18,7 +18,8 @@ from tests.models.steps import compare, eager, exact, train
 from tests.threads import in_threads
 from tests.models.test_models import UNIT
 from tests.models.zoo import CONVOLUTIONS, SMALL, STEPS
-from tokamak.runtime import gpu_build
+from tokamak.codegen.stages import render_plan
+from tokamak.tools.record import recording
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 GIB = 1 << 30
@@ -124,13 +125,15 @@ def test_captured_in_a_graph(strict):
 def test_two_shapes_share_kernels():
     """Another number of rows of the same length is the same kernel."""
     fn = lambda x, w: torch.softmax(x * w, -1)
-    w = values(1024)
-    kernel(fn, dynamic=False)(values(8192, 1024), w)
-    before = set(gpu_build._MADE)
-    torch._dynamo.reset()
-    x = values(16384, 1024)
-    torch.testing.assert_close(kernel(fn, dynamic=False)(x, w), fn(x, w), rtol=1e-4, atol=1e-5)
-    assert set(gpu_build._MADE) == before
+    w, names = values(1024), []
+    for rows in (8192, 16384):
+        torch._dynamo.reset()
+        x = values(rows, 1024)
+        with recording(strict=True, cache_dir=cache()) as seen:
+            torch.testing.assert_close(tokamak.compile(fn, dynamic=False)(x, w), fn(x, w), rtol=1e-4, atol=1e-5)
+        graph, = seen.graphs
+        names.append([p.unit.name for b in render_plan(graph.values["lower"]).values() for p in b.parts])
+    assert names[0] == names[1] and len(names[0]) == 1
 
 
 def test_unknown_sizes():
