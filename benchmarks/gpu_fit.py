@@ -15,16 +15,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
+import torch
 
 from tokamak.codegen import quicker
 from tokamak.runtime.gpu_estimate import FACTORS
 
 from .gpu_sweep import CYCLES, picked, said
 
-TURNS = 100             # of the fit
-SMALL = 1e-3            # errors below which all count the same
-LEAST = 1e-3            # of a time that an estimate may be
+NAMES = "launch", "bytes", "way", "issued", "stack", "shared", "beside", "copies"
+TURNS = 600             # of the fit
+STEP = 0.05
+LEAST = 1.0             # cycles of either part
 
 
 def fitted(rows: Sequence[dict]) -> tuple[float, ...]:
@@ -37,27 +38,20 @@ def fitted(rows: Sequence[dict]) -> tuple[float, ...]:
         lines += [terms for _, terms in known]
         times += [us * CYCLES for us, _ in known]
         weights += [least / us / len(known) for us, _ in known]
-    a, y, w = np.array(lines), np.array(times), np.array(weights)
-    factors = _squares(a / y[:, None], np.sqrt(w))
-    for _ in range(TURNS):              # squares, each by its last error: these become the errors themselves
-        made = np.maximum(a @ factors, LEAST * y)
-        error = np.abs(np.log(made / y)).clip(SMALL) / np.square(made / y - 1).clip(SMALL ** 2)
-        factors = _squares(a / y[:, None], np.sqrt(w * error))
-    return tuple(map(float, factors))
-
-
-def _squares(a: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """What times `a` comes nearest to 1, weighed by `w`. What would be negative is left out, the most negative first."""
-    used = list(range(a.shape[1]))
-    while True:
-        scale = np.abs(a[:, used]).max(0) + 1e-300
-        found = np.linalg.lstsq(a[:, used] / scale * w[:, None], w, rcond=None)[0]
-        if found.min(initial=0.0) >= 0:
-            break
-        used.pop(int(found.argmin()))
-    out = np.zeros(a.shape[1])
-    out[used] = found / scale
-    return out
+    of = torch.tensor(lines, dtype=torch.float64).T
+    took, weights = torch.tensor(times, dtype=torch.float64).log(), torch.tensor(weights, dtype=torch.float64)
+    logs = torch.tensor(FACTORS, dtype=torch.float64).log().requires_grad_()
+    steps = torch.optim.Adam([logs], lr=STEP)
+    for n in range(TURNS):
+        steps.param_groups[0]["lr"] = STEP * (1 - n / TURNS)
+        steps.zero_grad()
+        launch, memory, *work, beside, copies = (factor * term for factor, term in zip(logs.exp(), of))
+        hidden = 1 + beside + copies
+        both = torch.logaddexp(hidden * memory.clamp_min(LEAST).log(), hidden * sum(work).clamp_min(LEAST).log()) / hidden
+        made = launch + both.exp()
+        ((made.log() - took).abs() @ weights).backward()
+        steps.step()
+    return tuple(map(float, logs.detach().exp()))
 
 
 def off(rows: Sequence[dict], factors: Sequence[float]) -> float:
@@ -79,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
     p = argparse.ArgumentParser(prog="python -m benchmarks.gpu_fit", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("files", nargs="+", metavar="FILE")
     rows = [row for f in p.parse_args(argv).files for row in json.loads(Path(f).read_text())]
-    print(f"{len(rows)} kernels, {sum(len(row['tried']) for row in rows)} schedules; factors: launch, bytes, alone, whole, issued, stack")
+    print(f"{len(rows)} kernels, {sum(len(row['tried']) for row in rows)} schedules; factors: {', '.join(NAMES)}")
     show = lambda name, factors, of: print(f"{name}  {' '.join(f'{x:.4g}' for x in factors)}  {gained(of, factors)}")
     show("as they are ", FACTORS, rows)
     show("fitted      ", fitted(rows), rows)

@@ -51,7 +51,9 @@ EQUAL = 8, 16           # elements at least of each of the equal pieces of a hel
 PROGRAMS = 0.25, 0.5, 2, 4
 CYCLES = 1900           # a microsecond
 TURNED = "turned"       # the first two of three dimensions of a tile change places
-VARIED = "warps", "registers", "order", "stages", "programs", "rows", "pieces"          # what may be changed
+VARIED = "warps", "registers", "order", "stages", "programs", "rows", "pieces", "shares"        # what may be changed
+SHARES = 1, 2, 4, 8     # programs of a cluster that share rows held in stages,
+PASSED = 1024, 4096     # or elements of a chunk of rows that are run through instead
 
 
 # -- schedules -----------------------------------------------------------------------------------------------------------------
@@ -78,8 +80,10 @@ def options(b: Body, s: TileSchedule, hints: Hints) -> Iterator[tuple[str, list]
     yield "warps", [None, *(f"warps({w})" for w in WARPS if w != s.warps)]
     yield "registers", [None, *(["registers(0)"] if s.registers else [])]
     yield "order", [None, *([TURNED] if len(s.dims) == 3 else [])]
-    if s.sharers > 1:                       # a share of a row has its pieces
-        return
+    if s.staged in s.dims:
+        row, most = f"i{s.order.index(s.staged)}", max(s.sizes(s.staged))
+        yield "shares", [None, *(f"staged({row} / {n})" for n in SHARES if n != s.sharers), *(f"looped({row}:{n})" for n in PASSED)]
+        yield "pieces", [None, *(f"lanes({row}:{n})" for n in PIECES if most / 4 <= n <= 4 * most and n != most)]
     yield "stages", [None, *([f"stages({n})" for n in (1, 2, 3, 4) if n != s.stages] if s.looped or s.split else [])]
     yield "programs", [None, *([f"programs({max(1, round(s.programs * f))})" for f in PROGRAMS] if s.split else [])]
     for i, a in enumerate(s.order):
@@ -87,7 +91,7 @@ def options(b: Body, s: TileSchedule, hints: Hints) -> Iterator[tuple[str, list]
         if a in b.parallel or a in s.looped:
             near = [n for n in PIECES if own[0] / WIDER <= n <= own[0] * WIDER and n <= 2 * power(hints(a.extent))]
             yield "rows", [None, *(f"tile(i{i}:{n})" for n in near if (n,) != own)]
-        elif a in s.dims and s.shift is None:
+        elif a in s.dims and s.shift is None and s.staged is None:
             yield "pieces", [None, *((a, p) for p in _pieces(hints(a.extent)) if p != own)]
 
 
@@ -152,7 +156,7 @@ def terms(task: Task, s: TileSchedule) -> tuple[float, ...]:
 
 def said(terms: Sequence[float], factors: Sequence[float] = gpu_estimate.FACTORS) -> float:
     """Estimated microseconds; 0 where there are no terms."""
-    return sum(f * t for f, t in zip(factors, terms)) / CYCLES
+    return gpu_estimate.combined(terms, factors) / CYCLES if terms else 0.0
 
 
 def picked(rows: Sequence[dict], gain: float = quicker.GAIN, factors: Sequence[float] = gpu_estimate.FACTORS) -> list[float]:

@@ -126,39 +126,41 @@ def test_a_sweep_says_what_the_machine_code_does():
 
 def kernels_of(*timed) -> dict:
     """A row of a sweep: microseconds, and those of the estimate, all of them launch."""
-    terms = lambda us: (us * gpu_sweep.CYCLES / gpu_estimate.LAUNCH, 0.0, 0.0, 0.0, 0.0, 0.0) if us is not None else ()
+    terms = lambda us: (us * gpu_sweep.CYCLES / gpu_estimate.LAUNCH, *[0.0] * 7) if us is not None else ()
     return {"case": "c", "kernel": "k", "tried": [(f"s{n}", us, 0, terms(estimate)) for n, (us, estimate) in enumerate(timed)]}
 
 
 def test_factors_are_found_again(tmp_path, capsys):
     """Of times that are made of them, from a file."""
-    made, random = (8000.0, 0.05, 0.6, 0.2, 0.7, 0.3), torch.Generator().manual_seed(0)
+    made, random = (8000.0, 0.05, 0.7, 0.6, 0.03, 1.5, 0.2, 0.8), torch.Generator().manual_seed(0)
     rows = []
     for n in range(24):
         tried = []
         for _ in range(8):
-            terms = [1.0, *(float(x) for x in torch.rand(5, generator=random, dtype=torch.float64) * torch.tensor([3e6, 2e5, 2e5, 1e5, 5e4]))]
+            most = torch.tensor([3e6, 2e5, 2e5, 4e6, 1e5, 4.0])
+            terms = [1.0, *(float(x) for x in torch.rand(6, generator=random, dtype=torch.float64) * most), float(n % 2)]
             tried.append((f"s{len(tried)}", gpu_sweep.said(terms, made), 0, terms))
         rows.append({"case": f"c{n}", "kernel": "k", "tried": tried})
-    assert gpu_fit.fitted(rows) == pytest.approx(made, rel=1e-6)
+    assert gpu_fit.fitted(rows) == pytest.approx(made, rel=0.02)
     (tmp_path / "sweep.json").write_text(json.dumps(rows))
     assert gpu_fit.main([str(tmp_path / "sweep.json")]) == 0
     said = capsys.readouterr().out
-    assert "24 kernels, 192 schedules" in said and "0.0% off" in said and "8000" in said
+    assert "24 kernels, 192 schedules" in said and "0.0% off" in said and "copies" in said
 
 
 def test_no_factor_is_negative():
     """A term that speaks against the times has none."""
-    tried = [(f"s{n}", 10.0 + n, 0, (7000.0, 1e5 * n, 0.0, 0.0, 0.0, 5e4 / (1 + n))) for n in range(6)]
-    assert min(gpu_fit.fitted([{"case": "c", "kernel": "k", "tried": tried}])) >= 0
+    tried = [(f"s{n}", 10.0 + n, 0, (1.0, 1e5 * n, 0.0, 0.0, 0.0, 5e4 / (1 + n), 0.0, 0.0)) for n in range(6)]
+    found = gpu_fit.fitted([{"case": "c", "kernel": "k", "tried": tried}])
+    assert min(found) >= 0 and found[5] < gpu_estimate.SHARED / 10
 
 
 def test_a_sweep_tries_schedules_that_lower():
-    """The heuristic's first, all that differ from it in one thing, then any; the pieces of a row that programs share are left."""
+    """The heuristic's first, all that differ from it in one thing, then any; rows held in stages by other numbers of programs, too."""
     for case in ("softmax_f16_40000x200", "layernorm_bwd_f32_3001x501", "layernorm_f32_700x200000"):
         task = next(gpu_sweep.tasks(gpu_plans.graphs(case)))
         tried = gpu_sweep.variants(task, 24, 0)
         assert tried[0] is task.schedule and 4 < len(tried) <= 25 and len(set(tried)) == len(tried)
         assert sum(task.parts(s) is not None for s in tried) > len(tried) // 2
-        shared = task.schedule.sharers > 1
-        assert not shared or all(dict(s.pieces) == dict(task.schedule.pieces) for s in tried)
+        counts = {s.sharers for s in tried}
+        assert counts == ({1, 2, 4, 8} if task.schedule.staged is not None else {1})

@@ -18,8 +18,12 @@ from tests.models.steps import compare, eager, exact, train
 from tests.threads import in_threads
 from tests.models.test_models import UNIT
 from tests.models.zoo import CONVOLUTIONS, SMALL, STEPS
+from tokamak.codegen import quicker
 from tokamak.codegen.stages import render_plan
+from tokamak.schedule.neighbours import changed, feasible
 from tokamak.tools.record import recording
+from tokamak.tools.trial import Bench
+from tokamak.tools.tune import right, tasks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 GIB = 1 << 30
@@ -134,6 +138,27 @@ def test_two_shapes_share_kernels():
         graph, = seen.graphs
         names.append([p.unit.name for b in render_plan(graph.values["lower"]).values() for p in b.parts])
     assert names[0] == names[1] and len(names[0]) == 1
+
+
+@pytest.mark.parametrize("columns", [40000, 34185])
+@pytest.mark.parametrize("backward", [False, True])
+def test_rows_held_in_stages_in_every_other_way(columns, backward):
+    """By more and fewer programs and threads, in other pieces, run through: the same values as the heuristic's schedule."""
+    fn = lambda x, w: F.layer_norm(x * w, (columns,), w)
+    x, w = values(300, columns, dtype=torch.bfloat16, grad=backward), values(columns, dtype=torch.bfloat16, grad=backward)
+    with recording(strict=True, cache_dir=cache(), tuned=False) as seen:
+        out = tokamak.compile(fn, dynamic=False)(x, w)
+        if backward:
+            out.backward(torch.randn_like(out))
+    held = [t for t in tasks(seen.graphs) if t.schedule.staged is not None]
+    assert held
+    for task in held:
+        ways = {changed(task.body, task.schedule, way, task.hints) for way in quicker.held_in_stages(task.schedule)} - {None}
+        bench = Bench(task, "")
+        built = bench.build([task.schedule, *(s for s in ways if feasible(task.body, s))])
+        want = bench.results(built.pop(task.schedule))
+        wrong = [str(s) for s, trial in built.items() if not right(bench, trial, want)]
+        assert len(built) > 4 and not wrong
 
 
 def test_unknown_sizes():

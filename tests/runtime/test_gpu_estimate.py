@@ -9,7 +9,8 @@ from tokamak.runtime import gpu_estimate
 from tokamak.runtime.gpu_build import Binary, GpuUnit
 from tokamak.runtime.gpu_code import Waits
 
-ONE = Binary(GpuUnit("k", "", ()), ("cuda", 90, 32), b"", "k", 0, 128, 64, 0, (0, 1), 2, (), b"", Waits(2000, 1, 16, 300, 500, 100, 4))
+WAITS = Waits(2000, 1, 16, 300, 8, 20, 0, Waits(500, 0, 4, 100, 0, 4, 0))
+ONE = Binary(GpuUnit("k", "", ()), ("cuda", 90, 32), b"", "k", 0, 128, 64, 0, (0, 1), 2, (), b"", WAITS)
 SMS = 132
 
 
@@ -22,11 +23,27 @@ def test_it_is_never_less_than_its_bytes_take():
 
 
 @pytest.mark.parametrize("worse", [
-    {"registers": 128}, {"shared": 100_000}, {"spilled": 400}, {"threads": 512, "registers": 255},
-    {"waits": replace(ONE.waits, cycles=4000)}, {"waits": replace(ONE.waits, issued=900)}, {"waits": replace(ONE.waits, again=1500)}])
+    {"registers": 128}, {"shared": 100_000}, {"threads": 512, "registers": 255}, {"waits": replace(WAITS, cycles=4000)},
+    {"waits": replace(WAITS, issued=900)}, {"waits": replace(WAITS, local=64)}, {"waits": replace(WAITS, shared=80)},
+    {"waits": replace(WAITS, again=replace(WAITS.again, cycles=1500))}, {"waits": replace(WAITS, again=replace(WAITS.again, local=64))},
+    {"waits": replace(WAITS, again=replace(WAITS.again, shared=64))}])
 def test_what_makes_a_kernel_longer(worse):
-    """Fewer programs at once, a stack, more waiting, more instructions, longer loops."""
+    """Fewer programs at once, more waiting, more instructions, a stack, shared memory, and all of these in loops."""
     assert cycles(replace(ONE, **worse)) > cycles()
+
+
+def test_copies_beside_it_hide_memory_and_no_more():
+    copied = cycles(replace(ONE, waits=replace(WAITS, copies=3)))
+    assert max(gpu_estimate.least(1 << 30, SMS), cycles(moved=0)) < copied < cycles()
+
+
+def test_a_kernel_that_does_nothing_is_a_launch():
+    assert gpu_estimate.combined((1.0, *[0.0] * 7)) == gpu_estimate.LAUNCH
+
+
+def test_no_exponent_is_too_large():
+    assert gpu_estimate.combined((1.0, 1e9, 1e3, 0.0, 0.0, 0.0, 5.0, 1.0), (*gpu_estimate.FACTORS[:-1], 1e6)) == \
+        pytest.approx(gpu_estimate.LAUNCH + 1e9 / gpu_estimate.BYTES)
 
 
 def test_turns_and_programs_and_bytes_make_it_longer():
@@ -40,5 +57,5 @@ def test_fewer_turns_than_one_are_one():
 def test_where_the_machine_code_does_not_say_nothing_is_known():
     """No sm_90, or loops whose turns read far more than there is: LLVM makes several of a loop's turns at once."""
     assert cycles(replace(ONE, waits=Waits(0, 0, 0))) == 0
-    unrolled = replace(ONE, waits=replace(ONE.waits, bytes_again=4000))
+    unrolled = replace(ONE, waits=replace(WAITS, again=replace(WAITS.again, bytes=4000)))
     assert cycles(unrolled) == 0 < cycles(unrolled, turns=1.0)

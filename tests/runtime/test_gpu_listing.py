@@ -1,7 +1,9 @@
 """What is changed of the assembly before NVIDIA's assembler sees it, and what machine code says of itself. No GPU is asked."""
 from __future__ import annotations
 
+import json
 import struct
+from dataclasses import astuple
 
 import pytest
 
@@ -67,23 +69,40 @@ def branch(back: int) -> bytes:
 def test_what_lies_in_a_loop_is_taken_again(length):
     body = instruction(LOAD, frees=0) + instruction(ADD, needs=1) + instruction(ADD, pause=2) * (length - 3)
     found = gpu_code.waits(binary(instruction(ADD) * 5 + body + branch(length) + instruction(ADD) * 7 + branch(1)))
-    assert (found.issued, found.issued_again, found.bytes, found.bytes_again) == (length + 13, length, 4, 4)
-    assert found.cycles - found.again == 13 and found.again > 700
+    assert (found.issued, found.again.issued, found.bytes, found.again.bytes) == (length + 13, length, 4, 4)
+    assert found.cycles - found.again.cycles == 13 and found.again.cycles > 700
 
 
 def test_of_loops_the_innermost_count_and_those_of_functions_do_not():
     inner = instruction(ADD) * 39 + branch(40)
     nest = instruction(ADD) * 100 + inner + inner + instruction(ADD) * 9 + branch(190)
-    assert gpu_code.waits(binary(nest)).issued_again == 80
+    assert gpu_code.waits(binary(nest)).again.issued == 80
     sine = instruction(ADD) * 12 + branch(13)
     found = gpu_code.waits(binary(instruction(ADD) * 50 + sine + instruction(ADD) * 10 + branch(74)))
-    assert found.issued_again == 74          # the loop around it, and not the 13 of the function
-    assert gpu_code.waits(binary(instruction(ADD) * 50 + sine)).issued_again == 0
+    assert found.again.issued == 74          # the loop around it, and not the 13 of the function
+    assert gpu_code.waits(binary(instruction(ADD) * 50 + sine)).again.issued == 0
 
 
 def test_widths_of_loads():
     found = [gpu_code.waits(binary(instruction(LOAD, frees=0, width=w))).bytes for w in range(7)]
     assert found == [1, 1, 2, 2, 4, 8, 16]
+
+
+def test_what_goes_to_the_stack_and_to_shared_memory():
+    """Bytes of the stack; of shared memory how often a warp goes there; copies into it, in either form."""
+    stack = [gpu_code.waits(binary(instruction(kind, width=w))).local for kind in (0x983, 0x387, 0x987) for w in (4, 6)]
+    shared = [gpu_code.waits(binary(instruction(kind, width=w))).shared for kind in (0x984, 0x388, 0x988) for w in (0, 4, 5, 6)]
+    assert stack == [4, 16] * 3 and shared == [1, 1, 2, 4] * 3
+    found = gpu_code.waits(binary(instruction(0xDAE) + instruction(0xFAE) + instruction(0x983, width=4) + instruction(ADD)))
+    assert (found.copies, found.local, found.shared, found.bytes, found.issued) == (2, 4, 0, 0, 4)
+
+
+def test_waits_are_kept_as_numbers():
+    body = instruction(LOAD, frees=0) + instruction(ADD) * 30
+    found = gpu_code.waits(binary(body + branch(31) + branch(1)))
+    assert found.again.issued == 31 and gpu_code.Waits.read(json.loads(json.dumps(astuple(found)))) == found
+    none = gpu_code.Waits(0, 0, 0)
+    assert gpu_code.Waits.read(astuple(none)) == none
 
 
 @pytest.mark.parametrize("registers, warps, shared, found", [(32, 4, 0, 16), (33, 4, 0, 12), (255, 8, 0, 1), (16, 1, 0, 32), (32, 4, 100_000, 2)])

@@ -13,6 +13,7 @@ from tests.test_rungs_gpu import LARGE
 from tokamak.codegen.stages import schedule_plan
 from tokamak.errors import TokamakError
 from tokamak.fuse.cost import Hints
+from tokamak.fuse.inline import inline
 from tokamak.fuse.plan import plan
 from tokamak.ir.parse import parse_graph
 from tokamak.runtime import tuned
@@ -151,6 +152,26 @@ def test_held_axes_in_equal_pieces():
     assert all(changed(t.body, t.schedule, (c,), t.hints) is None for c in ("even(i0:8)", "even(i1:7)", "even(i1)"))
     rows = task("rows")
     assert rows.schedule.shift is not None and changed(rows.body, rows.schedule, ("even(i1:128)",), rows.hints) is None
+
+
+def test_rows_held_in_stages_have_neighbours():
+    """Other numbers of programs, threads and rows under way, other pieces, run through; all are found again by their words."""
+    graph = parse_graph("""graph norm {
+      input %x: bf16[2000, 65536](65536, 1)
+      %s: f32[2000](1) for i1<65536 = sum[i1](f32(%x[i0, i1]))
+      %y: bf16[2000, 65536](65536, 1) = bf16(mul(f32(%x[i0, i1]), %s[i0]))
+      return %y
+    }""")
+    made = plan(inline(graph, LARGE), LARGE)
+    (body, schedule), = schedule_plan(made, LARGE).bodies.values()
+    hints = Hints({})
+    near = dict(neighbours(body, schedule, hints, LARGE))
+    row, = (a for a in schedule.order if a not in body.parallel)
+    assert schedule.staged is row and {c.partition("(")[0] for c in near} >= {"warps", "staged", "lanes", "looped"}
+    assert all(changed(body, schedule, (c,), hints) == s for c, s in near.items())
+    back = f"staged(i1 / {schedule.sharers})"
+    other = next(s for c, s in near.items() if c.startswith("staged"))
+    assert changed(body, other, (back,), hints).sharers == schedule.sharers
 
 
 @pytest.mark.parametrize("change", ["", "warps", "warps(3)", "warps(0)", "tile(i9:8)", "tile(i0:7)", "held(i0)", "looped(i0:64)", "shared(i1 / 4)",

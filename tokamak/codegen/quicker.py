@@ -22,9 +22,9 @@ from ..fuse.cost import estimates, Hints, node_bytes
 from ..ir.expr import Load
 from ..runtime import gpu_build, gpu_code, gpu_estimate, tuned
 from ..runtime.gpu_build import Binary, GpuUnit
-from ..schedule import neighbours
+from ..schedule import neighbours, tile_stages
 from ..schedule.body import Body
-from ..schedule.neighbours import SHORTEST_EVEN
+from ..schedule.neighbours import MOST_SHARERS, MOST_WARPS, SHORTEST_EVEN
 from ..schedule.schedule import strides_of
 from ..schedule.tile_schedule import TileSchedule
 from ..schedule.tile_stages import power
@@ -35,15 +35,17 @@ from .tile_kernel import TileKernel
 
 SMALL = 16              # kernels at most of a graph that is looked at: the first training steps of BERT-large, GPT-2 and ResNet-50 took 25, 22 and
                         # 16 s longer than their capture with all of theirs, and 25.3, 26.4 and 17.5 ms on the device, 25.3, 26.6 and 18.6 before
-SLOW = 1.5              # of the 94 kernels that the estimate was fitted on 40 are so much slower than their bytes, and all that gained are among them
+SLOW = 1.4              # of the 148 kernels that the estimate was fitted on 65 take so many times as long as their bytes, and all that gained do
 GAP = 4000              # cycles at least by which they are
-GAIN = 1.25             # times less, see `gpu_estimate`
+GAIN = 1.15             # times less, see `gpu_estimate`
 FURTHER = 1.1           # the same of a step behind another one
 TRIED = 10, 6           # ways of a kernel that are built at once: of the heuristic's schedule, and of the best of these
 MOST = 40               # of all kernels of a graph at first, those that lose most
 WARPS = 1, 2, 4, 8, 16  # of a program that are tried whatever it has
 EVEN = 16, 8            # equal pieces of a held axis
-LOOPED = 1024           # elements of a held row that is run through instead
+LOOPED = 1024           # elements of a chunk of a held row that is run through instead,
+PASSED = 4096, 1024     # or of one held in stages
+LEAST_WARPS = 4         # of each of more programs that hold a row in stages
 TIGHT = 160             # registers of a thread from which on fewer threads or larger tiles would spill
 SECTOR = 32             # bytes of memory that are moved at once: no piece of the contiguous axis becomes shorter
 
@@ -160,18 +162,38 @@ def near(b: Body, s: TileSchedule, at_once: int, tight: bool) -> Iterator[str]:
     tiled = [(name(a), s.sizes(a)[0] if a in s.dims else 1) for a in s.order if a in b.parallel or a in s.looped]
     warps = [w for w in WARPS if w != s.warps and (w > s.warps or not tight)]
     held = [(name(a), power(sum(s.sizes(a)))) for a in s.dims if a not in b.parallel and a not in s.looped]
-    if s.staged is None:
-        yield from (f"warps({w})" for w in (s.warps // 2, s.warps * 2) if w in warps)
-        yield from (f"tile({a}:{n // 2})" for a, n in tiled if n > 1)
-        yield from (f"even({a}:{n // EVEN[0]})" for a, n in held if n >= EVEN[0] * SHORTEST_EVEN)
-        yield from (f"warps({w})" for w in warps if w not in (s.warps // 2, s.warps * 2))
-        yield from (f"even({a}:{n // EVEN[1]})" for a, n in held if n >= EVEN[1] * SHORTEST_EVEN)
-        yield from (f"tile({a}:{n})" for a, m in tiled for n in (() if tight else (2 * m,)) + (m // 4,) if n)
+    yield from (f"warps({w})" for w in (s.warps // 2, s.warps * 2) if w in warps)
+    yield from (f"tile({a}:{n // 2})" for a, n in tiled if n > 1)
+    yield from (f"even({a}:{n // EVEN[0]})" for a, n in held if n >= EVEN[0] * SHORTEST_EVEN)
+    yield from (f"warps({w})" for w in warps if w not in (s.warps // 2, s.warps * 2))
+    yield from (f"even({a}:{n // EVEN[1]})" for a, n in held if n >= EVEN[1] * SHORTEST_EVEN)
+    yield from (f"tile({a}:{n})" for a, m in tiled for n in (() if tight else (2 * m,)) + (m // 4,) if n)
+    yield from _programs(s)
+    yield from (f"looped({a}:{LOOPED})" for a, n in held if n > LOOPED)
+    yield from (f"shared({a} / {at_once})" for a, _ in tiled[:1] if not s.split)
+
+
+def held_in_stages(s: TileSchedule) -> Iterator[tuple[str, ...]]:
+    """The same where rows are held in stages: by fewer threads, by more or fewer programs with as many in all, in other pieces, or run through
+    instead."""
+    row, most = f"i{s.order.index(s.staged)}", max(s.sizes(s.staged)) if s.staged in s.dims else 0
+    yield from ((f"warps({w})",) for w in (s.warps // 2, s.warps // 4) if w)
+    for n in (2 * s.sharers, 4 * s.sharers, 8 * s.sharers, s.sharers // 2):
+        if 0 < n <= MOST_SHARERS:
+            yield f"staged({row} / {n})", f"warps({min(MOST_WARPS, max(LEAST_WARPS, s.warps * s.sharers // n))})"
+    if s.registers:
+        yield ("registers(0)",)
+    yield from ((f"lanes({row}:{n})",) for n in (most // 2, 2 * most) if n)
+    yield from ((way,) for way in _programs(s))
     if s.split:
-        yield from (f"programs({n})" for n in (max(1, s.programs // 2), 2 * s.programs))
-    if s.staged is None:
-        yield from (f"looped({a}:{LOOPED})" for a, n in held if n > LOOPED)
-        yield from (f"shared({a} / {at_once})" for a, _ in tiled[:1] if not s.split)
+        yield (f"stages({1 if s.stages > 1 else tile_stages.UNDER_WAY})",)
+    yield from ((f"looped({row}:{n})",) for n in PASSED)
+    if 2 * s.warps <= MOST_WARPS:
+        yield (f"warps({2 * s.warps})",)
+
+
+def _programs(s: TileSchedule) -> Iterator[str]:
+    yield from (f"programs({n})" for n in (max(1, s.programs // 2), 2 * s.programs) if s.split)
 
 
 def cycles(b: Body, k: TileKernel, made: Binary, hints: Hints, target) -> float:
@@ -247,7 +269,8 @@ class _Search:
         if made.spilled:
             yield from relief.ways(self.b, s)
         at_once = self.target.threads * max(1, gpu_code.resident(made.registers, s.warps, made.shared))
-        yield from ((c,) for c in near(self.b, s, at_once, bool(made.spilled) or made.registers > TIGHT))
+        tight = bool(made.spilled) or made.registers > TIGHT
+        yield from held_in_stages(s) if s.staged is not None else ((c,) for c in near(self.b, s, at_once, tight))
 
     def _narrow(self, s: TileSchedule) -> bool:
         """Has it shorter pieces of the contiguous axis than memory moves at once, where the best had longer ones?"""

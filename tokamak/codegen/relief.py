@@ -116,8 +116,8 @@ def spilling(lowered: Lowered, spilled: Mapping[str, int]) -> tuple[Group, ...]:
 
 
 def own(s, kernels: Sequence[TileKernel]) -> bool:
-    """Has one of a group's kernels its schedule `s`, which has axes to tile, nobody timed and is none of a cluster's?"""
-    return type(s) is TileSchedule and s.dims != () and s.sharers == 1 and not s.flat and not s.measured and any(k.schedule == s for k in kernels)
+    """Has one of a group's kernels its schedule `s`, which has axes to tile and nobody timed?"""
+    return type(s) is TileSchedule and s.dims != () and not s.flat and not s.measured and any(k.schedule == s for k in kernels)
 
 
 def relieved(lowered: Lowered, groups: Sequence[Group], target, build: Build, taken: dict[str, tuple[str, ...]]) -> Lowered:

@@ -27,7 +27,7 @@ from .cache import open_cache
 from .gpu_code import resources, Waits
 
 Arch = tuple[str, int | str, int]        # Triton's words for a target: ("cuda", 90, 32), ("hip", "gfx942", 64)
-ABI = 6                                  # of what is kept on disk
+ABI = 7                                  # of what is kept on disk
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def _compile(unit: GpuUnit, arch: Arch, pool: gpu_pool.Pool | None) -> tuple[Bin
         raise BuildError(f"Triton failed on the kernel {unit.name}:\n{_shortened(made['error'], made['said'])}")
     listing = made.pop("listing")
     registers, spilled = resources(made["code"], made["entry"], listing)
-    facts = {"registers": registers, "spilled": spilled, "hidden": _hidden(unit, listing, made["entry"]), "waits": Waits(*made.pop("waits"))}
+    facts = {"registers": registers, "spilled": spilled, "hidden": _hidden(unit, listing, made["entry"]), "waits": Waits.read(made.pop("waits"))}
     return Binary(unit, arch, **made, **facts, packed=zlib.compress(listing.encode())), time.perf_counter() - start
 
 
@@ -264,6 +264,7 @@ def _unpacked(kept: bytes, unit: GpuUnit, arch: Arch) -> Binary | None:
         facts = json.loads(kept[8:8 + first])
         packed, code = kept[8 + first:8 + first + second], kept[8 + first + second:]
         maps = tuple((*m, tuple(block)) for *m, block in facts["maps"])
-        return Binary(unit, arch, code, **{**facts, "scratch": tuple(facts["scratch"]), "maps": maps, "waits": Waits(*facts["waits"])}, packed=packed)
+        facts |= {"scratch": tuple(facts["scratch"]), "maps": maps, "waits": Waits.read(facts["waits"])}
+        return Binary(unit, arch, code, **facts, packed=packed)
     except (struct.error, ValueError, TypeError, KeyError):
         return None

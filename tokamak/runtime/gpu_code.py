@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 # -- ELF files -------------------------------------------------------------------------------------------------------------
@@ -64,9 +64,13 @@ def _texts(code: bytes) -> Iterator[bytes]:
 
 # -- instructions (sm_90: 16 bytes each) ---------------------------------------------------------------------------------------
 _LOAD, _COPY = 0x981, 0xDAE             # global memory -> registers; -> shared memory, with an address of the form that is misplaced
+_COPIES = _COPY, 0xFAE                  # global memory -> shared memory, while the warp goes on
+_LOCAL = 0x983, 0x387, 0x987            # a thread's stack
+_SHARED = 0x984, 0x388, 0x988           # shared memory
 _BRANCH = 0x947
 _SLOWLY = 24            # instructions of a loop at least: that of a large angle's sine has 13, no kernel's own fewer than 40
-_WIDTHS = 1, 1, 2, 2, 4, 8, 16, 16      # bytes of a load
+_WIDTHS = 1, 1, 2, 2, 4, 8, 16, 16      # bytes of what is read or written
+_ROW = 4                # of them of a thread, for which a warp goes to all banks of shared memory once
 _MEMORY, _OTHER = 700, 30               # cycles until what memory answers, and what else takes longer than an instruction, is there
 
 
@@ -74,15 +78,22 @@ _MEMORY, _OTHER = 700, 30               # cycles until what memory answers, and 
 class Waits:
     """Of one warp that runs through a kernel's code once from its beginning to its end, as if no branch were taken and no other warp were there:
     `cycles` it takes, how often in a row (`rounds`) it waits for what it reads of global memory, and how many `bytes` a thread reads into
-    registers; how many instructions are `issued`. `again`, `issued_again`, `bytes_again`: what of these lies in innermost loops, which each further
-    turn takes."""
+    registers; how many instructions are `issued`; bytes of its stack that a thread reads and writes (`local`); how often the warp goes to all banks
+    of `shared` memory; how many `copies` into that go on beside it. `again`: what of these lies in innermost loops, which each further turn takes."""
     cycles: int
     rounds: int
     bytes: int
     issued: int = 0
-    again: int = 0
-    issued_again: int = 0
-    bytes_again: int = 0
+    local: int = 0
+    shared: int = 0
+    copies: int = 0
+    again: "Waits | None" = None
+
+    @classmethod
+    def read(cls, values: Sequence) -> "Waits":
+        """Of what `astuple` makes, also once it was JSON."""
+        *own, again = values
+        return cls(*own, again=cls.read(again) if again is not None else None)
 
 
 def misplaced(code: bytes) -> bool:
@@ -97,25 +108,29 @@ def waits(code: bytes) -> Waits:
 
 
 def _waits(text: bytes) -> Waits:
-    now, rounds, read = 0, 0, 0
-    due, memory, begun, reads = [0] * 6, [False] * 6, [], []
+    now, rounds, due, memory, upto = 0, 0, [0] * 6, [False] * 6, [(0,) * 7]          # before each instruction
+    read = issued = local = shared = copies = 0
     for low, high in struct.iter_unpack("<2Q", text[:len(text) // 16 * 16]):
-        load, pause, frees, needs = low & 0xFFF == _LOAD, high >> 41 & 15, high >> 46 & 7, high >> 52 & 63
-        begun.append(now)
-        reads.append(read)
+        kind, width = low & 0xFFF, _WIDTHS[high >> 9 & 7]
+        pause, frees, needs = high >> 41 & 15, high >> 46 & 7, high >> 52 & 63
         for i in range(6):
             if needs >> i & 1 and due[i] > now:
                 rounds += memory[i] and due[i] - now > _MEMORY // 2
                 now = due[i]
-        read += _WIDTHS[high >> 9 & 7] if load else 0
+        load = kind == _LOAD
+        read += width if load else 0
+        local += width if kind in _LOCAL else 0
+        shared += max(1, width // _ROW) if kind in _SHARED else 0
+        copies += kind in _COPIES
+        issued += 1
         then = now + (_MEMORY if load else _OTHER)
         if frees < 6 and then > due[frees]:
             due[frees], memory[frees] = then, load
         now += max(pause, 1)
-    begun.append(now)
-    reads.append(read)
-    turns, inside = _innermost(text), lambda upto: sum(upto[last + 1] - upto[first] for first, last in turns)
-    return Waits(now, rounds, read, len(begun) - 1, inside(begun), inside(range(len(begun))), inside(reads))
+        upto.append((now, rounds, read, issued, local, shared, copies))
+    turns = _innermost(text)
+    again = (sum(upto[last + 1][n] - upto[first][n] for first, last in turns) for n in range(len(upto[0])))
+    return Waits(*upto[-1], again=Waits(*again))
 
 
 def _innermost(text: bytes) -> list[tuple[int, int]]:

@@ -47,14 +47,14 @@ def compile_job(job: dict, folder: str) -> dict:
     with _LOCK:
         before = knobs.cache.__dict__.get("manager_class")
         knobs.cache.__dict__["manager_class"] = lambda key, **other: usual(key, **other) if other else files
-        looked = getattr(knobs.runtime, "add_stages_inspection_hook", None)
+        looked, code = getattr(knobs.runtime, "add_stages_inspection_hook", None), _tokamak("gpu_code")
         try:
             for lines in dict.fromkeys((first, frozenset())):
                 knobs.runtime.add_stages_inspection_hook = partial(_stages, lines, job.get("few", 0) if hopper else None)
                 made = _first_that_compiles(partial(compiler.compile, source, target=target), job)
-                if not lines or not _tokamak("gpu_code").misplaced(made.kernel):
-                    found = _result(made, [element for element, _ in boxes])
-                    return {**found, "waits": dataclasses.astuple(_tokamak("gpu_code").waits(made.kernel)) if hopper else (0, 0, 0)}
+                if not lines or not code.misplaced(made.kernel):
+                    waits = code.waits(made.kernel) if hopper else code.Waits(0, 0, 0)
+                    return {**_result(made, [element for element, _ in boxes]), "waits": dataclasses.astuple(waits)}
         finally:
             files.remove()
             knobs.runtime.add_stages_inspection_hook = looked

@@ -8,6 +8,8 @@
         held(i1)                                looped rows, held in registers instead
         even(i1:128)                            a held axis in equal pieces of that length
         shared(i0 / 264)                        a parallel axis shared out among so many programs; shared() gives each its own block
+        staged(i1 / 4)                          rows held in stages, shared by so many programs of a cluster
+        lanes(i1:4096)                          those in pieces of that length
 
 A change means the same for every size of a class: what follows from it (which axes need no mask) is found anew from facts, never kept.
 """
@@ -19,19 +21,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..fuse.cost import Hints
-from ..ir.expr import Load, Scan, walk
+from ..ir.expr import Scan, walk
 from ..ir.index import Axis
 from .body import Body, exprs_of
+from .tile_access import fits
 from .tile_schedule import TileSchedule, cover, shifted
-from .tile_stages import power
-from .tile_threads import STAGED
+from .tile_stages import pieces, power
 
 MOST_WARPS = 32         # of a program that is tried: the hardware has no more
 MOST_STAGES = 4         # steps under way that are tried
 SHORTEST_EVEN = 8       # elements of an equal piece of a held axis that is tried
 LANES = 256             # elements of a tile to one thread at most: with one live value they are all its registers
 LARGEST = 1 << 17       # elements of a tile
-WORDS = re.compile(r"(warps|stages|programs|registers|tile|looped|held|even|shared)\((?:i(\d+))?(?: ?[:/] ?)?(\d+)?\)$")
+MOST_SHARERS = 8        # programs of a cluster that any GPU with clusters has
+WORDS = re.compile(r"(warps|stages|programs|registers|tile|looped|held|even|shared|staged|lanes)\((?:i(\d+))?(?: ?[:/] ?)?(\d+)?\)$")
 
 
 def neighbours(b: Body, s: TileSchedule, hints: Hints, target) -> Iterator[tuple[str, TileSchedule]]:
@@ -43,9 +46,7 @@ def neighbours(b: Body, s: TileSchedule, hints: Hints, target) -> Iterator[tuple
 
 
 def steps(b: Body, s: TileSchedule, hints: Hints, target) -> Iterator[str]:
-    """The changes worth trying: none where rows are held in stages."""
-    if s.staged is not None:
-        return
+    """The changes worth trying."""
     yield from (f"warps({w})" for w in (s.warps // 4, s.warps // 2, s.warps * 2, s.warps * 4) if 1 <= w <= MOST_WARPS)
     if s.looped or s.split:
         yield from (f"stages({n})" for n in range(1, MOST_STAGES + 1) if n != s.stages)
@@ -54,6 +55,13 @@ def steps(b: Body, s: TileSchedule, hints: Hints, target) -> Iterator[str]:
     if s.split:
         yield from (f"programs({n})" for n in (s.programs // 4, s.programs // 2, s.programs * 2, s.programs * 4) if n >= 1)
     name = lambda a: f"i{s.order.index(a)}"
+    if s.staged is not None:
+        if s.staged in s.dims:
+            most = max(s.sizes(s.staged))
+            yield from (f"staged({name(s.staged)} / {n})" for n in (s.sharers // 2, s.sharers * 2) if 1 <= n <= MOST_SHARERS)
+            yield from (f"lanes({name(s.staged)}:{n})" for n in (most // 4, most // 2, most * 2) if n)
+            yield from (f"looped({name(s.staged)}:{n})" for n in (1024, 4096))
+        return
     for a in s.order:
         tiled = a in s.dims
         if a in b.parallel or a in s.looped:
@@ -125,6 +133,30 @@ def _tile(b, s, a, n, hints):
     return replace(s, pieces=tuple(pieces.items()))
 
 
+def _staged(b, s, a, n, hints):
+    """A row along one axis, `_laid` anew."""
+    return _laid(b, replace(s, sharers=n), a, s.sizes(a)[0], hints) if _in_stages(b, s, a) and n and power(n) == n <= MOST_SHARERS else None
+
+
+def _lanes(b, s, a, n, hints):
+    return _laid(b, s, a, n, hints) if _in_stages(b, s, a) and n and power(n) == n else None
+
+
+def _in_stages(b: Body, s: TileSchedule, a: Axis | None) -> bool:
+    """Is `a` the one axis of rows that are held in stages?"""
+    return s.staged is not None and s.staged is a and [x for x in s.order if x not in b.parallel] == [a] and a in s.dims
+
+
+def _laid(b: Body, s: TileSchedule, a: Axis, n: int, hints: Hints) -> TileSchedule | None:
+    """Rows along `a` in pieces of at most `n` elements, each row shared by the schedule's programs."""
+    whole, group = hints.exactly(a.extent), s.shift.group if s.shift is not None else 1
+    if whole is None:
+        return None
+    share = -(-(whole // group * group) // s.sharers)
+    found = (*pieces(share, min(n, power(share))), *((2 * group,) if s.shift is not None else ()))
+    return replace(s, pieces=tuple((x, found if x is a else p) for x, p in s.pieces))
+
+
 def _looped(b, s, a, n, hints):
     rows = {x for x in s.order if x not in b.parallel}
     if not n or power(n) != n or rows != {a} or a in s.looped or any(x.monoid is not None for x in b.stores):
@@ -132,6 +164,7 @@ def _looped(b, s, a, n, hints):
     if s.shift is not None and any(isinstance(e, Scan) and e.along is a for e in walk(*exprs_of(b))):
         return None         # prefixes do not go on from the first elements of rows that begin anywhere
     ends = s.sizes(a)[-1:] if s.shift is not None else ()
+    s = replace(s, staged=None, sharers=1, registers=0) if s.staged is not None else s
     return replace(s, pieces=tuple((x, (n, *ends) if x is a else p) for x, p in s.pieces), looped=frozenset((a,)))
 
 
@@ -161,7 +194,7 @@ def _shared(b, s, a, n, hints):
 
 
 _CHANGES = {"warps": _warps, "stages": _stages, "programs": _programs, "registers": _registers, "tile": _tile, "looped": _looped, "held": _held,
-            "even": _even, "shared": _shared}
+            "even": _even, "shared": _shared, "staged": _staged, "lanes": _lanes}
 
 
 def settled(b: Body, s: TileSchedule, hints: Hints) -> TileSchedule:
@@ -174,7 +207,7 @@ def settled(b: Body, s: TileSchedule, hints: Hints) -> TileSchedule:
             return False
         if a in b.parallel or a in s.looped:
             return hints.divides(pieces[a][0] if a in s.looped else sum(pieces[a]), a.extent)
-        return hints.exactly(a.extent) == sum(pieces[a])
+        return hints.exactly(a.extent) == sum(pieces[a]) * (s.sharers if a is s.staged else 1)
     return replace(s, dims=dims, pieces=tuple((a, pieces[a]) for a in dims), exact=frozenset(a for a in dims if exact(a)))
 
 
@@ -183,7 +216,4 @@ def feasible(b: Body, s: TileSchedule) -> bool:
     elements = math.prod(sum(p) for _, p in s.pieces)
     if len(s.dims) > 3 or elements > LARGEST or elements > LANES * 32 * s.warps or s.warps > 1 and elements < 32 * s.warps // 2:
         return False
-    if s.stages == 1:
-        return True
-    loads = {e for e in walk(*exprs_of(b)) if isinstance(e, Load)}
-    return s.stages * sum(e.dtype.bytes * math.prod(sum(p) for a, p in s.pieces if a in e.axes()) for e in loads) <= STAGED
+    return fits(s.stages, b, dict(s.pieces), {*s.split, *s.looped})

@@ -297,7 +297,7 @@ def carrying(b: Body, rows: list[Axis], line: Axis | None, crossed: frozenset, h
     long = warps == WARPS and not aligned and max(read) == 2
     warps = max(1, warps // 2) if long else warps
     most = 32 * warps * CARRYING
-    found = (most,) if share <= most else _in_words(share, most, 64 * warps)
+    found = _in_words(share, most, 64 * warps)
     way = sum({(e.node, e.index): e.dtype.bytes for e in walk(*exprs_of(b))
                if isinstance(e, Load) and e.index[0].axes() >= crossed | {line}}.values())
     stages = UNDER_WAY if (UNDER_WAY - 1) * way * sum(found) <= SHARED else 1
