@@ -22,7 +22,7 @@ from tokamak.runtime.gpu_estimate import FACTORS
 
 from .gpu_sweep import CYCLES, picked, said
 
-NAMES = "launch", "bytes", "way", "issued", "stack", "shared", "beside", "copies"
+NAMES = "launch", "bytes", "way", "issued", "stack", "shared", "programs", "beside", "copies"
 TURNS = 600             # of the fit
 STEP = 0.05
 LEAST = 1.0             # cycles of either part

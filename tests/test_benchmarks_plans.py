@@ -126,19 +126,19 @@ def test_a_sweep_says_what_the_machine_code_does():
 
 def kernels_of(*timed) -> dict:
     """A row of a sweep: microseconds, and those of the estimate, all of them launch."""
-    terms = lambda us: (us * gpu_sweep.CYCLES / gpu_estimate.LAUNCH, *[0.0] * 7) if us is not None else ()
+    terms = lambda us: (us * gpu_sweep.CYCLES / gpu_estimate.LAUNCH, *[0.0] * 8) if us is not None else ()
     return {"case": "c", "kernel": "k", "tried": [(f"s{n}", us, 0, terms(estimate)) for n, (us, estimate) in enumerate(timed)]}
 
 
 def test_factors_are_found_again(tmp_path, capsys):
     """Of times that are made of them, from a file."""
-    made, random = (8000.0, 0.05, 0.7, 0.6, 0.03, 1.5, 0.2, 0.8), torch.Generator().manual_seed(0)
+    made, random = (8000.0, 0.05, 0.7, 0.6, 0.03, 1.5, 30.0, 0.2, 0.8), torch.Generator().manual_seed(0)
     rows = []
     for n in range(24):
         tried = []
         for _ in range(8):
-            most = torch.tensor([3e6, 2e5, 2e5, 4e6, 1e5, 4.0])
-            terms = [1.0, *(float(x) for x in torch.rand(6, generator=random, dtype=torch.float64) * most), float(n % 2)]
+            most = torch.tensor([3e6, 2e5, 2e5, 4e6, 1e5, 2e3, 4.0])
+            terms = [1.0, *(float(x) for x in torch.rand(7, generator=random, dtype=torch.float64) * most), float(n % 2)]
             tried.append((f"s{len(tried)}", gpu_sweep.said(terms, made), 0, terms))
         rows.append({"case": f"c{n}", "kernel": "k", "tried": tried})
     assert gpu_fit.fitted(rows) == pytest.approx(made, rel=0.02)
@@ -150,7 +150,7 @@ def test_factors_are_found_again(tmp_path, capsys):
 
 def test_no_factor_is_negative():
     """A term that speaks against the times has none."""
-    tried = [(f"s{n}", 10.0 + n, 0, (1.0, 1e5 * n, 0.0, 0.0, 0.0, 5e4 / (1 + n), 0.0, 0.0)) for n in range(6)]
+    tried = [(f"s{n}", 10.0 + n, 0, (1.0, 1e5 * n, 0.0, 0.0, 0.0, 5e4 / (1 + n), 0.0, 0.0, 0.0)) for n in range(6)]
     found = gpu_fit.fitted([{"case": "c", "kernel": "k", "tried": tried}])
     assert min(found) >= 0 and found[5] < gpu_estimate.SHARED / 10
 

@@ -202,6 +202,18 @@ def test_more_shared_memory_than_the_first_had_is_not_taken(record):
     assert made.bodies == lowered.bodies
 
 
+def test_more_stack_than_the_first_had_is_not_taken(record):
+    """However quick it seems to be; as much is."""
+    def build(more):
+        return lambda units: {u.name: made_up(u, alike(900 if u.warps == 8 else 9000, 200), spilled=8 + more * (u.warps == 8)) for u in units}
+    machine = record.values["target"]
+    lowered, text, slow = standing(record, spilled=8)
+    wanted = quicker.wanting(lowered, text, slow, machine)
+    warps = lambda made: {made.bodies[g][1].warps for g in wanted}
+    assert 8 not in warps(lowered) and 8 not in warps(quicker.quicker(lowered, wanted, machine, build(8), {}))
+    assert 8 in warps(quicker.quicker(lowered, wanted, machine, build(0), {}))
+
+
 def test_bytes_and_turns():
     """Read twice is read once; a program of 16 rows of 51 takes 262144 / (16 x programs) of them."""
     record = gpu_plans.graphs(NAME)[-1]

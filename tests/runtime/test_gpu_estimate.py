@@ -38,11 +38,11 @@ def test_copies_beside_it_hide_memory_and_no_more():
 
 
 def test_a_kernel_that_does_nothing_is_a_launch():
-    assert gpu_estimate.combined((1.0, *[0.0] * 7)) == gpu_estimate.LAUNCH
+    assert gpu_estimate.combined((1.0, *[0.0] * 8)) == gpu_estimate.LAUNCH
 
 
 def test_no_exponent_is_too_large():
-    assert gpu_estimate.combined((1.0, 1e9, 1e3, 0.0, 0.0, 0.0, 5.0, 1.0), (*gpu_estimate.FACTORS[:-1], 1e6)) == \
+    assert gpu_estimate.combined((1.0, 1e9, 1e3, 0.0, 0.0, 0.0, 0.0, 5.0, 1.0), (*gpu_estimate.FACTORS[:-1], 1e6)) == \
         pytest.approx(gpu_estimate.LAUNCH + 1e9 / gpu_estimate.BYTES)
 
 

@@ -6,13 +6,13 @@
                +  issuing: ISSUED x instructions of all warps of the fullest multiprocessor / schedulers
                +  stack: LOCAL x bytes that its threads read and write there
                +  shared memory: SHARED x how often its warps go to all banks of it
+               +  beginning: PROGRAM x programs of that multiprocessor
     hidden   ::=  1  +  BESIDE x log2 of programs beside each other on a multiprocessor  +  COPIES where memory is copied while warps go on
 
-Nearly a sum: little of what one program waits for is hidden behind another, less than one hopes, and half of it behind asynchronous copies. The
-factors are rounded from fits on 148 kernels that three seeds drew or that are on the list, 54 of which hold rows in stages, under 3437 schedules in
-all (H200, device time); they are off by 15% in the mean. Taking of 23 to 26 schedules the one that has 1.2 times less than the heuristic's, 29
-kernels have another one, two of them slower ones, by 11 and 3%, and all together took 1.08 times less (geometric mean), 1.14 if each had its best
-(BENCHMARKS.md, "Schedules by machine code"). `benchmarks/gpu_fit.py` fits factors to what sweeps measured.
+Nearly a sum: little of what one program waits for is hidden behind another, and more of it behind asynchronous copies. The factors are rounded from
+fits on 268 kernels that eight seeds drew or that are on the list, 54 of which hold rows in stages, under 5588 schedules in all (H200, device time).
+BENCHMARKS.md, "Schedules by machine code", says how far they are off, and what came of what was taken by them. `benchmarks/gpu_fit.py` fits factors
+to what sweeps measured.
 """
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ WAY = 0.6
 ISSUED = 0.5
 SCHEDULERS = 4          # of a multiprocessor
 LOCAL = 0.025
-SHARED = 2.0
+SHARED = 1.5
+PROGRAM = 40
 BESIDE = 0.125
 COPIES = 1.0
-FACTORS = LAUNCH, 1 / BYTES, WAY, ISSUED, LOCAL, SHARED, BESIDE, COPIES
+FACTORS = LAUNCH, 1 / BYTES, WAY, ISSUED, LOCAL, SHARED, PROGRAM, BESIDE, COPIES
 AGAIN = 3               # times as many bytes as there are that turns of all loops would read: then a loop's turn is not one of the schedule's, since
                         # LLVM makes several at once, beside a loop for the rest: sums of 1024 x 65536 f32 seemed twice as long as they are (H200)
 
@@ -52,7 +53,7 @@ def terms(made: Binary, programs: int, turns: float, moved: int, multiprocessors
     held, share = max(1, resident(made.registers, warps, made.shared)), -(-programs // multiprocessors)
     fullest = share * warps
     return (1.0, moved / multiprocessors, taken("cycles") * math.ceil(programs / (multiprocessors * held)), fullest * taken("issued") / SCHEDULERS,
-            fullest * 32.0 * taken("local"), float(fullest * taken("shared")), math.log2(min(held, share)), float(w.copies > 0))
+            fullest * 32.0 * taken("local"), float(fullest * taken("shared")), float(share), math.log2(min(held, share)), float(w.copies > 0))
 
 
 def cycles(*kernel) -> float:
