@@ -107,8 +107,7 @@ def applied(b: Body, s: TileSchedule, way, hints: Hints) -> TileSchedule | None:
     for a, pieces in (c for c in way if isinstance(c, tuple)):
         s = settled(b, replace(s, pieces=tuple((x, pieces if x is a else p) for x, p in s.pieces)), hints)
     made = changed(b, s, tuple(sorted(texts, key=lambda t: t.startswith("registers"))), hints)
-    ordered = s.dims == tuple(a for a in s.order if a in s.dims)
-    if made is None or len(made.dims) != 3 or ordered == (TURNED not in way):
+    if made is None or len(made.dims) != 3 or TURNED not in way:
         return made
     dims = (made.dims[1], made.dims[0], *made.dims[2:])
     return replace(made, dims=dims, pieces=tuple((a, made.sizes(a)) for a in dims))

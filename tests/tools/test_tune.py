@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 
 import tokamak
+from benchmarks import gpu_plans
 from tests.test_rungs_gpu import LARGE
 from tokamak.codegen.stages import schedule_plan
 from tokamak.errors import TokamakError
-from tokamak.fuse.cost import Hints
+from tokamak.fuse.cost import estimates, Hints
 from tokamak.fuse.inline import inline
 from tokamak.fuse.plan import plan
 from tokamak.ir.parse import parse_graph
@@ -132,6 +133,18 @@ def test_prefixes_along_a_row_that_begins_anywhere_stay_held():
     assert schedule.shift is not None and not schedule.looped
     found = [c for c, _ in neighbours(body, schedule, Hints({}), LARGE)]
     assert found and not any(c.startswith("looped") for c in found) and changed(body, schedule, ("looped(i1:2048)",), Hints({})) is None
+
+
+def test_dimensions_keep_an_order_of_their_own():
+    """Groups of channels in channels-last: what lies beside the rows is the first dimension, and stays that; a new one stands before it."""
+    record = gpu_plans.graphs("instancenorm3d_f16_ndhwc")[-1]
+    lowered = record.values["lower"]
+    b, s = next((b, s) for b, s in lowered.bodies.values() if s.dims != tuple(a for a in s.order if a in s.dims))
+    hints = estimates(lowered.plan.graph, LARGE)
+    assert changed(b, s, ("warps(2)",), hints).dims == s.dims
+    first, *_, last = s.dims
+    fewer = changed(b, s, (f"tile(i{s.order.index(first)}:1)",), hints)
+    assert fewer.dims == s.dims[1:] and changed(b, replace(s, dims=s.dims[::-1]), ("warps(2)",), hints).dims == s.dims[::-1]
 
 
 def test_neighbours_of_neighbours_come_back():

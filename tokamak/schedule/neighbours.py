@@ -26,7 +26,7 @@ from ..ir.index import Axis
 from .body import Body, exprs_of
 from .tile_access import fits
 from .tile_schedule import TileSchedule, cover, shifted
-from .tile_stages import pieces, power
+from .tile_stages import in_words, pieces, power
 
 MOST_WARPS = 32         # of a program that is tried: the hardware has no more
 MOST_STAGES = 4         # steps under way that are tried
@@ -153,7 +153,9 @@ def _laid(b: Body, s: TileSchedule, a: Axis, n: int, hints: Hints) -> TileSchedu
     if whole is None:
         return None
     share = -(-(whole // group * group) // s.sharers)
-    found = (*pieces(share, min(n, power(share))), *((2 * group,) if s.shift is not None else ()))
+    n = min(n, power(share))
+    found = in_words(share, n, s.warps) if s.stages > 1 else pieces(share, n)
+    found = (*found, *((2 * group,) if s.shift is not None else ()))
     return replace(s, pieces=tuple((x, found if x is a else p) for x, p in s.pieces))
 
 
@@ -198,9 +200,11 @@ _CHANGES = {"warps": _warps, "stages": _stages, "programs": _programs, "register
 
 
 def settled(b: Body, s: TileSchedule, hints: Hints) -> TileSchedule:
-    """`s` with what follows from its pieces: the order of the dimensions, and which of them need no mask."""
+    """`s` with what follows from its pieces: the order of the dimensions, which stays where it is one of its own, and which need no mask."""
     pieces = dict(s.pieces)
     dims = tuple(a for a in s.order if a in pieces)
+    if s.dims != tuple(a for a in s.order if a in s.dims):
+        dims = (*(a for a in dims if a not in s.dims), *(a for a in s.dims if a in pieces))
 
     def exact(a: Axis) -> bool:
         if s.shift is not None:

@@ -84,6 +84,7 @@ PLANE_REGISTERS = (2, 64), (8, 96)      # (bytes of what is read, registers of a
 FILE = 65536            # registers of a multiprocessor
 WORD = 16               # bytes of the widest access of a thread
 CARRYING = 16           # elements of a row to one thread where column sums are carried beside it
+WORD_LANES = 64         # elements of 16 bits that a warp's threads read as words of 4 bytes
 
 
 @dataclass(frozen=True)
@@ -297,7 +298,7 @@ def carrying(b: Body, rows: list[Axis], line: Axis | None, crossed: frozenset, h
     long = warps == WARPS and not aligned and max(read) == 2
     warps = max(1, warps // 2) if long else warps
     most = 32 * warps * CARRYING
-    found = _in_words(share, most, 64 * warps)
+    found = in_words(share, most, warps)
     way = sum({(e.node, e.index): e.dtype.bytes for e in walk(*exprs_of(b))
                if isinstance(e, Load) and e.index[0].axes() >= crossed | {line}}.values())
     stages = UNDER_WAY if (UNDER_WAY - 1) * way * sum(found) <= SHARED else 1
@@ -312,9 +313,9 @@ def of_two(s: Stages, elements: int, size: int, shifted: bool) -> Stages:
     return replace(s, warps=max(1, WARPS // 2), registers=2 * REGISTERS) if alone and fit else s
 
 
-def _in_words(n: int, most: int, least: int) -> tuple[int, ...]:
-    """Pieces of at most `most` elements and at least `least`, so that what a thread reads of each is a word of 4 bytes, which can be under way."""
-    whole, rest = divmod(n, most)
+def in_words(n: int, most: int, warps: int) -> tuple[int, ...]:
+    """Pieces of at most `most` elements, of each of which a thread of so many warps reads a word of 4 bytes at least, which can be under way."""
+    (whole, rest), least = divmod(n, most), WORD_LANES * warps
     found = [most] * whole
     while rest > least and power(rest) - rest > least:
         found.append(power(rest) // 2)
