@@ -214,6 +214,39 @@ def test_more_stack_than_the_first_had_is_not_taken(record):
     assert 8 in warps(quicker.quicker(lowered, wanted, machine, build(0), {}))
 
 
+@pytest.mark.parametrize("copies", [0, 3])
+def test_one_that_copies_while_it_works_needs_more_to_be_left(record, copies):
+    """A quarter less is enough for others: of what copies hide the estimate knows less."""
+    machine = record.values["target"]
+    waits = replace(alike(9000, 1500), copies=copies)
+    lowered, text, slow = standing(record, waits=waits)
+    (g, made), = quicker.wanting(lowered, text, slow, machine).items()
+    first = quicker.Candidate((), lowered.bodies[g][1], lowered.kernels[g], made.unit)
+    search = quicker._Search(lowered.bodies[g][0], first, estimates(lowered.plan.graph, machine), machine, made)
+    search.look(10)
+    search.ways = [c for c in search.ways if c.changes == ("warps(2)",)]
+    before, found = search.takes, {c.unit.name: made_up(c.unit, waits) for c in search.ways}
+    search.take(found)
+    less = before / quicker.cycles(search.b, (c := search.ways[0]).kernel, found[c.unit.name], search.hints, machine)
+    assert quicker.GAIN < less < quicker.COPIED and (search.best is c) == (copies == 0)
+
+
+def test_what_must_spill_much_is_not_built(monkeypatch):
+    """A row that 32 warps hold with 64 registers a thread and 272 bytes of stack: by 16 it fits nearly, by four never."""
+    b, s, hints, machine = staged("cosine_bwd_bf16_687x32767")
+    found = relief.remade(b, s, (f"warps({s.warps})", "registers(0)"), hints, machine)
+    first = quicker.Candidate((), *found, relief.main(found[1], found[0]))
+    facts = {"registers": 64, "spilled": 272}
+    search = quicker._Search(b, first, hints, machine, made_up(first.unit, alike(9000, 1500), **facts))
+    assert all(search._spills(changed(b, first.schedule, (f"warps({n})",), hints)) == (n < 8) for n in (2, 4, 8, 16))
+    search.look(16)
+    assert {("warps(16)",), ("warps(8)",)} <= {c.changes for c in search.ways}
+    monkeypatch.setattr(quicker, "LIKELY", 2.0)
+    search.seen.clear()
+    search.look(16)
+    assert search.ways and not {("warps(16)",), ("warps(8)",)} & {c.changes for c in search.ways}
+
+
 def test_bytes_and_turns():
     """Read twice is read once; a program of 16 rows of 51 takes 262144 / (16 x programs) of them."""
     record = gpu_plans.graphs(NAME)[-1]

@@ -27,7 +27,7 @@ from ..schedule.body import Body
 from ..schedule.neighbours import MOST_SHARERS, MOST_WARPS, SHORTEST_EVEN
 from ..schedule.schedule import strides_of
 from ..schedule.tile_schedule import TileSchedule
-from ..schedule.tile_stages import power
+from ..schedule.tile_stages import FILE, MOST_REGISTERS, power
 from . import relief
 from .host import BuiltTiles
 from .stages import Lowered
@@ -38,6 +38,8 @@ SMALL = 16              # kernels at most of a graph that is looked at: the firs
 SLOW = 1.4              # of the 268 kernels that the estimate was fitted on 165 take so many times as long as their bytes, and all that gained do
 GAP = 4000              # cycles at least by which they are
 GAIN = 1.2              # times less, see `gpu_estimate`
+COPIED = 1.4            # the same where the first one copies what it reads while it works, of which the estimate knows less: five of 36 such kernels
+                        # have another schedule, 1.25 to 2.4 times as fast; LayerNorm backward of 2621 x 25600 bf16 had one by GAIN, 165 us, 152
 FURTHER = 1.1           # the same of a step behind another one
 TRIED = 10, 6           # ways of a kernel that are built at once: of the heuristic's schedule, and of the best of these
 MOST = 40               # of all kernels of a graph at first, those that lose most
@@ -46,6 +48,8 @@ EVEN = 16, 8            # equal pieces of a held axis
 LOOPED = 1024           # elements of a chunk of a held row that is run through instead,
 PASSED = 4096, 1024     # or of one held in stages
 LEAST_WARPS = 4         # of each of more programs that hold a row in stages
+LIKELY = 2.5            # times as many registers as a thread may have, by what the best takes and how much more a thread would hold, from which on a
+                        # schedule is not built: of 274 such 256 spilled more, 2200 bytes in the mean, which takes the compiler seconds
 TIGHT = 160             # registers of a thread from which on fewer threads or larger tiles would spill
 SECTOR = 32             # bytes of memory that are moved at once: no piece of the contiguous axis becomes shorter
 
@@ -225,7 +229,7 @@ class _Search:
         self.b, self.hints, self.target = b, hints, target
         self.first = self.best = first
         self.made, self.stack = made, made.spilled
-        self.takes, self.gain = cycles(b, first.kernel, made, hints, target), GAIN
+        self.takes, self.gain = cycles(b, first.kernel, made, hints, target), COPIED if made.waits.copies else GAIN
         self.seen = {first.unit.name}
         self.ways: list[Candidate] = []
         self.stands = False
@@ -236,7 +240,7 @@ class _Search:
         for way in () if self.stands else self._changes():
             changes = (*self.best.changes, *way)
             made = relief.remade(self.b, self.first.schedule, changes, self.hints, self.target)
-            if made is None or not relief.own(*made) or self._narrow(made[0]):
+            if made is None or not relief.own(*made) or self._narrow(made[0]) or self._spills(made[0]):
                 continue
             found = Candidate(changes, *made, relief.main(made[1], made[0]))
             if found.unit.name not in self.seen:
@@ -273,6 +277,12 @@ class _Search:
         at_once = self.target.threads * max(1, gpu_code.resident(made.registers, s.warps, made.shared))
         tight = bool(made.spilled) or made.registers > TIGHT
         yield from held_in_stages(s) if s.staged is not None else ((c,) for c in near(self.b, s, at_once, tight))
+
+    def _spills(self, s: TileSchedule) -> bool:
+        """Will it, and much, as far as can be told?"""
+        each = lambda s: math.prod(sum(sizes) for _, sizes in s.pieces) / (32 * s.warps)
+        room = min(FILE // (32 * s.warps), MOST_REGISTERS)
+        return (self.made.registers + self.made.spilled / 4) * each(s) > LIKELY * room * each(self.best.schedule)
 
     def _narrow(self, s: TileSchedule) -> bool:
         """Has it shorter pieces of the contiguous axis than memory moves at once, where the best had longer ones?"""
