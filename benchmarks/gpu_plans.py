@@ -80,9 +80,8 @@ def planned(name: str, build: bool = False) -> list[dict]:
 def _others(record: GraphRecord, built: dict, made: dict[str, gpu_build.Binary]) -> dict[str, str]:
     """Schedules that `codegen.quicker` replaces -> its own."""
     lowered, machine = record.values["lower"], record.values["target"]
-    groups = quicker.wanting(lowered, built, made, machine)
-    found = quicker.quicker(lowered, groups, machine, lambda units: gpu_build.build(units, H200.arch), {})
-    return {str(lowered.bodies[g][1]): str(found.bodies[g][1]) for g in groups if found.bodies[g][1] != lowered.bodies[g][1]}
+    found = quicker.others(lowered, built, made, machine, lambda units: gpu_build.build(units, H200.arch), {})
+    return {str(s): str(found.bodies[g][1]) for g, (_, s) in lowered.bodies.items() if found.bodies[g][1] != s}
 
 
 def _planned(name: str, build: bool) -> tuple[str, list[dict] | str]:

@@ -27,7 +27,7 @@ from .capture.compared import compares_with_folds
 from .capture.fx import Capture, Unsupported
 from .capture.registry import ACTIVATED, ACTIVATED_ON_CPU, ADDED, ALONE, ATTENDED, MATRICES
 from .capture.sizes import narrow
-from .codegen import quicker, relief
+from .codegen import quicker
 from .codegen.c_rows import unit as rows_unit
 from .codegen.host import host_program
 from .codegen.row_blocks import runs
@@ -374,7 +374,7 @@ def _programmed(lowered: Lowered, captured: Graph, constants: Mapping, machine: 
     return built, rows, trace("program", host_program(followed, built, constants, blocks, rows[0].name if rows else "", captured))
 
 
-_TAKEN: dict[gpu_build.Arch, dict] = {}         # what `relief` and `quicker` have found in this process, for each GPU
+_TAKEN: dict[gpu_build.Arch, dict] = {}         # what `quicker.others` has found in this process, for each GPU
 
 
 def _relieved(lowered: Lowered, built: Mapping, program: Program, kernels: Mapping, finish: Callable, machine: Target, options: Options,
@@ -384,18 +384,12 @@ def _relieved(lowered: Lowered, built: Mapping, program: Program, kernels: Mappi
     if machine.name == "cpu" or not options.tuned:          # the interpreter has no registers; `tokamak tune` begins at the heuristic's schedules
         return lowered, program, kernels
     binaries = {name: k.binary for name, k in kernels.items()}
-    judged = any(b.waits.cycles for b in binaries.values()) and len(built) <= quicker.SMALL
-    groups = quicker.wanting(lowered, built, binaries, machine) if judged else \
-        relief.spilling(lowered, {name: b.spilled for name, b in binaries.items()})
-    if not groups:
-        return lowered, program, kernels
 
     def build(units: Sequence[gpu_build.GpuUnit]) -> Mapping[str, gpu_build.Binary]:
         with log.progress(options) as line:
             return gpu_build.build([replace(u, contract=machine.fast) for u in units], machine.arch, cache_dir=options.cache_dir, progress=line)
-    others = partial(quicker.quicker, cache_dir=options.cache_dir) if judged else relief.relieved
-    made = others(lowered, groups, machine, build, _TAKEN.setdefault(machine.arch, {}))
-    if all(made.kernels[g] is lowered.kernels[g] for g in groups):
+    made = quicker.others(lowered, built, binaries, machine, build, _TAKEN.setdefault(machine.arch, {}), options.cache_dir)
+    if made is lowered:
         return lowered, program, kernels
     trace("heuristic", lowered)
     trace("lower", made)

@@ -344,3 +344,22 @@ def test_a_spilling_row_is_shared_by_more_programs():
     """By a process of its own compiler: 687 rows of 32767 by one program each spill 272 bytes a thread (H200: 128 us, 66.7 by eight)."""
     first, *_ = gpu_plans.planned("cosine_bwd_bf16_687x32767", build=True)
     assert first["spilled"] > relief.SPILLED and "staged(i1)" in first["schedule"] and "staged(i1 / 8)" in first["quicker"]
+
+
+# -- which of the two is asked ---------------------------------------------------------------------------------------------------
+def test_of_large_graphs_and_of_unknown_code_what_spills_is_relieved(record, monkeypatch):
+    machine, asked = record.values["target"], []
+    monkeypatch.setattr(relief, "least", lambda *_: asked.append("relief") or ())
+    monkeypatch.setattr(quicker, "_sought", lambda *_: asked.append("quicker") or ())
+    build = lambda units: pytest.fail("nothing is built here")
+
+    def others(waits, spilled):
+        lowered, text, binaries = standing(record, waits=waits, spilled=spilled)
+        asked.clear()
+        made = quicker.others(lowered, text, binaries, machine, build, {})
+        assert made is lowered
+        return asked
+    assert others(alike(9000, 1500), 400) == ["quicker"] and others(Waits(300, 1, 64, 50), 0) == []
+    assert others(Waits(0, 0, 0), 400) == ["relief"] and others(Waits(0, 0, 0), 0) == []
+    monkeypatch.setattr(quicker, "SMALL", 0)
+    assert others(alike(9000, 1500), 400) == ["relief"] and others(alike(9000, 1500), 0) == []

@@ -12,7 +12,7 @@ import hashlib
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -69,6 +69,17 @@ class Candidate:
         return next(k for k in self.kernels if k.schedule == self.schedule)
 
 
+def others(lowered: Lowered, built: Mapping[Group, object], binaries: Mapping[str, Binary], target, build: Build, taken: dict,
+           cache_dir: str = "") -> Lowered:
+    """`lowered` with other schedules for kernels that take long by their machine code (`quicker`), or, in large graphs and where that says nothing,
+    that spill (`relief`); itself where there are none. `built`: `render_plan` of it; `binaries`: by name; `taken`: what was found in this process."""
+    if any(b.waits.cycles for b in binaries.values()) and len(built) <= SMALL:
+        groups = wanting(lowered, built, binaries, target)
+        return quicker(lowered, groups, target, build, taken, cache_dir) if groups else lowered
+    spilling = relief.spilling(lowered, {name: b.spilled for name, b in binaries.items()})
+    return relief.relieved(lowered, spilling, target, build, taken) if spilling else lowered
+
+
 def wanting(lowered: Lowered, built: Mapping[Group, object], binaries: Mapping[str, Binary], target) -> dict[Group, Binary]:
     """The groups that are worth it -> what is built of their kernel. Those first that lose most, with all that have the same one. `built`:
     `render_plan` of `lowered`; `binaries`: by name."""
@@ -101,13 +112,7 @@ def quicker(lowered: Lowered, groups: Mapping[Group, Binary], target, build: Bui
         taken[name] = changes
         if cache_dir:
             tuned.remember(cache_dir, keys[name], changes)
-    bodies, kernels = dict(lowered.bodies), dict(lowered.kernels)
-    for g in groups:
-        body, s = bodies[g]
-        made = relief.remade(body, s, changes, hints, target) if (changes := taken.get(names[g], ())) else None
-        if made is not None:
-            bodies[g], kernels[g] = (body, made[0]), made[1]
-    return replace(lowered, bodies=bodies, kernels=kernels)
+    return relief.laid(lowered, {g: taken.get(names[g], ()) for g in groups}, hints, target)
 
 
 def _sought(kernels: Mapping[tuple, tuple[Body, Candidate, Binary]], hints: Hints, target, build: Build) -> Iterator[tuple[tuple, tuple[str, ...]]]:

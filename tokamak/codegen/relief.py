@@ -123,18 +123,21 @@ def own(s, kernels: Sequence[TileKernel]) -> bool:
 def relieved(lowered: Lowered, groups: Sequence[Group], target, build: Build, taken: dict[str, tuple[str, ...]]) -> Lowered:
     """`lowered` with other schedules for `groups`, where some spill less as `build` makes them. `taken`: name of a kernel -> changes of its schedule
     that were found, () where there are none; what is not in it is looked for and entered."""
-    hints = estimates(lowered.plan.graph, target)
-    bodies, kernels = dict(lowered.bodies), dict(lowered.kernels)
+    hints, found = estimates(lowered.plan.graph, target), {}
     for g in groups:
-        b, s = bodies[g]
-        first = main(kernels[g], s)
+        b, s = lowered.bodies[g]
+        first = main(lowered.kernels[g], s)
         if first.name not in taken:
             taken[first.name] = least(first, b, s, hints, target, build)
-        changes = taken[first.name]
-        made = remade(b, s, changes, hints, target) if changes else None
-        if made is not None:
-            bodies[g], kernels[g] = (b, made[0]), made[1]
-    return replace(lowered, bodies=bodies, kernels=kernels)
+        found[g] = taken[first.name]
+    return laid(lowered, found, hints, target)
+
+
+def laid(lowered: Lowered, found: Mapping[Group, tuple[str, ...]], hints: Hints, target) -> Lowered:
+    """`lowered` with the changes of schedules that were found for groups; itself where there are none."""
+    made = {g: other for g, changes in found.items() if changes and (other := remade(*lowered.bodies[g], changes, hints, target)) is not None}
+    bodies = {g: (lowered.bodies[g][0], s) for g, (s, _) in made.items()}
+    return replace(lowered, bodies=lowered.bodies | bodies, kernels=lowered.kernels | {g: k for g, (_, k) in made.items()}) if made else lowered
 
 
 def main(kernels: Sequence[TileKernel], s: TileSchedule) -> GpuUnit:
