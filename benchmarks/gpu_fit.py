@@ -17,7 +17,6 @@ from pathlib import Path
 
 import torch
 
-from tokamak.codegen import quicker
 from tokamak.runtime.gpu_estimate import FACTORS
 
 from .gpu_sweep import CYCLES, picked, said
@@ -61,7 +60,7 @@ def off(rows: Sequence[dict], factors: Sequence[float]) -> float:
 
 
 def gained(rows: Sequence[dict], factors: Sequence[float]) -> str:
-    gains = picked(rows, quicker.GAIN, factors)
+    gains = picked(rows, factors=factors)
     mean = math.exp(sum(map(math.log, gains)) / len(rows))
     best = math.exp(sum(math.log(row["tried"][0][1] / min(t[1] for t in row["tried"])) for row in rows) / len(rows))
     slower = sum(g < 0.97 for g in gains)

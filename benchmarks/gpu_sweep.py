@@ -7,7 +7,7 @@ Where `tokamak tune` walks from the heuristic's schedule step by step, this trie
 registers may be, nearest first and the rest drawn at random, at most `--most` of a kernel. Device time of a kernel by itself in microseconds, the
 second-level cache flushed before every call; what computes something else than the heuristic's schedule is left out. `--only`: kernels whose
 heuristic's schedule, as text, has the regular expression somewhere. Beside each time what `tokamak.runtime.gpu_estimate` says of the machine code,
-and in the end what came of taking the schedule that it has GAIN times as quick as the heuristic's.
+and in the end what came of taking the schedule that it has so much quicker than the heuristic's as `tokamak.codegen.quicker` asks.
 """
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ WIDER = 8               # times longer or shorter than the heuristic's that a pi
 EQUAL = 8, 16           # elements at least of each of the equal pieces of a held row that are tried, and so many pieces at most
 PROGRAMS = 0.25, 0.5, 2, 4
 CYCLES = 1900           # a microsecond
+GAINS = quicker.GAIN, quicker.COPIED
 TURNED = "turned"       # the first two of three dimensions of a tile change places
 VARIED = "warps", "registers", "order", "stages", "programs", "rows", "pieces", "shares"        # what may be changed
 SHARES = 1, 2, 4, 8     # programs of a cluster that share rows held in stages,
@@ -158,13 +159,14 @@ def said(terms: Sequence[float], factors: Sequence[float] = gpu_estimate.FACTORS
     return gpu_estimate.combined(terms, factors) / CYCLES if terms else 0.0
 
 
-def picked(rows: Sequence[dict], gain: float = quicker.GAIN, factors: Sequence[float] = gpu_estimate.FACTORS) -> list[float]:
-    """How many times as fast as the heuristic's schedule the one is that the estimates have `gain` times as quick; of the kernels that have one."""
+def picked(rows: Sequence[dict], gains: tuple[float, float] = GAINS, factors: Sequence[float] = gpu_estimate.FACTORS) -> list[float]:
+    """How many times as fast as the heuristic's schedule the one is that the estimates have so many times as quick, and that spills no more; of the
+    kernels that have one. `gains`: of kernels, and of those that copy while they work."""
     found = []
     for row in rows:
         first, *others = row["tried"]
-        best = min((t for t in others if t[3]), key=lambda t: said(t[3], factors), default=None)
-        if best is not None and said(best[3], factors) * gain <= said(first[3], factors):
+        best = min((t for t in others if t[3] and t[2] <= first[2]), key=lambda t: said(t[3], factors), default=None)
+        if best is not None and first[3] and said(best[3], factors) * gains[first[3][-1] > 0] <= said(first[3], factors):
             found.append(first[1] / best[1])
     return found
 

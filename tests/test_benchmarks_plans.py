@@ -120,7 +120,7 @@ def test_a_sweep_says_what_the_machine_code_does():
     few, lots = (gpu_sweep.said(gpu_sweep.terms(task, s)) for s in (task.schedule, many))
     assert 0 < few < lots
     first, second = kernels_of((10.0, 20.0), (5.0, 15.0), (1.0, None)), kernels_of((10.0, 20.0), (5.0, 19.0))
-    assert gpu_sweep.picked([first, second, kernels_of((9.0, None))]) == [2.0] and gpu_sweep.picked([first, second], 1.0) == [2.0, 2.0]
+    assert gpu_sweep.picked([first, second, kernels_of((9.0, None))]) == [2.0] and gpu_sweep.picked([first, second], (1.0, 1.0)) == [2.0, 2.0]
     assert "10.00 (20.00)  s0" in gpu_sweep.text(first, 1) and "5.00 (15.00)  s1" in gpu_sweep.text(first, 1)
 
 
