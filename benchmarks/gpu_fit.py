@@ -3,8 +3,8 @@
     python -m benchmarks.gpu_fit FILE ...
 
 FILE: what `benchmarks.gpu_sweep --json` keeps. Printed are the factors as they are and as fitted to all kernels, how far off the estimates are, and
-the gain of taking each kernel's schedule that has GAIN times less than the heuristic's; then the same for either half of the kernels, by factors
-fitted on the other. Needs no GPU.
+the gain of taking each kernel's schedule that has so much less than the heuristic's as `tokamak.codegen.quicker` asks; then the same for either half
+of the kernels, by factors fitted on the other. Needs no GPU.
 """
 from __future__ import annotations
 

@@ -182,6 +182,8 @@ def test_rows_held_in_stages_have_neighbours():
     row, = (a for a in schedule.order if a not in body.parallel)
     assert schedule.staged is row and {c.partition("(")[0] for c in near} >= {"warps", "staged", "lanes", "looped"}
     assert all(changed(body, schedule, (c,), hints) == s for c, s in near.items())
+    alone = replace(LARGE, cluster=1)
+    assert not any(c.startswith("staged") for c, s in neighbours(body, schedule, hints, alone) if s.sharers > 1)
     back = f"staged(i1 / {schedule.sharers})"
     other = next(s for c, s in near.items() if c.startswith("staged"))
     assert changed(body, other, (back,), hints).sharers == schedule.sharers

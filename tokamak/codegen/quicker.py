@@ -144,7 +144,7 @@ def _key(name: tuple, unit: GpuUnit, target) -> str:
 @functools.cache
 def _rules() -> str:
     """A hash of the modules that say what is found."""
-    files = [Path(inspect.getfile(m)) for m in (relief, gpu_estimate, gpu_code, neighbours)]
+    files = [Path(inspect.getfile(m)) for m in (relief, gpu_estimate, gpu_code, neighbours, tile_stages)]
     return hashlib.sha256(b"\0".join(p.read_bytes() for p in (Path(__file__), *files))).hexdigest()
 
 
