@@ -50,8 +50,9 @@ def test_turns_and_programs_and_bytes_make_it_longer():
     assert cycles(turns=8.0) > cycles(turns=1.0) and cycles(programs=1 << 16) > cycles() and cycles(moved=1 << 31) > cycles()
 
 
-def test_fewer_turns_than_one_are_one():
-    assert cycles(turns=0.25) == cycles(turns=1.0)
+def test_fewer_turns_or_programs_than_one_are_one():
+    """Of what has no elements."""
+    assert cycles(turns=0.25) == cycles(turns=1.0) and 0 < cycles(programs=0, turns=0.0, moved=0) <= cycles(programs=1, turns=0.0, moved=0)
 
 
 def test_where_the_machine_code_does_not_say_nothing_is_known():

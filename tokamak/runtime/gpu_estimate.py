@@ -50,7 +50,7 @@ def terms(made: Binary, programs: int, turns: float, moved: int, multiprocessors
     if not w.cycles or each and again.bytes * turns * made.threads * programs > AGAIN * moved:
         return ()
     taken = lambda what: getattr(w, what) + each * getattr(again, what)
-    held, share = max(1, resident(made.registers, warps, made.shared)), -(-programs // multiprocessors)
+    held, share = max(1, resident(made.registers, warps, made.shared)), max(1, -(-programs // multiprocessors))
     fullest = share * warps
     return (1.0, moved / multiprocessors, taken("cycles") * math.ceil(programs / (multiprocessors * held)), fullest * taken("issued") / SCHEDULERS,
             fullest * 32.0 * taken("local"), float(fullest * taken("shared")), float(share), math.log2(min(held, share)), float(w.copies > 0))
