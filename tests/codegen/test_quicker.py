@@ -232,19 +232,19 @@ def test_one_that_copies_while_it_works_needs_more_to_be_left(record, copies):
 
 
 def test_what_must_spill_much_is_not_built(monkeypatch):
-    """A row that 32 warps hold with 64 registers a thread and 272 bytes of stack: by 16 it fits nearly, by four never."""
-    b, s, hints, machine = staged("cosine_bwd_bf16_687x32767")
+    """A row that 16 warps hold with 128 registers a thread and 96 bytes of stack: by four it fits nearly, by two never."""
+    b, s, hints, machine = staged("cosine_bwd_bf16_1302x32767")
     found = relief.remade(b, s, (f"warps({s.warps})", "registers(0)"), hints, machine)
     first = quicker.Candidate((), *found, relief.main(found[1], found[0]))
-    facts = {"registers": 64, "spilled": 272}
+    facts = {"registers": 128, "spilled": 96}
     search = quicker._Search(b, first, hints, machine, made_up(first.unit, alike(9000, 1500), **facts))
-    assert all(search._spills(changed(b, first.schedule, (f"warps({n})",), hints)) == (n < 8) for n in (2, 4, 8, 16))
+    assert all(search._spills(changed(b, first.schedule, (f"warps({n})",), hints)) == (n < 4) for n in (1, 2, 4, 8))
     search.look(16)
-    assert {("warps(16)",), ("warps(8)",)} <= {c.changes for c in search.ways}
-    monkeypatch.setattr(quicker, "LIKELY", 2.0)
+    assert ("warps(8)",) in {c.changes for c in search.ways}
+    monkeypatch.setattr(quicker, "LIKELY", 1.0)
     search.seen.clear()
     search.look(16)
-    assert search.ways and not {("warps(16)",), ("warps(8)",)} & {c.changes for c in search.ways}
+    assert search.ways and ("warps(8)",) not in {c.changes for c in search.ways}
 
 
 def test_bytes_and_turns():
@@ -340,10 +340,10 @@ def test_only_rows_along_one_axis_are_shared_anew(name):
                for i in range(len(s.order)) for word, mark, n in (("staged", " / ", 2), ("lanes", ":", 64)))
 
 
-def test_a_spilling_row_is_shared_by_more_programs():
-    """By a process of its own compiler: 687 rows of 32767 by one program each spill 272 bytes a thread (H200: 128 us, 66.7 by eight)."""
-    first, *_ = gpu_plans.planned("cosine_bwd_bf16_687x32767", build=True)
-    assert first["spilled"] > relief.SPILLED and "staged(i1)" in first["schedule"] and "staged(i1 / 8)" in first["quicker"]
+def test_a_row_that_spills_is_held_by_fewer_threads():
+    """By a process of its own compiler: rows of 118915 by eight programs of 64 registers a thread spill (H200: 73.5 us, 57.8 by half the threads)."""
+    first, *_ = gpu_plans.planned("softmax_bwd_bf16_272x118915", build=True)
+    assert first["spilled"] and "staged(i1 / 8) warps(16)" in first["schedule"] and "staged(i1 / 8) warps(8)" in first["quicker"]
 
 
 # -- which of the two is asked ---------------------------------------------------------------------------------------------------

@@ -23,10 +23,19 @@ FROM = 20 << 10         # bytes of a row from which on it is held in stages: 409
                         # 86 / - / 97, against 80 / - / 93
 FROM_WIDE = 32 << 10    # the same of rows of 32 bits and more: f32 softmax over 16384 and 16385 columns 89 and 88%, 74 and 73 held as they are;
                         # LayerNorm 95 either way. Over 8192 columns 90 and 95, LayerNorm 97 and 95
-WIDE = 64 << 10         # of a row, or a share, from which on it takes a multiprocessor's threads
+WIDE = 64 << 10         # of a row, or a share, from which on it takes a multiprocessor's threads, or, along one axis, all of its registers by half as
+                        # many (H200): gradients of cosines of 687 x 32767 bf16 74 us, 128 by twice as many, which spill 272 bytes, of weight norm of
+                        # 290 x 8700 f32 15.4, 17.6, of a variance of 1302 x 36024 bf16 56.1, 57.9, distillation of 3654 x 9135 f32 188, 230,
+                        # log-softmax of 135 x 57979 bf16 21.1, 22.8, LayerNorm and softmax of 182 x 32768 f32 31.9, 32.7; but the gradient of least
+                        # and greatest of 486 x 32767 f16 52.7, 49.8
+LAST = 1.08             # times the rounds of one such program on each multiprocessor, rounded up, from which on its last ones would idle, and the
+LAST_SHARE = 12 << 10   # programs of a cluster share each row, of so many bytes at least to one (H200): log-softmax of 135 x 57979 bf16 16.9 us,
+                        # 21.1, LayerNorm and softmax of 182 x 32768 f32 29.2, 31.9, gradients of weight norm of 205 x 32768 bf16 17.2, 19.0,
+                        # of least and greatest of 486 x 32767 f16 43.3, 52.7, of cosines of 687 x 32767 bf16 66.7, 74.4; but cosines of 263 x 32767
+                        # 28.9, 26.6, a variance of 1302 x 36024 62.2, 56.1, weight norm of 290 x 8700 f32, 9 KB to each, 16.0, 15.4
 NARROW = 16 << 10       # of a share up to which it takes half as many threads, so that all clusters of few rows run at once
-WARPS = 16              # of a program that holds a row, or a share of one, up to WIDE; a longer one has twice as many. Half as many of a row to
-TWO_BYTES = 32000       # itself (`of_two`), H200: weight norm of 1815 x 10345 bf16 24.6 us, 29.3, LayerNorm of 4000 x 12288 f16 54.0, 57.7,
+WARPS = 16              # of a program that holds a row, or a share of one, up to WIDE; a longer one along several axes twice as many. Half of a row
+TWO_BYTES = 32000       # to itself (`of_two`), H200: weight norm of 1815 x 10345 bf16 24.6 us, 29.3, LayerNorm of 4000 x 12288 f16 54.0, 57.7,
                         # variance of 553 x 14455 bf16 9.5, 10.7, of 2049 x 14944 21.7, 24.6, GroupNorm in NCHW, a plane of 12544 f16, 12.4, 15.0,
                         # log-softmax of 1562 x 9994 f32 35.5, 38.2; but softmax of 627 x 32769 bf16 27.9, 25.3, of 1801 x 21642 45.4, 43.8, f32 of
                         # 437 x 13488, which begin at words, 19.9, 18.8
@@ -158,6 +167,11 @@ def stages(b: Body, rows: list[Axis], line: Axis, hints: Hints, target) -> Stage
         # GroupNorm of 24 x 640 x 20 x 20 f16 12.7 us, 15.8 as it is, of 64 x 1280 x 16 x 12 bf16 25, 32
         sharers = min(1, sharing.sharers(whole, target))
     warps = max(1, WARPS // 2) if sharers > 1 and whole <= NARROW * sharers else WARPS if whole <= WIDE * sharers else 2 * WARPS
+    alone = len(rows) == 1 and sharers == 1 and warps > WARPS
+    broken = _breaks_words(n[line], target.cluster, min(e.dtype.bytes for e in read))
+    if alone and not nested and not broken and _idles_last(whole, b, hints, target):
+        share = {line: pieces(-(-n[line] // target.cluster), 32 * warps * LANES)}
+        return Stages(line, target.cluster, share, max(1, warps // target.cluster), OPEN_REGISTERS)
     if whole <= least:
         warps = min(warps, power(hints.count(rows) // (32 * LANES) + 1))        # rows of 640 by eight warps are half as fast as Inductor's
     others = sorted((a for a in rows if a is not line), key=lambda a: -n[a])
@@ -174,8 +188,16 @@ def stages(b: Body, rows: list[Axis], line: Axis, hints: Hints, target) -> Stage
             two = warps > WARPS and whole <= TWO * sharers and not any(e.dtype.is_half for e in read)
             warps = warps if long else max(1, warps // (4 if two else 2))
             registers = REGISTERS if long else 2 * REGISTERS
+            if alone:
+                warps, registers = WARPS, 2 * REGISTERS
             return Stages(shared, sharers, found, *_busy(warps, registers, found, read))
     return None
+
+
+def _idles_last(whole: int, b: Body, hints: Hints, target) -> bool:
+    """Would multiprocessors idle in the last of few rounds of programs that each have all of one, and can a cluster share rows of so many bytes?"""
+    rounds = hints.count(b.parallel) / target.threads
+    return target.cluster > 1 and whole >= target.cluster * LAST_SHARE and math.ceil(rounds) >= LAST * rounds
 
 
 def _breaks_words(n: int, sharers: int, size: int) -> bool:
