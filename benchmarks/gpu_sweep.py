@@ -33,7 +33,7 @@ from tokamak.codegen import quicker
 from tokamak.fuse.cost import Hints
 from tokamak.runtime import gpu_build, gpu_estimate
 from tokamak.schedule.body import Body
-from tokamak.schedule.neighbours import changed, feasible, settled
+from tokamak.schedule.neighbours import changed, feasible, PASSED, settled
 from tokamak.schedule.tile_schedule import cover, TileSchedule
 from tokamak.schedule.tile_stages import power
 from tokamak.tools.record import recording
@@ -53,8 +53,7 @@ CYCLES = 1900           # a microsecond
 GAINS = quicker.GAIN, quicker.COPIED
 TURNED = "turned"       # the first two of three dimensions of a tile change places
 VARIED = "warps", "registers", "order", "stages", "programs", "rows", "pieces", "shares"        # what may be changed
-SHARES = 1, 2, 4, 8     # programs of a cluster that share rows held in stages,
-PASSED = 1024, 4096     # or elements of a chunk of rows that are run through instead
+SHARES = 1, 2, 4, 8     # programs of a cluster that share rows held in stages
 
 
 # -- schedules -----------------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from ..runtime import gpu_build, gpu_code, gpu_estimate, tuned
 from ..runtime.gpu_build import Binary, GpuUnit
 from ..schedule import neighbours, tile_stages
 from ..schedule.body import Body
-from ..schedule.neighbours import MOST_SHARERS, MOST_WARPS, SHORTEST_EVEN
+from ..schedule.neighbours import MOST_SHARERS, MOST_WARPS, PASSED, SHORTEST_EVEN
 from ..schedule.schedule import strides_of
 from ..schedule.tile_schedule import TileSchedule
 from ..schedule.tile_stages import FILE, MOST_REGISTERS, power
@@ -45,8 +45,7 @@ TRIED = 10, 6           # ways of a kernel that are built at once: of the heuris
 MOST = 40               # of all kernels of a graph at first, those that lose most
 WARPS = 1, 2, 4, 8, 16  # of a program that are tried whatever it has
 EVEN = 16, 8            # equal pieces of a held axis
-LOOPED = 1024           # elements of a chunk of a held row that is run through instead,
-PASSED = 4096, 1024     # or of one held in stages
+LOOPED = 1024           # elements of a chunk of a held row that is run through instead
 LEAST_WARPS = 4         # of each of more programs that hold a row in stages
 LIKELY = 2.5            # times as many registers as a thread may have, by what the best takes and how much more a thread would hold, from which on a
                         # schedule is not built: of 274 such 256 spilled more, 2200 bytes in the mean, which takes the compiler seconds

@@ -33,6 +33,7 @@ MOST_STAGES = 4         # steps under way that are tried
 SHORTEST_EVEN = 8       # elements of an equal piece of a held axis that is tried
 LANES = 256             # elements of a tile to one thread at most: with one live value they are all its registers
 LARGEST = 1 << 17       # elements of a tile
+PASSED = 4096, 1024     # elements of a chunk of rows held in stages that are run through instead
 MOST_SHARERS = 8        # programs of a cluster at most: more than these not every GPU with clusters has
 WORDS = re.compile(r"(warps|stages|programs|registers|tile|looped|held|even|shared|staged|lanes)\((?:i(\d+))?(?: ?[:/] ?)?(\d+)?\)$")
 
@@ -60,7 +61,7 @@ def steps(b: Body, s: TileSchedule, hints: Hints, target) -> Iterator[str]:
             most = max(s.sizes(s.staged))
             yield from (f"staged({name(s.staged)} / {n})" for n in (s.sharers // 2, s.sharers * 2) if 1 <= n <= target.cluster)
             yield from (f"lanes({name(s.staged)}:{n})" for n in (most // 4, most // 2, most * 2) if n)
-            yield from (f"looped({name(s.staged)}:{n})" for n in (1024, 4096))
+            yield from (f"looped({name(s.staged)}:{n})" for n in PASSED)
         return
     for a in s.order:
         tiled = a in s.dims

@@ -166,18 +166,18 @@ def stages(b: Body, rows: list[Axis], line: Axis, hints: Hints, target) -> Stage
     if whole <= least and len(rows) > 1 and WASTE * (_rounded(rows, hints) - hints.count(rows)) > hints.count(rows):
         # GroupNorm of 24 x 640 x 20 x 20 f16 12.7 us, 15.8 as it is, of 64 x 1280 x 16 x 12 bf16 25, 32
         sharers = min(1, sharing.sharers(whole, target))
+    narrowest = min(e.dtype.bytes for e in read)
+    if len(rows) == 1 and sharers == 1 and whole > WIDE:
+        shared = _idles_last(whole, b, hints, target) and not _breaks_words(n[line], target.cluster, narrowest)
+        sharers, warps, registers = (target.cluster, max(1, 2 * WARPS // target.cluster), OPEN_REGISTERS) if shared else (1, WARPS, 2 * REGISTERS)
+        return Stages(line, sharers, {line: pieces(-(-n[line] // sharers), 64 * WARPS * LANES)}, warps, registers)
     warps = max(1, WARPS // 2) if sharers > 1 and whole <= NARROW * sharers else WARPS if whole <= WIDE * sharers else 2 * WARPS
-    alone = len(rows) == 1 and sharers == 1 and warps > WARPS
-    broken = _breaks_words(n[line], target.cluster, min(e.dtype.bytes for e in read))
-    if alone and not nested and not broken and _idles_last(whole, b, hints, target):
-        share = {line: pieces(-(-n[line] // target.cluster), 32 * warps * LANES)}
-        return Stages(line, target.cluster, share, max(1, warps // target.cluster), OPEN_REGISTERS)
     if whole <= least:
         warps = min(warps, power(hints.count(rows) // (32 * LANES) + 1))        # rows of 640 by eight warps are half as fast as Inductor's
     others = sorted((a for a in rows if a is not line), key=lambda a: -n[a])
     turned = warps == WARPS and any(e.index[0].coefficient(a) == 1 for e in read for a in others if n[a] < sharing.RUN)
     warps = warps // 2 if turned else warps         # GroupNorm of 32 x 256 x 56 x 56 bf16 from NHWC to NCHW 42.6 us, 45.3 with twice as many
-    unbroken = sharers and n[line] >= sharers * UNBROKEN and not _breaks_words(n[line], sharers, min(e.dtype.bytes for e in read))
+    unbroken = sharers and n[line] >= sharers * UNBROKEN and not _breaks_words(n[line], sharers, narrowest)
     for shared in ((line, *others, line) if unbroken else (*others, line)) if sharers else ():
         found = _covered({**n, shared: -(-n[shared] // sharers)}, _order(read, line, others, n), 32 * warps * (NESTED_LANES if nested else LANES))
         if len(rows) == 1 or math.prod(map(sum, found.values())) * sharers <= IDLE * math.prod(n.values()):
@@ -188,8 +188,6 @@ def stages(b: Body, rows: list[Axis], line: Axis, hints: Hints, target) -> Stage
             two = warps > WARPS and whole <= TWO * sharers and not any(e.dtype.is_half for e in read)
             warps = warps if long else max(1, warps // (4 if two else 2))
             registers = REGISTERS if long else 2 * REGISTERS
-            if alone:
-                warps, registers = WARPS, 2 * REGISTERS
             return Stages(shared, sharers, found, *_busy(warps, registers, found, read))
     return None
 
