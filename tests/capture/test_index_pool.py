@@ -127,6 +127,7 @@ OUT_OF_RANGE = {
     "take": lambda x, i: x.take(i),
     "scatter": lambda x, i: x.scatter(0, i.expand(1, 4), 1.0),
     "scatter_add": lambda x, i: x.scatter_add(0, i.expand(1, 4), x),
+    "scatter_add into zeros": lambda x, i: torch.zeros_like(x).scatter_add(0, i.expand(1, 4), x),
     "index_add": lambda x, i: x.index_add(0, i, x[:1]),
     "index_copy": lambda x, i: x.index_copy(0, i, x[:1]),
     "index_fill": lambda x, i: x.index_fill(0, i, 1.0),
@@ -171,10 +172,43 @@ def test_masked_index_reads_nothing_under_a_false_mask():
 
 
 def test_embedding_gradient_skips_padding_and_scales_by_frequency():
-    weight, i = torch.randn(5, 3, requires_grad=True), LONG([[0, 1, 1], [4, 1, 2]])
+    weight, i = torch.randn(5, 3, requires_grad=True), LONG([[0, 1, 1], [4, 1, 2], [3, 3, 4]])
     for kwargs in ({}, {"padding_idx": 1}, {"scale_grad_by_freq": True}, {"padding_idx": 4, "scale_grad_by_freq": True}):
         graphs = check(lambda w, i: F.embedding(i, w, **kwargs), weight, i)
         assert kinds(graphs, Scatter) and not kinds(graphs, Opaque)
+
+
+FEW_PLACES = {
+    "a gather's gradient": lambda x, i: torch.log_softmax(x, -1).gather(1, i[:, :1]),
+    "of three": lambda x, i: x.sin().gather(1, i[:, :3]),
+    "along the first dimension": lambda x, i: x.t().exp().gather(0, i[:, :2].t()),
+    "an index of each row": lambda x, i: x[torch.arange(7), i[:, 0]] * 2,
+    "an embedding of few": lambda x, i: F.embedding(i[:2, :4], x).cos(),
+    "a number into zeros": lambda x, i: torch.zeros_like(x).scatter(1, i[:, :1], 1.5) + x,
+    "values into another number": lambda x, i: torch.full_like(x, float("-inf")).scatter(1, i[:, :1], x[:, :1]),
+    "added to ones": lambda x, i: torch.ones_like(x).scatter_add(1, i[:, :4], x[:, :4]),
+    "into false": lambda x, i: x * torch.zeros(7, 9, dtype=torch.bool).scatter(1, i[:, :1], True),
+    "added to false": lambda x, i: x * torch.zeros(7, 9, dtype=torch.bool).index_put((torch.arange(7), i[:, 1]), x[:, 0] > 0, accumulate=True),
+}
+SCATTERED = {
+    "of nine": lambda x, i: x.sin().gather(1, i),
+    "one of two values": lambda x, i: torch.zeros_like(x).scatter(1, i[:, :1].expand(7, 2), x[:, :2]) + x,
+    "into values": lambda x, i: x.scatter(1, i[:, :1], 1.0),
+    "of fewer rows": lambda x, i: torch.zeros_like(x).scatter(1, i[:5, :1], x[:5, :1]) + x,
+    "a product": lambda x, i: torch.ones_like(x).scatter_reduce(1, i[:, :1], x[:, :1].detach(), "prod") + x,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", [*FEW_PLACES, *SCATTERED])
+def test_an_element_finds_its_own_among_few_values(name, dtype):
+    """What starts from one number, and of each row of which few positions are met, is compared, and no scatter; twice the same position, NaN and
+    infinity beside them."""
+    x, i = torch.randn(7, 9), torch.randint(0, 7, (7, 9))
+    i[1], x[2, 3], x[3, 2] = 4, float("nan"), float("inf")
+    x = x.to(dtype).requires_grad_()
+    graphs = check({**FEW_PLACES, **SCATTERED}[name], x, i)
+    assert bool(kinds(graphs, Scatter)) == (name in SCATTERED) and not kinds(graphs, Opaque)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

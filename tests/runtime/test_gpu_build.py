@@ -231,6 +231,25 @@ def test_the_key_holds_all_that_the_code_depends_on(monkeypatch):
     assert len(set(keys)) == len(keys)
 
 
+def test_the_assembler_is_tritons_whatever_inductor_has_entered(monkeypatch, tmp_path):
+    """Inductor enters torch's own in the environment of each process in which it compiles; what the user enters is used."""
+    from triton import knobs
+    own, one, asked = knobs.nvidia.ptxas.path, unit(), tmp_path / "asked"
+    usual, key = build([one], HOPPER)["scale"].code, gpu_build.key(one, HOPPER)
+    chosen = tmp_path / "ptxas"
+    chosen.write_text(f'#!/bin/sh\ncase "$*" in *--version*) ;; *) touch {asked} ;; esac\nexec {own} "$@"\n')
+    chosen.chmod(0o755)
+    monkeypatch.setenv("TRITON_PTXAS_PATH", str(chosen))
+    assert gpu_build.key(one, HOPPER) != key
+    forget()
+    assert build([one], HOPPER)["scale"].code == usual and asked.exists()
+    asked.unlink()
+    monkeypatch.setattr(gpu_build, "_torch_assembler", lambda: str(chosen))
+    assert gpu_build.key(one, HOPPER) == key
+    forget()
+    assert build([one], HOPPER)["scale"].code == usual and not asked.exists() and knobs.nvidia.ptxas.path == str(chosen)
+
+
 def test_the_version_is_known_without_importing_triton():
     import triton
     assert gpu_build.triton_version() == triton.__version__

@@ -6,13 +6,15 @@ out (`include_self=False`), the touched elements start from the monoid's identit
 """
 from __future__ import annotations
 
+import math
+from itertools import product
 from typing import Sequence
 
 import torch
 
 from ..ir import ops
 from ..ir.dtype import BOOL, I32, I64, compute_type
-from ..ir.expr import Const, Coord, Expr, Op
+from ..ir.expr import Const, Coord, Expr, Op, Rewriter
 from ..ir.index import Axis, FloorDiv, Index, as_index
 from .aten_index import (advanced, along, at_least_1d, coordinates, elements, empty, every, fetched, guarded, inside, position,
                          unflatten)
@@ -21,6 +23,7 @@ from .tensor import Tensor, cast, compute, constant
 
 aten = torch.ops.aten
 
+FEW = 8                 # values at most among which an element of a scatter finds its own: what a gather of so many from each row leaves its backward
 _ON_BOOL = {"sum": "any", "prod": "all", "max": "any", "min": "all"}
 _REDUCTIONS = {"sum": "sum", "add": "sum", "prod": "prod", "multiply": "prod", "amax": "max", "amin": "min", "mean": "sum"}
 
@@ -44,7 +47,7 @@ def combine(b, base: "Tensor | Const", shape, domain, index: Sequence[Index], va
         base = cast(base, carried)
     value = cast(value, carried)
     if guard is None:
-        known = _without_scatter(b, base, shape, domain, index, value, monoid)
+        known = _without_scatter(b, base, shape, domain, index, value, monoid) or _compared(b, base, shape, domain, index, value, monoid)
     elif monoid in ("sum", "any"):
         known = _without_scatter(b, base, shape, domain, index, Op("where", guard, value, Const(0, carried)), monoid)
     else:
@@ -121,6 +124,29 @@ def _gathered(b, base, shape, domain, index, value: Expr, monoid: str, maps, fre
         return out
     start = base if isinstance(base, Const) else base.expr
     return out.with_expr(Op("add" if monoid == "sum" else "or", start, out.expr))
+
+
+def _compared(b, base: "Tensor | Const", shape, domain, index: Sequence[Index], value: Expr, monoid: str) -> Tensor | None:
+    """The scatter as a comparison, where all elements start from one number, and each index is an axis of its own or a gathered position, so that an
+    element can be one of a FEW values only: it compares its place with theirs. None where it is no such scatter."""
+    shape, domain, index = tuple(map(as_index, shape)), tuple(map(as_index, domain)), tuple(map(as_index, index))
+    axes = [Axis(i, s) for i, s in enumerate(domain)]
+    own = {a: h for h, (i, extent) in enumerate(zip(index, shape)) for a in axes if i is as_index(a) and b.sizes.equal(a.extent, extent)}
+    placed = [h for h in range(len(shape)) if h not in own.values() and shape[h] != 1]
+    rest = [a for a in axes if a not in own and a.extent != 1]
+    counts = [a.extent.constant for a in rest]
+    if not isinstance(base, Const) or monoid not in ("sum", "any", "last") or not any(index[h].fetched() for h in placed) \
+            or any(not index[h].fetched() and index[h].constant is None for h in placed) \
+            or None in counts or math.prod(counts) > (1 if monoid == "last" else FEW):
+        return None
+    c, found = coordinates(shape), compute(base) if monoid == "last" or base.value else None
+    for spot in product(*map(range, counts)):
+        place = Rewriter({**dict.fromkeys(axes, as_index(0)), **{a: c[h] for a, h in own.items()}, **dict(zip(rest, map(as_index, spot)))})
+        here = every(Op("eq", Coord(c[h]), Coord(place.index(index[h]))) for h in placed)
+        one = compute(place(value))
+        one = Op("where", here, one, found if monoid == "last" else Const(0, one.dtype))
+        found = one if found is None or monoid == "last" else Op("add" if monoid == "sum" else "or", found, one)
+    return b.tensor(shape, cast(found, base.dtype))
 
 
 def _fold(b, self: Tensor, domain, index, value: Expr, how: str, include_self: bool) -> Tensor:

@@ -46,6 +46,7 @@ MOST = 40               # of all kernels of a graph at first, those that lose mo
 WARPS = 1, 2, 4, 8, 16  # of a program that are tried whatever it has
 EVEN = 16, 8            # equal pieces of a held axis
 LOOPED = 1024           # elements of a chunk of a held row that is run through instead
+SHORTER = 4, 2          # times, blocks of rows that begin anywhere
 LEAST_WARPS = 4         # of each of more programs that hold a row in stages
 LIKELY = 2.5            # times as many registers as a thread may have, by what the best takes and how much more a thread would hold, from which on a
                         # schedule is not built: of 274 such 256 spilled more, 2200 bytes in the mean, which takes the compiler seconds
@@ -181,6 +182,16 @@ def near(b: Body, s: TileSchedule, at_once: int, tight: bool) -> Iterator[str]:
     yield from (f"shared({a} / {at_once})" for a, _ in tiled[:1] if not s.split)
 
 
+def in_blocks(s: TileSchedule) -> Iterator[tuple[str, ...]]:
+    """The same where programs take blocks of rows that begin anywhere: shorter blocks, by as many fewer threads, and the rows by more programs."""
+    line, n = f"i{s.order.index(s.shift.axis)}", s.sizes(s.shift.axis)[0]
+    for less in SHORTER:
+        block = f"tile({line}:{n // less})", f"warps({max(1, s.warps // less)})"
+        yield block
+        if s.split:
+            yield *block, f"programs({2 * s.programs})"
+
+
 def held_in_stages(s: TileSchedule) -> Iterator[tuple[str, ...]]:
     """The same where rows are held in stages: by fewer threads, by more or fewer programs with as many in all, in other pieces, or run through
     instead."""
@@ -191,6 +202,7 @@ def held_in_stages(s: TileSchedule) -> Iterator[tuple[str, ...]]:
             yield f"staged({row} / {n})", f"warps({min(MOST_WARPS, max(LEAST_WARPS, s.warps * s.sharers // n))})"
     if s.registers:
         yield ("registers(0)",)
+        yield f"lanes({row}:{most // 2})", "registers(0)"
     yield from ((f"lanes({row}:{n})",) for n in (most // 2, 2 * most) if n)
     yield from ((way,) for way in _programs(s))
     if s.split:
@@ -280,6 +292,8 @@ class _Search:
             yield from relief.ways(self.b, s)
         at_once = self.target.threads * max(1, gpu_code.resident(made.registers, s.warps, made.shared))
         tight = bool(made.spilled) or made.registers > TIGHT
+        if s.shift is not None and s.shift.axis in self.b.parallel:
+            yield from in_blocks(s)
         yield from held_in_stages(s) if s.staged is not None else ((c,) for c in near(self.b, s, at_once, tight))
 
     def _spills(self, s: TileSchedule) -> bool:
@@ -289,8 +303,9 @@ class _Search:
         return (self.made.registers + self.made.spilled / 4) * each(s) > LIKELY * room * each(self.best.schedule)
 
     def _narrow(self, s: TileSchedule) -> bool:
-        """Has it shorter pieces of the contiguous axis than memory moves at once, where the best had longer ones?"""
+        """Has it shorter pieces of the contiguous axis of what it reads or writes most of than memory moves at once, where the best had longer
+        ones?"""
         line, before = s.dims[-1], self.best.schedule
-        sizes = [size for _, address, size in strides_of(self.b) if address.coefficient(line) == 1]
-        short = min(s.sizes(line)) * max(sizes, default=SECTOR)
+        sizes = [(self.hints.count(address.axes()) * size, size) for _, address, size in strides_of(self.b) if address.coefficient(line) == 1]
+        short = min(s.sizes(line)) * max(sizes, default=(0, SECTOR))[1]
         return line in before.dims and short < SECTOR and s.sizes(line)[0] < before.sizes(line)[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice, repeat
 
 from ..errors import BuildError
 from ..fuse.axes import Group
@@ -29,7 +29,8 @@ SPILLED = 96            # bytes of stack a thread from which on a kernel is buil
                         # backward in NHWC of 22 x 2048 x 28 x 28 bf16, 2384 bytes, 594, 135. A masked softmax's backward of 88 x 2048 x 256 f16,
                         # 72 bytes, 112, in half of its 16 columns 164, no sector of memory any more
 LESS = 2                # times less that one of the others has to spill
-EVEN = 16               # equal pieces of a held axis,
+EVEN = 16               # equal pieces of a held axis, last where it is one piece: they take the compiler longest (of LayerNorm backward in BERT-large
+                        # 1.7 s, without a cap on registers, where nothing spills either, 0.2),
 PIECE = 16              # of so many elements at least: LayerNorm over a middle axis, modulated, backward of 1283 x 1025 x 31 f16 2627 us as
                         # 2048 x 32, 2080 bytes, 181 as 9 x 128 by 16 + 16
 TILES = 32              # pieces of all axes at most: each is text of its own
@@ -38,7 +39,7 @@ NARROW = 8              # of them, and half as many, where all else spills: EvoN
                         # columns, 296 us in 16, 273 in eight
 TOGETHER = 2048         # elements of each piece of columns that are folded at once,
 TOGETHER_EACH = 32      # and of all of them to a thread
-AT_ONCE = 4             # ways that are built at once; more of them only where all of these spill
+AT_ONCE = 2, 4          # ways that are built at once, the first ones and others; these only where all before them spill
 SHARED = 48 << 10       # bytes of shared memory that any program may have, and others only where the first one had more
 
 Build = Callable[[Sequence[GpuUnit]], Mapping[str, Binary]]
@@ -62,12 +63,14 @@ def ways(b: Body, s: TileSchedule) -> Iterator[tuple[str, ...]]:
     if len(set(s.sizes(line))) > 1 and line in b.parallel:
         yield (sized(line, max(least(line), s.sizes(line)[0] // 2)),)
     yield from ((tile(a, 2),) for a in rows)
-    yield from _evenly(b, s)
+    uneven = any(a not in s.exact or len(set(s.sizes(a))) > 1 for a in s.dims if a not in b.parallel and a not in s.looped)
+    yield from _evenly(b, s) if uneven else ()
     if s.registers:
         yield ("registers(0)",)
     yield from ((tile(a, 4),) for a in rows if s.sizes(a)[0] > 2 * least(a))
     if 2 * s.warps <= MOST_WARPS:
         yield (f"warps({2 * s.warps})",)
+    yield from () if uneven else _evenly(b, s)
     yield from ((tile(a, 2),) for a in tiled if a not in rows)
     if s.registers:
         yield from ((tile(a, 2), "registers(0)") for a in rows)
@@ -161,7 +164,9 @@ def least(first: GpuUnit, b: Body, s: TileSchedule, hints: Hints, target, build:
     made = {way: main(found[1], found[0]) for way in ways(b, s) if (found := remade(b, s, way, hints, target)) is not None}
     spilled, room, left = 0, SHARED, iter(made.items())
     best: tuple[str, ...] = ()
-    while batch := dict(islice(left, AT_ONCE)):
+    for most in chain(AT_ONCE[:1], repeat(AT_ONCE[1])):
+        if not (batch := dict(islice(left, most))):
+            break
         try:
             built = build(list({u.name: u for u in (first, *batch.values())}.values()))
         except BuildError:          # one wants more than there is

@@ -49,8 +49,13 @@ PLANE = 64 << 10        # bytes of a plane that each program of a cluster holds 
 LEAST_RUN = 2048        # elements of it at least: GroupNorm backward of 64 x 256 x 32 x 32 in f16 50 us, 44 by programs that hold a group
 SHARERS = 2, 4, 8       # planes of a group that the programs of a cluster hold
 MONOIDS = ("sum", "max", "min", *CARRIERS)
-LEAST = 16 << 20        # bytes that are folded, from which on two kernels more cost less
-LEAST_HELD = 2 << 20    # the same that the programs of a cluster hold, of channels that are one power of two: GroupNorm from NHWC of
+LEAST = 16 << 20        # bytes that are folded, from which on two kernels more cost less,
+LEAST_BROKEN = 7 << 20  # of 16-bit numbers whose pieces are no whole words: of 16 x 96 x 56 x 56 f16 GroupNorm from NHWC 18.8 us, 32.1 by programs
+                        # that hold a group, EvoNorm 16.9, 52.7, of 8 x 320 x 40 x 40 bf16 14.3, 24.9, of 104 x 192 x 20 x 20 23.5, 31.0; but
+                        # GroupNorm of 4 x 192 x 64 x 64 f16 15.7, 13.1 (H200)
+LEAST_HELD = 2 << 20    # the same that the programs of a cluster hold, of channels that are one power of two, or 32-bit numbers in less than a SECTOR
+                        # (GroupNorm of 8 x 96 x 56 x 56 f32 10.3 us, 18.2 by programs that hold a group, of 4 x 320 x 33 x 33 9.2, 8.0; EvoNorm of
+                        # 6 x 160 x 48 x 48 15.8, 17.9): GroupNorm from NHWC of
                         # 8 x 256 x 56 x 56 bf16 11.8 us, 18.3 in three kernels, backward 23.3, 28.9 in six, of 2 x 256 x 56 x 56 8.9, 14.3; EvoNorm
                         # 12.1, 18.7; but of 4 x 256 x 28 x 28 7.4, 6.3
 LEAST_COMMON = 2 << 20  # the same of runs in common: EvoNorm backward in NCHW of 4 x 640 x 56 x 56 bf16 31.2 us, 112.8 as two folds, of
@@ -59,7 +64,7 @@ LEAST_COMMON = 2 << 20  # the same of runs in common: EvoNorm backward in NCHW o
 
 def piece(read, over, hints: Hints, least: int | None = None) -> Axis | None:
     """Of the axes `over`, along which the loads `read` are folded, the contiguous one where it is a short piece of their lines, and the rest lies in
-    other lines; `least`: bytes of what is read at least, LEAST unless told."""
+    other lines; `least`: bytes of what is read at least, LEAST or LEAST_BROKEN unless told."""
     found = {}
     for e in read:
         at = e.offset()
@@ -74,8 +79,14 @@ def piece(read, over, hints: Hints, least: int | None = None) -> Axis | None:
         far = hints(c.extent) * hints(beside[0].extent)
         if any(hints(at.coefficient(a)) < far for a in inside if a is not c):
             return None
-        found[c] = max(found.get(c, 0), hints.count(at.axes()) * e.dtype.bytes)
-    return next(iter(found)) if len(found) == 1 and max(found.values()) >= (LEAST if least is None else least) else None
+        enough = least if least is not None else LEAST_BROKEN if _broken(e, c, hints) else LEAST
+        found[c] = found.get(c, False) or hints.count(at.axes()) * e.dtype.bytes >= enough
+    return next(iter(found)) if len(found) == 1 and any(found.values()) else None
+
+
+def _broken(e: Load, c: Axis, hints: Hints) -> bool:
+    """Are pieces along `c`, of what `e` reads, 16-bit numbers that make no whole words?"""
+    return e.dtype.is_half and hints(c.extent) * e.dtype.bytes % WORD != 0
 
 
 def abreast(read, over, hints: Hints, target, most: int = 1) -> tuple[Axis, Axis, int, int] | None:
@@ -94,7 +105,8 @@ def abreast(read, over, hints: Hints, target, most: int = 1) -> tuple[Axis, Axis
         return None
     at, size = e.offset(), hints(c.extent) * e.dtype.bytes
     first, *rest = sorted((a for a in over if a is not c), key=lambda a: hints(at.coefficient(a)))
-    if hints(c.extent).bit_count() > (1 if much is None or size % WORD and e.dtype.is_half else PIECES):
+    one = _broken(e, c, hints) or much is None and size >= SECTOR
+    if hints(c.extent).bit_count() > (1 if one else PIECES):
         return None
     if any(at.coefficient(b) is not at.coefficient(a) * a.extent for a, b in zip((first, *rest), rest)):
         return None

@@ -135,7 +135,8 @@ def build(units: Sequence[GpuUnit], arch: Arch, *, cache_dir: str = "", report: 
 
 def key(unit: GpuUnit, arch: Arch) -> str:
     """What a unit's code is kept under: everything that it depends on."""
-    fields = {**asdict(unit), "divisible": sorted(unit.divisible), "arch": arch, "triton": triton_version(), "library": _library(), "abi": ABI}
+    built_by = {"triton": triton_version(), "assembler": assembler(), "library": _library(), "abi": ABI}
+    fields = {**asdict(unit), "divisible": sorted(unit.divisible), "arch": arch, **built_by}
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
@@ -164,7 +165,7 @@ def _compile_all(work: dict[str, GpuUnit], arch: Arch, progress: Progress | None
 def _compile(unit: GpuUnit, arch: Arch, pool: gpu_pool.Pool | None) -> tuple[Binary, float]:
     """The binary and the seconds it took. Raises BuildError."""
     start = time.perf_counter()
-    job = {**asdict(unit), "divisible": sorted(unit.divisible), "arch": arch}
+    job = {**asdict(unit), "divisible": sorted(unit.divisible), "arch": arch, "assembler": assembler()}
     try:
         made = pool.run(job) if pool is not None else _here(job)
     except gpu_pool.PoolGone:
@@ -240,6 +241,19 @@ def triton_version() -> str:
     folder = _triton_folder()
     found = re.search(r"__version__ = ['\"](.+?)['\"]", (folder / "__init__.py").read_text()) if folder is not None else None
     return found[1] if found else ""
+
+
+def assembler() -> str:
+    """The assembler that the user has chosen (TRITON_PTXAS_PATH); '' is the one that came with Triton. Inductor enters torch's own there in every
+    process in which it compiles: that is nobody's choice, and code would depend on who has compiled before."""
+    chosen = os.environ.get("TRITON_PTXAS_PATH", "")
+    return "" if chosen == _torch_assembler() else chosen
+
+
+@functools.cache
+def _torch_assembler() -> str:
+    found = importlib.util.find_spec("torch")
+    return str(Path(found.origin).absolute().parent / "bin" / "ptxas") if found is not None and found.origin else ""
 
 
 @functools.cache

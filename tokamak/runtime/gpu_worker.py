@@ -32,8 +32,8 @@ _LOCK = threading.Lock()            # Triton's settings are global
 
 # -- the work ------------------------------------------------------------------------------------------------------------
 def compile_job(job: dict, folder: str) -> dict:
-    """The fields of a Binary beside its unit and its target. `job`: the fields of a GpuUnit as plain values, and `arch`. `folder`: where Triton may
-    put its files while it works. Raises what Triton raises."""
+    """The fields of a Binary beside its unit and its target. `job`: the fields of a GpuUnit as plain values, and `arch`; `assembler`: NVIDIA's to
+    use, Triton's own unless there is one. `folder`: where Triton may put its files while it works. Raises what Triton raises."""
     knobs, compiler = importlib.import_module("triton").knobs, importlib.import_module("triton.compiler")
     target = importlib.import_module("triton.backends.compiler").GPUTarget(*job["arch"])
     fn = load(job["name"], job["text"])
@@ -44,9 +44,8 @@ def compile_job(job: dict, folder: str) -> dict:
     files, usual = _Files(folder), importlib.import_module("triton.runtime.cache").FileCacheManager
     hopper = tuple(job["arch"][:2]) == ("cuda", 90)
     first = _tokamak("gpu_listing").lines_that_leave_first(job["text"]) if hopper else frozenset()
-    with _LOCK:
-        before = knobs.cache.__dict__.get("manager_class")
-        knobs.cache.__dict__["manager_class"] = lambda key, **other: usual(key, **other) if other else files
+    manager = lambda key, **other: usual(key, **other) if other else files
+    with _LOCK, _instead(knobs.cache, "manager_class", manager), _instead(knobs.nvidia, "ptxas", _assembler(knobs, job.get("assembler", ""))):
         looked, code = getattr(knobs.runtime, "add_stages_inspection_hook", None), _tokamak("gpu_code")
         try:
             for lines in dict.fromkeys((first, frozenset())):
@@ -58,7 +57,22 @@ def compile_job(job: dict, folder: str) -> dict:
         finally:
             files.remove()
             knobs.runtime.add_stages_inspection_hook = looked
-            knobs.cache.__dict__.pop("manager_class") if before is None else knobs.cache.__dict__.update(manager_class=before)
+
+
+@contextlib.contextmanager
+def _instead(settings, name: str, value):
+    """Within it one of Triton's `settings` has this value, however the environment has it."""
+    before = settings.__dict__.get(name)
+    settings.__dict__[name] = value
+    try:
+        yield
+    finally:
+        settings.__dict__.pop(name) if before is None else settings.__dict__.update({name: before})
+
+
+def _assembler(knobs, path: str) -> str:
+    """`path`, or that of the one that came with Triton."""
+    return path or vars(type(knobs.nvidia))["ptxas"].default_path
 
 
 def _first_that_compiles(compile: Callable, job: dict):

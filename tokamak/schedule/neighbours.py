@@ -123,9 +123,14 @@ def _programs(b, s, a, n, hints):
 
 
 def _tile(b, s, a, n, hints):
-    if a is None or not n or power(n) != n or a not in b.parallel and a not in s.looped or s.shift is not None and a not in s.looped:
+    if a is None or not n or power(n) != n or a not in b.parallel and a not in s.looped:
         return None
     pieces = dict(s.pieces)
+    if s.shift is not None and a not in s.looped:           # blocks of rows that begin anywhere, with a piece for what stands around whole words
+        if a is not s.shift.axis or n < s.shift.group:
+            return None
+        pieces[a] = (n, *pieces[a][-1:])
+        return replace(s, pieces=tuple(pieces.items()))
     if n == 1:
         pieces.pop(a, None)
     else:
