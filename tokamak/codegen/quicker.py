@@ -40,7 +40,8 @@ GAP = 4000              # cycles at least by which they are
 GAIN = 1.2              # times less, see `gpu_estimate`
 COPIED = 1.4            # the same where the first one copies what it reads while it works, of which the estimate knows less: five of 36 such kernels
                         # have another schedule, 1.25 to 2.4 times as fast; LayerNorm backward of 2621 x 25600 bf16 had one by GAIN, 165 us, 152
-FURTHER = 1.1           # the same of a step behind another one
+FURTHER = 1.1           # the same of a step behind another one, and of one that spills half as much at most where the first one spills much: of 19
+                        # such kernels that were measured 15 have one so, 1.02 to 10.96 times as fast
 TRIED = 10, 6           # ways of a kernel that are built at once: of the heuristic's schedule, and of the best of these
 MOST = 40               # of all kernels of a graph at first, those that lose most
 WARPS = 1, 2, 4, 8, 16  # of a program that are tried whatever it has
@@ -48,8 +49,9 @@ EVEN = 16, 8            # equal pieces of a held axis
 LOOPED = 1024           # elements of a chunk of a held row that is run through instead
 SHORTER = 4, 2          # times, blocks of rows that begin anywhere
 LEAST_WARPS = 4         # of each of more programs that hold a row in stages
-LIKELY = 2.5            # times as many registers as a thread may have, by what the best takes and how much more a thread would hold, from which on a
-                        # schedule is not built: of 274 such 256 spilled more, 2200 bytes in the mean, which takes the compiler seconds
+LIKELY = 1.4            # times as many registers as a thread may have, by what the best takes and how much more a thread would hold, from which on a
+                        # schedule is not built: what spills takes the compiler longest. Of 3109 ways of 174 kernels 360 are left out so, and what is
+                        # taken is as fast without them
 TIGHT = 160             # registers of a thread from which on fewer threads or larger tiles would spill
 SECTOR = 32             # bytes of memory that are moved at once: no piece of the contiguous axis becomes shorter
 
@@ -192,6 +194,14 @@ def in_blocks(s: TileSchedule) -> Iterator[tuple[str, ...]]:
             yield *block, f"programs({2 * s.programs})"
 
 
+def as_many_threads(s: TileSchedule) -> Iterator[tuple[str, ...]]:
+    """The same where programs carry what they fold of many tiles: half the programs, which leave half as many partial results, of twice the threads,
+    and the other way about."""
+    for programs, warps in ((s.programs // 2, 2 * s.warps), (2 * s.programs, s.warps // 2)):
+        if programs and 0 < warps <= MOST_WARPS:
+            yield f"programs({programs})", f"warps({warps})"
+
+
 def held_in_stages(s: TileSchedule) -> Iterator[tuple[str, ...]]:
     """The same where rows are held in stages: by fewer threads, by more or fewer programs with as many in all, in other pieces, or run through
     instead."""
@@ -266,16 +276,22 @@ class _Search:
                 break
 
     def take(self, made: Mapping[str, Binary]) -> None:
-        """The quickest of `ways`, if it is so much quicker than the best so far; none that spills more than the first: LayerNorm along the middle of
+        """The quickest of `ways` that are so much quicker than the best so far; none that spills more than the first: LayerNorm along the middle of
         38 x 512 x 20 x 20 f16, 240 bytes by one warp, 36.3 us, 15.7 by four (H200)."""
         room = max(relief.SHARED, self.made.shared)
         fits = lambda found: found is not None and found.shared <= room and found.spilled <= self.stack
         here = {c: made[c.unit.name] for c in self.ways if fits(made.get(c.unit.name))}
         times = {c: cycles(self.b, c.kernel, found, self.hints, self.target) for c, found in here.items()}
-        quickest = min((c for c in times if times[c]), key=times.__getitem__, default=None)
-        self.stands = quickest is None or times[quickest] * self.gain > self.takes
+        quicker = [c for c in times if times[c] and times[c] * self._asked(here[c]) <= self.takes]
+        quickest = min(quicker, key=times.__getitem__, default=None)
+        self.stands = quickest is None
         if not self.stands:
             self.best, self.made, self.takes, self.gain = quickest, here[quickest], times[quickest], FURTHER
+
+    def _asked(self, found: Binary) -> float:
+        """How many times quicker than the best so far something else has to be: little, where that spills much and this does not."""
+        relieves = self.spills and found.spilled * relief.LESS <= self.made.spilled
+        return min(self.gain, FURTHER) if relieves else self.gain
 
     @property
     def spills(self) -> bool:
@@ -295,6 +311,8 @@ class _Search:
         if s.shift is not None and s.shift.axis in self.b.parallel:
             yield from in_blocks(s)
         yield from held_in_stages(s) if s.staged is not None else ((c,) for c in near(self.b, s, at_once, tight))
+        if s.split and s.staged is None:
+            yield from as_many_threads(s)
 
     def _spills(self, s: TileSchedule) -> bool:
         """Will it, and much, as far as can be told?"""
