@@ -25,7 +25,7 @@ def fresh():
     ("evonorm_bwd_bf16_nchw_1000x128x14x14", "i2:4, i3:128+64+4)"),                                             # none where a longer one fits
     ("evonorm_bwd_f32_nchw_4248x192x7x7", f"i2:8?, i0:4, i3:{EIGHTS}?) split(i0 / 16) warps(4) stages(3)"),
     ("evonorm_bwd_f32_nchw_3000x96x8x8", "i2:4?, i0:8, i3:64)"),                                                # few channels: no idle ones
-    ("evonorm_bwd_f16_nhwc_77x320x14x14", f"i1:{SIXTEENS}?, i3:16?) split(i0 / 8) warps(4)"),
+    ("evonorm_bwd_f16_nhwc_50x320x14x14", f"i1:{SIXTEENS}?, i3:16?) split(i0 / 8) warps(4)"),
     ("bias_dropout_add_ln_bwd_bf16_919086x38", "i0:8?, i1:2, i2:8+8+8+8+8?)"),
     ("bias_dropout_add_ln_bwd_bf16_200000x100", "i1:64, i2:128?)"),
     ("rmsnorm_middle_f32_1432x8x344", "i0:8, i1:8, i2:64?) warps(4)"), ("rmsnorm_middle_f16_900x16x1024", "i0:4, i1:16, i2:64) warps(1)"),

@@ -128,6 +128,7 @@ def test_threads_lie_along_the_groups_of_a_line():
                                             ("moments.1", "f32(%x[i0, i2, i1*3 + i3]), 0.0:f32, 1.0:f32")])
 def test_the_values_are_the_same(monkeypatch, monoid, values):
     monkeypatch.setattr(lines, "LEAST", 1)
+    monkeypatch.setattr(lines, "LEAST_BROKEN", 1)
     monkeypatch.setattr(lines, "HELD", 1)
     graph = parse_graph(grouped(2, 35, 5, 3, fold=monoid, values=values))
     changed = lines.whole_lines(graph, LARGE)
@@ -154,6 +155,7 @@ def assert_norms_of_groups(channels, height, width, dtype, group_norm):
 def test_norms_of_groups_agree_with_float64(monkeypatch, dtype, channels, height, width):
     """Also of ten channels a group, which are no whole words."""
     monkeypatch.setattr(lines, "LEAST", 1)
+    monkeypatch.setattr(lines, "LEAST_BROKEN", 1)
     monkeypatch.setattr(lines, "HELD", 1)
     monkeypatch.setattr(column_folds, "SHARED_FROM", 1)
     assert_norms_of_groups(channels, height, width, dtype, lambda x, g, b: F.group_norm(x, 4, g, b))
@@ -164,6 +166,7 @@ def test_norms_of_groups_agree_with_float64(monkeypatch, dtype, channels, height
 def test_groups_that_clusters_hold_side_by_side_agree_with_float64(monkeypatch, dtype, channels, height, width):
     """Channels of a group that are one or two powers of two, pixels that programs share unevenly."""
     monkeypatch.setattr(lines, "LEAST", 1)
+    monkeypatch.setattr(lines, "LEAST_BROKEN", 1)
     monkeypatch.setattr(lines, "SHARE", 8192)
     monkeypatch.setattr(lines, "ALONE", 0)
     assert_norms_of_groups(channels, height, width, dtype, lambda x, g, b: F.group_norm(x, 4, g, b).contiguous())
@@ -388,7 +391,7 @@ def test_other_folds_of_planes_stay_as_they_are(text):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("channels, height, width", [(32, 37, 9), (20, 16, 16)])
 def test_gradients_of_a_norm_of_groups_in_channels_first_agree_with_float64(monkeypatch, dtype, channels, height, width):
-    for name, value in (("LEAST", 1), ("LEAST_COMMON", 1), ("RUN", 16), ("HELD", 64)):
+    for name, value in (("LEAST", 1), ("LEAST_BROKEN", 1), ("LEAST_COMMON", 1), ("RUN", 16), ("HELD", 64)):
         monkeypatch.setattr(lines, name, value)
     monkeypatch.setattr(sharing, "STAGED", 1024)
     x = (torch.randn(2, channels, height, width) + 3).to(dtype)

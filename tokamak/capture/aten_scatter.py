@@ -132,11 +132,11 @@ def _compared(b, base: "Tensor | Const", shape, domain, index: Sequence[Index], 
     shape, domain, index = tuple(map(as_index, shape)), tuple(map(as_index, domain)), tuple(map(as_index, index))
     axes = [Axis(i, s) for i, s in enumerate(domain)]
     own = {a: h for h, (i, extent) in enumerate(zip(index, shape)) for a in axes if i is as_index(a) and b.sizes.equal(a.extent, extent)}
-    placed = [h for h in range(len(shape)) if h not in own.values() and shape[h] != 1]
+    placed = [h for h in range(len(shape)) if h not in own.values() and (shape[h] != 1 or index[h].fetched())]
     rest = [a for a in axes if a not in own and a.extent != 1]
     counts = [a.extent.constant for a in rest]
     if not isinstance(base, Const) or monoid not in ("sum", "any", "last") or not any(index[h].fetched() for h in placed) \
-            or any(not index[h].fetched() and index[h].constant is None for h in placed) \
+            or any(shape[h] == 1 or not index[h].fetched() and index[h].constant is None for h in placed) \
             or None in counts or math.prod(counts) > (1 if monoid == "last" else FEW):
         return None
     c, found = coordinates(shape), compute(base) if monoid == "last" or base.value else None

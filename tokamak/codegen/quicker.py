@@ -49,9 +49,9 @@ EVEN = 16, 8            # equal pieces of a held axis
 LOOPED = 1024           # elements of a chunk of a held row that is run through instead
 SHORTER = 4, 2          # times, blocks of rows that begin anywhere
 LEAST_WARPS = 4         # of each of more programs that hold a row in stages
-LIKELY = 1.4            # times as many registers as a thread may have, by what the best takes and how much more a thread would hold, from which on a
-                        # schedule is not built: what spills takes the compiler longest. Of 3109 ways of 174 kernels 360 are left out so, and what is
-                        # taken is as fast without them
+LIKELY = 1.4, 2.5       # times as many registers as a thread may have, by what the best takes and how much more a thread would hold, from which on a
+                        # schedule is not built, where the best does not spill and where it does: what spills takes the compiler longest. Of 3109
+                        # ways of 174 kernels one in ten is left out so, and what is taken is as fast without
 TIGHT = 160             # registers of a thread from which on fewer threads or larger tiles would spill
 SECTOR = 32             # bytes of memory that are moved at once: no piece of the contiguous axis becomes shorter
 
@@ -318,7 +318,7 @@ class _Search:
         """Will it, and much, as far as can be told?"""
         each = lambda s: math.prod(sum(sizes) for _, sizes in s.pieces) / (32 * s.warps)
         room = min(FILE // (32 * s.warps), MOST_REGISTERS)
-        return (self.made.registers + self.made.spilled / 4) * each(s) > LIKELY * room * each(self.best.schedule)
+        return (self.made.registers + self.made.spilled / 4) * each(s) > LIKELY[self.made.spilled > 0] * room * each(self.best.schedule)
 
     def _narrow(self, s: TileSchedule) -> bool:
         """Has it shorter pieces of the contiguous axis of what it reads or writes most of than memory moves at once, where the best had longer

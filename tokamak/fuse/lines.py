@@ -50,9 +50,11 @@ LEAST_RUN = 2048        # elements of it at least: GroupNorm backward of 64 x 25
 SHARERS = 2, 4, 8       # planes of a group that the programs of a cluster hold
 MONOIDS = ("sum", "max", "min", *CARRIERS)
 LEAST = 16 << 20        # bytes that are folded, from which on two kernels more cost less,
-LEAST_BROKEN = 7 << 20  # of 16-bit numbers whose pieces are no whole words: of 16 x 96 x 56 x 56 f16 GroupNorm from NHWC 18.8 us, 32.1 by programs
-                        # that hold a group, EvoNorm 16.9, 52.7, of 8 x 320 x 40 x 40 bf16 14.3, 24.9, of 104 x 192 x 20 x 20 23.5, 31.0; but
-                        # GroupNorm of 4 x 192 x 64 x 64 f16 15.7, 13.1 (H200)
+LEAST_BROKEN = 7 << 20  # of 16-bit numbers whose pieces are shorter than a SECTOR and no whole words: of 16 x 96 x 56 x 56 f16 GroupNorm from NHWC
+                        # 18.8 us, 32.1 as they are, EvoNorm 16.9, 52.7, of 8 x 320 x 40 x 40 bf16 14.3, 24.9, of 104 x 192 x 20 x 20 23.5, 31.0,
+                        # backward of 106 x 96 x 28 x 28 48.6, 198, of 56 x 352 x 20 x 20 53.7, 58.5, of 77 x 320 x 14 x 14 f16 33.0, 31.9, GroupNorm
+                        # backward of 78 x 160 x 20 x 20 30.2, 38.7; but GroupNorm of 4 x 192 x 64 x 64 f16 15.7, 13.1, of 19 x 640 x 20 x 20, whose
+                        # pieces are 40 bytes, 13.6, 10.6 (H200)
 LEAST_HELD = 2 << 20    # the same that the programs of a cluster hold, of channels that are one power of two, or 32-bit numbers in less than a SECTOR
                         # (GroupNorm of 8 x 96 x 56 x 56 f32 10.3 us, 18.2 by programs that hold a group, of 4 x 320 x 33 x 33 9.2, 8.0; EvoNorm of
                         # 6 x 160 x 48 x 48 15.8, 17.9): GroupNorm from NHWC of
@@ -79,7 +81,7 @@ def piece(read, over, hints: Hints, least: int | None = None) -> Axis | None:
         far = hints(c.extent) * hints(beside[0].extent)
         if any(hints(at.coefficient(a)) < far for a in inside if a is not c):
             return None
-        enough = least if least is not None else LEAST_BROKEN if _broken(e, c, hints) else LEAST
+        enough = least if least is not None else LEAST_BROKEN if _broken(e, c, hints) and hints(c.extent) * e.dtype.bytes < SECTOR else LEAST
         found[c] = found.get(c, False) or hints.count(at.axes()) * e.dtype.bytes >= enough
     return next(iter(found)) if len(found) == 1 and any(found.values()) else None
 

@@ -58,9 +58,10 @@ class CudaRecorder:
     def record(self, fn: Boxed, args: list) -> tuple[Callable[[], None], list[torch.Tensor]]:
         torch.cuda.synchronize(self.index)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self.index), torch.cuda.stream(self.stream), _own_workspaces():
+        with torch.cuda.device(self.index):
             torch.cuda.current_blas_handle()        # a thread's first is not made while capturing
-            with self._capturing(graph):
+            with torch.cuda.stream(self.stream), _own_workspaces(), self._capturing(graph):
+                torch.cuda.current_blas_handle()    # with a workspace for this stream, from the memory that recordings share
                 results = fn(args)
         return self._replaying(graph), results
 
@@ -140,7 +141,8 @@ class CudaRecorder:
 
 @contextmanager
 def _own_workspaces() -> Iterator[None]:
-    """The vendor's libraries take their workspaces anew within, from the recording's memory, and let go of them."""
+    """The vendor's libraries take their workspaces anew within, while it is recorded from the memory of recordings, and let go of them: one that was
+    there before would be nobody's afterwards, and be given to others while replays still write it."""
     _C._cuda_clearCublasWorkspaces()
     try:
         yield
