@@ -61,6 +61,11 @@ def _default_cache() -> str:
     return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tokamak")
 
 
+def ptxas() -> str:
+    """Triton's own knob: where NVIDIA's assembler is, at this moment; '' says nothing."""
+    return os.environ.get("TRITON_PTXAS_PATH", "")
+
+
 @dataclass(frozen=True)
 class Options:
     """What a compile can be told. Raises OptionError for a value that a knob cannot have."""

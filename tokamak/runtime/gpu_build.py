@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 
+from .. import options
 from ..errors import BuildError, CompilerMissing
 from . import gpu_pool, gpu_worker
 from .build import finished, Progress, temporary
@@ -244,9 +245,9 @@ def triton_version() -> str:
 
 
 def assembler() -> str:
-    """The assembler that the user has chosen (TRITON_PTXAS_PATH); '' is the one that came with Triton. Inductor enters torch's own there in every
-    process in which it compiles: that is nobody's choice, and code would depend on who has compiled before."""
-    chosen = os.environ.get("TRITON_PTXAS_PATH", "")
+    """The assembler that the user has chosen; '' is the one that came with Triton. Inductor enters torch's own in the environment of every process in
+    which it compiles: that is nobody's choice, and code would depend on who has compiled before."""
+    chosen = options.ptxas()
     return "" if chosen == _torch_assembler() else chosen
 
 
