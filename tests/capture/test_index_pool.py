@@ -13,7 +13,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
 from tests.capture.through_reference import drawn, of_tensors
-from tokamak.capture import tables  # noqa: F401  (fills the table)
+from tokamak.capture import aten_scatter, tables  # noqa: F401  (fills the table)
 from tokamak.capture.dtypes import TORCH_DTYPES
 from tokamak.capture.fx import Capture
 from tokamak.ir.expr import Reduce, loads, walk
@@ -201,14 +201,21 @@ SCATTERED = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", [*FEW_PLACES, *SCATTERED])
-def test_an_element_finds_its_own_among_few_values(name, dtype):
+def test_an_element_finds_its_own_among_few_values(name, dtype, monkeypatch):
     """What starts from one number, and of each row of which few positions are met, is compared, and no scatter; twice the same position, NaN and
     infinity beside them."""
+    monkeypatch.setattr(aten_scatter, "FEW_ON_CPU", aten_scatter.FEW)
     x, i = torch.randn(7, 9), torch.randint(0, 7, (7, 9))
     i[1], x[2, 3], x[3, 2] = 4, float("nan"), float("inf")
     x = x.to(dtype).requires_grad_()
     graphs = check({**FEW_PLACES, **SCATTERED}[name], x, i)
     assert bool(kinds(graphs, Scatter)) == (name in SCATTERED) and not kinds(graphs, Opaque)
+
+
+def test_a_cpu_scatters_where_a_gpu_compares_with_several():
+    x, i = torch.randn(7, 9, requires_grad=True), torch.randint(0, 9, (7, 3))
+    assert kinds(check(lambda x, i: x.sin().gather(1, i), x, i), Scatter)
+    assert not kinds(check(lambda x, i: x.sin().gather(1, i[:, :2]), x, i), Scatter)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
