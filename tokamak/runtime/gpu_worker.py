@@ -45,7 +45,7 @@ def compile_job(job: dict, folder: str) -> dict:
     hopper = tuple(job["arch"][:2]) == ("cuda", 90)
     first = _tokamak("gpu_listing").lines_that_leave_first(job["text"]) if hopper else frozenset()
     manager = lambda key, **other: usual(key, **other) if other else files
-    with _LOCK, _instead(knobs.cache, "manager_class", manager), _instead(knobs.nvidia, "ptxas", _assembler(knobs, job.get("assembler", ""))):
+    with _LOCK, _instead(knobs.cache, "manager_class", manager), _assembled_by(knobs.nvidia, job.get("assembler", "")):
         looked, code = getattr(knobs.runtime, "add_stages_inspection_hook", None), _tokamak("gpu_code")
         try:
             for lines in dict.fromkeys((first, frozenset())):
@@ -70,9 +70,10 @@ def _instead(settings, name: str, value):
         settings.__dict__.pop(name) if before is None else settings.__dict__.update({name: before})
 
 
-def _assembler(knobs, path: str) -> str:
-    """`path`, or that of the one that came with Triton."""
-    return path or vars(type(knobs.nvidia))["ptxas"].default_path
+def _assembled_by(settings, path: str):
+    """Within it NVIDIA's assembler is the one at `path`, '' the one that came with Triton, where that says which it is."""
+    chosen = path or getattr(vars(type(settings)).get("ptxas"), "default_path", "")
+    return _instead(settings, "ptxas", chosen) if chosen else contextlib.nullcontext()
 
 
 def _first_that_compiles(compile: Callable, job: dict):
