@@ -87,6 +87,29 @@ def test_a_group_beside_which_much_is_computed_is_folded_by_columns_though_a_pro
     assert folds(lines.whole_lines(graph, LARGE)) == [(3136,), (8,)]
 
 
+@pytest.mark.parametrize("n, each, columns", [
+    (16, 3, True), (8, 3, False),           # pieces of six bytes: of 9.6 MB, of less than LEAST_BROKEN
+    (16, 10, True), (6, 20, False),         # of 20 bytes, of 40: more than a sector
+    (6, 8, False)])                         # whole words
+def test_pieces_that_are_no_whole_words_are_folded_by_columns_from_fewer_bytes_on(n, each, columns):
+    pixels = 3136 if each == 3 else 784
+    found = lines.whole_lines(parse_graph(grouped(n=n, pixels=pixels, each=each, strides=f"{pixels * 32 * each}, {32 * each}, 1")), LARGE)
+    assert folds(found) == ([(pixels,), (each,)] if columns else [(pixels, each)])
+
+
+@pytest.mark.parametrize("n, each, beside", [(8, 3, True), (8, 5, True), (3, 10, False), (3, 7, False)])
+def test_short_pieces_of_32_bits_lie_side_by_side_where_two_powers_of_two_make_them(n, each, beside):
+    """From LEAST_HELD bytes on; ten channels are more than a sector, seven are three powers of two."""
+    x = parse_graph(f"""graph held {{
+  input %x: f32[{n}, 3136, {32 * each}]({3136 * 32 * each}, {32 * each}, 1)
+  %total: f32[{n}, 32](32, 1) for i2<3136, i3<{each} = sum[i2, i3](%x[i0, i2, i1*{each} + i3])
+  return %total
+}}""")
+    part = next(fold(x) for x in x.nodes if isinstance(x, Compute) and fold(x) is not None)
+    assert lines.LEAST_HELD <= n * 3136 * 32 * each * 4 < lines.LEAST
+    assert (lines.abreast(loads(*part.args), part.over, estimates(x, LARGE), LARGE) is not None) == beside
+
+
 def test_a_target_of_fixed_order_keeps_its_folds():
     graph = parse_graph(grouped())
     assert lines.whole_lines(graph, Target(vector_bytes=32)) is graph
