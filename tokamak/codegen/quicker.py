@@ -86,7 +86,7 @@ def wanting(lowered: Lowered, built: Mapping[Group, object], binaries: Mapping[s
     """The groups that are worth it -> what is built of their kernel. Those first that lose most, with all that have the same one. `built`:
     `render_plan` of `lowered`; `binaries`: by name."""
     hints, found, counted = estimates(lowered.plan.graph, target), {}, {}
-    for g, b in built.items() if len(built) <= SMALL else ():
+    for g, b in built.items():
         body, s = lowered.bodies[g]
         if not isinstance(b, BuiltTiles) or not relief.own(s, lowered.kernels[g]):
             continue
