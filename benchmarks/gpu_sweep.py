@@ -29,7 +29,7 @@ from pathlib import Path
 
 import torch
 
-from tokamak.codegen import quicker
+from tokamak.codegen import quicker, relief
 from tokamak.fuse.cost import Hints
 from tokamak.runtime import gpu_build, gpu_estimate
 from tokamak.schedule.body import Body
@@ -160,12 +160,15 @@ def said(terms: Sequence[float], factors: Sequence[float] = gpu_estimate.FACTORS
 
 def picked(rows: Sequence[dict], gains: tuple[float, float] = GAINS, factors: Sequence[float] = gpu_estimate.FACTORS) -> list[float]:
     """How many times as fast as the heuristic's schedule the one is that the estimates have so many times as quick, and that spills no more; of the
-    kernels that have one. `gains`: of kernels, and of those that copy while they work."""
+    kernels that have one. `gains`: of kernels, and of those that copy while they work; little is asked of what spills much less."""
     found = []
     for row in rows:
         first, *others = row["tried"]
-        best = min((t for t in others if t[3] and t[2] <= first[2]), key=lambda t: said(t[3], factors), default=None)
-        if best is not None and first[3] and said(best[3], factors) * gains[first[3][-1] > 0] <= said(first[3], factors):
+        relieves = lambda t: first[2] >= relief.SPILLED and t[2] * relief.LESS <= first[2]
+        asked = lambda t: min(quicker.FURTHER, *gains) if relieves(t) else gains[first[3][-1] > 0]
+        possible = (t for t in others if t[3] and t[2] <= first[2] and first[3] and said(t[3], factors) * asked(t) <= said(first[3], factors))
+        best = min(possible, key=lambda t: said(t[3], factors), default=None)
+        if best is not None:
             found.append(first[1] / best[1])
     return found
 
