@@ -2,6 +2,7 @@
 address."""
 from __future__ import annotations
 
+import contextlib
 import gc
 import random
 import warnings
@@ -354,6 +355,29 @@ def test_streams_take_turns():
             torch.cuda.synchronize()
             wrong += not (torch.equal(a, c) and torch.equal(b, d))
     assert not wrong and replays(recorder) >= 50
+
+
+def test_workspaces_are_taken_within_a_capture_and_let_go_behind_it(monkeypatch):
+    """What cuBLAS works in is allocated when its handle is asked for on a stream: where that is before the capture, it is not the recording's."""
+    said = []
+
+    @contextlib.contextmanager
+    def within(name):
+        said.append(f"{name} begins")
+        yield
+        said.append(f"{name} ends")
+    recorder = object.__new__(RECORDER)
+    recorder.index, recorder.stream = 0, None
+    for name in ("synchronize", "CUDAGraph"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: within("stream"))
+    monkeypatch.setattr(torch.cuda, "current_blas_handle", lambda: said.append("handle"))
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: said.append("cleared"), raising=False)
+    monkeypatch.setattr(recorder, "_capturing", lambda graph: within("capture"))
+    monkeypatch.setattr(recorder, "_replaying", lambda graph: "replay")
+    assert recorder.record(lambda args: said.append("recorded") or args, [1]) == ("replay", [1])
+    assert said == ["handle", "stream begins", "cleared", "capture begins", "handle", "recorded", "capture ends", "cleared", "stream ends"]
 
 
 @CUDA
