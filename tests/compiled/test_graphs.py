@@ -353,8 +353,9 @@ def test_streams_take_turns():
             with torch.cuda.stream(side):
                 d = second(x)
             torch.cuda.synchronize()
-            pairs = (("first", a, c), ("second", b, d))
-            wrong += [(n, name, int((one != other).sum()), float((one - other).abs().max())) for name, one, other in pairs if not torch.equal(one, other)]
+            for name, want, got in (("first", a, c), ("second", b, d)):
+                if not torch.equal(want, got):
+                    wrong.append((n, name, int((want != got).sum()), float((want - got).abs().max())))
     assert not wrong and replays(recorder) >= 50, wrong
 
 
