@@ -3,6 +3,7 @@ address."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import random
 import warnings
@@ -357,6 +358,45 @@ def test_streams_take_turns():
                 if not torch.equal(want, got):
                     wrong.append((n, name, int((want != got).sum()), float((want - got).abs().max())))
     assert not wrong and replays(recorder) >= 50, wrong
+
+
+def test_a_replay_on_another_stream_is_behind_the_last_on_the_default_stream_too(monkeypatch):
+    """Whose number is 0: as an external stream's that is no number, and some idle stream is waited for."""
+    class Event:
+        def record(self, stream):
+            said.append(("behind", stream))
+
+        def wait(self, stream):
+            said.append(("waits", stream))
+    said, current = [], [0]
+    recorder = object.__new__(RECORDER)
+    recorder.index, recorder.last = 0, None
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda raw, index: raw or "some other stream")
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda index: "the default stream")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: current[0])
+    for current[0] in (0, 7, 0):
+        recorder._behind(current[0])
+    assert said == [("behind", "the default stream"), ("waits", 7), ("behind", 7), ("waits", 0)] and recorder.last == 0
+
+
+@CUDA
+def test_a_long_replay_on_the_default_stream_ends_before_one_on_another_begins():
+    """Both write memory that recordings share."""
+    first, _, recorder = graphed_and_plain(lambda x: functools.reduce(lambda a, _: torch.tanh(a @ x), range(40), x))
+    second, _, _ = graphed_and_plain(lambda x: functools.reduce(lambda a, _: torch.sin(a @ x), range(40), x))
+    x, side = torch.randn(1024, 1024, device="cuda") / 32, torch.cuda.Stream()
+    with torch.no_grad():
+        for _ in range(4):
+            a, b = first(x).clone(), second(x).clone()
+        torch.cuda.synchronize()
+        for _ in range(5):
+            c = first(x)
+            with torch.cuda.stream(side):
+                d = second(x)
+            torch.cuda.synchronize()
+            assert torch.equal(a, c) and torch.equal(b, d)
+    assert replays(recorder) >= 5
 
 
 def test_workspaces_are_taken_within_a_capture_and_let_go_behind_it(monkeypatch):

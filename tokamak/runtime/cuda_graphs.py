@@ -134,9 +134,14 @@ class CudaRecorder:
         """The current stream waits for what was replayed on the last one: recordings share memory."""
         if self.last is not None:
             event = torch.cuda.Event()
-            event.record(torch.cuda.ExternalStream(self.last, self.index))
+            event.record(_stream(self.last, self.index))
             event.wait(torch.cuda.current_stream(self.index))
         self.last = stream
+
+
+def _stream(raw: int, index: int) -> torch.cuda.Stream:
+    """The stream of that number. The default one's is 0, of which `ExternalStream` makes some other stream."""
+    return torch.cuda.ExternalStream(raw, index) if raw else torch.cuda.default_stream(index)
 
 
 @contextmanager
