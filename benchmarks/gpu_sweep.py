@@ -29,7 +29,7 @@ from pathlib import Path
 
 import torch
 
-from tokamak.codegen import quicker, relief
+from tokamak.codegen import quicker
 from tokamak.fuse.cost import Hints
 from tokamak.runtime import gpu_build, gpu_estimate
 from tokamak.schedule.body import Body
@@ -164,8 +164,7 @@ def picked(rows: Sequence[dict], gains: tuple[float, float] = GAINS, factors: Se
     found = []
     for row in rows:
         first, *others = row["tried"]
-        relieves = lambda t: first[2] >= relief.SPILLED and t[2] * relief.LESS <= first[2]
-        asked = lambda t: min(quicker.FURTHER, *gains) if relieves(t) else gains[first[3][-1] > 0]
+        asked = lambda t: quicker.asked(gains[first[3][-1] > 0], first[2], t[2])
         possible = (t for t in others if t[3] and t[2] <= first[2] and first[3] and said(t[3], factors) * asked(t) <= said(first[3], factors))
         best = min(possible, key=lambda t: said(t[3], factors), default=None)
         if best is not None:

@@ -237,6 +237,11 @@ def estimated(b: Body, k: TileKernel, made: Binary, hints: Hints, target) -> tup
     return made, k.programs, turns(b, k.schedule, k.programs, hints), moved(b, hints) + 2 * left, target.threads
 
 
+def asked(gain: float, before: int, after: int) -> float:
+    """How many times quicker something has to be that spills `after` bytes, beside what spills `before`: `gain`, or little where it relieves that."""
+    return min(gain, FURTHER) if before >= relief.SPILLED and after * relief.LESS <= before else gain
+
+
 def _built(units: list[GpuUnit], build: Build) -> dict[str, Binary]:
     """Those that compile."""
     try:
@@ -282,16 +287,11 @@ class _Search:
         fits = lambda found: found is not None and found.shared <= room and found.spilled <= self.stack
         here = {c: made[c.unit.name] for c in self.ways if fits(made.get(c.unit.name))}
         times = {c: cycles(self.b, c.kernel, found, self.hints, self.target) for c, found in here.items()}
-        quicker = [c for c in times if times[c] and times[c] * self._asked(here[c]) <= self.takes]
-        quickest = min(quicker, key=times.__getitem__, default=None)
+        enough = [c for c in times if times[c] and times[c] * asked(self.gain, self.made.spilled, here[c].spilled) <= self.takes]
+        quickest = min(enough, key=times.__getitem__, default=None)
         self.stands = quickest is None
         if not self.stands:
             self.best, self.made, self.takes, self.gain = quickest, here[quickest], times[quickest], FURTHER
-
-    def _asked(self, found: Binary) -> float:
-        """How many times quicker than the best so far something else has to be: little, where that spills much and this does not."""
-        relieves = self.spills and found.spilled * relief.LESS <= self.made.spilled
-        return min(self.gain, FURTHER) if relieves else self.gain
 
     @property
     def spills(self) -> bool:
