@@ -1,12 +1,16 @@
 """Kernels of the GPU cases as they are planned for an H200: the tool that shows them, and a case on either side of rungs that whole programs show."""
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 from benchmarks import gpu_fit, gpu_plans, gpu_sweep
+from benchmarks.gpu_sides import steady
+from tokamak.ir.index import Axis
 from tokamak.runtime import gpu_estimate
 from tokamak.schedule.neighbours import changed
+from tokamak.schedule.tile_schedule import TileSchedule
 
 pytest.importorskip("triton")
 EIGHTS, SIXTEENS = "+".join(["8"] * 7), "+".join(["16"] * 13)
@@ -72,6 +76,9 @@ def fresh():
     ("sum_outer_f16_215x45781", "i0:16?, i1:64?) looped(i0) warps(8)"), ("sum_outer_f16_300x45781", "i0:64?, i1:64?) looped(i0)"),
     ("cumsum_middle_f16_2558x16x947", "i1:16, i2:256?) warps(4)"), ("cumsum_outer_f32_15x262145", "i0:16?, i1:64?) warps(1)"),
     ("rmsnorm_middle_bf16_7001x12x70", "i1:16?, i2:128?) warps(2)"),
+    ("modulate_bwd_f16_900x5x5569", "i1:8?, i2:128?) warps(2)"), ("modulate_bwd_f32_26x96x8192", "i1:32+32+32, i2:64) warps(8)"),
+    ("modulate_bwd_f16_60x300x5569", "i2:2048?) split(i1 / 2) warps(4) stages(3)"),                             # more rows than are held
+    ("modulate_bwd_f32_10x300x8191", "i2:4096+8?) shifted(i2 % 4) split(i1 / 4) warps(16)"),                    # few blocks: programs share them
     ("py_layernorm_f32_1500x7000", f"i1:{WARPS_WIDE.replace('32', '1024')}?) warps(8)"), ("py_layernorm_f32_1500x3500", "i1:2048+1024+512?)")])
 def test_the_first_kernel_of_a_case(case, found):
     first, *_ = gpu_plans.planned(case)
@@ -91,6 +98,18 @@ def test_the_third_kernel_of_a_case(case, found):
 def test_rows_in_equal_pieces_beside_sums_stay_in_registers(case):
     """In pieces of several lengths they spilled up to 432 bytes a thread."""
     assert not any(k["spilled"] for k in gpu_plans.planned(case, build=True))
+
+
+def test_rows_of_no_power_of_two_leave_tiles_of_some(monkeypatch):
+    """Three sums beside 48 elements in pieces of eight: 2048 / 48 rows do not compile."""
+    block = gpu_plans.case("bias_dropout_add_ln_bwd_f32_901082x24")
+    monkeypatch.setattr(gpu_plans, "case", lambda name: replace(block, recipe=replace(block.recipe, fn=steady(block))))
+    assert gpu_plans.planned(block.name)[0]["schedule"].startswith("tile(i0:32?, i1:2, i2:8+8+8) split(i0")
+
+
+def test_a_piece_of_no_power_of_two_is_a_bug():
+    with pytest.raises(AssertionError, match="pieces of .42. elements"):
+        TileSchedule((), (), ((Axis(0, 64), (42,)),), frozenset(), (), 1, frozenset(), 1)
 
 
 def test_the_tool_shows_what_a_change_changes(tmp_path, capsys, monkeypatch):

@@ -313,6 +313,12 @@ def test_a_gradient_that_waits_in_each_turn_has_more_threads():
     assert "i0:16?" in first["schedule"] and "i0:8?" in first["quicker"]
 
 
+def test_a_short_row_is_tried_in_quarters():
+    """54 elements of 64 lanes (H200: 79 us, 55)."""
+    first, = gpu_plans.planned("weightnorm_bwd_bf16_613884x54", build=True)
+    assert "i1:64?" in first["schedule"] and "i1:16+16+16+16?" in first["quicker"]
+
+
 # -- rows held in stages -------------------------------------------------------------------------------------------------------
 STAGED = ["softmax_bf16_2621x25600", "cosine_bwd_bf16_687x32767", "layernorm_bwd_bf16_4095x16385", "rmsnorm_f16_244x25882",
           "log_softmax_f32_255x99688"]

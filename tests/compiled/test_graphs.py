@@ -417,7 +417,7 @@ def test_workspaces_of_libraries_are_recordings_memory():
             out = fn(x).clone()
         assert replays(recorder) >= 1
         others = [s for s in torch.cuda.memory_snapshot() if s["stream"] == stream and tuple(s["segment_pool_id"]) == (0, 0)]
-        assert not others
+        assert sum(s["allocated_size"] for s in others) <= 1024         # a seed and an offset, which the generator holds while there are recordings
         torch.cuda.empty_cache()
         held = [torch.ones(1 << 20, device="cuda") for _ in range(64)]
         assert torch.equal(fn(x), out) and all(bool((t == 1).all()) for t in held)

@@ -46,6 +46,7 @@ TRIED = 10, 6           # ways of a kernel that are built at once: of the heuris
 MOST = 40               # of all kernels of a graph at first, those that lose most
 WARPS = 1, 2, 4, 8, 16  # of a program that are tried whatever it has
 EVEN = 16, 8            # equal pieces of a held axis
+QUARTERS = 4            # the same of one that is too short for those
 LOOPED = 1024           # elements of a chunk of a held row that is run through instead
 SHORTER = 4, 2          # times, blocks of rows that begin anywhere
 LEAST_WARPS = 4         # of each of more programs that hold a row in stages
@@ -184,6 +185,12 @@ def near(b: Body, s: TileSchedule, at_once: int, tight: bool) -> Iterator[str]:
     yield from (f"shared({a} / {at_once})" for a, _ in tiled[:1] if not s.split)
 
 
+def in_quarters(b: Body, s: TileSchedule) -> Iterator[str]:
+    """The same where rows are held that are short: in four pieces."""
+    short = [(a, power(sum(s.sizes(a)))) for a in s.dims if a not in b.parallel and a not in s.looped]
+    yield from (f"even(i{s.order.index(a)}:{n // QUARTERS})" for a, n in short if QUARTERS * SHORTEST_EVEN <= n < EVEN[0] * SHORTEST_EVEN)
+
+
 def in_blocks(s: TileSchedule) -> Iterator[tuple[str, ...]]:
     """The same where programs take blocks of rows that begin anywhere: shorter blocks, by as many fewer threads, and the rows by more programs."""
     line, n = f"i{s.order.index(s.shift.axis)}", s.sizes(s.shift.axis)[0]
@@ -313,6 +320,8 @@ class _Search:
         yield from held_in_stages(s) if s.staged is not None else ((c,) for c in near(self.b, s, at_once, tight))
         if s.split and s.staged is None:
             yield from as_many_threads(s)
+        if s.staged is None:
+            yield from ((c,) for c in in_quarters(self.b, s))
 
     def _spills(self, s: TileSchedule) -> bool:
         """Will it, and much, as far as can be told?"""

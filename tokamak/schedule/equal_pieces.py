@@ -103,7 +103,7 @@ def _a_word(of: TileFacts, s: TileSchedule, sizes: tuple[int, ...], n: int, besi
     kurtosis of 30000 25.4, 20.7, entropy of 36750 57.3, 46.3, cosine similarity of 30000 70.5, 58.2; of 8 rows of 512 f32 by 4 warps and in eight
     pieces: kurtosis of 20000 20.2, 15.4, entropy 23.6, 17.6, cosine similarity of 30000 47.3, 40.2. A row of no more than a warp's words has one."""
     warps, word = min(s.warps, beside), 16 // of.narrowest()
-    piece = 32 * warps * word // beside
+    piece = 32 * warps * word // power(beside)
     one = of.only_summed() and len({e.key for e in of.folds}) == 1        # L2 norm of 40000 x 1024 bf16 25.6 us, 25.6
     if len(set(sizes)) > 1 or of.stored_along() or of.crossed or of.carries or one or not 2 * LEAST <= piece < sizes[0] or sizes[0] <= 32 * word:
         return None

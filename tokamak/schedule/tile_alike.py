@@ -154,7 +154,7 @@ class TileAlike(TileThreads):
         beside = [a for a in self.pieces if a in self.crossed]
         if self.carries_lines() and len(beside) == 1:
             row = math.prod(sum(p) for a, p in self.pieces.items() if a in self.rows)
-            self.pieces[beside[0]] = (max(1, min(self.pieces[beside[0]][0], LINES_HELD // row)),)
+            self.pieces[beside[0]] = (max(1, min(self.pieces[beside[0]][0], LINES_HELD // power(row))),)         # a row of 24 is 8 + 8 + 8
 
     def _carries_short(self, row: Axis, n: int) -> bool:
         """Are sums of columns carried beside many short rows, which are no one piece?"""

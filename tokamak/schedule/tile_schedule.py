@@ -92,6 +92,10 @@ class TileSchedule:
     peeled: bool = False
     measured: bool = False
 
+    def __post_init__(self):
+        odd = [n for _, sizes in self.pieces for n in sizes if n != power(n)]
+        assert not odd, f"pieces of {odd} elements: those of a tile are powers of two"
+
     def sizes(self, a: Axis) -> tuple[int, ...]:
         """The lengths of the pieces that cover tiled axis `a`."""
         return dict(self.pieces)[a]

@@ -7,6 +7,7 @@ import math
 from ..fuse.cost import Hints
 from ..ir.index import Axis
 from .tile_facts import MOST_CARRIED, TileFacts
+from .tile_stages import power
 
 COLUMNS = 64            # columns of a tile that folds across rows: 128 bytes of a 16-bit type
 WORD = 16               # bytes of the widest access of a thread
@@ -55,7 +56,7 @@ def several_rows(of: TileFacts, pieces: dict[Axis, tuple[int, ...]]) -> dict[Axi
     count = 1 if of.carried() > MOST_CARRIED else count
     words //= WRITTEN if any(s.axes & of.crossed for s in of.b.stores) and of.narrowest() < 4 else 1
     beside = math.prod(sum(p) for a, p in pieces.items() if a not in of.crossed)
-    rows = 32 * words * (WORD // of.narrowest()) // (COLUMNS if _narrow(of, pieces) else beside)
+    rows = 32 * words * (WORD // of.narrowest()) // (COLUMNS if _narrow(of, pieces) else power(beside))
     while alone and count > 1 and of.hints(down[0].extent) < rows * count:
         count //= 2
     return {down[0]: (rows,) * count} if rows and of.hints(down[0].extent) >= rows * count else {}

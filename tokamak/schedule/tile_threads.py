@@ -454,7 +454,7 @@ class TileThreads(TileElements):
         ragged = self.carries_wide() and not self._exact_rows()
         if self.down and len(self.pieces) > 1:
             return CARRY_STAGES
-        if 1 < beside < LANES or beside > 1 and self.shift is None and self.begin_anywhere() or ragged:
+        if 1 < beside < LANES or beside > 1 and self.shift is None and not self.down and self.begin_anywhere() or ragged:
             return 1
         if CARRY_STAGES * row * sum(self.pieces.get(self.line, (1,))) > STAGED or self._short_run():
             return 1
