@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -302,6 +303,27 @@ def test_what_is_missing_of_the_models():
     assert [j[2:] for j in left if j[0] == "llama_1b_1x1"] == [("floor", ["first"]), ("inductor", ["first", "step"]),
                                                                ("tokamak", ["step", "right", "plan"])]
     assert len(left) == 7
+
+
+@pytest.mark.parametrize("parts, discarded", [(["first", "step"], [("llama_1b_1x1", "floor", ["first"])]), (["step"], [])])
+def test_first_calls_are_made_one_behind_the_other(monkeypatch, parts, discarded):
+    """The first one counts for nothing, and no process starts before what another is to time first is timed."""
+    said, at_once, most = [], 0, 0
+
+    def spoken(command, job, patience):
+        nonlocal at_once, most
+        said.append((job["name"], job["side"], job["parts"]))
+        at_once += 1
+        most = max(most, at_once)
+        time.sleep(0.05)
+        at_once -= 1
+        yield from ({"part": p, "result": {gpu_models.PARTS[p]: 1.0, "device": 1.0, "peak": 1, "kernels": 1}} for p in job["parts"])
+        yield {"end": True}
+    monkeypatch.setattr(gpu_models, "spoken", spoken)
+    results, todo = gpu_run.Results("", [], {}), [("llama_1b_1x1", "infer", side, parts) for side in ("inductor", "tokamak")]
+    assert gpu_models.measured(gpu_models.arguments(["--jobs", "3"]), results, todo) == [True, True]
+    assert said[:len(discarded)] == discarded and len(said) == len(discarded) + 2 and (most == 1) == bool(discarded)
+    assert set(results.rows["llama_1b_1x1 infer"]) == {"inductor", "tokamak"}
 
 
 def test_a_wrong_model_is_found():

@@ -131,7 +131,7 @@ class Fetch(Atom):
 class Index:
     """A polynomial over atoms: `terms` maps a sorted tuple of atoms to a non-zero integer; `constant`: the integer this is, or None. Interned and
     immutable."""
-    __slots__ = ("terms", "constant", "_hash", "_bounds", "_axes", "_fetched", "__weakref__")
+    __slots__ = ("terms", "constant", "_bounds", "_axes", "_fetched", "__weakref__")
     _table = Table()
 
     def __new__(cls, terms: dict[tuple[Atom, ...], int]):
@@ -142,13 +142,11 @@ class Index:
             found = object.__new__(cls)
             found.terms = dict(sorted(terms.items(), key=_order)) if len(terms) > 1 else dict(terms)
             found.constant = 0 if not terms else terms.get(()) if len(terms) == 1 else None
-            found._hash = hash(items)
             found._bounds = found._axes = found._fetched = None
             cls._table.put(items, found)
         return found
 
-    def __hash__(self) -> int:
-        return self._hash
+    __hash__ = object.__hash__          # equal ones are one object
 
     def __eq__(self, other) -> bool:
         return self is other or (isinstance(other, int) and self.constant == other)
