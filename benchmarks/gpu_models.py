@@ -10,9 +10,9 @@ own, give or take a few roundings; models that drop out at random are compared w
 Parts: `first` (cold, after an unrelated compile of the same side), `step` (times and peak memory), `right` and `plan` (tokamak: kernels, and how the
 seconds of a compile divide, cold ones without `--kept`); each is done once and kept in the JSON file. A process a side of a model and mode; `--jobs`
 of them compile at once, but what is timed has the machine to itself. Where first calls are timed, one under `floor` comes first that counts for
-nothing, since it reads the libraries from disk, and no process starts while another makes its first call. `--kept`: a folder in which the compilers
-keep what they build for all parts but `first`; part `build` fills it. Where `first` and `step` are asked for together, the steps are of what the first
-call compiled.
+nothing, since it reads the libraries from disk; no process starts while another makes its first call. `--kept`: a folder in which the
+compilers keep what they build for all parts but `first`; part `build` fills it. Where `first` and `step` are asked for together, the steps are of
+what the first call compiled.
 """
 from __future__ import annotations
 
