@@ -34,7 +34,7 @@ BESIDE = 40             # and numbers of what is carried and read together: thre
                         # backward in NHWC of 17 x 192 x 32 x 32, 31.8 us by three, which spill 264 bytes a thread (H100)
 LEAST_TURNED = 4        # rows at once from which on fewer may be: BatchNorm in NHWC of 16 x 768 x 28 x 27 bf16, six for eight, 23.1 us, 24.1, of
                         # 32 x 96 x 57 x 57, five, 22.4, 23.0, of 64 x 2048 x 7 x 7, seven, 20.4, 21.2
-WHOLE = 16              # of the rows of all turns one more at most: of InstanceNorm3D in NDHWC of 4 x 32 x 64 x 64 x 64 f16 eight, not seven
+WHOLE = 16              # of the rows of all turns one more at most: eight of InstanceNorm3D in NDHWC of 4 x 32 x 64 x 64 x 64 f16 22.9 us, seven 23.4
 SUMS_AT_ONCE = 2        # of sums, which are read a turn ahead: backward of InstanceNorm3D in NDHWC 39 us, 48 with four and none ahead; one-pass
                         # statistics gain nothing by that (24 us, 23; 31, 31). Five sums of f32 a row at a step 71.2, 76.4 with none ahead
 SUMS = 3                # from which on columns that are no whole tiles lie in tiles of
