@@ -23,10 +23,10 @@ def test_one_kernel(name):
     assert "split(" not in kernel["schedule"] and "i1:" in kernel["schedule"]
 
 
-@pytest.mark.parametrize("name, kernels", [("modulate_bwd_f16_60x257x5569", 2), ("modulate_bwd_bf16_10x256x1152", 2)])
-def test_more_rows_or_fewer_columns_are_shared(name, kernels):
+@pytest.mark.parametrize("name", ["modulate_bwd_f16_60x257x5569", "modulate_bwd_bf16_10x256x1152"])
+def test_more_rows_or_fewer_columns_are_shared(name):
     first, *others = gpu_plans.planned(name)
-    assert "split(i1 / " in first["schedule"] and len(others) >= kernels - 1
+    assert "split(i1 / " in first["schedule"] and others
 
 
 @pytest.mark.parametrize("name, threads, found", [
