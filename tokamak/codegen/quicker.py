@@ -46,7 +46,7 @@ TRIED = 10, 6           # ways of a kernel that are built at once: of the heuris
 MOST = 40               # of all kernels of a graph at first, those that lose most
 WARPS = 1, 2, 4, 8, 16  # of a program that are tried whatever it has
 EVEN = 16, 8            # equal pieces of a held axis
-QUARTERS = 4            # the same of one that is too short for those
+QUARTERS = 4            # the same of one that is too short for the first of those
 LOOPED = 1024           # elements of a chunk of a held row that is run through instead
 SHORTER = 4, 2          # times, blocks of rows that begin anywhere
 LEAST_WARPS = 4         # of each of more programs that hold a row in stages
@@ -173,7 +173,7 @@ def near(b: Body, s: TileSchedule, at_once: int, tight: bool) -> Iterator[str]:
     name = lambda a: f"i{s.order.index(a)}"
     tiled = [(name(a), s.sizes(a)[0] if a in s.dims else 1) for a in s.order if a in b.parallel or a in s.looped]
     warps = [w for w in WARPS if w != s.warps and (w > s.warps or not tight)]
-    held = [(name(a), power(sum(s.sizes(a)))) for a in s.dims if a not in b.parallel and a not in s.looped]
+    held = _held(b, s)
     yield from (f"warps({w})" for w in (s.warps // 2, s.warps * 2) if w in warps)
     yield from (f"tile({a}:{n // 2})" for a, n in tiled if n > 1)
     yield from (f"even({a}:{n // EVEN[0]})" for a, n in held if n >= EVEN[0] * SHORTEST_EVEN)
@@ -185,10 +185,14 @@ def near(b: Body, s: TileSchedule, at_once: int, tight: bool) -> Iterator[str]:
     yield from (f"shared({a} / {at_once})" for a, _ in tiled[:1] if not s.split)
 
 
-def in_quarters(b: Body, s: TileSchedule) -> Iterator[str]:
+def in_quarters(b: Body, s: TileSchedule) -> Iterator[tuple[str, ...]]:
     """The same where rows are held that are short: in four pieces."""
-    short = [(a, power(sum(s.sizes(a)))) for a in s.dims if a not in b.parallel and a not in s.looped]
-    yield from (f"even(i{s.order.index(a)}:{n // QUARTERS})" for a, n in short if QUARTERS * SHORTEST_EVEN <= n < EVEN[0] * SHORTEST_EVEN)
+    yield from ((f"even({a}:{n // QUARTERS})",) for a, n in _held(b, s) if QUARTERS * SHORTEST_EVEN <= n < EVEN[0] * SHORTEST_EVEN)
+
+
+def _held(b: Body, s: TileSchedule) -> list[tuple[str, int]]:
+    """The axes that are held, by name, and their elements, to the power of two."""
+    return [(f"i{s.order.index(a)}", power(sum(s.sizes(a)))) for a in s.dims if a not in b.parallel and a not in s.looped]
 
 
 def in_blocks(s: TileSchedule) -> Iterator[tuple[str, ...]]:
@@ -317,11 +321,13 @@ class _Search:
         tight = bool(made.spilled) or made.registers > TIGHT
         if s.shift is not None and s.shift.axis in self.b.parallel:
             yield from in_blocks(s)
-        yield from held_in_stages(s) if s.staged is not None else ((c,) for c in near(self.b, s, at_once, tight))
-        if s.split and s.staged is None:
+        if s.staged is not None:
+            yield from held_in_stages(s)
+            return
+        yield from ((c,) for c in near(self.b, s, at_once, tight))
+        if s.split:
             yield from as_many_threads(s)
-        if s.staged is None:
-            yield from ((c,) for c in in_quarters(self.b, s))
+        yield from in_quarters(self.b, s)
 
     def _spills(self, s: TileSchedule) -> bool:
         """Will it, and much, as far as can be told?"""

@@ -18,7 +18,7 @@ WALKED_FROM = 32768     # rows of 65537 f32 10.8 us, of 131072 f16 9.9, of 32 of
                         # by programs that share the rows and leave partial sums
 WALKED_OF = 256         # rows of each of several matrices, so many columns in all: modulation's gradient, H200, of 900 x 5 x 5569 f16 54.5 us, of
                         # 94 x 48 x 5569 52.9, of 23 x 192 x 5569 53.3, of 25191 x 7 x 257 97, of 500 x 5 x 8191 f32 73.5, of 26 x 96 x 8191 66.3, of
-                        # 26 x 96 x 8192 63.0, of 64 x 256 x 1152 bf16 32.8; 220, 89, 116, 157, 199, 100, 69.4 and 42.2 shared in the same way
+                        # 26 x 96 x 8192 63.0, of 64 x 256 x 1152 bf16 32.8; 220, 89, 116, 157, 199, 100, 69.4 and 42.2 shared
 ALONE_EACH = 4096       # elements for each multiprocessor from which on few long rows are summed by themselves, and their columns where the gradient
                         # is written: LayerNorm backward of 16 and 64 rows of 131072 bf16 10.9 and 32.9 us, of 8 of 262144 11.5, of 32 of 131073 22.3,
                         # f32 of 16 of 65536 11.7; 15.9, 46.0, 14.4, 33.0 and 13.8 with both sums in one kernel. Of 4 of 65536 8.2, 7.6
@@ -71,13 +71,17 @@ def _written_down(r: Roles) -> frozenset:
 
 def _holds_columns(down: frozenset, v, hints: Hints) -> bool:
     """Are columns short and many, so that a program holds some?"""
-    return len(down) == 1 and hints.exactly(next(iter(down)).extent) is not None and hints.count(down) <= WALKED and hints(v.extent) >= WALKED_FROM
+    return _known(down, WALKED, hints) and hints(v.extent) >= WALKED_FROM
 
 
 def _holds_matrices(r: Roles, down: frozenset, hints: Hints) -> bool:
     """The same of columns of several matrices, of which nothing is left to fold."""
-    return not r.accumulating and len(r.parallel) > 1 and len(down) == 1 and hints.exactly(next(iter(down)).extent) is not None \
-        and hints.count(down) <= WALKED_OF and hints.count(r.parallel) >= WALKED_FROM
+    return not r.accumulating and len(r.parallel) > 1 and _known(down, WALKED_OF, hints) and hints.count(r.parallel) >= WALKED_FROM
+
+
+def _known(down: frozenset, most: int, hints: Hints) -> bool:
+    """Do columns lie down one axis of so many rows at most, how many is known?"""
+    return len(down) == 1 and hints.exactly(next(iter(down)).extent) is not None and hints.count(down) <= most
 
 
 def sums_rows_across(group: Group, r: Roles, hints: Hints, target) -> bool:

@@ -295,9 +295,8 @@ class TileBlocks(TileRows):
         if shift is None or self.b.parallel - self.crossed == {self.line}:
             return shift
         blocks = max(1, self.hints.count(self.b.parallel - self.crossed) // TILE)
-        moved = sum(size for _, address, size in set(strides_of(self.b)) if self.line in address.axes() and address.axes() & self.crossed)
         left = shift.group * len(self.crossing) * LEFT_EACH
-        much = left * LEFT > self.hints.count(self.crossed) * moved
+        much = left * LEFT > self.hints.count(self.crossed) * self.row_bytes()
         return None if much and shift.group * blocks > self.target.threads else shift
 
     def _side_by_side(self) -> bool:

@@ -340,6 +340,10 @@ class TileFacts:
         """Is all that is read along the contiguous axis of 32 bits and more? (What is written may be narrower.)"""
         return all(e.dtype.bytes >= 4 for e in walk(*exprs_of(self.b)) if isinstance(e, Load) and self.line in e.axes())
 
+    def row_bytes(self) -> int:
+        """Bytes of an element of a row that programs fold across: of all that is read and written there along the contiguous axis."""
+        return sum(size for _, address, size in set(strides_of(self.b)) if self.line in address.axes() and address.axes() & self.crossed)
+
     def narrowest(self) -> int:
         """Bytes of an element of the narrowest that is read along the contiguous axis."""
         return narrowest(self.b, self.line)

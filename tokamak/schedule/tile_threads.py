@@ -449,14 +449,13 @@ class TileThreads(TileElements):
             return WALKED_STAGES
         if not (self.carries or self.down) or self.looped:
             return 1
-        row = sum(size for _, address, size in set(strides_of(self.b)) if self.line in address.axes() and address.axes() & self.crossed)
         beside = math.prod(sum(self.pieces[a]) for a in self.pieces if a in self.b.parallel)
         ragged = self.carries_wide() and not self._exact_rows()
         if self.down and len(self.pieces) > 1:
             return CARRY_STAGES
         if 1 < beside < LANES or beside > 1 and self.shift is None and not self.down and self.begin_anywhere() or ragged:
             return 1
-        if CARRY_STAGES * row * sum(self.pieces.get(self.line, (1,))) > STAGED or self._short_run():
+        if CARRY_STAGES * self.row_bytes() * sum(self.pieces.get(self.line, (1,))) > STAGED or self._short_run():
             return 1
         folded = any(isinstance(e, Reduce) and set(e.over) & set(self.rows) and not set(e.over) & self.crossed for e in walk(*exprs_of(self.b)))
         return 1 if self.shift is not None and (folded and self.narrowest() >= 4 or self.down) else CARRY_STAGES
