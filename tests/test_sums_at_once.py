@@ -54,6 +54,14 @@ def test_sums_that_need_nothing_of_each_other_are_made_at_once():
     assert "tl.sum(" not in unit.text
 
 
+def test_a_warp_sums_all_pieces_of_a_row_at_once():
+    """Each thread its own of each piece first: one sum across the lanes in the place of one a piece."""
+    unit, = kernels(sums(X, columns=800))
+    assert unit.warps == 1 and unit.text.count("tl.sum(") == 1 and unit.text.count("tk.of_threads(") > 1
+    unit, = kernels(sums(X, f"mul({X}, {Y})", columns=800))
+    assert "tl.sum(" not in unit.text and unit.text.count("tk.sums2(") == 1
+
+
 def test_a_sum_that_needs_another_waits_for_it():
     unit, = kernels(sums(X, Y, f"mul({X}, {Y})", f"mul({Y}, sub({X}, %sum0[i0]))"))
     assert unit.text.count("tk.sums3(") == 2 and unit.text.count("tl.sum(") == 3

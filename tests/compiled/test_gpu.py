@@ -296,6 +296,18 @@ def test_updates_that_meet(dtype, how):
     torch.testing.assert_close(got.to(want.dtype), want, rtol=loose, atol=10 * loose, equal_nan=True)
 
 
+@pytest.mark.parametrize("divisor", [3.0, -3.0, 0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-40, -1e-40, 3e38, -3e38, -7e-20, 1e-38])
+def test_any_divisor_that_many_share(divisor):
+    x = torch.randn(4, 700, device="cuda") * 10.0 ** torch.randint(-30, 30, (4, 700), device="cuda")
+    x[:, 0], x[:, 1], x[:, 2], x[:, 3] = 0, float("inf"), float("nan"), -0.0
+    by = torch.full((4,), divisor, device="cuda")
+    got, want = kernel(lambda x, by: x / by[:, None])(x, by), x / by[:, None]
+    usual = (want.abs() > 1e-30) & (x.abs() > 1e-30) | want.isnan() | (want == 0) & ((x == 0) | by[:, None].isinf())
+    torch.testing.assert_close(got[usual], want[usual], rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(got, want, rtol=2e-7, atol=3e-45, equal_nan=True)
+    assert torch.equal(got.signbit() & ~got.isnan(), want.signbit() & ~want.isnan())
+
+
 def test_a_zero_keeps_its_sign_where_many_share_a_divisor():
     x = torch.tensor([-0.0, 0.0], device="cuda").repeat(500)
     for by in (torch.tensor(3.0, device="cuda"), torch.tensor(-3.0, device="cuda")):

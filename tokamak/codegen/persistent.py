@@ -20,7 +20,6 @@ from ..schedule.persistent import PersistentSchedule, factor_box, pair, smaller,
 from . import tile_words as words
 from .matmul import MatmulLowering
 from .tile_kernel import Boxed, Scope, TileKernel, Value
-from .tiles import rounded
 
 
 class PersistentLowering(MatmulLowering):
@@ -183,7 +182,7 @@ class LastRound(PersistentLowering):
     descriptors and names are the kernel's."""
 
     def __init__(self, whole: PersistentLowering):
-        super().__init__(whole.body_, smaller(whole.schedule), whole.hints, whole.device, fast=whole.fast)
+        super().__init__(whole.body_, smaller(whole.schedule), whole.hints, whole.device, fast=whole.relaxed)
         self.whole = whole
         self.params, self.keys, self.descriptors = whole.params, whole.keys, whole.descriptors
         self.counter, self.errors, self.sources = whole.counter, whole.errors, whole.sources
@@ -212,7 +211,6 @@ class LastRound(PersistentLowering):
 
 def lower_persistent(body: Body, schedule: PersistentSchedule, hints, device: str, fast: bool = False) -> tuple[TileKernel, ...]:
     """The kernel of `body`; its `otherwise` is the same one by addresses, for calls whose memory the engine cannot copy."""
-    fast = fast and rounded(body)
     plain = PersistentLowering(body, replace(schedule, boxes=False, flat=False, last=1), hints, device, fast=fast)
     addressed = plain.kernel()
     if not schedule.boxes or addressed.errors:

@@ -10,12 +10,13 @@ from ..schedule.tile_schedule import TileSchedule
 from .tile_flat import FlatLowering
 from .tile_kernel import For, TileKernel
 from .tile_stages import StagedLowering
-from .tiles import TileLowering, base_body, combining, rounded
+from .tiles import TileLowering, base_body, combining
 
 
 def lower_tiles(body: Body, schedule: TileSchedule, hints, device: str, choose_again, fast: bool = False) -> tuple[TileKernel, ...]:
-    """The kernels of `body` in running order. `choose_again(body)` gives the schedule of a further kernel. `fast`: where all that comes out is
-    rounded to 16 bits, f32 functions on the way may be a few units in the last place off. Raises Unschedulable."""
+    """The kernels of `body` in running order. `choose_again(body)` gives the schedule of a further kernel. `fast`: by the policy of that name, f32
+    functions may be a few units in the last place off where all that comes out is rounded to 16 bits, and what is summed is divided by reciprocals.
+    Raises Unschedulable."""
     first: tuple = ()
     if body.base is not None:
         base = base_body(body)
@@ -27,7 +28,7 @@ def lower_tiles(body: Body, schedule: TileSchedule, hints, device: str, choose_a
 def lower_by(lowering: type[TileLowering], body: Body, schedule: TileSchedule, hints, device: str, choose_again,
              fast: bool) -> tuple[TileKernel, ...]:
     """The kernel that `lowering` makes of `body`, and behind it those that combine what its programs leave; as `lower_tiles`."""
-    made = lowering(body, schedule, hints, device, fast=fast and rounded(body))
+    made = lowering(body, schedule, hints, device, fast=fast)
     kernels = [made.kernel()]
     seconds = [(second, choose_again(second)) for second in combining(body, schedule, made.spaces)]
     if len(seconds) > 1 and all(beside.plain(s) for _, s in seconds):
@@ -59,7 +60,7 @@ def side_by_side(body: Body, schedule: beside.BesideSchedule, kinds: Iterable[ty
     for kind, (was, s) in zip(kinds, schedule.parts, strict=True):
         part = Body(was.axes, tuple(stores[:len(was.stores)]), was.parallel)
         del stores[:len(was.stores)]
-        one = kind(part, s, hints, device, fast=fast and rounded(part))
+        one = kind(part, s, hints, device, fast=fast)
         if last is not None:
             one.params, one.errors, one.counter, one.sources = last.params, last.errors, last.counter, last.sources
             one.keys = {k: name for k, name in last.keys.items() if k[0] == "memory"}

@@ -1,5 +1,5 @@
-"""Sums of a row that several warps of a program hold, made at once: the warps wait for each other once for all of them, and what is summed of an
-element is gone with it."""
+"""Sums of a row that a program holds in pieces, each thread's first: several warps wait for each other once for all that is summed of the row, and
+what is summed of an element is gone with it."""
 from __future__ import annotations
 
 import math
@@ -24,32 +24,37 @@ class TileSums(TileFolds):
 
     def _emit_reduce(self, e: Reduce) -> Value:
         folds = self._beside(e)
-        if len(folds) == 1:
+        if not folds:
             return super()._emit_reduce(e)
         for part, value in self._held_sums(folds):
             self._remember(value.scope, part, (value,))
         return self._known(e)
 
     def _beside(self, e: Reduce) -> list[Reduce]:
-        """`e`, and what else is summed along the same axes of what a program holds of a row, and needs nothing of it."""
+        """`e`, and what else is summed along the same axes of what a program holds of a row, and needs nothing of it; none where `e` is summed by
+        itself, a piece behind the other."""
         if not self._at_once_with_others(e):
-            return [e]
+            return []
         depth, found = self._folds_deep(e), {e.args: e}
         for f in walk(*(s.expr for s in self.stores)):
             if isinstance(f, Reduce) and set(f.over) == set(e.over) and f.free == e.free and self._at_once_with_others(f) \
                     and self._folds_deep(f) == depth and self._known(f) is None and len(found) < SUMS[1]:
                 found.setdefault(f.args, f)
-        return list(found.values()) if self._worth(found.values()) else [e]
+        return list(found.values()) if self._worth(found.values()) else []
 
     def _at_once_with_others(self, e: Reduce) -> bool:
-        """Is `e` a sum of f32 along all of a row that several warps hold?"""
-        return self.rank == 1 and self.s.warps > 1 and e.monoid == "sum" and e.args[0].dtype is F32 \
+        """Is `e` a sum of f32 along all of a row that is held?"""
+        return self.rank == 1 and e.monoid == "sum" and e.args[0].dtype is F32 \
             and set(self.s.dims) <= set(e.over) and not set(e.over) & (self.s.looped | set(self.s.split))
 
     def _worth(self, folds) -> bool:
-        """Are `folds` as many, and is what they read as little, as is worth making them at once? Two will do in a plane that is a program's own."""
+        """Are `folds` as many, and is what they read as little, as is worth making them at once? Two will do in a plane that is a program's own, one
+        where a warp's lanes would be summed piece by piece."""
         own = self.s.staged is not None and self.s.staged not in self.s.dims
-        return len(folds) >= (2 if own else SUMS[0]) and self._words_held(folds) <= WORDS_HELD
+        least = 2 if own else SUMS[0]
+        if self.s.warps == 1 and sum(size >= 32 for size in self.s.sizes(self.s.dims[0])) > 1:
+            least = 1
+        return len(folds) >= least and self._words_held(folds) <= WORDS_HELD
 
     def _folds_deep(self, e: Expr) -> int:
         """How many folds of held axes, one behind the other, `e` needs, itself among them."""
@@ -66,7 +71,7 @@ class TileSums(TileFolds):
             for arg in (c for c in x.children() if row & x.free and not row & c.free and not isinstance(c, Const)):
                 shared = self.emit(arg)
                 if isinstance(x, Op) and x.name == "div" and x.dtype is F32 and arg is x.args[1] and not self.fast:
-                    self._rounded_inverse(shared)
+                    self._inverse(x, shared)
 
     def _words_held(self, folds) -> int:
         """Registers of a thread that hold what `folds` read of a row."""

@@ -461,14 +461,6 @@ def base_body(body: Body) -> Body:
     return Body(tuple(sorted(s.axes, key=lambda a: a.id)), (Store(s.memory, s.address, expr, s.axes),), s.axes)
 
 
-def rounded(body: Body) -> bool:
-    """Is every floating result along the body's longest stores rounded to 16 bits, or what is made of it? What is folded away on the way may be
-    stored as it is."""
-    most = max((len(s.axes) for s in body.stores), default=0)
-    rounds = lambda s: s.memory.dtype.is_half or s.memory.rounds
-    return all(rounds(s) for s in body.stores if s.memory.dtype.is_float and len(s.axes) == most) and any(map(rounds, body.stores))
-
-
 def mean_of(share: Axis, level: Expr, mean: Expr) -> Expr:
     """The weighted mean of all, of what each share leaves (`ops.MEANS['expmean']`)."""
     weight = Op("exp", Op("sub", level, Reduce("max", (share,), (level,))))

@@ -190,8 +190,8 @@ def reduce(monoid: str, dtype: DType, args: tuple[str, ...], axis: int) -> str:
 
 
 def sums(args: list[str], axis: int) -> str:
-    """Text of the sums of each of `args`, two to five blocks of one shape, along `axis`."""
-    return f"tk.sums{len(args)}({', '.join(args)}, {axis})"
+    """Text of the sums of each of `args`, up to five blocks of one shape, along `axis`."""
+    return f"tk.sums{len(args)}({', '.join(args)}, {axis})" if len(args) > 1 else f"tl.sum({args[0]}, {axis})"
 
 
 def scan(monoid: str, args: tuple[str, ...], axis: int, reverse: bool = False) -> str:

@@ -19,7 +19,7 @@ from ..schedule.tile_schedule import TileSchedule
 from . import triton
 from .scope import Unschedulable
 from .tile_kernel import TileKernel
-from .tiles import TileLowering, rounded
+from .tiles import TileLowering
 
 Table = Mapping[str, tuple[str, ...]]           # structure -> changes
 
@@ -37,13 +37,13 @@ def choose(b: Body, hints: Hints, target, table: Table) -> TileSchedule:
     if not table or s.staged is not None:          # rows in stages have one way to be held
         return s
     try:
-        plain = TileLowering(b, s, hints, target.name, fast=target.fast and rounded(b)).kernel()
+        plain = TileLowering(b, s, hints, target.name, fast=target.fast).kernel()
         known = table.get(structure(plain, hints))
         made = changed(b, s, known, hints) if known is not None else None
         if made is None:
             return s
         if made != s:
-            TileLowering(b, made, hints, target.name, fast=target.fast and rounded(b)).kernel()
+            TileLowering(b, made, hints, target.name, fast=target.fast).kernel()
         return replace(made, measured=True)
     except Unschedulable:
         pass

@@ -12,7 +12,6 @@ from ..schedule.matmul import VectorSchedule
 from . import tile_words as words
 from .matmul import MatmulLowering
 from .tile_kernel import Scope, TileKernel
-from .tiles import rounded
 
 
 class VectorLowering(MatmulLowering):
@@ -65,4 +64,4 @@ class VectorLowering(MatmulLowering):
 
 def lower_vector(body: Body, schedule: VectorSchedule, hints, device: str, choose_again, fast: bool = False) -> tuple[TileKernel, ...]:
     """The kernel of `body`; as `tiles.lower_tiles`."""
-    return (VectorLowering(body, schedule, hints, device, fast=fast and rounded(body)).kernel(),)
+    return (VectorLowering(body, schedule, hints, device, fast=fast).kernel(),)

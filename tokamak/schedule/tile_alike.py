@@ -88,7 +88,7 @@ class TileAlike(TileThreads):
             fit = self.narrowest() < 4 or not self.begin_anywhere() or len(self.crossing) < 2
             twice = count == 2 and fit and self.hints.count(self.b.parallel) >= CARRY_TWICE
             rows = CARRY_ROWS * (2 if twice else 1)
-            self.pieces = {a: (CARRY_PIECE,) * count if a is row else (rows,) for a in self.pieces}
+            self.pieces = {a: (CARRY_PIECE,) * count if a is row else (self.at_most(a, rows),) for a in self.pieces}
         elif row is self.line and self.scans() and not self.begin_anywhere():
             # prefixes go on from piece to piece: of 60000 x 200 bf16 16.5 us, 26.1 as seven of 32, of 50000 x 300 f32 32.9, 40.8 (H200)
             self.pieces[row] = (power(n),)
@@ -103,7 +103,7 @@ class TileAlike(TileThreads):
         elif self.carries and row is self.line and n * self.narrowest() % WHOLE_WORD == 0 and LITTLE_PIECE * found[-1] <= found[0]:
             other, = (a for a in self.pieces if a is not row) if len(self.pieces) == 2 else (None,)
             if other in self.crossed and sum(self.pieces[other]) > 1 and power(n) < TILE:
-                self.pieces.update({row: (power(n),), other: (TILE // power(n),)})
+                self.pieces.update({row: (power(n),), other: (self.at_most(other, TILE // power(n)),)})
 
     def _long_alike(self) -> None:
         """Lays a long row beside which sums are carried, the last of whose pieces is much shorter than the first, in equal ones."""
@@ -132,7 +132,7 @@ class TileAlike(TileThreads):
             return True
         other, = (a for a in self.pieces if a is not self.line) if len(self.pieces) == 2 else (None,)
         if self.rows == [self.line] and self.narrowest() >= 4 and power(n[0]) <= SEVERAL_SHORT // 2 and other in self.crossed:
-            self.pieces.update({self.line: (power(n[0]),), other: (SEVERAL_SHORT // power(n[0]),)})
+            self.pieces.update({self.line: (power(n[0]),), other: (self.at_most(other, SEVERAL_SHORT // power(n[0])),)})
             return True
         return False
 

@@ -213,8 +213,12 @@ class TileRows(TileAlike):
         rows = [a for a in self.order if a in self.b.parallel and a in self.shift.origin.axes()]
         return tuple(rows[-1:]) if kept else ()
 
+    def at_most(self, a: Axis, size: int) -> int:
+        """`size`, a power of two, where `a` has so many elements."""
+        return min(size, power(self.hints(a.extent)))
+
     def tile(self, a: Axis, most: int) -> int:
-        size = max(1, min(power(self.hints(a.extent)), power(most + 1) // 2))
+        size = max(1, self.at_most(a, power(most + 1) // 2))
         if size > 1:
             self.pieces[a] = (size,)
         return size
