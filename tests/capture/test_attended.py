@@ -123,7 +123,7 @@ def step(fn, inputs, *masks):
 
 def trained(fn, inputs, monkeypatch, *masks) -> tuple[list, list]:
     """(results and gradients of a compiled step, the library's attentions in its forward graph)."""
-    monkeypatch.setattr(partition, "attended", lambda joint: attended.attended(joint, 1))
+    monkeypatch.setattr(partition, "attended", lambda joint, results: attended.attended(joint, 1, results=results))
     torch._dynamo.reset()
     with recording() as recorder:
         made = step(tokamak.compile(fn, target="interpret", strict=True, dynamic=False, cache_dir=""), inputs, *masks)
@@ -146,6 +146,19 @@ def test_forms(name, dtype, monkeypatch):
     got, calls = trained(FORMS[name], inputs, monkeypatch)
     assert len(calls) == (2 if name == "twice" else 1)
     alike(got, usual, want)
+
+
+def test_gradients_lie_as_the_library_makes_them(monkeypatch):
+    """None is copied to lie as the transposed product that made it; a result is."""
+    inputs = operands(torch.float32)
+    monkeypatch.setattr(partition, "attended", lambda joint, results: attended.attended(joint, 1, results=results))
+    torch._dynamo.reset()
+    with recording() as recorder:
+        made = tokamak.compile(FORMS["plain"], target="interpret", strict=True, dynamic=False, cache_dir="")(*inputs)
+        made.square().sum().backward()
+    backward, = (r for r in recorder.graphs if r.kind == "backward")
+    assert not [n for n in backward.values["aten"].graph.nodes if n.target is torch.ops.aten.clone.default]
+    assert all(x.grad.is_contiguous() for x in inputs)
 
 
 def alike(got, usual, want):
@@ -366,7 +379,7 @@ def test_small_ones_stay(monkeypatch):
     """The library's calls take longer than products of small matrices."""
     counts = []
     real = attended.attended
-    monkeypatch.setattr(partition, "attended", lambda joint: counts.append(real(joint)))
+    monkeypatch.setattr(partition, "attended", lambda joint, results: counts.append(real(joint, results=results)))
     step(tokamak.compile(FORMS["divided"], target="interpret", strict=True, dynamic=False, cache_dir=""), operands(torch.float32))
     assert counts == [0]
 

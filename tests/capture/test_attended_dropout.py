@@ -103,7 +103,7 @@ def test_forms(form, monkeypatch):
     pytest.importorskip("triton")
     asked = []
     monkeypatch.setattr(attended, "chosen", lambda given, bias, causal, scale, dropped: asked.append((causal, dropped)) or (_forward, _backward))
-    monkeypatch.setattr(partition, "attended", lambda joint: attended.attended(joint, 1))
+    monkeypatch.setattr(partition, "attended", lambda joint, results: attended.attended(joint, 1, results=results))
     torch.manual_seed(1)
     inputs = operands("cpu", torch.float32, 2, 3, 20, 16) if form != "masked" else operands("cpu", torch.float32, 2, 3, 16, 16)
     got, _ = compiled(attention(form), inputs, target="interpret")
@@ -115,13 +115,13 @@ def test_forms(form, monkeypatch):
 def test_what_is_none(name, monkeypatch):
     pytest.importorskip("triton")
     monkeypatch.setattr(attended, "chosen", lambda *_: pytest.fail("the library was asked"))
-    monkeypatch.setattr(partition, "attended", lambda joint: attended.attended(joint, 1))
+    monkeypatch.setattr(partition, "attended", lambda joint, results: attended.attended(joint, 1, results=results))
     compiled(APART[name], operands("cpu", torch.float32, 2, 3, 20, 16), target="interpret")
 
 
 def test_on_a_cpu_it_stays(monkeypatch):
     pytest.importorskip("triton")
-    monkeypatch.setattr(partition, "attended", lambda joint: attended.attended(joint, 1))
+    monkeypatch.setattr(partition, "attended", lambda joint, results: attended.attended(joint, 1, results=results))
     inputs = operands("cpu", torch.float32, 2, 3, 20, 16)
     got, called = compiled(attention("plain"), inputs, target="interpret")
     assert not any("attention" in str(c) for c in called)

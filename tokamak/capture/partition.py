@@ -45,7 +45,7 @@ def partition(joint: fx.GraphModule, joint_inputs, *, num_fwd_outputs: int, arit
     may make `again`."""
     without_identities(joint)
     if attention:
-        attended(joint)
+        attended(joint, results=num_fwd_outputs)
     if layouts:
         choose_layouts(joint)
     if parts:
