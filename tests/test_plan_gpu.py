@@ -229,3 +229,17 @@ def test_what_only_reads_prefixes_stands_in_their_kernel(made, kernels):
   return %out
 }}"""
     assert len(plan(parse_graph(text), LARGE).steps) == kernels
+
+
+def test_what_tiles_are_multiplied_of_is_not_made_again_for_each():
+    """A head's weights of f32 under autocast: their cast moved into the product of the logits, which wanted more shared memory than there is."""
+    made = plan(parse_graph("""graph logits {
+  input %x: bf16[4096, 1024](1024, 1)
+  input %w: f32[50257, 1024](1024, 1)
+  %h: bf16[50257, 1024](1024, 1) = bf16~(%w[i0, i1])
+  %y: bf16[4096, 50257](50264, 1) for i2<1024 = bf16~(sum[i2](mul(f32(%x[i0, i2]), f32(%h[i1, i2]))))
+  return %y
+}"""), LARGE)
+    assert len(made.steps) == 2
+    schedules = [str(s) for _, s in schedule_plan(made, LARGE).bodies.values()]
+    assert "contraction" in schedules[1] and "stages(4)" in schedules[1]

@@ -8,8 +8,11 @@ import torch
 import torch.nn.functional as F
 
 import tokamak
-from tokamak.codegen.stages import parts
+from tests.large_gpu import LARGE
+from tokamak.codegen.stages import lower_plan, parts, render_plan, schedule_plan
 from tokamak.codegen.triton_listing import listing
+from tokamak.fuse.plan import plan
+from tokamak.ir.parse import parse_graph
 from tokamak.runtime import gpu_build
 from tokamak.schedule.persistent import PersistentSchedule
 from tokamak.target import tf32_allowed
@@ -266,6 +269,21 @@ def test_steps_under_way_of_large_tiles_fit_in_shared_memory(name):
     unit = parts((made,))[0].unit
     built = gpu_build.build([unit], ("cuda", 90, 32))[unit.name]
     assert made.schedule.flat and made.schedule.stages == stages and not built.spilled and built.shared <= 227 << 10
+
+
+@pytest.mark.parametrize("factor", ["f32(bf16(%w[i1, i2]))", "f32(bf16(mul(%w[i1, i2], %w[i1, i2])))"])
+def test_steps_under_way_of_factors_that_are_not_copied_fit_in_shared_memory(factor):
+    """They are under way as they lie in memory: twice as wide as they are multiplied, and once more as they are multiplied."""
+    graph = parse_graph(f"""graph logits {{
+  input %x: bf16[4096, 1024](1024, 1)
+  input %w: f32[50257, 1024](1024, 1)
+  %y: bf16[4096, 50257](50264, 1) for i2<1024 = bf16~(sum[i2](mul(f32(%x[i0, i2]), {factor})))
+  return %y
+}}""")
+    lowered = lower_plan(schedule_plan(plan(graph, LARGE), LARGE), LARGE)
+    (made,), = (built.parts for built in render_plan(lowered).values())
+    built = gpu_build.build([made.unit], ("cuda", 90, 32))[made.unit.name]
+    assert isinstance(made.kernel.schedule, PersistentSchedule) and made.kernel.schedule.boxes and built.shared <= 227 << 10
 
 
 @pytest.mark.parametrize("arch", [("cuda", 90, 32), ("cuda", 80, 32), ("hip", "gfx942", 64)], ids=str)

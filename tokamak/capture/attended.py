@@ -70,7 +70,7 @@ class Attention:
 def attended(graph: fx.GraphModule, least: int = LEAST, long: int = LONG, results: int | None = None) -> int:
     """Puts the library's calls in the place of attention of `graph` with `least` elements of p, where it has some, forward and backward; where there
     is no backward, of such as is causal, with `long` columns of p. How many. The first `results` of what the graph returns, all without, lie in
-    memory as before; gradients lie as the library makes them: naive attention's of 10 x 16 x 512 x 64 f16 otherwise copies one, 6 us of 113 (H200)."""
+    memory as before; gradients lie as the library makes them: naive attention's of 10 x 16 x 512 x 64 f16 otherwise copy one, 6 us of 113 (H200)."""
     behind = [n for n in graph.graph.nodes if n.target is _aten._softmax_backward_data.default and n.meta["val"].dim()]
     ends = [] if behind else [n for n in graph.graph.nodes if n.target in ENDS and n.meta["val"].dim()]
     if behind or ends:
@@ -253,8 +253,8 @@ def _masks(a: Attention, known: dict) -> Masks | None:
 
 
 def _replace(graph: fx.Graph, a: Attention, masks: Masks, returned: frozenset) -> bool:
-    """Puts the library's calls in, and the same views behind them as before; False where it has none for these values. `returned`: what lies in memory
-    as before."""
+    """Puts the library's calls in, and the same views behind them as before; False where it has none for these values. `returned`: what lies in
+    memory as before."""
     calls, width = _calls(a, masks), a.values.meta["val"].shape[2]
     if calls is None:
         return False

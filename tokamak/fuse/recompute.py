@@ -57,7 +57,7 @@ def recomputed(plan, hints: Hints, target) -> frozenset:
             kept |= made[1]
     for p, into in outside.items():
         operands = {e.node for e in _loads(p)}
-        alone = target.kind == "gpu" and not target.ordered and len(owner[p].members) == 1
+        alone = target.kind == "gpu" and not target.ordered and len(owner[p].members) == 1 and not any(_multiplies(n) for n, _ in into)
         if p not in moved and p not in kept and not operands & moved and _cheaper(p, into, owner, stored, hints, target.kind == "cpu", alone):
             found.update((p, n) for n, _ in into)
             moved.add(p)
@@ -68,11 +68,15 @@ def recomputed(plan, hints: Hints, target) -> frozenset:
 def _in_the_way(g: Group, fixed, hints: Hints) -> list[Compute]:
     """Values of `g`, cheap, for which it runs in parallel along nothing but their axes, though columns that they lack could be folded each by itself:
     a mask of positions keeps all columns of a row in one program, or leaves sums along them to be folded on."""
-    product = lambda m: (c := contraction(fold_of(m.expr))) is not None and multiplied(c)
-    folds = [m for m in g.members if m.bound and not product(m)]            # tiles are multiplied as they lie in memory
+    folds = [m for m in g.members if m.bound and not _multiplies(m.node)]           # tiles are multiplied as they lie in memory
     drawn = lambda m: any(isinstance(e, Random) for e in walk(m.expr))
     cheap = lambda m: is_pointwise(m.node) and m.node not in fixed and weight(m.expr) <= CHEAP and not is_heavy(m.expr) and not drawn(m)
     return [p.node for p in g.members if cheap(p) and any(m.bound & p.free and hints.count(m.free - p.free) >= COLUMNS for m in folds)]
+
+
+def _multiplies(n) -> bool:
+    """Does `n` multiply tiles, of which each is read again and again?"""
+    return isinstance(n, Compute) and (c := contraction(fold_of(n.expr))) is not None and multiplied(c)
 
 
 def _as_a_whole(values: dict, g: Group, owner, stored, fixed, hints: Hints) -> tuple[set, set] | None:

@@ -346,8 +346,11 @@ def _stages(sizes: dict[Axis, int], found: list[Contraction], shared: int, turne
     of a few. What several products read is there once. Of a turned result the step that is worked on is in registers."""
     c, (first, second, *along) = found[0], sizes
     sides = lambda a: {x for p in found for x in (p.left, p.right) if a in x.free and p.depth in x.free}
-    step = (sizes[first] * _width(c, first) * len(sides(first)) + sizes[second] * product_type(c).bytes * _places(c) * len(sides(second))) * \
-        math.prod(sizes[a] for a in along)
+    deep, made = math.prod(sizes[a] for a in along), product_type(c).bytes * _places(c)
+    wide = max(made, _width(c, second))             # f32 that is rounded on its way is under way as it lies in memory, and there once more rounded
+    vectors = {(x.node, x.index): x.dtype.bytes for p in found for x in loads(p.left, p.right) if c.depth in x.free and not {first, second} & x.free}
+    step = (sizes[first] * _width(c, first) * len(sides(first)) + sizes[second] * wide * len(sides(second)) + sum(vectors.values())) * deep
+    room += sizes[second] * made * deep if wide > made else 0
     from_memory = sizes[first] >= 64 and product_type(c) is not F32 and shared == SHARED         # the step that is worked on is there, too
     return max(1, min(MOST_STAGES, (shared - room) // step + (turned and not from_memory)))
 
