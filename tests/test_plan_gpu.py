@@ -243,3 +243,18 @@ def test_what_tiles_are_multiplied_of_is_not_made_again_for_each():
     assert len(made.steps) == 2
     schedules = [str(s) for _, s in schedule_plan(made, LARGE).bodies.values()]
     assert "contraction" in schedules[1] and "stages(4)" in schedules[1]
+
+
+@pytest.mark.parametrize("batch, apart", [(16, True), (4, False)])
+def test_what_a_batch_has_in_common_leaves_its_samples_to_programs_of_their_own(batch, apart):
+    """Positions' biases that something else reads, too, beside scores they are added to: in one kernel programs would hold all of a large batch."""
+    made = plan(parse_graph(f"""graph biased {{
+  input %x: f32[{batch}, 16, 512, 512](4194304, 262144, 512, 1)
+  input %w: f32[16, 512, 512](262144, 512, 1)
+  %b: bf16[16, 512, 512](262144, 512, 1) = bf16(exp(%w[i0, i1, i2]))
+  %s: f32[{batch}, 16, 512, 512](4194304, 262144, 512, 1) = add(%x[i0, i1, i2, i3], f32(%b[i1, i2, i3]))
+  %m: f32[{batch}, 16, 512](8192, 512, 1) for i3<512 = max[i3](%s[i0, i1, i2, i3])
+  return %m, %s, %b
+}}"""), LARGE)
+    bias, = (g for g in made.steps if any(m.node.dtype.is_half for m in g.members))
+    assert (len(bias.members) == 1) == apart

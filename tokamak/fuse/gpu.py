@@ -38,6 +38,9 @@ LONG_SUM = 32 << 10     # bytes of such a row at least: f32 sums of 4096 rows of
 CARRIED_ROW = (256, 8192)       # columns of which one program carries the sums along whole rows, rather than those of a few columns down many rows
 SHORT = 16384           # elements that one program works through in the time of a launch: with less to do each, few programs will do
 LITTLE = 1 / 32         # of the bytes that two kernels move, which one of both saves: what a fold gives is folded on apart
+LEADING = 8             # coordinates of outermost axes, along which programs run in parallel but for a value that lacks them and saves LITTLE:
+                        # positions' biases of 16 heads of 512 x 512, which later layers read again, and the first one's softmax over a batch of
+                        # 16, by the estimate of their machine code for an H200 448 us in three kernels that hold the batch, 7 and 183 apart
 NESTED = 3              # sums along some row axes that one program makes where it holds the rows of a heavy function: EvoNorm backward in NCHW, five,
                         # of 32 x 256 x 56 x 56 in two kernels 214 us (f32) and 123 (bf16), 333 and 399 before; of SiLU behind a GroupNorm, two, 244
                         # and 117, 149 and 85 by one kernel
@@ -297,6 +300,21 @@ def _little_beside(a: Group, b: Group, joined: Group, hints: Hints) -> bool:
     return little and _apart(a, b) and len({m.bound for m in joined.members if m.bound}) > 1
 
 
+def _holds_leading(a: Group, b: Group, joined: Group, of: Roles, r: Roles, hints: Hints) -> bool:
+    """Does `a` fold nothing, and would programs hold beside it, by the roles `r`, the outermost axes of what `b` makes, along which they run in
+    parallel by the roles `of` that it has by itself?"""
+    if any(m.bound for m in a.members) or hints.count(of.parallel) < LEADING * hints.count(r.parallel):
+        return False
+    made = set(b.nodes())
+    for m in joined.members:
+        if m.node in made and not m.bound and isinstance(m.node, Compute):
+            strides = {x: hints(s) for d, s in zip(m.dims, m.node.strides) for x in d.axes()}
+            held, others = {x for x in strides if x not in r.parallel}, {x for x in strides if x in r.parallel}
+            if held and others and hints.count(held) >= LEADING and min(strides[x] for x in held) > max(strides[x] for x in others):
+                return True
+    return False
+
+
 def _share_a_matrix(a: Group, b: Group, hints: Hints) -> bool:
     """Does anything of as many elements lie between two groups, or do both read it?"""
     touched = [{*g.nodes(), *g.reads} for g in (a, b)]
@@ -325,6 +343,8 @@ def unprofitable(a: Group, b: Group, joined: Group, r: Roles, before: tuple[Role
         return Reason("no_saving", "unprofitable", "a fold would be left across programs for the little that both read")
     if saved < LITTLE and _small_fold(a, b, joined, hints):
         return Reason("no_saving", "unprofitable", "a small fold would shape the kernel of much that needs none")
+    if saved < LITTLE and any(_holds_leading(x, y, joined, role, r, hints) for x, y, role in ((a, b, before[1]), (b, a, before[0]))):
+        return Reason("no_parallelism", "unprofitable", f"{hints.count(r.parallel)} programs, which hold what one of both lacks")
     fewest = min(target.threads, *(hints.count(x.parallel) for x in before))
     if _little_beside(a, b, joined, hints) and hints.count(r.parallel) < fewest:
         return Reason("no_parallelism", "unprofitable", f"{hints.count(r.parallel)} programs of two small kernels that need nothing of each other")
