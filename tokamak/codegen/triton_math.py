@@ -1,6 +1,7 @@
 """Device functions of f32, `tk.NAME`. The largest error of each, in units of the last place, stands in tests/codegen/test_triton_math.py.
 
-Polynomials are those of `c_math`, in Horner's scheme; a * b + c becomes one rounding on GPUs. Functions of whole range use no branch.
+Polynomials are those of `c_math`, in Horner's scheme; a * b + c becomes one rounding on GPUs. Functions of whole range use no branch, but that of
+four sines or cosines, one of which is of a large argument.
 """
 from __future__ import annotations
 
