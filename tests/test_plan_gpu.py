@@ -16,6 +16,7 @@ from tokamak.fuse.sharing import HELD, carrying, many_wide
 from tokamak.fuse.plan import plan
 from tokamak.ir.parse import parse_graph
 from tokamak.ir.rewrite import simplify
+from tokamak.runtime import gpu_build
 from tokamak.schedule.tile_rows import LARGEST
 from tokamak.schedule.tiles import choose
 from tokamak.target import target
@@ -258,3 +259,19 @@ def test_what_a_batch_has_in_common_leaves_its_samples_to_programs_of_their_own(
 }}"""), LARGE)
     bias, = (g for g in made.steps if any(m.node.dtype.is_half for m in g.members))
     assert (len(bias.members) == 1) == apart
+
+
+def test_rows_under_way_that_are_written_turned_fit_in_shared_memory():
+    """Sums of 17 arrays, beside sums of their rows: DeBERTa's gradient of its positions' weights ran eagerly."""
+    added = "f32(%x[0, i0, i1])"
+    for k in range(1, 17):
+        added = f"add({added}, f32(%x[{k}, i0, i1]))"
+    planned = plan(parse_graph(f"""graph turned {{
+  input %x: bf16[17, 768, 4096](3145728, 4096, 1)
+  %s: bf16[768, 4096](1, 768) = bf16({added})
+  %c: f32[768](1) for i1<4096 = sum[i1](f32(%s[i0, i1]))
+  return %s, %c
+}}"""), LARGE)
+    built, = render_plan(lower_plan(schedule_plan(planned, LARGE), LARGE)).values()
+    first = built.parts[0]
+    assert first.kernel.schedule.split and gpu_build.build([first.unit], LARGE.arch)[first.unit.name].shared <= 227 << 10
