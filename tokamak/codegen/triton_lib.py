@@ -4,6 +4,7 @@ Arguments are Triton tensors (scalars or blocks) of the compute types; two argum
 row is told by `triton_ops`. A name that ends in 64 is for f64, its namesake for f32; the others take what their rows take.
 """
 from .triton_base import *    # noqa: F401,F403
+from .triton_circular import *  # noqa: F401,F403
 from .triton_dot import *     # noqa: F401,F403
 from .triton_fold import *    # noqa: F401,F403
 from .triton_math import *    # noqa: F401,F403

@@ -157,7 +157,7 @@ class TileThreads(TileElements):
 
     def threads(self, dims: tuple[Axis, ...], split: tuple[Axis, ...], several: bool) -> Threads:
         """Of programs that share the axes `split` of a tile of `dims`; `several`: rows of statistics that enter at once."""
-        known = self._known(dims, split)
+        known = self._known(dims)
         if known is not None:           # bf16 sums of 17 arrays, written turned beside sums of their rows, wanted 264 KB
             return known if fits(known.stages, self.b, self.pieces, {*split, *self.looped}) else replace(known, stages=1)
         elements = math.prod(self.pieces[a][0] if self.words_shared(a) else sum(self.pieces[a]) for a in dims)
@@ -213,15 +213,14 @@ class TileThreads(TileElements):
         return Threads(warps, resident, stages,
                        min(REGISTERS // (32 * warps * resident) // 8 * 8, 255) if capped else 0, by_thread, reread)
 
-    def _known(self, dims: tuple[Axis, ...], split: tuple[Axis, ...]) -> Threads | None:
+    def _known(self, dims: tuple[Axis, ...]) -> Threads | None:
         """The same of kinds of tiles that have their own, whatever a thread has of them."""
         columns = self.line in self.together
         if self.carries_alike() or columns and self.held_anywhere():
             few = columns or len(self.pieces[self.line]) > CARRY_PIECES
             return Threads(CARRY_ALIKE, RESIDENT // CARRY_ALIKE // (2 if few else 1), 1, 0, False, False)
         if tile_statistics.by_blocks(self, self.pieces):
-            stages = CARRY_STAGES if fits(CARRY_STAGES, self.b, self.pieces, split) else 1
-            return Threads(BLOCK_WARPS, tile_statistics.BLOCKS, stages, 0, False, False)
+            return Threads(BLOCK_WARPS, tile_statistics.BLOCKS, CARRY_STAGES, 0, False, False)
         if self.carries_middling() and len(dims) == 2:
             return Threads(MIDDLING_WARPS, MIDDLING_RESIDENT, CARRY_STAGES, 0, False, False)
         if self.carries_shortest():
