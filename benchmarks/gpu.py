@@ -56,7 +56,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     p.add_argument("--elements", type=bounds, help="of a grid: least and most elements of the input, LOW:HIGH")
     p.add_argument("--sample", type=int, help="so many of a grid's cases, the same ones in every run of one --seed")
     p.add_argument("--drawn", type=int, metavar="N", help="N cases of other families and sizes, drawn at random, the same ones for a --seed")
-    p.add_argument("--of", choices=tuple(gpu_drawn.OF), default="layers", help="of --drawn: libraries' layers, or what researchers write beside them")
+    p.add_argument("--of", choices=tuple(gpu_drawn.OF), default="layers", help="of --drawn: libraries' layers, what researchers write beside them, "
+                   "or what lies one way and is read another")
     p.add_argument("--cached", action="store_true", help="compile with what the caches hold: quicker, and first calls say nothing")
     p.add_argument("--sides", type=sides, default=SIDES, help="of eager,inductor,autotune,tokamak,kernels,vendor; autotune is Inductor with "
                    "max-autotune, the last two tokamak with contractions as kernels wherever possible, and by the vendor")

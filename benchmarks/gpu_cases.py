@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from itertools import chain
 
-from . import gpu_families, gpu_research        # noqa: F401 (fill the families)
+from . import gpu_families, gpu_layouts, gpu_research        # noqa: F401 (fill the families)
 from .gpu_case import FAMILIES, Case, parse
 
 ROWS = ("16x4194304", "1024x65536", "65536x1024", "1048576x64", "4194304x17", "777x86021")

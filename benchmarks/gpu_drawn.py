@@ -27,14 +27,24 @@ RESEARCH_HEADS = "rotary", "norm_rotary"
 SQUARES = ("contrastive",)
 FORWARD_ALONE = ("groups_scaled",)
 RESEARCH = RESEARCH_ROWS + RESEARCH_STACKS + RESEARCH_IMAGES + RESEARCH_HEADS + SQUARES
-OF = {"layers": LAYERS, "research": tuple(f + m for f in RESEARCH for m in ("", "_bwd") if not (m and f in FORWARD_ALONE))}
+
+# of `gpu_layouts`, forward and backward
+LAYOUT_STACKS = "norm_turned", "rmsnorm_both", "columns_scored"
+LAYOUT_IMAGES = "patch_norm", "groupnorm_tokens", "formats_added", "pixels_shuffled"       # of no layout of their own
+LAYOUT_HEADS = "heads_apart", "heads_joined"
+LAYOUTS = LAYOUT_STACKS + LAYOUT_IMAGES + LAYOUT_HEADS + ("position_softmax", "window_norm")
+
+OF = {"layers": LAYERS, "research": tuple(f + m for f in RESEARCH for m in ("", "_bwd") if not (m and f in FORWARD_ALONE)),
+      "layouts": tuple(f + m for f in LAYOUTS for m in ("", "_bwd"))}
 
 CHANNELS, EDGES = (1, 2, 3, 4, 6, 8, 10, 15, 16, 20, 24, 32, 40, 64), (7, 8, 14, 15, 16, 20, 28, 32, 40, 56, 64, 112)     # channels: times 32
+WINDOWS = 1, 2, 4, 8, 16
 DEEP_CHANNELS, DEEP_EDGES = (1, 2, 3, 4, 6, 8, 12), (16, 24, 32, 33, 48, 64)                                             # times 8
 
 
 def drawn(count: int, seed: int = 0, of: str = "layers") -> list[str]:
-    """`count` names of cases, perhaps a few twice; the same ones for a seed. `of`: 'layers' (of the list, and norms beyond it) or 'research'."""
+    """`count` names of cases, perhaps a few twice; the same ones for a seed. `of`: 'layers' (of the list, and norms beyond it), 'research' or
+    'layouts'."""
     r = random.Random(seed)
     return [_name(r, OF[of]) for _ in range(count)]
 
@@ -49,15 +59,25 @@ def _name(r: random.Random, families: tuple[str, ...]) -> str:
         if r.random() < 0.5:
             rows = _extent(r, max(2, rows // 2 + 1), rows + 2)
         return f"{family}_{dtype}_{rows}x{columns}"
-    if kind in STACKS + RESEARCH_STACKS:
+    if kind in STACKS + RESEARCH_STACKS + LAYOUT_STACKS:
         middle = _extent(r, 4, 4000)
         inner = _extent(r, 16, min(8000, max(17, elements / middle)))
         return f"{family}_{dtype}_{max(1, int(elements / middle / inner))}x{middle}x{inner}"
     if kind in SQUARES:
         return f"{family}_{dtype}_{_extent(r, 512, math.sqrt(elements))}"
-    if kind in RESEARCH_HEADS:
+    if kind in RESEARCH_HEADS + LAYOUT_HEADS:
         length, heads, width = _extent(r, 64, 4096), r.choice(HEADS), r.choice(WIDTHS)
-        return f"{family}_{dtype}_{max(1, int(elements / length / heads / width))}x{length}x{heads}x{width}"
+        sizes = (heads, length, width) if kind == "heads_joined" else (length, heads, width)
+        return f"{family}_{dtype}_{max(1, int(elements / math.prod(sizes)))}x{'x'.join(map(str, sizes))}"
+    if kind == "position_softmax":
+        heads, length = r.choice(HEADS), _extent(r, 32, 1024)
+        return f"{family}_{dtype}_{max(1, int(elements / heads / length ** 2))}x{heads}x{length}"
+    if kind == "window_norm":
+        windows, c = r.choice(WINDOWS), 32 * r.choice(CHANNELS)
+        return f"{family}_{dtype}_{max(1, int(elements / 49 / windows ** 2 / c))}x{windows}x{c}"
+    if kind in LAYOUT_IMAGES:
+        c, edge = 32 * r.choice(CHANNELS), r.choice(EDGES)
+        return f"{family}_{dtype}_{max(1, int(elements / c / edge ** 2))}x{c}x{edge}x{edge}"
     if kind in IMAGES + RESEARCH_IMAGES:
         c, edge = 32 * r.choice(CHANNELS), r.choice(EDGES)
         layout, sizes = r.choice(("nchw", "nhwc")), (c, edge, edge)

@@ -111,7 +111,8 @@ def main(argv: list[str] | None = None) -> int:
     p = argparse.ArgumentParser(prog="python -m benchmarks.gpu_plans", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--cases", nargs="+", default=[], metavar="GLOB", help="cases by name, with * and ?; also names of any other size")
     p.add_argument("--drawn", type=int, metavar="N", help="N cases drawn at random for each --seed")
-    p.add_argument("--of", choices=tuple(gpu_drawn.OF), default="layers", help="of --drawn: libraries' layers, or what researchers write beside them")
+    p.add_argument("--of", choices=tuple(gpu_drawn.OF), default="layers", help="of --drawn: libraries' layers, what researchers write beside them, "
+                   "or what lies one way and is read another")
     p.add_argument("--seed", type=int, nargs="+", default=[0])
     p.add_argument("--build", action="store_true", help="compile the kernels for sm_90, and say what they take")
     p.add_argument("--json", default="", help="kernels are kept here")

@@ -20,6 +20,7 @@ from ..errors import BuildError
 from ..fuse.axes import Group
 from ..fuse.cost import estimates, Hints, node_bytes
 from ..ir.expr import Load
+from ..ir.index import Axis
 from ..runtime import gpu_build, gpu_code, gpu_estimate, tuned
 from ..runtime.gpu_build import Binary, GpuUnit
 from ..schedule import neighbours, tile_stages
@@ -275,6 +276,8 @@ class _Search:
         self.seen = {first.unit.name}
         self.ways: list[Candidate] = []
         self.stands = False
+        self.across = {a for a in first.schedule.dims for _, address, _ in strides_of(b)        # by which it is a matrix, not a vector
+                       if address.coefficient(a) == 1 and len(address.axes() & set(first.schedule.dims)) > 1}
 
     def look(self, most: int) -> None:
         """Up to so many `ways` from the best schedule so far; none where the last ones were no better."""
@@ -282,7 +285,7 @@ class _Search:
         for way in () if self.stands else self._changes():
             changes = (*self.best.changes, *way)
             made = relief.remade(self.b, self.first.schedule, changes, self.hints, self.target)
-            if made is None or not relief.own(*made) or self._narrow(made[0]) or self._spills(made[0]):
+            if made is None or not relief.own(*made) or self._strews(made[0]) or self._spills(made[0]):
                 continue
             found = Candidate(changes, *made, relief.main(made[1], made[0]))
             if found.unit.name not in self.seen:
@@ -335,10 +338,13 @@ class _Search:
         room = min(FILE // (32 * s.warps), MOST_REGISTERS)
         return (self.made.registers + self.made.spilled / 4) * each(s) > LIKELY[self.made.spilled > 0] * room * each(self.best.schedule)
 
-    def _narrow(self, s: TileSchedule) -> bool:
-        """Has it shorter pieces of the contiguous axis of what it reads or writes most of than memory moves at once, where the best had longer
-        ones?"""
-        line, before = s.dims[-1], self.best.schedule
+    def _strews(self, s: TileSchedule) -> bool:
+        """Has it shorter pieces of an axis along which something lies contiguously, of what it reads or writes most of there, than memory moves at
+        once, where the best had longer ones?"""
+        return any(self._short(s, a) for a in s.dims if a is s.dims[-1] or a in self.across)
+
+    def _short(self, s: TileSchedule, line: Axis) -> bool:
+        before = self.best.schedule
         sizes = [(self.hints.count(address.axes()) * size, size) for _, address, size in strides_of(self.b) if address.coefficient(line) == 1]
         short = min(s.sizes(line)) * max(sizes, default=(0, SECTOR))[1]
         return line in before.dims and short < SECTOR and s.sizes(line)[0] < before.sizes(line)[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 from ..ir.dtype import BOOL, DType
 from ..ir.expr import Load, Op, Reduce, Scan, loads, walk
 from ..ir.graph import Compute, Scatter
+from ..ir.index import as_index
 from ..ir.ops import CARRIERS, OPS
 from . import narrow, sharing
 from .axes import Group, fold_of
@@ -11,7 +12,7 @@ from .column_folds import cuts_lines, folds_elsewhere, shares_columns, walked
 from .contraction import contraction, factors_of, held as products, of_vector
 from .cost import BLOCK, Hints, contiguous_axis, is_heavy, parallelism
 from .legal import Roles
-from .lines import MOST_BESIDE, abreast, apart, by_columns, in_columns, own_piece
+from .lines import MOST_BESIDE, SECTOR, WRITTEN_ABREAST, abreast, apart, by_columns, in_columns, own_piece
 from .reason import Reason
 from .sizes import runs_along
 
@@ -262,6 +263,39 @@ def _pieces(group: Group, r: Roles, hints: Hints, target) -> bool:
     return hints.count(rows) > sharing.HELD or any(is_heavy(x) for m in group.members if m.free >= rows for x in m.roots())
 
 
+def _writes_pieces(group: Group, r: Roles, hints: Hints) -> bool:
+    """Would a program of `group` hold rows that it reads along one axis, and write of them pieces of lines along another, shorter than a sector, so
+    many elements that it cannot hold those of its neighbours beside them?"""
+    rows = frozenset(a for m in group.members for a in m.free | m.bound) - r.parallel
+    inside = set(group.nodes())
+    read = [at for m in group.members for e in m.loads if e.node not in inside and rows <= (at := e.offset()).axes()]
+    for m in group.members:
+        if m.bound or len(rows) < 2 or not rows <= m.free or not isinstance(m.node, Compute):
+            continue
+        at = sum((d * s for d, s in zip(m.dims, m.node.strides)), as_index(0))
+        c = next((a for a in rows if at.coefficient(a) == 1), None)
+        g = next((a for a in r.parallel if c is not None and at.coefficient(a) is c.extent), None)
+        if g is not None and any(x.coefficient(a) == 1 for x in read for a in rows if a is not c):
+            power, run = lambda n: 1 << (n - 1).bit_length(), hints(c.extent) * m.node.dtype.bytes
+            lanes = power(hints(c.extent)) * hints.count(rows - {c}) * power(min(hints(g.extent), -(-SECTOR // run)))
+            if run < SECTOR and lanes > WRITTEN_ABREAST:
+                return True
+    return False
+
+
+def _interleaved(group: Group, r: Roles, hints: Hints) -> bool:
+    """Do programs of `group` fold along an axis whose steps are short runs of another one, of which other programs have the rest (pixels that are
+    shuffled apart)?"""
+    folded = frozenset().union(*(m.bound for m in group.members))
+    inside = set(group.nodes())
+    for e in (e for m in group.members for e in m.loads if e.node not in inside):
+        at = e.offset()
+        short = [a for a in at.axes() & r.parallel - folded if at.coefficient(a) == 1 and 1 < hints(a.extent) * e.dtype.bytes < SECTOR]
+        if any(at.coefficient(a) is x.extent for x in short for a in at.axes() & folded):
+            return True
+    return False
+
+
 def _times_vector(m, hints: Hints) -> bool:
     """Is a member the product of a vector with a matrix of many elements?"""
     c = contraction(fold) if (fold := fold_of(m.expr)) is not None else None
@@ -358,6 +392,10 @@ def unprofitable(a: Group, b: Group, joined: Group, r: Roles, before: tuple[Role
         return Reason("no_saving", "unprofitable", "a matrix times a vector is read faster than beside folds of other lengths")
     if _pieces(joined, r, hints, target) and not any(_pieces(g, x, hints, target) for g, x in zip((a, b), before)):
         return Reason("no_saving", "unprofitable", "programs would read short pieces of lines, which are read whole without")
+    if _writes_pieces(joined, r, hints) and not any(_writes_pieces(g, x, hints) for g, x in zip((a, b), before)):
+        return Reason("no_saving", "unprofitable", "programs would write pieces of lines shorter than a sector")
+    if _interleaved(joined, r, hints) and not any(_interleaved(g, x, hints) for g, x in zip((a, b), before)):
+        return Reason("no_saving", "unprofitable", "what lies interleaved would be folded apart, each program reading every so many elements")
     v = contiguous_axis(joined, hints)
     if any(folds_elsewhere(x, y, hints) for x, y in ((a, b), (b, a))) and not _share_a_matrix(a, b, hints):
         return Reason("no_saving", "unprofitable", "what columns give is folded on faster by another kernel")

@@ -8,10 +8,10 @@ from ..fuse.cost import Hints
 from ..fuse.sharing import HELD
 from ..ir.index import Axis
 from ..ir.ops import CARRIERS
-from . import column_words, equal_pieces, held_columns, peeled, short_rows, tile_flat, tile_stages, tile_statistics
+from . import column_words, equal_pieces, held_columns, peeled, short_rows, tile_flat, tile_stages, tile_statistics, turned_rows
 from .body import Body
 from .schedule import strides_of
-from .tile_access import fits, once
+from .tile_access import LINE, fits, once
 from .tile_blocks import FILLED, MANY, SUMMED_ANYWHERE_SHARES, TileBlocks
 from .tile_facts import ALONE
 from .tile_schedule import TileSchedule, cover
@@ -63,6 +63,8 @@ class _Chooser(TileBlocks):
             return self._columns_only(columns)
         elif not self.wide and (flat := tile_flat.rows_of(self.b, self.rows, self.line, self.hints, self.target)):
             return self._flat(flat)
+        elif turned := turned_rows.choose(self):
+            return self._turned_rows(*turned)
         elif short := short_rows.choose(self):
             return self._short(*short)
         else:
@@ -98,12 +100,26 @@ class _Chooser(TileBlocks):
         dims = tuple(a for a in self.order if a in self.pieces)
         if beside is not None:
             return tuple(sorted(dims, key=lambda a: a is not beside))
+        if len(dims) == 3 and not self.rows and not self.crossed and self.turned() is not None:
+            first = self._nearest(dims)
+            return tuple(sorted(dims, key=lambda a: a is not first))
         if len(dims) != 3 or dims[-1] is not self.line:
             return dims
         folded = {a for e in self.folds if self.carries and self.line in e.over for a in e.over}
         behind = {a for _, address, _ in strides_of(self.b) if address.coefficient(self.line) == 1
                   for a in dims if address.coefficient(a) is self.line.extent and a in self.b.parallel | folded}
         return tuple(sorted(dims, key=lambda a: a not in behind))
+
+    def _nearest(self, dims: tuple[Axis, ...]) -> Axis:
+        """The axis of a turned tile along which threads go on where the contiguous one of an access is shorter than a line: its next one, of the
+        access whose runs are shortest."""
+        asked = dict.fromkeys(dims, 0.0)
+        for address, size in {(address, size) for _, address, size in strides_of(self.b)}:
+            run = next((a for a in dims if address.coefficient(a) == 1), None)
+            others = [a for a in dims if a is not run and a in address.axes()]
+            if run is not None and others and (length := sum(self.pieces[run]) * size) < LINE:
+                asked[min(others, key=lambda a: self.hints(address.coefficient(a)))] += self.hints.count(address.axes()) * size / length
+        return max(dims, key=asked.__getitem__)
 
     def _together(self) -> frozenset[Axis]:
         """The held row axes that folds across programs cross, where carrying every lane of them would take more registers than a tile's own values;
@@ -195,6 +211,12 @@ class _Chooser(TileBlocks):
         return TileSchedule(self.order, tuple(self.pieces), tuple(self.pieces.items()), frozenset(), (), 1,
                             frozenset(a for a in self.pieces if self._exact(a)), warps,
                             once=once(self.b, self.line, self.looped, self.hints, self.target))
+
+    def _turned_rows(self, pieces: dict[Axis, tuple[int, ...]], looped: frozenset[Axis], warps: int) -> TileSchedule:
+        """Several rows to a program, across which something lies."""
+        self.pieces, self.looped = {a: pieces[a] for a in self.order if a in pieces}, set(looped)
+        return TileSchedule(self.order, tuple(self.pieces), tuple(self.pieces.items()), looped, (), 1, frozenset(a for a in self.pieces if self._exact(a)),
+                            warps, wide=self.wide, once=once(self.b, self.line, self.looped, self.hints, self.target))
 
     def _exact(self, a: Axis) -> bool:
         sizes = self.pieces[a]
