@@ -45,6 +45,7 @@ LEADING = 8             # coordinates of outermost axes, along which programs ru
 NESTED = 3              # sums along some row axes that one program makes where it holds the rows of a heavy function: EvoNorm backward in NCHW, five,
                         # of 32 x 256 x 56 x 56 in two kernels 214 us (f32) and 123 (bf16), 333 and 399 before; of SiLU behind a GroupNorm, two, 244
                         # and 117, 149 and 85 by one kernel
+ACROSS = 8              # elements at least of rows, and of what lies across them, for which programs hold several rows (`schedule.turned_rows`)
 MATRIX = 1 << 20        # elements of a matrix from which on its product with a vector has no folds across its programs beside it
 
 
@@ -283,6 +284,19 @@ def _writes_pieces(group: Group, r: Roles, hints: Hints) -> bool:
     return False
 
 
+def _lies_across(group: Group, r: Roles, hints: Hints) -> bool:
+    """Do programs of `group` carry sums beside rows along one axis, across which something else that they read lies?"""
+    rows = frozenset(a for m in group.members for a in m.free | m.bound) - r.parallel
+    inside = set(group.nodes())
+    if not r.accumulating or len(rows) != 1:
+        return False
+    row, = rows
+    read = {at for m in group.members for e in m.loads if e.node not in inside and row in (at := e.offset()).axes()}
+    strides = lambda at, a: bool(at.coefficient(a).terms) and at.coefficient(a) != 1
+    return any(at.coefficient(a) == 1 and strides(at, row) and any(x.coefficient(row) == 1 and strides(x, a) for x in read)
+               for at in read for a in at.axes() & r.parallel if min(hints(a.extent), hints(row.extent)) >= ACROSS)
+
+
 def _interleaved(group: Group, r: Roles, hints: Hints) -> bool:
     """Do programs of `group` fold along an axis whose steps are short runs of another one, of which other programs have the rest (pixels that are
     shuffled apart)?"""
@@ -394,6 +408,8 @@ def unprofitable(a: Group, b: Group, joined: Group, r: Roles, before: tuple[Role
         return Reason("no_saving", "unprofitable", "programs would read short pieces of lines, which are read whole without")
     if _writes_pieces(joined, r, hints) and not any(_writes_pieces(g, x, hints) for g, x in zip((a, b), before)):
         return Reason("no_saving", "unprofitable", "programs would write pieces of lines shorter than a sector")
+    if _lies_across(joined, r, hints) and not any(_lies_across(g, x, hints) for g, x in zip((a, b), before)):
+        return Reason("no_saving", "unprofitable", "a row at a time beside sums, what lies across rows would be read an element of each sector")
     if _interleaved(joined, r, hints) and not any(_interleaved(g, x, hints) for g, x in zip((a, b), before)):
         return Reason("no_saving", "unprofitable", "what lies interleaved would be folded apart, each program reading every so many elements")
     v = contiguous_axis(joined, hints)

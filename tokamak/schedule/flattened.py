@@ -17,9 +17,10 @@ from ..ir.index import Axis, Index, as_index
 from ..ir.normal import floordiv, mod
 from ..ir.ops import OPS
 from .body import RUN, Body, exprs_of, indices_of, rewritten
-from .schedule import SLOW
+from .schedule import SLOW, strides_of
 
 WORD = 16               # bytes
+SECTOR = 32             # bytes of memory that are moved at once
 WHOLE = 1024            # elements, a multiple of which tiles of rows cover as well: bias and GELU of rows of 65536 bf16 6.4 us and 6.5, BatchNorm's
                         # backward in NHWC of 1024 channels 80.8 and 83
 FEW = 512               # elements of a row below which a tile of rows computes slow functions of columns once for several, or reads more than so many
@@ -42,9 +43,10 @@ def flattened(b: Body) -> Body:
     word = math.gcd(axes[0].extent.constant, size)
     if len(axes) == 2 and axes[0].extent == word:           # words already
         return b
-    for each in (word,) if word == size else (1, word) if 2 * word >= size else (1,):
+    strewn = len(axes) > 2 and any(_interleaved(address, axes, size) for _, address, size in strides_of(b))
+    for each in (1,) if strewn else (word,) if word == size else (1, word) if 2 * word >= size else (1,):
         found = _worth(b, axes, each)
-        while len(found) > 1 and not all(_lies(i, found, each) for i in indices_of(b)):
+        while len(found) > 1 and not all(_lies(i, found, each) or strewn and set(found) <= i.axes() for i in indices_of(b)):
             found = found[:-1]
         if len(found) > 1:
             return _as_one(b, found, each)
@@ -89,6 +91,16 @@ def contiguous(address: Index, axes: frozenset[Axis]) -> tuple[Axis, ...]:
         weight = weight * a.extent
         if a.extent.constant is None:
             return tuple(found)
+
+
+def _interleaved(address: Index, axes: tuple[Axis, ...], size: int) -> bool:
+    """Does an access of elements of so many bytes run along `axes`, all of which are contiguous in what is stored, in another order, and either of
+    both in runs shorter than a sector? Pixels that are shuffled, apart or together."""
+    linear = {a for a in address.atoms() if isinstance(a, Axis)}
+    run = next((a for a in axes if address.coefficient(a) == 1), None)
+    if run is None or run is axes[0] or not set(axes) <= linear:
+        return False
+    return any(a.extent.constant is not None and a.extent.constant * size < SECTOR for a in (run, axes[0]))
 
 
 def _lies(i: Index, axes: tuple[Axis, ...], word: int) -> bool:

@@ -74,6 +74,7 @@ SUMMED_ANYWHERE_SHARES = 4      # SUMMED_ANYWHERE_THREAD; and so many times as m
 SEVERAL_HELD = 4096     # elements of 32 bits at most of a tile of which three sums and more are carried across programs, 8 columns at least: EvoNorm
                         # backward in NHWC of 253 x 32 x 20 x 20 f32 69.9 us in 32 columns, which spill 528 bytes a thread (H100), and see
                         # `tile_alike.SEVERAL_ROWS`
+EDGE_IDLE = 4           # lane in so many idle: the sum of images of 84 x 96 x 16 x 16 f32 in NCHW and in NHWC 12.3 us, 15.8 in 64 channels (H200)
 ACROSS_SHORTEST = 4     # elements at least of the other axis along which a value lies of which sums of contiguous rows are made, no more than one
 ACROSS_IDLE = 4         # lane in so many idle, and nothing else in a tile: InstanceNorm3D backward in NDHWC of 5 x 8 x 64 x 64 x 64 bf16 34.5 us, of
                         # 6 x 10 x 56 x 60 x 60 53.7, of 20 x 12 x 24 x 24 x 24 f16 18.7; 55.6, 85.8 and 22.4 with several images (H200)
@@ -138,6 +139,8 @@ class TileBlocks(TileRows):
         room = HELD // (2 * have) if self.rows else TURNED
         if turned is not None and turned not in self.pieces and room >= min(SECTOR, hints(turned.extent)):
             have *= self.tile(turned, self._across(turned, min(TURNED, room)))
+            if not self.rows and not self.crossed and any(self._edge(a) < min(TURNED, hints(a.extent)) for a in (self.line, turned)):
+                want = min(want, have)
         short = self.short_columns()
         little = short and have <= LITTLE_MATRIX and hints(self.line.extent) <= sum(self.pieces[self.line])
         alone = short and not little or self.down_narrow() or self.sums_turned() or self._turned_short(turned)
@@ -224,10 +227,16 @@ class TileBlocks(TileRows):
         across = min(TURNED, power(self.hints(turned.extent)))
         if self._turned_short(turned):
             return SHORT_ALONG
-        return max(SECTOR, want // across) if self.sums_turned() and self.begin_anywhere() else TURNED
+        return max(SECTOR, want // across) if self.sums_turned() and self.begin_anywhere() else self._edge(self.line)
+
+    def _edge(self, a: Axis) -> int:
+        """Elements along `a` of a turned tile: half of TURNED where that leaves fewer lanes idle, and many would be (`EDGE_IDLE`)."""
+        n = self.hints(a.extent)
+        return TURNED // 2 if -n % TURNED * EDGE_IDLE > n and -n % (TURNED // 2) < -n % TURNED else TURNED
 
     def _across(self, turned: Axis, most: int) -> int:
         """Elements of a tile, of at most `most`, along the axis that it is turned to; few idle lanes of one of sums."""
+        most = most if self.rows or self.crossed else min(most, self._edge(turned))
         n, size = self.hints(turned.extent), min(most, power(self.hints(turned.extent)))
         if self.sums_turned() and not self.begin_anywhere():
             while size > ACROSS_SHORTEST and -n % size * ACROSS_IDLE > n:

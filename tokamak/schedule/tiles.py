@@ -44,7 +44,8 @@ HELD_BYTES = 3 * REGISTERS      # of a row that begins anywhere and all read alo
 def choose(b: Body, hints: Hints, target) -> TileSchedule:
     """The schedule for `b` on a GPU."""
     found = _Chooser(b, hints, target)
-    return equal_pieces.laid(found, found.schedule())
+    s = found.schedule()
+    return s if found.lies_across else equal_pieces.laid(found, s)
 
 
 def plainest(b: Body, hints: Hints, target) -> TileSchedule:
@@ -53,6 +54,8 @@ def plainest(b: Body, hints: Hints, target) -> TileSchedule:
 
 
 class _Chooser(TileBlocks):
+    lies_across = False         # something lies across the rows: `turned_rows`
+
     def schedule(self, plain: bool = False) -> TileSchedule:
         staged = None if plain else self._stages_of_rows()
         if plain:
@@ -212,11 +215,12 @@ class _Chooser(TileBlocks):
                             frozenset(a for a in self.pieces if self._exact(a)), warps,
                             once=once(self.b, self.line, self.looped, self.hints, self.target))
 
-    def _turned_rows(self, pieces: dict[Axis, tuple[int, ...]], looped: frozenset[Axis], warps: int) -> TileSchedule:
+    def _turned_rows(self, pieces: dict[Axis, tuple[int, ...]], looped: frozenset[Axis], warps: int, stages: int) -> TileSchedule:
         """Several rows to a program, across which something lies."""
+        self.lies_across = True
         self.pieces, self.looped = {a: pieces[a] for a in self.order if a in pieces}, set(looped)
         return TileSchedule(self.order, tuple(self.pieces), tuple(self.pieces.items()), looped, (), 1, frozenset(a for a in self.pieces if self._exact(a)),
-                            warps, wide=self.wide, once=once(self.b, self.line, self.looped, self.hints, self.target))
+                            warps, stages, wide=self.wide, once=once(self.b, self.line, self.looped, self.hints, self.target))
 
     def _exact(self, a: Axis) -> bool:
         sizes = self.pieces[a]

@@ -5,25 +5,36 @@ out for itself, through shared memory. Long rows are run through, a square at a 
 """
 from __future__ import annotations
 
-from ..fuse.lines import WRITTEN_ABREAST, SECTOR
+from ..fuse.gpu import ACROSS
+from ..fuse.lines import SECTOR, WRITTEN_ABREAST
 from ..ir.index import Axis
 from .schedule import strides_of
 from .tile_facts import TileFacts
 from .tile_schedule import cover
 from .tile_stages import power
 
-SHORTEST = 8            # elements along either axis at least
-HELD = 16384            # lanes of a tile that holds its rows at most
+HELD = 18432            # lanes of a tile that holds its rows at most
 RUN = 64                # bytes that lie across rows of a tile where there are programs enough, SECTOR at least
-PIECES = 2              # pieces of a row at most; one with idle lanes where it would have more
-SQUARE = 64, 64         # lanes of a tile along the rows and across them where they are run through
-EACH = 16               # lanes to a thread, about
-MOST_WARPS = 16
+WIDTHS = 128, 64, 32    # lanes of each piece of a row of 16 bits that is no power of two: norms of the sum of 3909 x 16 x 261 bf16 and of one turned
+                        # 33.5 us, 44.4 in 256 + 8, tokens' norm of 26 x 640 x 32 x 32 33.1, 38.9 in 512 + 128; but softmax of 40 x 513 x 513 f32 and
+                        # its positions' biases 50 in 512 + 1
+PIECES = 2              # pieces of other lengths of a row of 32 bits at most
+MOST_PIECES = 16        # of one length
+SQUARE = 4096           # lanes of a tile where they are run through, as many along them as across, or more,
+EDGE = 64               # across them at most,
+FOLDED = 32             # and where they are only folded: scores of 153 x 173 x 2035 bf16 113 us, 125 with 64
+STAGES = 4              # tiles under way where they are written: a LayerNorm of 52 x 256 x 2192 bf16, transposed, 73.8 us, 106 with one
+EACH = 16               # lanes to a thread, about, of tiles of fewer lanes than
+LARGE = 8192, 12288     # the first number; those of up to the second have
+WARPS = 8, 4            # the second number of warps, and the first is the most: softmax of 16 x 16 x 512 x 512 bf16 and its positions' biases 94 us
+                        # by four, 98 by eight, 151 by 16, of 40 x 513 x 513 f32 50, 57, 81; LayerNorm of 233 x 91 x 128 bf16, transposed, 9.1 by
+                        # eight, 9.0 by 16
 FILL = 2                # programs for each multiprocessor at least, where rows across can be fewer
+IDLE = 4                # lane in so many idle across the rows, from which on there are fewer
 
 
-def choose(of: TileFacts) -> tuple[dict[Axis, tuple[int, ...]], frozenset[Axis], int] | None:
-    """(the pieces of the row and of the axis across, what is run through, warps); None where nothing lies across."""
+def choose(of: TileFacts) -> tuple[dict[Axis, tuple[int, ...]], frozenset[Axis], int, int] | None:
+    """(the pieces of the row and of the axis across, what is run through, warps, tiles under way); None where nothing lies across."""
     if of.crossed or not 1 <= len(of.rows) <= 2 or of.target.ordered or not of.folds or of.scans() or of.b.base is not None \
             or any(s.monoid is not None or s.guard is not None for s in of.b.stores):
         return None
@@ -31,24 +42,38 @@ def choose(of: TileFacts) -> tuple[dict[Axis, tuple[int, ...]], frozenset[Axis],
         return _groups(of)
     row, = of.rows
     found = across(of, row)
-    n = of.hints.most(row.extent)
     if found is None or of.line not in (row, found[0]):
         return None
     axis, size = found
-    length = power(of.hints(axis.extent))
-    pieces = cover(n) if n is not None else ()
-    pieces = pieces if len(pieces) <= PIECES else (power(n),)
-    least = min(length, SECTOR // size)
-    if not pieces or sum(pieces) * least > HELD:
-        along, beside = (min(s, power(of.hints(a.extent))) for s, a in zip(SQUARE, (row, axis)))
-        return {row: (along,), axis: (beside,)}, frozenset((row,)), _warps(along * beside)
-    count = min(length, RUN // size, HELD // power(sum(pieces)))
-    while count > least and of.blocks(of.b.parallel, {axis: (count,)}) < FILL * of.target.threads:
+    n, length = of.hints.most(row.extent), of.hints(axis.extent)
+    pieces = _pieces(n, size, of.begin_anywhere()) if n is not None else ()
+    held = bool(pieces) and sum(pieces) * SECTOR // size <= HELD
+    most = min(RUN // size, HELD // sum(pieces)) if held else EDGE if of.stored_along() else FOLDED
+    count = _across(of, axis, min(power(length), power(most + 1) // 2), min(power(length), SECTOR // size))
+    if held:
+        return {row: pieces, axis: (count,)}, frozenset(), _warps(sum(pieces) * count), 1
+    along = min(SQUARE // count if of.stored_along() else EDGE, power(of.hints(row.extent)))
+    return {row: (along,), axis: (count,)}, frozenset((row,)), _warps(along * count), STAGES if of.stored_along() else 1
+
+
+def _pieces(n: int, size: int, anywhere: bool) -> tuple[int, ...]:
+    """Of a row of `n` elements of so many bytes, which begins `anywhere`."""
+    found = cover(n)
+    if size >= 4 and len(found) <= PIECES or len(found) == 1 and not (anywhere and n > WIDTHS[0]):
+        return found
+    width = min((w for w in (reversed(WIDTHS) if anywhere else WIDTHS) if n <= MOST_PIECES * w), key=lambda w: -n % w, default=WIDTHS[0])
+    return (width,) * -(-n // width)
+
+
+def _across(of: TileFacts, axis: Axis, count: int, least: int) -> int:
+    """`count` rows along `axis`, or fewer, `least`, where programs are too few or lanes are idle."""
+    n = of.hints(axis.extent)
+    while count > least and (-n % count * IDLE > n or of.blocks(of.b.parallel, {axis: (count,)}) < FILL * of.target.threads):
         count //= 2
-    return {row: pieces, axis: (count,)}, frozenset(), _warps(sum(pieces) * count)
+    return count
 
 
-def _groups(of: TileFacts) -> tuple[dict[Axis, tuple[int, ...]], frozenset[Axis], int] | None:
+def _groups(of: TileFacts) -> tuple[dict[Axis, tuple[int, ...]], frozenset[Axis], int, int] | None:
     """The same of rows along two axes, one of which is a short piece of the lines of what lies across: whole sectors of several rows."""
     both = {(address, size) for _, address, size in strides_of(of.b) if set(of.rows) <= address.axes()}
     for c, h in (of.rows, reversed(of.rows)):
@@ -63,7 +88,7 @@ def _groups(of: TileFacts) -> tuple[dict[Axis, tuple[int, ...]], frozenset[Axis]
         count = min(power(of.hints(g.extent)), power(-(-SECTOR // run)))
         lanes = row[0][0] * sum(row[1]) * count
         if count > 1 and lanes <= WRITTEN_ABREAST:
-            return {g: (count,), c: row[0], h: row[1]}, frozenset(), _warps(lanes)
+            return {g: (count,), c: row[0], h: row[1]}, frozenset(), _warps(lanes), 1
     return None
 
 
@@ -73,7 +98,7 @@ def across(of: TileFacts, row: Axis) -> tuple[Axis, int] | None:
     both = {(address, size) for _, address, size in strides_of(of.b) if row in address.axes() and len(address.axes()) > 1}
     strides = lambda address, a: bool(address.coefficient(a).terms) and address.coefficient(a) != 1
     for a in reversed(of.order):
-        if a in of.b.parallel and min(of.hints(a.extent), of.hints(row.extent)) >= SHORTEST:
+        if a in of.b.parallel and min(of.hints(a.extent), of.hints(row.extent)) >= ACROSS:
             turned = [size for address, size in both if address.coefficient(a) == 1 and strides(address, row)]
             if turned and any(address.coefficient(row) == 1 and strides(address, a) for address, _ in both):
                 return a, min(turned)
@@ -81,4 +106,4 @@ def across(of: TileFacts, row: Axis) -> tuple[Axis, int] | None:
 
 
 def _warps(lanes: int) -> int:
-    return max(1, min(MOST_WARPS, power(lanes // (32 * EACH) + 1) // 2))
+    return WARPS[1] if LARGE[0] <= lanes <= LARGE[1] else max(1, min(WARPS[0], power(lanes // (32 * EACH) + 1) // 2))
