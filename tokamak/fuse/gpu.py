@@ -42,6 +42,7 @@ LITTLE = 1 / 32         # of the bytes that two kernels move, which one of both 
 LEADING = 8             # coordinates of outermost axes, along which programs run in parallel but for a value that lacks them and saves LITTLE:
                         # positions' biases of 16 heads of 512 x 512, which later layers read again, and the first one's softmax over a batch of
                         # 16, by the estimate of their machine code for an H200 448 us in three kernels that hold the batch, 7 and 183 apart
+LEADING_SAVED = 1 / 4   # of the bytes that two kernels move, up to which they are two for that
 NESTED = 3              # sums along some row axes that one program makes where it holds the rows of a heavy function: EvoNorm backward in NCHW, five,
                         # of 32 x 256 x 56 x 56 in two kernels 214 us (f32) and 123 (bf16), 333 and 399 before; of SiLU behind a GroupNorm, two, 244
                         # and 117, 149 and 85 by one kernel
@@ -66,7 +67,8 @@ def busy(group: Group, r: Roles, v, hints: Hints, target) -> bool:
     """Are there programs for every multiprocessor, or is each of the few done before another kernel would have begun? Programs that hold long rows
     have half of one's threads at least, or all of them."""
     sharers = sharing.row_sharers(group, r, hints, target)
-    programs = parallelism(r, v, hints) * max(1, sharers) * (NARROWER if _holds_columns(group, r, v, hints) else 1) // _abreast(group, r, v, hints)
+    narrower = NARROWER if _holds_columns(group, r, v, hints) or _holds_across(group, r, v, hints) else 1
+    programs = parallelism(r, v, hints) * max(1, sharers) * narrower // _abreast(group, r, v, hints)
     work = max(hints.count(m.free | m.bound) for m in group.members)
     enough = FILL * (NEARLY if _sums_long_rows(group, r, v, hints) else 1)
     if programs >= enough * target.threads or work <= SHORT * programs or sharers > 0 and 4 * programs >= 3 * target.threads:
@@ -84,6 +86,27 @@ def _holds_columns(group: Group, r: Roles, v, hints: Hints) -> bool:
                 for m in group.members if m.bound for x in walk(*m.roots()))
     return not heavy and any(m.bound & rows for m in group.members) \
         and any(rows <= m.free and not m.bound for m in group.members)
+
+
+def _holds_across(group: Group, r: Roles, v, hints: Hints) -> bool:
+    """Do programs hold rows, several of them for what lies across, along `v`?"""
+    rows = frozenset(a for m in group.members for a in m.free | m.bound) - r.parallel
+    return not r.accumulating and v in r.parallel and len(rows) == 1 and v in _across(group, r, hints) \
+        and hints.count(rows) <= HELD_ACROSS
+
+
+def _across(group: Group, r: Roles, hints: Hints) -> frozenset:
+    """The axes in parallel along which something lies contiguously that strides along the rows of `group`, along which something else lies."""
+    rows = frozenset(a for m in group.members for a in m.free | m.bound) - r.parallel
+    if len(rows) != 1:
+        return frozenset()
+    row, = rows
+    inside = set(group.nodes())
+    read = {at for m in group.members for e in m.loads if e.node not in inside and row in (at := e.offset()).axes()}
+    strides = lambda at, a: bool(at.coefficient(a).terms) and at.coefficient(a) != 1
+    return frozenset(a for at in read for a in at.axes() & r.parallel
+                     if min(hints(a.extent), hints(row.extent)) >= ACROSS and at.coefficient(a) == 1 and strides(at, row)
+                     and any(x.coefficient(row) == 1 and strides(x, a) for x in read))
 
 
 def _abreast(group: Group, r: Roles, v, hints: Hints) -> int:
@@ -284,19 +307,6 @@ def _writes_pieces(group: Group, r: Roles, hints: Hints) -> bool:
     return False
 
 
-def _lies_across(group: Group, r: Roles, hints: Hints) -> bool:
-    """Do programs of `group` carry sums beside rows along one axis, across which something else that they read lies?"""
-    rows = frozenset(a for m in group.members for a in m.free | m.bound) - r.parallel
-    inside = set(group.nodes())
-    if not r.accumulating or len(rows) != 1:
-        return False
-    row, = rows
-    read = {at for m in group.members for e in m.loads if e.node not in inside and row in (at := e.offset()).axes()}
-    strides = lambda at, a: bool(at.coefficient(a).terms) and at.coefficient(a) != 1
-    return any(at.coefficient(a) == 1 and strides(at, row) and any(x.coefficient(row) == 1 and strides(x, a) for x in read)
-               for at in read for a in at.axes() & r.parallel if min(hints(a.extent), hints(row.extent)) >= ACROSS)
-
-
 def _interleaved(group: Group, r: Roles, hints: Hints) -> bool:
     """Do programs of `group` fold along an axis whose steps are short runs of another one, of which other programs have the rest (pixels that are
     shuffled apart)?"""
@@ -391,7 +401,7 @@ def unprofitable(a: Group, b: Group, joined: Group, r: Roles, before: tuple[Role
         return Reason("no_saving", "unprofitable", "a fold would be left across programs for the little that both read")
     if saved < LITTLE and _small_fold(a, b, joined, hints):
         return Reason("no_saving", "unprofitable", "a small fold would shape the kernel of much that needs none")
-    if saved < LITTLE and any(_holds_leading(x, y, joined, role, r, hints) for x, y, role in ((a, b, before[1]), (b, a, before[0]))):
+    if saved < LEADING_SAVED and any(_holds_leading(x, y, joined, role, r, hints) for x, y, role in ((a, b, before[1]), (b, a, before[0]))):
         return Reason("no_parallelism", "unprofitable", f"{hints.count(r.parallel)} programs, which hold what one of both lacks")
     fewest = min(target.threads, *(hints.count(x.parallel) for x in before))
     if _little_beside(a, b, joined, hints) and hints.count(r.parallel) < fewest:
@@ -408,7 +418,7 @@ def unprofitable(a: Group, b: Group, joined: Group, r: Roles, before: tuple[Role
         return Reason("no_saving", "unprofitable", "programs would read short pieces of lines, which are read whole without")
     if _writes_pieces(joined, r, hints) and not any(_writes_pieces(g, x, hints) for g, x in zip((a, b), before)):
         return Reason("no_saving", "unprofitable", "programs would write pieces of lines shorter than a sector")
-    if _lies_across(joined, r, hints) and not any(_lies_across(g, x, hints) for g, x in zip((a, b), before)):
+    if r.accumulating and _across(joined, r, hints) and not any(x.accumulating and _across(g, x, hints) for g, x in zip((a, b), before)):
         return Reason("no_saving", "unprofitable", "a row at a time beside sums, what lies across rows would be read an element of each sector")
     if _interleaved(joined, r, hints) and not any(_interleaved(g, x, hints) for g, x in zip((a, b), before)):
         return Reason("no_saving", "unprofitable", "what lies interleaved would be folded apart, each program reading every so many elements")

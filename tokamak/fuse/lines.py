@@ -40,7 +40,7 @@ TINY = 8 << 10          # the same of shorter pieces, whose sectors two programs
                         # f32 of 200 x 288 x 14 x 14 38.6 us, 149, of 24 x 320 x 33 x 33 33.6, 55.9, of 64 x 320 x 17 x 17 23.0, 32.7
 HALF = 64               # of a line at least
 SECTOR = 32             # bytes that are read together
-WRITTEN_ABREAST = 16384        # elements of groups at most that a program holds, so many that it writes whole sectors of tokens, which lie across them
+WRITTEN_ABREAST = 16384 # elements at most of groups that a program holds, as many as make whole sectors of what is written across them (tokens)
 PIECES = 2              # powers of two at most that make up the channels of such a group; one where they are no whole words of 16 bits: with two
                         # Triton makes a kernel of 58000 instructions of ten channels
 WORD = 16               # bytes of the widest access of a thread

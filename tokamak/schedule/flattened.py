@@ -43,7 +43,8 @@ def flattened(b: Body) -> Body:
     word = math.gcd(axes[0].extent.constant, size)
     if len(axes) == 2 and axes[0].extent == word:           # words already
         return b
-    strewn = len(axes) > 2 and any(_interleaved(address, axes, size) for _, address, size in strides_of(b))
+    strewn = _strewn(b, axes) if len(axes) > 2 else ()
+    axes = strewn or axes
     for each in (1,) if strewn else (word,) if word == size else (1, word) if 2 * word >= size else (1,):
         found = _worth(b, axes, each)
         while len(found) > 1 and not all(_lies(i, found, each) or strewn and set(found) <= i.axes() for i in indices_of(b)):
@@ -91,6 +92,18 @@ def contiguous(address: Index, axes: frozenset[Axis]) -> tuple[Axis, ...]:
         weight = weight * a.extent
         if a.extent.constant is None:
             return tuple(found)
+
+
+def _strewn(b: Body, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    """Of a body that stores along `axes` and reads in short runs along them in another order, those axes in the order in which most bytes lie: what
+    a thread has of the other order is one element here, one there. () for other bodies."""
+    read = {e for e, address, size in strides_of(b) if isinstance(e, Load) and _interleaved(address, axes, size)}
+    orders = {contiguous(e.index[0], b.parallel) for e in read}
+    if not read:
+        return ()
+    order = next(iter(orders))
+    as_read = len(orders) == 1 and set(order) >= set(axes) and sum(e.dtype.bytes for e in read) > sum(s.memory.dtype.bytes for s in b.stores)
+    return _short_of_whole(order) if as_read else axes
 
 
 def _interleaved(address: Index, axes: tuple[Axis, ...], size: int) -> bool:

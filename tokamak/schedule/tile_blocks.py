@@ -139,8 +139,8 @@ class TileBlocks(TileRows):
         room = HELD // (2 * have) if self.rows else TURNED
         if turned is not None and turned not in self.pieces and room >= min(SECTOR, hints(turned.extent)):
             have *= self.tile(turned, self._across(turned, min(TURNED, room)))
-            if not self.rows and not self.crossed and any(self._edge(a) < min(TURNED, hints(a.extent)) for a in (self.line, turned)):
-                want = min(want, have)
+            halved = any(self.pieces.get(a, (1,))[0] < min(TURNED, hints(a.extent)) for a in (self.line, turned))
+            want = min(want, have) if halved and not self.rows and not self.crossed and not self._turned_short(turned) else want
         short = self.short_columns()
         little = short and have <= LITTLE_MATRIX and hints(self.line.extent) <= sum(self.pieces[self.line])
         alone = short and not little or self.down_narrow() or self.sums_turned() or self._turned_short(turned)
@@ -230,9 +230,11 @@ class TileBlocks(TileRows):
         return max(SECTOR, want // across) if self.sums_turned() and self.begin_anywhere() else self._edge(self.line)
 
     def _edge(self, a: Axis) -> int:
-        """Elements along `a` of a turned tile: half of TURNED where that leaves fewer lanes idle, and many would be (`EDGE_IDLE`)."""
+        """Elements along `a` of a turned tile: half of TURNED where that leaves fewer lanes idle, and many would be (`EDGE_IDLE`), and of 32 bits
+        across whole lines."""
         n = self.hints(a.extent)
-        return TURNED // 2 if -n % TURNED * EDGE_IDLE > n and -n % (TURNED // 2) < -n % TURNED else TURNED
+        idle = -n % TURNED * EDGE_IDLE > n and -n % (TURNED // 2) < -n % TURNED
+        return TURNED // 2 if idle or a is not self.line and self.narrowest() >= 4 and self._edge(self.line) == TURNED else TURNED
 
     def _across(self, turned: Axis, most: int) -> int:
         """Elements of a tile, of at most `most`, along the axis that it is turned to; few idle lanes of one of sums."""

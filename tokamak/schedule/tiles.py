@@ -220,7 +220,8 @@ class _Chooser(TileBlocks):
         self.lies_across = True
         self.pieces, self.looped = {a: pieces[a] for a in self.order if a in pieces}, set(looped)
         return TileSchedule(self.order, tuple(self.pieces), tuple(self.pieces.items()), looped, (), 1,
-                            frozenset(a for a in self.pieces if self._exact(a)), warps, stages, wide=self.wide, once=once(self.b, self.line, self.looped, self.hints, self.target))
+                            frozenset(a for a in self.pieces if self._exact(a)), warps, stages, wide=self.wide,
+                            once=once(self.b, self.line, self.looped, self.hints, self.target))
 
     def _exact(self, a: Axis) -> bool:
         sizes = self.pieces[a]

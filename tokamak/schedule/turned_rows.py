@@ -14,7 +14,9 @@ from .tile_schedule import cover
 from .tile_stages import power
 
 HELD = 18432            # lanes of a tile that holds its rows at most
-RUN = 64                # bytes that lie across rows of a tile where there are programs enough, SECTOR at least
+RUN = 64                # bytes that lie across rows of a tile where there are programs enough, SECTOR at least, and
+VALUES = 2              # where so many are read along the rows: a transposed LayerNorm's gradient of 397 x 15 x 513 f32 21.4 us in eight rows,
+                        # 24.5 in 16
 WIDTHS = 128, 64, 32    # lanes of each piece of a row of 16 bits that is no power of two: norms of the sum of 3909 x 16 x 261 bf16 and of one turned
                         # 33.5 us, 44.4 in 256 + 8, tokens' norm of 26 x 640 x 32 x 32 33.1, 38.9 in 512 + 128; but softmax of 40 x 513 x 513 f32 and
                         # its positions' biases 50 in 512 + 1
@@ -23,7 +25,9 @@ MOST_PIECES = 16        # of one length
 SQUARE = 4096           # lanes of a tile where they are run through, as many along them as across, or more,
 EDGE = 64               # across them at most,
 FOLDED = 32             # and where they are only folded: scores of 153 x 173 x 2035 bf16 113 us, 125 with 64
-STAGES = 4              # tiles under way where they are written: a LayerNorm of 52 x 256 x 2192 bf16, transposed, 73.8 us, 106 with one
+STAGES = 4              # tiles under way where they are written, of
+UNDER_WAY = 32 << 10    # bytes at most: a LayerNorm of 52 x 256 x 2192 bf16, transposed, 73.8 us, 106 with one tile; but its gradient of
+                        # 714 x 32 x 3094 f32, 32 KB a tile, 619 with four, 412
 EACH = 16               # lanes to a thread, about, of tiles of fewer lanes than
 LARGE = 8192, 12288     # the first number; those of up to the second have
 WARPS = 8, 4            # the second number of warps, and the first is the most: softmax of 16 x 16 x 512 x 512 bf16 and its positions' biases 94 us
@@ -48,12 +52,15 @@ def choose(of: TileFacts) -> tuple[dict[Axis, tuple[int, ...]], frozenset[Axis],
     n, length = of.hints.most(row.extent), of.hints(axis.extent)
     pieces = _pieces(n, size, of.begin_anywhere()) if n is not None else ()
     held = bool(pieces) and sum(pieces) * SECTOR // size <= HELD
-    most = min(RUN // size, HELD // sum(pieces)) if held else EDGE if of.stored_along() else FOLDED
+    run = SECTOR if len(of.rows_read()) >= VALUES else RUN
+    most = min(run // size, HELD // sum(pieces)) if held else EDGE if of.stored_along() else FOLDED
     count = _across(of, axis, min(power(length), power(most + 1) // 2), min(power(length), SECTOR // size))
     if held:
         return {row: pieces, axis: (count,)}, frozenset(), _warps(sum(pieces) * count), 1
     along = min(SQUARE // count if of.stored_along() else EDGE, power(of.hints(row.extent)))
-    return {row: (along,), axis: (count,)}, frozenset((row,)), _warps(along * count), STAGES if of.stored_along() else 1
+    turn = along * count * sum(size for _, address, size in set(strides_of(of.b)) if {row, axis} <= address.axes())
+    stages = max(1, min(STAGES, 1 + UNDER_WAY // turn)) if of.stored_along() else 1
+    return {row: (along,), axis: (count,)}, frozenset((row,)), _warps(along * count), stages
 
 
 def _pieces(n: int, size: int, anywhere: bool) -> tuple[int, ...]:
