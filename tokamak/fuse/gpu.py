@@ -47,6 +47,7 @@ NESTED = 3              # sums along some row axes that one program makes where 
                         # of 32 x 256 x 56 x 56 in two kernels 214 us (f32) and 123 (bf16), 333 and 399 before; of SiLU behind a GroupNorm, two, 244
                         # and 117, 149 and 85 by one kernel
 ACROSS = 8              # elements at least of rows, and of what lies across them, for which programs hold several rows (`schedule.turned_rows`)
+ROWS_ACROSS = 16        # rows that such a program holds
 MATRIX = 1 << 20        # elements of a matrix from which on its product with a vector has no folds across its programs beside it
 
 
@@ -67,8 +68,10 @@ def busy(group: Group, r: Roles, v, hints: Hints, target) -> bool:
     """Are there programs for every multiprocessor, or is each of the few done before another kernel would have begun? Programs that hold long rows
     have half of one's threads at least, or all of them."""
     sharers = sharing.row_sharers(group, r, hints, target)
-    narrower = NARROWER if _holds_columns(group, r, v, hints) or _holds_across(group, r, v, hints) else 1
-    programs = parallelism(r, v, hints) * max(1, sharers) * narrower // _abreast(group, r, v, hints)
+    across = _holds_across(group, r, hints)
+    narrower = NARROWER if _holds_columns(group, r, v, hints) or across and v in r.parallel else 1
+    several = ROWS_ACROSS if across and v not in r.parallel else _abreast(group, r, v, hints)
+    programs = parallelism(r, v, hints) * max(1, sharers) * narrower // several
     work = max(hints.count(m.free | m.bound) for m in group.members)
     enough = FILL * (NEARLY if _sums_long_rows(group, r, v, hints) else 1)
     if programs >= enough * target.threads or work <= SHORT * programs or sharers > 0 and 4 * programs >= 3 * target.threads:
@@ -88,11 +91,10 @@ def _holds_columns(group: Group, r: Roles, v, hints: Hints) -> bool:
         and any(rows <= m.free and not m.bound for m in group.members)
 
 
-def _holds_across(group: Group, r: Roles, v, hints: Hints) -> bool:
-    """Do programs hold rows, several of them for what lies across, along `v`?"""
+def _holds_across(group: Group, r: Roles, hints: Hints) -> bool:
+    """Do programs hold rows, ROWS_ACROSS of them for what lies across?"""
     rows = frozenset(a for m in group.members for a in m.free | m.bound) - r.parallel
-    return not r.accumulating and v in r.parallel and len(rows) == 1 and v in _across(group, r, hints) \
-        and hints.count(rows) <= HELD_ACROSS
+    return not r.accumulating and hints.count(rows) <= HELD_ACROSS and bool(_across(group, r, hints))
 
 
 def _across(group: Group, r: Roles, hints: Hints) -> frozenset:
