@@ -181,7 +181,8 @@ def reused(exprs: Iterable[Expr], rows: frozenset[Axis]) -> list[Load]:
             continue
         seen.add(e)
         found += [e] if isinstance(e, Load) and e in multiplied else []
-        stack += [x for f in _multiplicands(e, rows) if not isinstance(f.arg, Load) for x in f.children()] if isinstance(e, Reduce) else e.children()
+        read = lambda f: isinstance(f, Cast) and isinstance(f.arg, Load)
+        stack += [x for f in _multiplicands(e, rows) if not read(f) for x in f.children()] if isinstance(e, Reduce) else e.children()
     return found
 
 

@@ -13,8 +13,10 @@ from .tile_facts import TileFacts
 from .tile_schedule import cover
 from .tile_stages import power
 
-HELD = 18432            # lanes of a tile that holds its rows at most
-RUN = 64                # bytes that lie across rows of a tile where there are programs enough, SECTOR at least, and
+HELD = 18432            # lanes of a tile that holds LEAST rows at most
+LEAST = 8               # rows of a tile at least: of 16 bits half a sector, whose other half is in the cache then. A transposed LayerNorm's gradient
+                        # of 52 x 256 x 1024 bf16 38.2 us, 42.8 in 16
+RUN = 64                # bytes that lie across rows of a tile where there are programs enough, SECTOR
 VALUES = 2              # where so many are read along the rows: a transposed LayerNorm's gradient of 397 x 15 x 513 f32 21.4 us in eight rows,
                         # 24.5 in 16
 WIDTHS = 128, 64, 32    # lanes of each piece of a row of 16 bits that is no power of two: norms of the sum of 3909 x 16 x 261 bf16 and of one turned
@@ -29,7 +31,7 @@ STAGES = 4              # tiles under way where they are written, of
 UNDER_WAY = 32 << 10    # bytes at most: a LayerNorm of 52 x 256 x 2192 bf16, transposed, 73.8 us, 106 with one tile; but its gradient of
                         # 714 x 32 x 3094 f32, 32 KB a tile, 619 with four, 412
 EACH = 16               # lanes to a thread, about, of tiles of fewer lanes than
-LARGE = 8192, 12288     # the first number; those of up to the second have
+LARGE = 8192, 12288     # the first number; those of up to the second, which tiles of more than LEAST rows have at most, have
 WARPS = 8, 4            # the second number of warps, and the first is the most: softmax of 16 x 16 x 512 x 512 bf16 and its positions' biases 94 us
                         # by four, 98 by eight, 151 by 16, of 40 x 513 x 513 f32 50, 57, 81; LayerNorm of 233 x 91 x 128 bf16, transposed, 9.1 by
                         # eight, 9.0 by 16
@@ -51,10 +53,10 @@ def choose(of: TileFacts) -> tuple[dict[Axis, tuple[int, ...]], frozenset[Axis],
     axis, size = found
     n, length = of.hints.most(row.extent), of.hints(axis.extent)
     pieces = _pieces(n, size, of.begin_anywhere()) if n is not None else ()
-    held = bool(pieces) and sum(pieces) * SECTOR // size <= HELD
+    held = bool(pieces) and sum(pieces) * LEAST <= HELD
     run = SECTOR if len(of.rows_read()) >= VALUES else RUN
-    most = min(run // size, HELD // sum(pieces)) if held else EDGE if of.stored_along() else FOLDED
-    count = _across(of, axis, min(power(length), power(most + 1) // 2), min(power(length), SECTOR // size))
+    most = max(LEAST, min(run // size, LARGE[1] // sum(pieces))) if held else EDGE if of.stored_along() else FOLDED
+    count = _across(of, axis, min(power(length), power(most + 1) // 2), min(power(length), LEAST))
     if held:
         return {row: pieces, axis: (count,)}, frozenset(), _warps(sum(pieces) * count), 1
     along = min(SQUARE // count if of.stored_along() else EDGE, power(of.hints(row.extent)))
