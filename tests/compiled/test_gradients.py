@@ -218,6 +218,14 @@ def test_what_only_weights_need_is_made_once():
     assert not made and not calls(backward) and any(s.half is not None for s in narrow(backward))
 
 
+def test_sums_over_rows_of_what_is_computed():
+    """The gradients of a norm's weights, in front of two layers that read it, are sums of no factor of a product."""
+    fn = lambda x, g, s, w, b, v, c: torch.sigmoid(F.linear(h := F.layer_norm(x, (48,), g, s), w, b)) * F.linear(h, v, c)
+    x, w, b, v, c = layers(1100, 48, 48, 48)
+    (backward,) = [r for r in step(fn, [x, *(values(48).requires_grad_() for _ in range(2)), w, b, v, c]) if r.kind == "backward"]
+    assert not calls(backward) and narrow(backward)
+
+
 STEPS = {
     "one layer": (3, lambda x, w, b: F.linear(x, w, b)),
     "no biases": (4, lambda x, w, b, v: F.linear(F.relu(F.linear(x, w)), v) * b.sum()),
