@@ -74,7 +74,8 @@ SUMMED_ANYWHERE_SHARES = 4      # SUMMED_ANYWHERE_THREAD; and so many times as m
 SEVERAL_HELD = 4096     # elements of 32 bits at most of a tile of which three sums and more are carried across programs, 8 columns at least: EvoNorm
                         # backward in NHWC of 253 x 32 x 20 x 20 f32 69.9 us in 32 columns, which spill 528 bytes a thread (H100), and see
                         # `tile_alike.SEVERAL_ROWS`
-EDGE_IDLE = 4           # lane in so many idle: the sum of images of 84 x 96 x 16 x 16 f32 in NCHW and in NHWC 12.3 us, 15.8 in 64 channels (H200)
+EDGE_IDLE = 4           # lane in so many idle: the sum of images of 84 x 96 x 16 x 16 f32 in NCHW and in NHWC 12.3 us, 15.8 in 64 channels; of 32
+                        # bits in any case: of 493 x 480 x 16 x 16 182.5, 203 in 32 x 64 (H200)
 ACROSS_SHORTEST = 4     # elements at least of the other axis along which a value lies of which sums of contiguous rows are made, no more than one
 ACROSS_IDLE = 4         # lane in so many idle, and nothing else in a tile: InstanceNorm3D backward in NDHWC of 5 x 8 x 64 x 64 x 64 bf16 34.5 us, of
                         # 6 x 10 x 56 x 60 x 60 53.7, of 20 x 12 x 24 x 24 x 24 f16 18.7; 55.6, 85.8 and 22.4 with several images (H200)
@@ -139,7 +140,7 @@ class TileBlocks(TileRows):
         room = HELD // (2 * have) if self.rows else TURNED
         if turned is not None and turned not in self.pieces and room >= min(SECTOR, hints(turned.extent)):
             have *= self.tile(turned, self._across(turned, min(TURNED, room)))
-            halved = any(self.pieces.get(a, (1,))[0] < min(TURNED, hints(a.extent)) for a in (self.line, turned))
+            halved = any(sum(self.pieces.get(a, (1,))) < min(TURNED, hints(a.extent)) for a in (self.line, turned))
             want = min(want, have) if halved and not self.rows and not self.crossed and not self._turned_short(turned) else want
         short = self.short_columns()
         little = short and have <= LITTLE_MATRIX and hints(self.line.extent) <= sum(self.pieces[self.line])
@@ -230,11 +231,10 @@ class TileBlocks(TileRows):
         return max(SECTOR, want // across) if self.sums_turned() and self.begin_anywhere() else self._edge(self.line)
 
     def _edge(self, a: Axis) -> int:
-        """Elements along `a` of a turned tile: half of TURNED where that leaves fewer lanes idle, and many would be (`EDGE_IDLE`), and of 32 bits
-        across whole lines."""
+        """Elements along `a` of a turned tile: half of TURNED where that leaves fewer lanes idle, and many would be (`EDGE_IDLE`), and of 32 bits."""
         n = self.hints(a.extent)
         idle = -n % TURNED * EDGE_IDLE > n and -n % (TURNED // 2) < -n % TURNED
-        return TURNED // 2 if idle or a is not self.line and self.narrowest() >= 4 and self._edge(self.line) == TURNED else TURNED
+        return TURNED // 2 if idle or self.narrowest() >= 4 else TURNED
 
     def _across(self, turned: Axis, most: int) -> int:
         """Elements of a tile, of at most `most`, along the axis that it is turned to; few idle lanes of one of sums."""

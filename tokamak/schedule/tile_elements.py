@@ -34,6 +34,7 @@ TURNED_BYTES = 128      # bytes to a thread of a pointwise tile along three axes
                         # along either begin anywhere: the last kernel of GroupNorm from NHWC to NCHW of 38 x 480 x 56 x 56 bf16 86.3 us, of
                         # 500 x 96 x 14 x 14 23.4, of 2964 x 320 x 7 x 7 87.9; 91.6, 26.9 and 135 in a quarter. Where they begin at words
                         # InstanceNorm3D backward of 192 x 96 x 16 x 16 x 16 bf16 takes 342, 294, of 51 x 8 x 32 x 32 x 32 f16 62.8, 57.2 (H100)
+TURNED_WIDE = 8         # elements to a thread of such a tile of 32 bits along two axes: see `tile_blocks.EDGE_IDLE`
 SHORT_FROM = 96         # elements from which on aligned rows that are written lie in tiles of 1024, with PER_THREAD of up to SHORT_EACH: RMSNorm of
                         # 8192 and 65536 rows of 128 bf16 2.7 and 10.1 us, of 32768 of 512 18.0, LayerNorm of 65536 of 256 19.0, softmax of 8192 of
                         # 256 3.9; 3.3, 10.6, 19.2, 21.0 and 4.8 with larger tiles and 32 a thread. LayerNorm and softmax of 131072 of 96 15.5 and
@@ -169,6 +170,8 @@ class TileElements(TileFacts):
         short = sum(self.pieces.get(self.line, (0,)))
         if plain and self.rows == [self.line] and short <= SHORT_EACH:
             each = self._short_each(short, each, dims)
+        if plain and not self.rows and len(dims) == 2 and self.narrowest() >= 4 and self.turned() is not None:
+            each = TURNED_WIDE
         if plain and not self.rows and len(dims) > 2 and self._turned_anywhere():
             each = TURNED_BYTES // self.narrowest()
         if self.sums_ragged():

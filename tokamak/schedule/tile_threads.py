@@ -132,7 +132,9 @@ LONG_DRAWN = 32, 48     # LayerNorm with dropout and a residual of 1462 x 9814 b
 STAGED = 160 << 10      # bytes of shared memory at most that hold rows under way
 TURNED_WARPS = 4        # of a program that sums contiguous rows of which another value lies along another axis, in tiles of half of TILE,
 TURNED_RESIDENT = 6     # CARRY_STAGES under way, as many registers as it takes: sums of InstanceNorm3D backward in NDHWC with a gradient in NCDHW of
-                        # 992 x 16 x 16 x 16 x 16 f16 91 us, of 7 x 8 x 33 x 33 x 33 bf16 16.2; 138 and 21.6 in TILE by eight, which spill
+                        # 992 x 16 x 16 x 16 x 16 f16 91 us, of 7 x 8 x 33 x 33 x 33 bf16 16.2; 138 and 21.6 in TILE by eight, which spill. One
+                        # where rows begin at words of 4 bytes alone, which are copied word by word: of a LayerNorm of 3000 x 64 x 58 bf16,
+                        # transposed, 33.5, 80 (H200)
 WALKED_STAGES = 4       # tiles under way where programs run down columns that begin at words, fold what they share and write: global response norm's
                         # gradient in NHWC of 30 x 64 x 56 x 56 f16 29.1 us, 67.4 a tile at a time, of 8 x 512 x 28 x 28 bf16 17.8, 34.0, of
                         # 16 x 192 x 32 x 32 f32 20.2, 33.5; 36.6, 18.1 and 22.3 with CARRY_STAGES (H200)
@@ -233,7 +235,8 @@ class TileThreads(TileElements):
         if self.walks_anywhere():
             return Threads(DOWN_WARPS, DOWN_RESIDENT, CARRY_STAGES, 0, False, False)
         if self.sums_turned() and len(dims) > 1:
-            return Threads(TURNED_WARPS, TURNED_RESIDENT, CARRY_STAGES, 0, False, False)
+            narrow = any(begin_anywhere(self.b, a, self.hints) and not begin_anywhere(self.b, a, self.hints, 4) for a in (self.line, self.turned()))
+            return Threads(TURNED_WARPS, TURNED_RESIDENT, 1 if narrow else CARRY_STAGES, 0, False, False)
         return None
 
     def walks_anywhere(self) -> bool:

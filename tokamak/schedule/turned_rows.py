@@ -8,20 +8,23 @@ from __future__ import annotations
 from ..fuse.gpu import ACROSS
 from ..fuse.lines import SECTOR, WRITTEN_ABREAST
 from ..ir.index import Axis
+from .body import Store
 from .schedule import strides_of
 from .tile_facts import TileFacts
-from .tile_schedule import cover
+from .tile_schedule import WASTE, cover
 from .tile_stages import power
 
-HELD = 18432            # lanes of a tile that holds LEAST rows at most
-LEAST = 8               # rows of a tile at least: of 16 bits half a sector, whose other half is in the cache then. A transposed LayerNorm's gradient
-                        # of 52 x 256 x 1024 bf16 38.2 us, 42.8 in 16
+HELD = 18432            # lanes of a tile that holds those at most, twice as many of one value
+LEAST = 8               # rows of a tile at least: of 16 bits half a sector, whose other half is in the cache then, tokens' norm of
+                        # 31 x 2048 x 16 x 16 bf16 39.2 us, 41.4 in 16; but whole sectors of what is written: LayerNorm of 52 x 256 x 2192 bf16,
+                        # transposed, 85.9 in eight rows, 49.5 in 16, 73.8 run through
 RUN = 64                # bytes that lie across rows of a tile where there are programs enough, SECTOR
 VALUES = 2              # where so many are read along the rows: a transposed LayerNorm's gradient of 397 x 15 x 513 f32 21.4 us in eight rows,
                         # 24.5 in 16
 WIDTHS = 128, 64, 32    # lanes of each piece of a row of 16 bits that is no power of two: norms of the sum of 3909 x 16 x 261 bf16 and of one turned
                         # 33.5 us, 44.4 in 256 + 8, tokens' norm of 26 x 640 x 32 x 32 33.1, 38.9 in 512 + 128; but softmax of 40 x 513 x 513 f32 and
                         # its positions' biases 50 in 512 + 1
+SHORT = 512             # elements of such a row up to which it has them in any case: scores of 334 x 52 x 1023 bf16 33.4 in one piece, 50.8 in 16
 PIECES = 2              # pieces of other lengths of a row of 32 bits at most
 MOST_PIECES = 16        # of one length
 SQUARE = 4096           # lanes of a tile where they are run through, as many along them as across, or more,
@@ -50,13 +53,13 @@ def choose(of: TileFacts) -> tuple[dict[Axis, tuple[int, ...]], frozenset[Axis],
     found = across(of, row)
     if found is None or of.line not in (row, found[0]):
         return None
-    axis, size = found
+    axis, size, written = found
     n, length = of.hints.most(row.extent), of.hints(axis.extent)
     pieces = _pieces(n, size, of.begin_anywhere()) if n is not None else ()
-    held = bool(pieces) and sum(pieces) * LEAST <= HELD
-    run = SECTOR if len(of.rows_read()) >= VALUES else RUN
-    most = max(LEAST, min(run // size, LARGE[1] // sum(pieces))) if held else EDGE if of.stored_along() else FOLDED
-    count = _across(of, axis, min(power(length), power(most + 1) // 2), min(power(length), LEAST))
+    several, least = len(of.rows_read()) >= VALUES, max(LEAST, SECTOR // size if written else 0)
+    held = bool(pieces) and sum(pieces) * least <= (HELD if several else 2 * HELD)
+    most = max(least, min((SECTOR if several else RUN) // size, LARGE[1] // sum(pieces))) if held else EDGE if of.stored_along() else FOLDED
+    count = _across(of, axis, min(power(length), power(most + 1) // 2), min(power(length), least))
     if held:
         return {row: pieces, axis: (count,)}, frozenset(), _warps(sum(pieces) * count), 1
     along = min(SQUARE // count if of.stored_along() else EDGE, power(of.hints(row.extent)))
@@ -68,8 +71,10 @@ def choose(of: TileFacts) -> tuple[dict[Axis, tuple[int, ...]], frozenset[Axis],
 def _pieces(n: int, size: int, anywhere: bool) -> tuple[int, ...]:
     """Of a row of `n` elements of so many bytes, which begins `anywhere`."""
     found = cover(n)
-    if size >= 4 and len(found) <= PIECES or len(found) == 1 and not (anywhere and n > WIDTHS[0]):
+    if size >= 4 and len(found) <= PIECES or len(found) == 1 and not (anywhere and WIDTHS[0] < n <= SHORT):
         return found
+    if n > SHORT and (power(n) - n) * WASTE <= n:
+        return (power(n),)
     width = min((w for w in (reversed(WIDTHS) if anywhere else WIDTHS) if n <= MOST_PIECES * w), key=lambda w: -n % w, default=WIDTHS[0])
     return (width,) * -(-n // width)
 
@@ -101,16 +106,16 @@ def _groups(of: TileFacts) -> tuple[dict[Axis, tuple[int, ...]], frozenset[Axis]
     return None
 
 
-def across(of: TileFacts, row: Axis) -> tuple[Axis, int] | None:
-    """(the parallel axis along which something lies contiguously that strides along `row`, bytes of its elements), where something else lies along
-    `row` and strides along that axis."""
-    both = {(address, size) for _, address, size in strides_of(of.b) if row in address.axes() and len(address.axes()) > 1}
+def across(of: TileFacts, row: Axis) -> tuple[Axis, int, bool] | None:
+    """(the parallel axis along which something lies contiguously that strides along `row`, bytes of its elements, is any of it written), where
+    something else lies along `row` and strides along that axis."""
+    both = {(address, size, isinstance(e, Store)) for e, address, size in strides_of(of.b) if row in address.axes() and len(address.axes()) > 1}
     strides = lambda address, a: bool(address.coefficient(a).terms) and address.coefficient(a) != 1
     for a in reversed(of.order):
         if a in of.b.parallel and min(of.hints(a.extent), of.hints(row.extent)) >= ACROSS:
-            turned = [size for address, size in both if address.coefficient(a) == 1 and strides(address, row)]
-            if turned and any(address.coefficient(row) == 1 and strides(address, a) for address, _ in both):
-                return a, min(turned)
+            turned = [(size, written) for address, size, written in both if address.coefficient(a) == 1 and strides(address, row)]
+            if turned and any(address.coefficient(row) == 1 and strides(address, a) for address, *_ in both):
+                return a, min(size for size, _ in turned), any(written for _, written in turned)
     return None
 
 
