@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from ..fuse.gpu import ACROSS
 from ..fuse.lines import SECTOR, WRITTEN_ABREAST
+from ..ir.expr import Expr, Load, Op, Reduce, loads, walk
 from ..ir.index import Axis
-from .body import Store
+from .body import Store, exprs_of
 from .schedule import strides_of
 from .tile_facts import TileFacts
 from .tile_schedule import WASTE, cover
@@ -18,9 +19,8 @@ HELD = 18432            # lanes of a tile that holds those at most, twice as man
 LEAST = 8               # rows of a tile at least: of 16 bits half a sector, whose other half is in the cache then, tokens' norm of
                         # 31 x 2048 x 16 x 16 bf16 39.2 us, 41.4 in 16; but whole sectors of what is written: LayerNorm of 52 x 256 x 2192 bf16,
                         # transposed, 85.9 in eight rows, 49.5 in 16, 73.8 run through
-RUN = 64                # bytes that lie across rows of a tile where there are programs enough, SECTOR
-VALUES = 2              # where so many are read along the rows: a transposed LayerNorm's gradient of 397 x 15 x 513 f32 21.4 us in eight rows,
-                        # 24.5 in 16
+RUN = 64                # bytes that lie across rows of a tile where there are programs enough, SECTOR where several values are held along them: a
+                        # transposed LayerNorm's gradient of 397 x 15 x 513 f32 21.4 us in eight rows, 24.5 in 16
 WIDTHS = 128, 64, 32    # lanes of each piece of a row of 16 bits that is no power of two: norms of the sum of 3909 x 16 x 261 bf16 and of one turned
                         # 33.5 us, 44.4 in 256 + 8, tokens' norm of 26 x 640 x 32 x 32 33.1, 38.9 in 512 + 128; but softmax of 40 x 513 x 513 f32 and
                         # its positions' biases 50 in 512 + 1
@@ -34,7 +34,7 @@ STAGES = 4              # tiles under way where they are written, of
 UNDER_WAY = 32 << 10    # bytes at most: a LayerNorm of 52 x 256 x 2192 bf16, transposed, 73.8 us, 106 with one tile; but its gradient of
                         # 714 x 32 x 3094 f32, 32 KB a tile, 619 with four, 412
 EACH = 16               # lanes to a thread, about, of tiles of fewer lanes than
-LARGE = 8192, 12288     # the first number; those of up to the second, which tiles of more than LEAST rows have at most, have
+LARGE = 8192, 12288     # the first number; those of up to the second, which tiles of more than LEAST rows have at most (HELD / 2 of 32 bits), have
 WARPS = 8, 4            # the second number of warps, and the first is the most: softmax of 16 x 16 x 512 x 512 bf16 and its positions' biases 94 us
                         # by four, 98 by eight, 151 by 16, of 40 x 513 x 513 f32 50, 57, 81; LayerNorm of 233 x 91 x 128 bf16, transposed, 9.1 by
                         # eight, 9.0 by 16
@@ -56,9 +56,9 @@ def choose(of: TileFacts) -> tuple[dict[Axis, tuple[int, ...]], frozenset[Axis],
     axis, size, written = found
     n, length = of.hints.most(row.extent), of.hints(axis.extent)
     pieces = _pieces(n, size, of.begin_anywhere()) if n is not None else ()
-    several, least = len(of.rows_read()) >= VALUES, max(LEAST, SECTOR // size if written else 0)
+    several, least = _several(of), max(LEAST, SECTOR // size if written else 0)
     held = bool(pieces) and sum(pieces) * least <= (HELD if several else 2 * HELD)
-    most = max(least, min((SECTOR if several else RUN) // size, LARGE[1] // sum(pieces))) if held else EDGE if of.stored_along() else FOLDED
+    most = max(least, min((SECTOR if several else RUN) // size, (LARGE[1] if size < 4 else HELD // 2) // sum(pieces))) if held else EDGE if of.stored_along() else FOLDED
     count = _across(of, axis, min(power(length), power(most + 1) // 2), min(power(length), least))
     if held:
         return {row: pieces, axis: (count,)}, frozenset(), _warps(sum(pieces) * count), 1
@@ -66,6 +66,28 @@ def choose(of: TileFacts) -> tuple[dict[Axis, tuple[int, ...]], frozenset[Axis],
     turn = along * count * sum(size for _, address, size in set(strides_of(of.b)) if {row, axis} <= address.axes())
     stages = max(1, min(STAGES, 1 + UNDER_WAY // turn)) if of.stored_along() else 1
     return {row: (along,), axis: (count,)}, frozenset((row,)), _warps(along * count), stages
+
+
+def _several(of: TileFacts) -> bool:
+    """Are several values held along the rows, none of which makes up what all others are for?"""
+    read = {e for e in loads(*exprs_of(of.b)) if of.rows[0] in e.axes() and e.axes() & of.b.parallel}
+    if len(read) < 2:
+        return False
+    wholes = {e for e in walk(*exprs_of(of.b)) if isinstance(e, Op) and read <= set(loads(e)) and not any(isinstance(x, Reduce) for x in walk(e))}
+    return not any(_only_within(of, read, e) for e in wholes)
+
+
+def _only_within(of: TileFacts, read: set[Load], whole: Expr) -> bool:
+    """Is nothing of `read` used but as part of `whole`?"""
+    stack, seen = list(exprs_of(of.b)), {whole}
+    while stack:
+        e = stack.pop()
+        if e in read:
+            return False
+        if e not in seen:
+            seen.add(e)
+            stack += e.children()
+    return True
 
 
 def _pieces(n: int, size: int, anywhere: bool) -> tuple[int, ...]:
