@@ -34,7 +34,7 @@ STAGES = 4              # tiles under way where they are written, of
 UNDER_WAY = 32 << 10    # bytes at most: a LayerNorm of 52 x 256 x 2192 bf16, transposed, 73.8 us, 106 with one tile; but its gradient of
                         # 714 x 32 x 3094 f32, 32 KB a tile, 619 with four, 412
 EACH = 16               # lanes to a thread, about, of tiles of fewer lanes than
-LARGE = 8192, 12288     # the first number; those of up to the second, which tiles of more than LEAST rows have at most (HELD / 2 of 32 bits), have
+LARGE = 8192, 12288     # the first number; those of up to the second, what tiles of more than LEAST rows have at most (of 32 bits HELD / 2), have
 WARPS = 8, 4            # the second number of warps, and the first is the most: softmax of 16 x 16 x 512 x 512 bf16 and its positions' biases 94 us
                         # by four, 98 by eight, 151 by 16, of 40 x 513 x 513 f32 50, 57, 81; LayerNorm of 233 x 91 x 128 bf16, transposed, 9.1 by
                         # eight, 9.0 by 16
@@ -58,7 +58,9 @@ def choose(of: TileFacts) -> tuple[dict[Axis, tuple[int, ...]], frozenset[Axis],
     pieces = _pieces(n, size, of.begin_anywhere()) if n is not None else ()
     several, least = _several(of), max(LEAST, SECTOR // size if written else 0)
     held = bool(pieces) and sum(pieces) * least <= (HELD if several else 2 * HELD)
-    most = max(least, min((SECTOR if several else RUN) // size, (LARGE[1] if size < 4 else HELD // 2) // sum(pieces))) if held else EDGE if of.stored_along() else FOLDED
+    most = EDGE if of.stored_along() else FOLDED
+    if held:
+        most = max(least, min((SECTOR if several else RUN) // size, (LARGE[1] if size < 4 else HELD // 2) // sum(pieces)))
     count = _across(of, axis, min(power(length), power(most + 1) // 2), min(power(length), least))
     if held:
         return {row: pieces, axis: (count,)}, frozenset(), _warps(sum(pieces) * count), 1
