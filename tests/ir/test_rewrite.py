@@ -11,7 +11,7 @@ import torch
 from tests.ir.test_meaning import same, samples
 from tokamak.ir.check import check_graph
 from tokamak.ir.dtype import BF16, BOOL, F16, F32, F64, I8, I32, I64, U8
-from tokamak.ir.expr import Cast, Const, Coord, Load, Op, Reduce, Scan, walk
+from tokamak.ir.expr import Cast, Const, Coord, Load, Op, Reduce, Scan, loads, walk
 from tokamak.ir.graph import Compute, Graph, Input, Opaque, Origin, Result, View, Write
 from tokamak.ir.index import Axis, Fetch, Size, as_index, row_major
 from tokamak.ir.reference import evaluate
@@ -201,6 +201,17 @@ def test_opaque_calls_and_writes_follow():
     made = next(n for n in new.nodes if isinstance(n, Opaque))
     assert made.reads == (wanted,) and made.args[0][0].node is wanted and made.kwargs["v"].node is wanted
     assert isinstance(new.writes[0].source.node, Result) and new.origins == {new.outputs[0].node: (Origin("exp"),)}
+
+
+def test_the_meaning_of_a_call_reads_the_copy_that_it_is_handed():
+    """What the copy is of may be computed where it is read, and gone."""
+    node = Compute(SHAPE, None, Op("neg", Op("neg", Op("exp", Cast(F32, AT)))))
+    copy = Compute(SHAPE, None, read(node))
+    call = Opaque("aten.tanh.default", (whole(copy),), {}, ((SHAPE, row_major(SHAPE), F32, "cpu"),), True, "", (copy,), Op("tanh", read(copy)))
+    result = Result(call, 0, SHAPE, row_major(SHAPE), F32)
+    new = check_graph(simplify(Graph((A,), (A, node, copy, call, result), (whole(result),))))
+    made = next(n for n in new.nodes if isinstance(n, Opaque))
+    assert [e.node for e in loads(made.meaning)] == list(made.reads) == [made.args[0].node]
 
 
 def test_a_stored_value_stays_rounded():

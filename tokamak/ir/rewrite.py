@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Callable
 
 from ..errors import InternalError
-from .expr import Const, Expr, Load, loads, Op, Reduce, Scan, _fetches, rebuild, walk
+from .expr import Const, Expr, Load, loads, Op, Reduce, Rewriter, Scan, _fetches, rebuild, walk
 from .graph import Compute, Graph, Input, Opaque, Result, Scatter, View, Write, fold, shown_nodes, topological, with_value
 from .index import Index, axis
 from .ops import OPS
@@ -229,7 +229,14 @@ class GraphRewrite:
             return node
         reads = tuple(dict.fromkeys(self.nodes[n] for n in node.reads))
         return Opaque(node.target, self.mapped(node.args), self.mapped(node.kwargs), node.results, node.single, node.reason, reads,
-                      self.expr(node.meaning) if node.meaning is not None else None)
+                      self._meaning(node.meaning, reads) if node.meaning is not None else None)
+
+    def _meaning(self, meaning: Expr, reads: tuple) -> Expr:
+        """The meaning of a call that reads `reads`, over these: it does not read through a copy which the call is handed (rows that are padded)."""
+        new = self.expr(meaning)
+        if all(e.node in reads for e in loads(new)):
+            return new
+        return Rewriter(leaf=lambda e: Load(self.nodes[e.node], e.index, e.guard, e.other) if isinstance(e, Load) else None)(meaning)
 
     def opaque_result(self, node: Result) -> Result:
         call = self.nodes[node.opaque]
