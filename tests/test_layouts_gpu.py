@@ -4,9 +4,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks import gpu_drawn
+from benchmarks import gpu_drawn, gpu_plans
 from benchmarks.gpu_cases import case
 from benchmarks.gpu_sides import compiled, forward, gradient, leaves
+from tokamak import backend
+from tokamak.fuse.axes import Group
+from tokamak.runtime import gpu_interpret
+from tokamak.tools.record import recording
 
 SIZES = {**dict.fromkeys(gpu_drawn.LAYOUT_STACKS, ("3x40x37", "2x24x700")), **dict.fromkeys(gpu_drawn.LAYOUT_IMAGES, ("2x64x9x10", "2x96x7x7")),
          "heads_apart": ("3x17x4x24",), "heads_joined": ("3x4x17x24",), "position_softmax": ("3x9x21", "2x16x33"), "window_norm": ("2x2x96",)}
@@ -28,3 +32,75 @@ def test_every_family_in_the_interpreter(family, sizes, dtype, rtol):
         pairs += zip(torch.autograd.grad(got, leaves(inputs), dy), torch.autograd.grad(want, leaves(wide), dy.double()), strict=True)
     for a, b in pairs:
         torch.testing.assert_close(a.double(), b, rtol=rtol, atol=rtol * float(b.detach().abs().max()) + 1e-7)
+
+
+def words(name: str) -> list[str]:
+    """The schedules of a case's kernels as they are planned for an H200."""
+    return [k["schedule"] for k in gpu_plans.planned(name)]
+
+
+@pytest.mark.parametrize("name, found", [
+    # a result that is written across its rows: whole sectors of it; rows that are too long for that are run through
+    ("norm_turned_bf16_233x91x128", "tile(i1:32?, i2:128) warps(8)"),
+    ("norm_turned_bf16_2000x7x128", "tile(i1:8?, i2:128)"),
+    ("norm_turned_bf16_52x256x2192", "tile(i1:16, i2:128+128+"),
+    ("norm_turned_bf16_52x256x4096", "tile(i1:32, i2:128) looped(i2) warps(8) stages(3)"),
+    # what is read across: half sectors will do; fewer tiles under way where they are large
+    ("patch_norm_bf16_26x640x32x32", "tile(i1:128+128+128+128+128, i2:16) warps(4)"),
+    ("patch_norm_bf16_31x2048x16x16", "tile(i1:8, i2:2048) warps(8)"),
+    ("norm_turned_bwd_f32_714x32x3094", "tile(i1:32, i2:128?) looped(i2) warps(8) stages(1)"),
+    # heads enough for a sector, or too few for anything
+    ("position_softmax_bf16_16x16x512", "tile(i1:16, i3:512) warps(4)"), ("position_softmax_bf16_64x4x512", "tile(i2:2, i3:512) warps(1)"),
+    # one value along the rows, made of two; two of them
+    ("position_softmax_f32_1x40x513", "tile(i0:16?, i2:512+1) warps(4)"), ("norm_turned_bwd_f32_397x15x513", "tile(i1:8?, i2:512+1)"),
+    # pieces of rows that are no power of two; long ones are one, with few idle lanes
+    ("rmsnorm_both_bf16_3909x16x261", "tile(i1:16, i2:32+32+32+32+32+32+32+32+32?)"),
+    ("columns_scored_bf16_334x52x1023", "tile(i1:8?, i2:1024?) warps(4)"),
+    ("columns_scored_bf16_153x173x2305", "tile(i1:32?, i2:64?) looped(i2) warps(4) stages(1)"),
+    # groups of few channels beside each other, or apart from what is written
+    ("groupnorm_tokens_bf16_227x128x28x28", "tile(i1:4, i2:4, i3:512+256+16) warps(8)"), ("groupnorm_tokens_f32_149x96x40x40", "tile(i1:4096+1024?)"),
+    # pixels shuffled together are counted as one; apart, threads go on along the next axis
+    ("pixels_shuffled_f16_117x512x20x20", "tile(i1:1024) warps(2)"), ("pixels_shuffled_bwd_f16_56x32x112x112", "tile(i4:64?, i2:2, i3:32?)"),
+    # a square, less of it where lanes would be idle, and of 32 bits
+    ("formats_added_bf16_84x128x16x16", "tile(i1:64, i2:64) warps(8)"), ("formats_added_bf16_84x96x16x16", "tile(i1:32, i2:64) warps(4)"),
+    ("formats_added_f32_84x128x16x16", "tile(i1:32, i2:32) warps(4)")])
+def test_rungs(name, found):
+    assert words(name)[0].startswith(found)
+
+
+@pytest.mark.parametrize("name, count", [
+    ("groupnorm_tokens_bf16_227x128x28x28", 1), ("groupnorm_tokens_f32_149x96x40x40", 2),   # whole sectors are written by one kernel, or another
+    ("rmsnorm_both_f16_43x280x256", 1),                                 # rows enough, 16 a program
+    ("norm_turned_bwd_bf16_52x256x1024", 3),                            # no sums beside rows across which something lies: they are another kernel's
+    ("pixels_shuffled_bwd_bf16_38x512x14x14", 2)])                      # nor of what lies interleaved
+def test_how_many_kernels(name, count):
+    assert len(words(name)) == count
+
+
+@pytest.mark.parametrize("width, stages", [(64, 3), (58, 1)])
+def test_tiles_under_way_of_sums_that_are_read_both_ways(width, stages):
+    """Rows that begin at words of 4 bytes alone would be copied word by word."""
+    assert f"stages({stages})" in words(f"norm_turned_bwd_bf16_3000x64x{width}")[1]
+
+
+def test_no_way_reads_an_element_of_each_sector():
+    """What `quicker` tries keeps whole sectors along every axis on which something lies."""
+    made = gpu_plans.planned("position_softmax_bf16_16x16x512", build=True)
+    assert "i1:16" in made[0].get("quicker", made[0]["schedule"])
+
+
+def test_a_bias_of_positions_that_later_layers_read_stands_apart(monkeypatch):
+    """Beside the first layer's softmax programs would hold the batch."""
+    monkeypatch.setattr(backend, "target", lambda *_: gpu_plans.H200)
+    monkeypatch.setattr(gpu_interpret, "interpreted", lambda unit: gpu_plans.Idle())
+    torch._dynamo.reset()
+
+    def first(scores, table, place):
+        b = torch.nn.functional.embedding(place, table).permute(2, 0, 1)[None]
+        return torch.softmax((scores + b).float(), -1).type_as(scores), b
+    inputs = torch.empty(16, 16, 64, 64, dtype=torch.bfloat16), torch.empty(32, 16, dtype=torch.bfloat16), torch.zeros(64, 64, dtype=torch.int64)
+    with recording() as recorder:
+        torch.compile(first, backend="tokamak", dynamic=False, options={"target": "interpret", "strict": True})(*inputs)
+    (graph,) = recorder.graphs
+    folds = [sum(bool(m.bound) for m in g.members) for g in graph.values["lower"].plan.steps if isinstance(g, Group)]
+    assert folds == [0, 2]

@@ -15,7 +15,7 @@ from .tile_facts import TileFacts
 from .tile_schedule import WASTE, cover
 from .tile_stages import power
 
-HELD = 18432            # lanes of a tile that holds those at most, twice as many of one value
+HELD = 18432            # lanes of a tile that holds those at most, twice as many of one value, half as many of rows that are only folded
 LEAST = 8               # rows of a tile at least: of 16 bits half a sector, whose other half is in the cache then, tokens' norm of
                         # 31 x 2048 x 16 x 16 bf16 39.2 us, 41.4 in 16; but whole sectors of what is written: LayerNorm of 52 x 256 x 2192 bf16,
                         # transposed, 85.9 in eight rows, 49.5 in 16, 73.8 run through
@@ -57,8 +57,8 @@ def choose(of: TileFacts) -> tuple[dict[Axis, tuple[int, ...]], frozenset[Axis],
     n, length = of.hints.most(row.extent), of.hints(axis.extent)
     pieces = _pieces(n, size, of.begin_anywhere()) if n is not None else ()
     several, least = _several(of), max(LEAST, SECTOR // size if written else 0)
-    held = bool(pieces) and sum(pieces) * least <= (HELD if several else 2 * HELD)
-    most = EDGE if of.stored_along() else FOLDED
+    room, most = (HELD if several else 2 * HELD, EDGE) if of.stored_along() else (HELD // 2, FOLDED)
+    held = bool(pieces) and sum(pieces) * least <= room
     if held:
         most = max(least, min((SECTOR if several else RUN) // size, (LARGE[1] if size < 4 else HELD // 2) // sum(pieces)))
     count = _across(of, axis, min(power(length), power(most + 1) // 2), min(power(length), least))
