@@ -314,8 +314,11 @@ def _interleaved(group: Group, r: Roles, hints: Hints) -> bool:
     shuffled apart)?"""
     folded = frozenset().union(*(m.bound for m in group.members))
     inside = set(group.nodes())
-    for e in (e for m in group.members for e in m.loads if e.node not in inside):
-        at = e.offset()
+    read = [(e, e.offset()) for m in group.members for e in m.loads if e.node not in inside]
+    most = max((hints.count(at.axes()) for _, at in read), default=0)
+    for e, at in read:
+        if hints.count(at.axes()) < most:           # one number a row
+            continue
         short = [a for a in at.axes() & r.parallel - folded if at.coefficient(a) == 1 and 1 < hints(a.extent) * e.dtype.bytes < SECTOR]
         if any(at.coefficient(a) is x.extent for x in short for a in at.axes() & folded):
             return True

@@ -43,7 +43,7 @@ def flattened(b: Body) -> Body:
     word = math.gcd(axes[0].extent.constant, size)
     if len(axes) == 2 and axes[0].extent == word:           # words already
         return b
-    strewn = len(axes) > 2 and _strewn(b, axes)
+    strewn = len(axes) > 2 and _interleaved_runs(b, axes)
     for each in (1,) if strewn else (word,) if word == size else (1, word) if 2 * word >= size else (1,):
         found = _worth(b, axes, each)
         while len(found) > 1 and not all(_lies(i, found, each) or strewn and set(found) <= i.axes() for i in indices_of(b)):
@@ -93,22 +93,19 @@ def contiguous(address: Index, axes: frozenset[Axis]) -> tuple[Axis, ...]:
             return tuple(found)
 
 
-def _strewn(b: Body, axes: tuple[Axis, ...]) -> bool:
-    """Is something read in short runs along `axes`, along all of which `b` stores, in another order, and no more bytes of it than are stored? us on
-    an H200, in tiles along the axes and so: pixels that are shuffled together of 117 x 512 x 20 x 20 f16 133, 108; but a gradient that is shuffled
-    apart, of 56 x 32 x 112 x 112 f16, two values, 130, 227, or 160 in the order in which they are read."""
+def _interleaved_runs(b: Body, axes: tuple[Axis, ...]) -> bool:
+    """Is what `b` reads interleaved in what it stores along `axes`, no more bytes of it than it stores? us on an H200, in tiles along the axes and
+    so: pixels that are shuffled together of 117 x 512 x 20 x 20 f16 133, 108; but a gradient that is shuffled apart, of 56 x 32 x 112 x 112 f16, two
+    values, 130, 227, or 160 in the order in which they are read."""
     read = {e for e, address, size in strides_of(b) if isinstance(e, Load) and _interleaved(address, axes, size)}
     return 0 < sum(e.dtype.bytes for e in read) <= sum(s.memory.dtype.bytes for s in b.stores)
 
 
 def _interleaved(address: Index, axes: tuple[Axis, ...], size: int) -> bool:
-    """Does an access of elements of so many bytes run along `axes`, all of which are contiguous in what is stored, in another order, and either of
-    both in runs shorter than a sector? Pixels that are shuffled, apart or together."""
+    """Does what is stored along `axes`, elements of so many bytes, lie in runs shorter than a sector along the innermost of them, and along the next
+    one in the memory of `address`? So pixels are that are shuffled together: neighbours come of a few places that are read one after the other."""
     linear = {a for a in address.atoms() if isinstance(a, Axis)}
-    run = next((a for a in axes if address.coefficient(a) == 1), None)
-    if run is None or run is axes[0] or not set(axes) <= linear:
-        return False
-    return any(a.extent.constant is not None and a.extent.constant * size < SECTOR for a in (run, axes[0]))
+    return set(axes) <= linear and address.coefficient(axes[1]) == 1 and axes[0].extent.constant * size < SECTOR
 
 
 def _lies(i: Index, axes: tuple[Axis, ...], word: int) -> bool:

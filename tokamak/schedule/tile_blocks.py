@@ -141,7 +141,8 @@ class TileBlocks(TileRows):
         if turned is not None and turned not in self.pieces and room >= min(SECTOR, hints(turned.extent)):
             have *= self.tile(turned, self._across(turned, min(TURNED, room)))
             halved = any(sum(self.pieces.get(a, (1,))) < min(TURNED, hints(a.extent)) for a in (self.line, turned))
-            want = min(want, have) if halved and not self.rows and not self.crossed and not self._turned_short(turned) else want
+            if halved and not self.rows and not self.crossed and have >= (TURNED // 2) ** 2 and not self._turned_short(turned):
+                want = min(want, have)
         short = self.short_columns()
         little = short and have <= LITTLE_MATRIX and hints(self.line.extent) <= sum(self.pieces[self.line])
         alone = short and not little or self.down_narrow() or self.sums_turned() or self._turned_short(turned)
@@ -231,10 +232,11 @@ class TileBlocks(TileRows):
         return max(SECTOR, want // across) if self.sums_turned() and self.begin_anywhere() else self._edge(self.line)
 
     def _edge(self, a: Axis) -> int:
-        """Elements along `a` of a turned tile: half of TURNED where that leaves fewer lanes idle, and many would be (`EDGE_IDLE`), and of 32 bits."""
+        """Elements along `a` of a turned tile: half of TURNED where that leaves fewer lanes idle, and many would be (`EDGE_IDLE`), and where several
+        values of 32 bits are read."""
         n = self.hints(a.extent)
         idle = -n % TURNED * EDGE_IDLE > n and -n % (TURNED // 2) < -n % TURNED
-        return TURNED // 2 if idle or self.narrowest() >= 4 else TURNED
+        return TURNED // 2 if idle or self.turned_wide() else TURNED
 
     def _across(self, turned: Axis, most: int) -> int:
         """Elements of a tile, of at most `most`, along the axis that it is turned to; few idle lanes of one of sums."""

@@ -360,6 +360,12 @@ class TileFacts:
                         return a
         return None
 
+    def turned_wide(self) -> bool:
+        """Are several values of 32 bits read along the contiguous axis and the one that it is turned to?"""
+        both = {self.line, self.turned()}
+        read = {(e.node, e.index) for e in walk(*exprs_of(self.b)) if isinstance(e, Load) and both <= e.axes()}
+        return self.narrowest() >= 4 and len(read) > 1
+
     def _long(self, a: Axis, address) -> int:
         """Elements that lie contiguously along `a`, and along the axis whose steps are whole runs of it (channels within groups)."""
         behind = [x for x in self.b.parallel if address.coefficient(x) is a.extent] if not self.rows and not self.crossed else []

@@ -95,19 +95,22 @@ class _Chooser(TileBlocks):
                             together=self.together, ahead=bool(several) and self.only_sums(), by_thread=threads.by_thread, reread=threads.reread)
 
     def _dims(self, beside: Axis | None = None) -> tuple[Axis, ...]:
-        """The tiled axes in order. `beside`, or of three one whose steps are whole pieces of the contiguous one, stands first, since Triton lays
-        threads along it next: backward sums of EvoNorm in NHWC of 32 x 256 x 56 x 56 in bf16 177 to 79 us, in f32 146 to 119. But not rows, unless
-        sums are carried beside what is folded along both: a thread has its own. RMSNorm along the middle of 1432 x 8 x 344 f32 12.0 us, 18.7, of
-        3000 x 6 x 500 23.9, 40.8, dropout and LayerNorm backward of 253448 x 63 f16 133, 150, EvoNorm in NCHW of 8470 x 192 x 7 x 7 bf16 213, 253;
-        but EvoNorm backward of 4248 x 192 x 7 x 7 f32 343, 457, of 1000 x 64 x 14 x 14 59, 73 (H200)."""
+        """The tiled axes in order: `beside` first, or of three the one that Triton should lay threads along next."""
         dims = tuple(a for a in self.order if a in self.pieces)
         if beside is not None:
             return tuple(sorted(dims, key=lambda a: a is not beside))
-        if len(dims) == 3 and not self.rows and not self.crossed and self.turned() is not None:
-            first = self._nearest(dims)
-            return tuple(sorted(dims, key=lambda a: a is not first))
-        if len(dims) != 3 or dims[-1] is not self.line:
+        if len(dims) != 3:
             return dims
+        found = self._behind_first(dims) if dims[-1] is self.line else dims
+        if self.rows or self.crossed or self.turned() is None or (first := self._nearest(found)) is found[0]:
+            return found
+        return tuple(sorted(dims, key=lambda a: a is not first))
+
+    def _behind_first(self, dims: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        """Those first whose steps are whole pieces of the contiguous axis: backward sums of EvoNorm in NHWC of 32 x 256 x 56 x 56 in bf16 177 to
+        79 us, in f32 146 to 119. But not rows, unless sums are carried beside what is folded along both: a thread has its own. RMSNorm along the
+        middle of 1432 x 8 x 344 f32 12.0 us, 18.7, of 3000 x 6 x 500 23.9, 40.8, dropout and LayerNorm backward of 253448 x 63 f16 133, 150, EvoNorm
+        in NCHW of 8470 x 192 x 7 x 7 bf16 213, 253; but EvoNorm backward of 4248 x 192 x 7 x 7 f32 343, 457, of 1000 x 64 x 14 x 14 59, 73 (H200)."""
         folded = {a for e in self.folds if self.carries and self.line in e.over for a in e.over}
         behind = {a for _, address, _ in strides_of(self.b) if address.coefficient(self.line) == 1
                   for a in dims if address.coefficient(a) is self.line.extent and a in self.b.parallel | folded}
@@ -115,14 +118,17 @@ class _Chooser(TileBlocks):
 
     def _nearest(self, dims: tuple[Axis, ...]) -> Axis:
         """The axis of a turned tile along which threads go on where the contiguous one of an access is shorter than a line: its next one, of the
-        access whose runs are shortest."""
-        asked = dict.fromkeys(dims, 0.0)
+        access whose runs are shortest, unless they do so as it is. Pixels that are shuffled together of 10 x 256 x 28 x 28 bf16, two of them beside
+        each other, 11.2 us, 65.8 where threads go on along the columns (H200)."""
+        asked, as_is = dict.fromkeys(dims, 0.0), True
         for address, size in {(address, size) for _, address, size in strides_of(self.b)}:
             run = next((a for a in dims if address.coefficient(a) == 1), None)
             others = [a for a in dims if a is not run and a in address.axes()]
             if run is not None and others and (length := sum(self.pieces[run]) * size) < LINE:
-                asked[min(others, key=lambda a: self.hints(address.coefficient(a)))] += self.hints.count(address.axes()) * size / length
-        return max(dims, key=asked.__getitem__)
+                nearest = min(others, key=lambda a: self.hints(address.coefficient(a)))
+                asked[nearest] += self.hints.count(address.axes()) * size / length
+                as_is = as_is and nearest is next(a for a in dims if a is not run)
+        return dims[0] if as_is else max(dims, key=asked.__getitem__)
 
     def _together(self) -> frozenset[Axis]:
         """The held row axes that folds across programs cross, where carrying every lane of them would take more registers than a tile's own values;
