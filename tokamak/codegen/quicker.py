@@ -344,6 +344,7 @@ class _Search:
         return any(self._short(s, a) for a in s.dims if a is s.dims[-1] or a in self.across)
 
     def _short(self, s: TileSchedule, line: Axis) -> bool:
+        """Has it along `line`?"""
         before = self.best.schedule
         sizes = [(self.hints.count(address.axes()) * size, size) for _, address, size in strides_of(self.b) if address.coefficient(line) == 1]
         short = min(s.sizes(line)) * max(sizes, default=(0, SECTOR))[1]

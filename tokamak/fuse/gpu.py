@@ -302,7 +302,7 @@ def _writes_pieces(group: Group, r: Roles, hints: Hints) -> bool:
         c = next((a for a in rows if at.coefficient(a) == 1), None)
         g = next((a for a in r.parallel if c is not None and at.coefficient(a) is c.extent), None)
         if g is not None and any(x.coefficient(a) == 1 for x in read for a in rows if a is not c):
-            power, run = lambda n: 1 << (n - 1).bit_length(), hints(c.extent) * m.node.dtype.bytes
+            power, run = lambda n: 1 << max(n - 1, 0).bit_length(), max(1, hints(c.extent) * m.node.dtype.bytes)
             lanes = power(hints(c.extent)) * hints.count(rows - {c}) * power(min(hints(g.extent), -(-SECTOR // run)))
             if run < SECTOR and lanes > WRITTEN_ABREAST:
                 return True

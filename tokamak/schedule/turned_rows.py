@@ -121,7 +121,7 @@ def _groups(of: TileFacts) -> tuple[dict[Axis, tuple[int, ...]], frozenset[Axis]
         groups = {a for address, _ in turned for a in of.b.parallel if address.coefficient(a) is c.extent}
         if len(groups) != 1:
             continue
-        (g,), run = groups, of.hints(c.extent) * min(size for _, size in turned)
+        (g,), run = groups, max(1, of.hints(c.extent) * min(size for _, size in turned))
         row = (power(of.hints.most(c.extent)),), cover(of.hints.most(h.extent))
         count = min(power(of.hints(g.extent)), power(-(-SECTOR // run)))
         lanes = row[0][0] * sum(row[1]) * count
