@@ -14,20 +14,15 @@ import inspect
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
-from unittest import mock
 
 import torch
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 import tokamak
-from tokamak import backend as backends
 from tokamak.codegen.stages import render_plan
-from tokamak.runtime import gpu_interpret
-from tokamak.tools.record import recording
 
-from .gpu_plans import H200, Idle
+from .gpu_plans import planning
 
 LARGEST = 60_000_000            # parameters of a model that is tried
 BATCH, LENGTH, EDGE = 2, 32, 64
@@ -92,8 +87,7 @@ def tried(name: str) -> tuple[str, str]:
         return "-", str(error) if isinstance(error, Refused) else f"eager: {type(error).__name__}: {first_line(error)}"
     torch._dynamo.reset()
     step = tokamak.compile(lambda **given: loss(made, given), target="interpret", strict=True, dynamic=False)
-    with mock.patch.object(backends, "target", lambda *a, **k: H200), mock.patch.object(gpu_interpret, "interpreted", lambda unit: Idle()), \
-            recording() as recorder:
+    with planning() as recorder:
         try:
             step(**inputs).backward()
         except Exception as error:
@@ -120,11 +114,6 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), "")[:160]
 
 
-def every(names: list[str]) -> Iterator[tuple[str, str, str]]:
-    for name in names:
-        yield name, *tried(name)
-
-
 def main(argv: list[str] | None = None) -> int:
     p = argparse.ArgumentParser(prog="python -m benchmarks.gpu_hub", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("names", nargs="*", metavar="NAME", help="types of models; all of them where none is given")
@@ -134,7 +123,8 @@ def main(argv: list[str] | None = None) -> int:
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     counted = dict.fromkeys(("ok", "bug", "-"), 0)
-    for name, what, why in every((args.names or sorted(MODEL_MAPPING_NAMES))[args.part::args.of]):
+    for name in (args.names or sorted(MODEL_MAPPING_NAMES))[args.part::args.of]:
+        what, why = tried(name)
         counted[what] += 1
         print(f"{what:4}{name}  {why}", flush=True)
     print(f"{counted['ok']} compiled, {counted['bug']} did not, {counted['-']} were not tried or gave up")

@@ -11,6 +11,7 @@ called.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -28,7 +29,7 @@ from tokamak.codegen.stages import render_plan
 from tokamak.runtime import gpu_build, gpu_interpret
 from tokamak.target import Target
 from tokamak.tools.kernels import launched
-from tokamak.tools.record import GraphRecord, recording
+from tokamak.tools.record import GraphRecord, Recorder, recording
 
 from . import gpu_drawn
 from .gpu_cases import case, chosen
@@ -48,12 +49,19 @@ class Idle:
         return 0
 
 
+@contextlib.contextmanager
+def planning() -> Iterator[Recorder]:
+    """Within it what is compiled for the target 'interpret' is planned for an H200, and its kernels do nothing; gives what is recorded."""
+    with mock.patch.object(backends, "target", lambda *a, **k: H200), mock.patch.object(gpu_interpret, "interpreted", lambda unit: Idle()), \
+            recording() as recorder:
+        yield recorder
+
+
 def graphs(name: str) -> list[GraphRecord]:
     """What is recorded of a case's graphs."""
     one = case(name)
     inputs = [torch.empty(s.shape, dtype=s.dtype).contiguous(memory_format=s.layout).requires_grad_(one.differentiates(s)) for s in one.specs]
-    with mock.patch.object(backends, "target", lambda *a, **k: H200), mock.patch.object(gpu_interpret, "interpreted", lambda unit: Idle()), \
-            warm(), multiplying(one), recording() as recorder:
+    with warm(), multiplying(one), planning() as recorder:
         inputs = own(one, inputs)
         out = forward(one, compiled("tokamak", one.fn, cached=True, target="interpret"), inputs)
         if one.mode != "forward":

@@ -7,10 +7,7 @@ import torch
 from benchmarks import gpu_drawn, gpu_plans
 from benchmarks.gpu_cases import case
 from benchmarks.gpu_sides import compiled, forward, gradient, leaves
-from tokamak import backend
 from tokamak.fuse.axes import Group
-from tokamak.runtime import gpu_interpret
-from tokamak.tools.record import recording
 
 SIZES = {**dict.fromkeys(gpu_drawn.LAYOUT_STACKS, ("3x40x37", "2x24x700")), **dict.fromkeys(gpu_drawn.LAYOUT_IMAGES, ("2x64x9x10", "2x96x7x7")),
          "heads_apart": ("3x17x4x24",), "heads_joined": ("3x4x17x24",), "position_softmax": ("3x9x21", "2x16x33"), "window_norm": ("2x2x96",)}
@@ -89,17 +86,15 @@ def test_no_way_reads_an_element_of_each_sector():
     assert "i1:16" in made[0].get("quicker", made[0]["schedule"])
 
 
-def test_a_bias_of_positions_that_later_layers_read_stands_apart(monkeypatch):
+def test_a_bias_of_positions_that_later_layers_read_stands_apart():
     """Beside the first layer's softmax programs would hold the batch."""
-    monkeypatch.setattr(backend, "target", lambda *_: gpu_plans.H200)
-    monkeypatch.setattr(gpu_interpret, "interpreted", lambda unit: gpu_plans.Idle())
     torch._dynamo.reset()
 
     def first(scores, table, place):
         b = torch.nn.functional.embedding(place, table).permute(2, 0, 1)[None]
         return torch.softmax((scores + b).float(), -1).type_as(scores), b
     inputs = torch.empty(16, 16, 64, 64, dtype=torch.bfloat16), torch.empty(32, 16, dtype=torch.bfloat16), torch.zeros(64, 64, dtype=torch.int64)
-    with recording() as recorder:
+    with gpu_plans.planning() as recorder:
         torch.compile(first, backend="tokamak", dynamic=False, options={"target": "interpret", "strict": True})(*inputs)
     (graph,) = recorder.graphs
     folds = [sum(bool(m.bound) for m in g.members) for g in graph.values["lower"].plan.steps if isinstance(g, Group)]

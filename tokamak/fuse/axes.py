@@ -78,6 +78,12 @@ class Group:
                 found[e.node] = found.get(e.node, False) or any(i.axes() for i in e.index)
         return found
 
+    @cached_property
+    def outside(self) -> tuple[Load, ...]:
+        """The loads of what other kernels, or nobody, make."""
+        inside = set(self.nodes())
+        return tuple(e for m in self.members for e in m.loads if e.node not in inside)
+
 
 def fold_of(e: Expr):
     """The Reduce or Scan at the root of `e`, under casts; or None."""

@@ -12,7 +12,7 @@ from .column_folds import cuts_lines, folds_elsewhere, shares_columns, walked
 from .contraction import contraction, factors_of, held as products, of_vector
 from .cost import BLOCK, Hints, contiguous_axis, is_heavy, parallelism
 from .legal import Roles
-from .lines import MOST_BESIDE, SECTOR, WRITTEN_ABREAST, abreast, apart, by_columns, in_columns, own_piece
+from .lines import MOST_BESIDE, SECTOR, WRITTEN_ABREAST, abreast, across, apart, by_columns, in_columns, own_piece, strides, whole_sectors
 from .reason import Reason
 from .sizes import runs_along
 
@@ -39,15 +39,14 @@ LONG_SUM = 32 << 10     # bytes of such a row at least: f32 sums of 4096 rows of
 CARRIED_ROW = (256, 8192)       # columns of which one program carries the sums along whole rows, rather than those of a few columns down many rows
 SHORT = 16384           # elements that one program works through in the time of a launch: with less to do each, few programs will do
 LITTLE = 1 / 32         # of the bytes that two kernels move, which one of both saves: what a fold gives is folded on apart
-LEADING = 8             # coordinates of outermost axes, along which programs run in parallel but for a value that lacks them and saves LITTLE:
+LEADING = 8             # coordinates of outermost axes, along which programs run in parallel but for a value that lacks them and saves less:
                         # positions' biases of 16 heads of 512 x 512, which later layers read again, and the first one's softmax over a batch of
                         # 16, by the estimate of their machine code for an H200 448 us in three kernels that hold the batch, 7 and 183 apart
 LEADING_SAVED = 1 / 4   # of the bytes that two kernels move, up to which they are two for that
 NESTED = 3              # sums along some row axes that one program makes where it holds the rows of a heavy function: EvoNorm backward in NCHW, five,
                         # of 32 x 256 x 56 x 56 in two kernels 214 us (f32) and 123 (bf16), 333 and 399 before; of SiLU behind a GroupNorm, two, 244
                         # and 117, 149 and 85 by one kernel
-ACROSS = 8              # elements at least of rows, and of what lies across them, for which programs hold several rows (`schedule.turned_rows`)
-ROWS_ACROSS = 16        # rows that such a program holds
+ROWS_ACROSS = 16        # rows that a program holds across which something lies (`schedule.turned_rows`)
 MATRIX = 1 << 20        # elements of a matrix from which on its product with a vector has no folds across its programs beside it
 
 
@@ -82,7 +81,7 @@ def busy(group: Group, r: Roles, v, hints: Hints, target) -> bool:
 
 def _holds_columns(group: Group, r: Roles, v, hints: Hints) -> bool:
     """Do programs hold columns of few rows, several blocks of them, which they fold (by no heavy function) and then write?"""
-    rows = frozenset(a for m in group.members for a in m.free | m.bound) - r.parallel
+    rows = r.rows(group)
     if v not in r.parallel or hints(v.extent) < 2 * BLOCK or hints.count(rows) > HELD_ACROSS or r.accumulating:
         return False
     heavy = any(isinstance(x, Op) and OPS[x.name].heavy or isinstance(x, Reduce) and x.monoid == "expsum"
@@ -93,22 +92,13 @@ def _holds_columns(group: Group, r: Roles, v, hints: Hints) -> bool:
 
 def _holds_across(group: Group, r: Roles, hints: Hints) -> bool:
     """Do programs hold rows, ROWS_ACROSS of them for what lies across?"""
-    rows = frozenset(a for m in group.members for a in m.free | m.bound) - r.parallel
-    return not r.accumulating and hints.count(rows) <= HELD_ACROSS and bool(_across(group, r, hints))
+    return not r.accumulating and hints.count(r.rows(group)) <= HELD_ACROSS and _read_across(group, r, hints)
 
 
-def _across(group: Group, r: Roles, hints: Hints) -> frozenset:
-    """The axes in parallel along which something lies contiguously that strides along the rows of `group`, along which something else lies."""
-    rows = frozenset(a for m in group.members for a in m.free | m.bound) - r.parallel
-    if len(rows) != 1:
-        return frozenset()
-    row, = rows
-    inside = set(group.nodes())
-    read = {at for m in group.members for e in m.loads if e.node not in inside and row in (at := e.offset()).axes()}
-    strides = lambda at, a: bool(at.coefficient(a).terms) and at.coefficient(a) != 1
-    return frozenset(a for at in read for a in at.axes() & r.parallel
-                     if min(hints(a.extent), hints(row.extent)) >= ACROSS and at.coefficient(a) == 1 and strides(at, row)
-                     and any(x.coefficient(row) == 1 and strides(x, a) for x in read))
+def _read_across(group: Group, r: Roles, hints: Hints) -> bool:
+    """Does something that `group` reads lie across its rows?"""
+    rows = r.rows(group)
+    return len(rows) == 1 and bool(across((e.offset() for e in group.outside), *rows, r.parallel, hints))
 
 
 def _abreast(group: Group, r: Roles, v, hints: Hints) -> int:
@@ -117,8 +107,7 @@ def _abreast(group: Group, r: Roles, v, hints: Hints) -> int:
     if v in r.parallel:
         return 1
     read = [e.offset() for m in group.members for e in m.loads]
-    return max((ABREAST * min(hints(a.extent), BLOCK) for at in read if at.coefficient(v).terms and at.coefficient(v) != 1
-                for a in r.parallel if at.coefficient(a) == 1), default=1)
+    return max((ABREAST * min(hints(a.extent), BLOCK) for at in read if strides(at, v) for a in r.parallel if at.coefficient(a) == 1), default=1)
 
 
 def _sums_long_rows(group: Group, r: Roles, v, hints: Hints) -> bool:
@@ -164,7 +153,7 @@ def infeasible(group: Group, r: Roles, hints: Hints, target) -> Reason | None:
         return narrow.infeasible([x for m in group.members for x in m.roots()], r.parallel, frozenset(group.nodes()))
     if any(c.exponents is not None and c.fold.free == r.parallel for c in products(group)):
         return None                 # a step at a time, see `contraction.chained`
-    rows = frozenset(a for m in group.members for a in m.free | m.bound) - r.parallel
+    rows = r.rows(group)
     if rows and not any(rows <= m.free | m.bound for m in group.members):         # each would be done again for every step along the others' axes
         return Reason("no_common_axes", "infeasible", "no value has all axes that a program runs through")
     if sharing.column_sharers(group, r, rows, hints, target):
@@ -204,9 +193,7 @@ def _beyond_stages(group: Group, rows: frozenset, hints: Hints) -> bool:
     """Is much computed of what `group` reads along all of `rows`, for many sums, and that more than half of what one program holds in stages?"""
     if len({m.node for m in group.members if m.bound & rows and m.bound < rows <= m.free | m.bound}) <= NESTED:
         return False
-    inside = set(group.nodes())
-    read = {(e.node, e.index): e.dtype.bytes for m in group.members for e in m.loads
-            if e.node not in inside and rows <= frozenset().union(*(i.axes() for i in e.index))}
+    read = {(e.node, e.index): e.dtype.bytes for e in group.outside if rows <= frozenset().union(*(i.axes() for i in e.index))}
     return _heavy_along(group, rows) and hints.count(rows) * sum(read.values()) > sharing.STAGED // 2
 
 
@@ -221,8 +208,7 @@ def _planes(group: Group, rows: frozenset, hints: Hints, target) -> bool:
     if any(isinstance(e, Scan) or e.monoid in CARRIERS for e in folds) or any(isinstance(m.node, Scatter) for m in group.members) \
             or not any(rows <= m.free and not m.bound for m in group.members):
         return False
-    inside = set(group.nodes())
-    read = {(e.node, e.index): (e.offset(), e.dtype.bytes) for m in group.members for e in m.loads if e.node not in inside}
+    read = {(e.node, e.index): (e.offset(), e.dtype.bytes) for e in group.outside}
     return apart(rows, [(m.bound, m.free & rows) for m in group.members if m.bound], read.values(), hints, target) is not None
 
 
@@ -235,7 +221,7 @@ def side_by_side(group: Group, r: Roles, hints: Hints, target) -> bool:
 
 def _beside(group: Group, r: Roles, hints: Hints, target) -> tuple | None:
     """How they do (`lines.abreast`)."""
-    rows = frozenset(a for m in group.members for a in m.free | m.bound) - r.parallel
+    rows = r.rows(group)
     if r.accumulating or not any(rows <= m.free and not m.bound for m in group.members):
         return None
     folds = [e for m in group.members for e in walk(*m.roots()) if isinstance(e, (Reduce, Scan))]
@@ -243,9 +229,7 @@ def _beside(group: Group, r: Roles, hints: Hints, target) -> tuple | None:
         return None
     if len({m.node for m in group.members if m.bound & rows and m.bound < rows}) > NESTED and _heavy_along(group, rows):
         return None
-    inside = set(group.nodes())
-    read = [e for m in group.members for e in m.loads if e.node not in inside]
-    return abreast(read, rows, hints, target, MOST_BESIDE)
+    return abreast(group.outside, rows, hints, target, MOST_BESIDE)
 
 
 def _nested(group: Group, rows: frozenset) -> bool:
@@ -279,9 +263,7 @@ def best_roles(group: Group, found: list[Roles], hints: Hints, target) -> Roles:
 
 def _pieces(group: Group, r: Roles, hints: Hints, target) -> bool:
     """Does a program of `group` read short pieces of lines, whose neighbours other programs read?"""
-    inside = set(group.nodes())
-    rows = {a for m in group.members for a in m.free | m.bound} - r.parallel
-    read = [e for m in group.members for e in m.loads if e.node not in inside]
+    rows, read = r.rows(group), group.outside
     if in_columns(read, rows, hints):
         return True
     if own_piece(read, rows, hints) is None or abreast(read, rows, hints, target, MOST_BESIDE) is not None:
@@ -292,9 +274,8 @@ def _pieces(group: Group, r: Roles, hints: Hints, target) -> bool:
 def _writes_pieces(group: Group, r: Roles, hints: Hints) -> bool:
     """Would a program of `group` hold rows that it reads along one axis, and write of them pieces of lines along another, shorter than a sector, so
     many elements that it cannot hold those of its neighbours beside them?"""
-    rows = frozenset(a for m in group.members for a in m.free | m.bound) - r.parallel
-    inside = set(group.nodes())
-    read = [at for m in group.members for e in m.loads if e.node not in inside and rows <= (at := e.offset()).axes()]
+    rows = r.rows(group)
+    read = [at for e in group.outside if rows <= (at := e.offset()).axes()]
     for m in group.members:
         if m.bound or len(rows) < 2 or not rows <= m.free or not isinstance(m.node, Compute):
             continue
@@ -302,9 +283,8 @@ def _writes_pieces(group: Group, r: Roles, hints: Hints) -> bool:
         c = next((a for a in rows if at.coefficient(a) == 1), None)
         g = next((a for a in r.parallel if c is not None and at.coefficient(a) is c.extent), None)
         if g is not None and any(x.coefficient(a) == 1 for x in read for a in rows if a is not c):
-            power, run = lambda n: 1 << max(n - 1, 0).bit_length(), max(1, hints(c.extent) * m.node.dtype.bytes)
-            lanes = power(hints(c.extent)) * hints.count(rows - {c}) * power(min(hints(g.extent), -(-SECTOR // run)))
-            if run < SECTOR and lanes > WRITTEN_ABREAST:
+            run, lanes = hints(c.extent) * m.node.dtype.bytes, 1 << max(hints(c.extent) - 1, 0).bit_length()
+            if run < SECTOR and lanes * hints.count(rows - {c}) * whole_sectors(run, hints(g.extent)) > WRITTEN_ABREAST:
                 return True
     return False
 
@@ -313,8 +293,7 @@ def _interleaved(group: Group, r: Roles, hints: Hints) -> bool:
     """Do programs of `group` fold along an axis whose steps are short runs of another one, of which other programs have the rest (pixels that are
     shuffled apart)?"""
     folded = frozenset().union(*(m.bound for m in group.members))
-    inside = set(group.nodes())
-    read = [(e, e.offset()) for m in group.members for e in m.loads if e.node not in inside]
+    read = [(e, e.offset()) for e in group.outside]
     most = max((hints.count(at.axes()) for _, at in read), default=0)
     for e, at in read:
         if hints.count(at.axes()) < most:           # one number a row
@@ -419,13 +398,14 @@ def unprofitable(a: Group, b: Group, joined: Group, r: Roles, before: tuple[Role
     folds = all(any(m.bound for m in g.members) for g in (a, b))
     if products and folds and not _share_a_matrix(a, b, hints) and len({frozenset(m.bound) for m in joined.members if m.bound}) > 1:
         return Reason("no_saving", "unprofitable", "a matrix times a vector is read faster than beside folds of other lengths")
-    if _pieces(joined, r, hints, target) and not any(_pieces(g, x, hints, target) for g, x in zip((a, b), before)):
+    new = lambda asked: asked(joined, r) and not any(asked(g, x) for g, x in zip((a, b), before))
+    if new(lambda g, x: _pieces(g, x, hints, target)):
         return Reason("no_saving", "unprofitable", "programs would read short pieces of lines, which are read whole without")
-    if _writes_pieces(joined, r, hints) and not any(_writes_pieces(g, x, hints) for g, x in zip((a, b), before)):
+    if new(lambda g, x: _writes_pieces(g, x, hints)):
         return Reason("no_saving", "unprofitable", "programs would write pieces of lines shorter than a sector")
-    if r.accumulating and _across(joined, r, hints) and not any(x.accumulating and _across(g, x, hints) for g, x in zip((a, b), before)):
+    if new(lambda g, x: x.accumulating and _read_across(g, x, hints)):
         return Reason("no_saving", "unprofitable", "a row at a time beside sums, what lies across rows would be read an element of each sector")
-    if _interleaved(joined, r, hints) and not any(_interleaved(g, x, hints) for g, x in zip((a, b), before)):
+    if new(lambda g, x: _interleaved(g, x, hints)):
         return Reason("no_saving", "unprofitable", "what lies interleaved would be folded apart, each program reading every so many elements")
     v = contiguous_axis(joined, hints)
     if any(folds_elsewhere(x, y, hints) for x, y in ((a, b), (b, a))) and not _share_a_matrix(a, b, hints):

@@ -27,6 +27,10 @@ class Roles:
     accumulating: tuple[Member, ...]
     final: tuple[Member, ...]
 
+    def rows(self, group: Group) -> frozenset[Axis]:
+        """The other axes of `group`, which has these roles."""
+        return frozenset(a for m in group.members for a in m.free | m.bound) - self.parallel
+
 
 def inner_reads(group: Group) -> dict[Member, list[Member]]:
     """For each member the members it reads."""

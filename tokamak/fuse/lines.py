@@ -11,11 +11,11 @@ the runs for all of them (`runs_in_common`).
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Callable
+from typing import Callable, Iterable
 
 from ..ir.expr import Cast, Expr, Load, Reduce, Rewriter, loads
 from ..ir.graph import Compute, Graph, Input, fold, reads, readers_of
-from ..ir.index import Axis, as_index, axis
+from ..ir.index import Axis, Index, as_index, axis
 from ..ir.ops import CARRIERS
 from ..ir.rewrite import GraphRewrite
 from .cost import Hints, estimates, is_heavy, pinned_nodes
@@ -41,6 +41,7 @@ TINY = 8 << 10          # the same of shorter pieces, whose sectors two programs
 HALF = 64               # of a line at least
 SECTOR = 32             # bytes that are read together
 WRITTEN_ABREAST = 16384 # elements at most of groups that a program holds, as many as make whole sectors of what is written across them (tokens)
+ACROSS = 8              # elements at least of rows, and of what lies across them
 PIECES = 2              # powers of two at most that make up the channels of such a group; one where they are no whole words of 16 bits: with two
                         # Triton makes a kernel of 58000 instructions of ten channels
 WORD = 16               # bytes of the widest access of a thread
@@ -85,6 +86,25 @@ def piece(read, over, hints: Hints, least: int | None = None) -> Axis | None:
         enough = least if least is not None else LEAST_BROKEN if _broken(e, c, hints) and hints(c.extent) * e.dtype.bytes < SECTOR else LEAST
         found[c] = found.get(c, False) or hints.count(at.axes()) * e.dtype.bytes >= enough
     return next(iter(found)) if len(found) == 1 and any(found.values()) else None
+
+
+def strides(at: Index, a: Axis) -> bool:
+    """Are neighbours along `a` no neighbours at `at`?"""
+    return bool(at.coefficient(a).terms) and at.coefficient(a) != 1
+
+
+def across(addresses: Iterable[Index], row: Axis, parallel: frozenset[Axis], hints: Hints) -> frozenset[Axis]:
+    """The axes in `parallel` along which one of `addresses` runs contiguously that strides along `row`, while another one runs along `row` and
+    strides along them."""
+    found = {at for at in addresses if row in at.axes()}
+    return frozenset(a for at in found for a in at.axes() & parallel
+                     if min(hints(a.extent), hints(row.extent)) >= ACROSS and at.coefficient(a) == 1 and strides(at, row)
+                     and any(x.coefficient(row) == 1 and strides(x, a) for x in found))
+
+
+def whole_sectors(run: int, groups: int) -> int:
+    """How many of so many groups beside each other, to the power of two, make up a sector where each has `run` bytes of it."""
+    return 1 << max(min(groups, -(-SECTOR // max(run, 1))) - 1, 0).bit_length()
 
 
 def _broken(e: Load, c: Axis, hints: Hints) -> bool:

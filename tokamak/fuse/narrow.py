@@ -175,13 +175,13 @@ def reused(exprs: Iterable[Expr], rows: frozenset[Axis]) -> list[Load]:
     """What is multiplied as it is read and also worked on in registers. Products and sums over the rows, which are products with ones, read it from
     shared memory."""
     stack, seen, multiplied, found = list(exprs), set(), factors(exprs, rows), []
+    read = lambda f: isinstance(f, Cast) and isinstance(f.arg, Load)
     while stack:
         e = stack.pop()
         if e in seen:
             continue
         seen.add(e)
         found += [e] if isinstance(e, Load) and e in multiplied else []
-        read = lambda f: isinstance(f, Cast) and isinstance(f.arg, Load)
         stack += [x for f in _multiplicands(e, rows) if not read(f) for x in f.children()] if isinstance(e, Reduce) else e.children()
     return found
 

@@ -58,7 +58,7 @@ def sharers(row: int, target, rows: int = 0) -> int:
 def row_sharers(group: Group, r: Roles, hints: Hints, target) -> int:
     """How many programs will hold a row of `group`, as far as can be told: 0 where one carries what is folded across, it is not needed again, or held
     by none."""
-    rows = frozenset(a for m in group.members for a in m.free | m.bound) - r.parallel
+    rows = r.rows(group)
     folds = [m for m in group.members if m.bound & rows]
     if r.accumulating:
         count = column_sharers(group, r, rows, hints, target)

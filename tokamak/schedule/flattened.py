@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from itertools import count
 
+from ..fuse.lines import SECTOR
 from ..ir.expr import Load, Op, Reduce, Scan, walk
 from ..ir.index import Axis, Index, as_index
 from ..ir.normal import floordiv, mod
@@ -20,7 +21,6 @@ from .body import RUN, Body, exprs_of, indices_of, rewritten
 from .schedule import SLOW, strides_of
 
 WORD = 16               # bytes
-SECTOR = 32             # bytes of memory that are moved at once
 WHOLE = 1024            # elements, a multiple of which tiles of rows cover as well: bias and GELU of rows of 65536 bf16 6.4 us and 6.5, BatchNorm's
                         # backward in NHWC of 1024 channels 80.8 and 83
 FEW = 512               # elements of a row below which a tile of rows computes slow functions of columns once for several, or reads more than so many

@@ -74,8 +74,8 @@ SUMMED_ANYWHERE_SHARES = 4      # SUMMED_ANYWHERE_THREAD; and so many times as m
 SEVERAL_HELD = 4096     # elements of 32 bits at most of a tile of which three sums and more are carried across programs, 8 columns at least: EvoNorm
                         # backward in NHWC of 253 x 32 x 20 x 20 f32 69.9 us in 32 columns, which spill 528 bytes a thread (H100), and see
                         # `tile_alike.SEVERAL_ROWS`
-EDGE_IDLE = 4           # lane in so many idle: the sum of images of 84 x 96 x 16 x 16 f32 in NCHW and in NHWC 12.3 us, 15.8 in 64 channels; of 32
-                        # bits in any case: of 493 x 480 x 16 x 16 182.5, 203 in 32 x 64 (H200)
+EDGE_IDLE = 4           # lane in so many idle: the sum of images of 84 x 96 x 16 x 16 f32 in NCHW and in NHWC 12.3 us, 15.8 in 64 channels; of
+                        # several values of 32 bits in any case: of 493 x 480 x 16 x 16 182.5, 203 in 32 x 64 (H200)
 ACROSS_SHORTEST = 4     # elements at least of the other axis along which a value lies of which sums of contiguous rows are made, no more than one
 ACROSS_IDLE = 4         # lane in so many idle, and nothing else in a tile: InstanceNorm3D backward in NDHWC of 5 x 8 x 64 x 64 x 64 bf16 34.5 us, of
                         # 6 x 10 x 56 x 60 x 60 53.7, of 20 x 12 x 24 x 24 x 24 f16 18.7; 55.6, 85.8 and 22.4 with several images (H200)

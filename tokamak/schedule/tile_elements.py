@@ -170,7 +170,7 @@ class TileElements(TileFacts):
         short = sum(self.pieces.get(self.line, (0,)))
         if plain and self.rows == [self.line] and short <= SHORT_EACH:
             each = self._short_each(short, each, dims)
-        if plain and not self.rows and len(dims) == 2 and self.turned() is not None and self.turned_wide():
+        if plain and not self.rows and len(dims) == 2 and self.turned_wide():
             each = TURNED_WIDE
         if plain and not self.rows and len(dims) > 2 and self._turned_anywhere():
             each = TURNED_BYTES // self.narrowest()

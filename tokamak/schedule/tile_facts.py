@@ -7,6 +7,7 @@ import math
 from ..fuse.cost import Hints
 from ..fuse.column_folds import walks_down
 from ..fuse.gpu import LONG_SUM
+from ..fuse.lines import strides
 from ..ir.expr import Const, Load, Op, Random, Reduce, Scan, walk
 from ..ir.index import as_index, atom_axes, Axis, FloorDiv, Mod
 from ..ir.ops import OPS
@@ -353,8 +354,7 @@ class TileFacts:
         if self.line not in self.b.parallel:
             return None
         for _, address, _ in strides_of(self.b):
-            step = address.coefficient(self.line)
-            if step.terms and step != 1:
+            if strides(address, self.line):
                 for a in self.order:
                     if a in self.b.parallel and a is not self.line and address.coefficient(a) == 1 and self._long(a, address) >= 8:
                         return a

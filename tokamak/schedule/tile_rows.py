@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from ..fuse.lines import strides
 from ..fuse.sharing import HELD
 from ..ir.expr import Scan, walk
 from ..ir.index import Axis, Fetch, Index, Size
@@ -150,8 +151,7 @@ class TileRows(TileAlike):
         if self.rows != [self.line]:
             return None
         for _, address, _ in strides_of(self.b):
-            step = address.coefficient(self.line)
-            if step.terms and step != 1:
+            if strides(address, self.line):
                 for a in self.b.parallel:
                     if address.coefficient(a) == 1 and ACROSS_LEAST // self.narrowest() <= self.hints(a.extent) <= TURNED:
                         return a

@@ -67,9 +67,10 @@ class _Chooser(TileBlocks):
         elif not self.wide and (flat := tile_flat.rows_of(self.b, self.rows, self.line, self.hints, self.target)):
             return self._flat(flat)
         elif turned := turned_rows.choose(self):
-            return self._turned_rows(*turned)
+            self.lies_across = True
+            return self._rows_beside(*turned)
         elif short := short_rows.choose(self):
-            return self._short(*short)
+            return self._rows_beside(*short)
         else:
             self.cover_rows()
         self.cover_parallel()
@@ -214,16 +215,8 @@ class _Chooser(TileBlocks):
         return TileSchedule(self.order, self.order, tuple(self.pieces.items()), frozenset(), (), 1, exact, tile_flat.WARPS,
                             wide=self.wide, flat=count)
 
-    def _short(self, pieces: dict[Axis, tuple[int, ...]], warps: int) -> TileSchedule:
-        """Several short rows to a program."""
-        self.pieces = {a: pieces[a] for a in self.order if a in pieces}
-        return TileSchedule(self.order, tuple(self.pieces), tuple(self.pieces.items()), frozenset(), (), 1,
-                            frozenset(a for a in self.pieces if self._exact(a)), warps,
-                            once=once(self.b, self.line, self.looped, self.hints, self.target))
-
-    def _turned_rows(self, pieces: dict[Axis, tuple[int, ...]], looped: frozenset[Axis], warps: int, stages: int) -> TileSchedule:
-        """Several rows to a program, across which something lies."""
-        self.lies_across = True
+    def _rows_beside(self, pieces: dict[Axis, tuple[int, ...]], warps: int, looped: frozenset[Axis] = frozenset(), stages: int = 1) -> TileSchedule:
+        """Several rows to a program, which share nothing and are read as they lie."""
         self.pieces, self.looped = {a: pieces[a] for a in self.order if a in pieces}, set(looped)
         return TileSchedule(self.order, tuple(self.pieces), tuple(self.pieces.items()), looped, (), 1,
                             frozenset(a for a in self.pieces if self._exact(a)), warps, stages, wide=self.wide,

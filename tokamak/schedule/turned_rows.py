@@ -5,8 +5,7 @@ out for itself, through shared memory. Long rows are run through, a square at a 
 """
 from __future__ import annotations
 
-from ..fuse.gpu import ACROSS
-from ..fuse.lines import SECTOR, WRITTEN_ABREAST
+from ..fuse.lines import SECTOR, WRITTEN_ABREAST, across, strides, whole_sectors
 from ..ir.expr import Expr, Load, Op, Reduce, loads, walk
 from ..ir.index import Axis
 from .body import Store, exprs_of
@@ -42,15 +41,15 @@ FILL = 2                # programs for each multiprocessor at least, where rows 
 IDLE = 4                # lane in so many idle across the rows, from which on there are fewer
 
 
-def choose(of: TileFacts) -> tuple[dict[Axis, tuple[int, ...]], frozenset[Axis], int, int] | None:
-    """(the pieces of the row and of the axis across, what is run through, warps, tiles under way); None where nothing lies across."""
+def choose(of: TileFacts) -> tuple[dict[Axis, tuple[int, ...]], int, frozenset[Axis], int] | None:
+    """(the pieces of the row and of the axis across, warps, what is run through, tiles under way); None where nothing lies across."""
     if of.crossed or not 1 <= len(of.rows) <= 2 or of.target.ordered or not of.folds or of.scans() or of.b.base is not None \
             or any(s.monoid is not None or s.guard is not None for s in of.b.stores):
         return None
     if len(of.rows) == 2:
         return _groups(of)
     row, = of.rows
-    found = across(of, row)
+    found = _lies_across(of, row)
     if found is None or of.line not in (row, found[0]):
         return None
     axis, size, written = found
@@ -63,11 +62,11 @@ def choose(of: TileFacts) -> tuple[dict[Axis, tuple[int, ...]], frozenset[Axis],
         most = max(least, min((SECTOR if several else RUN) // size, (LARGE[1] if size < 4 else HELD // 2) // sum(pieces)))
     count = _across(of, axis, min(power(length), power(most + 1) // 2), min(power(length), least))
     if held:
-        return {row: pieces, axis: (count,)}, frozenset(), _warps(sum(pieces) * count), 1
+        return {row: pieces, axis: (count,)}, _warps(sum(pieces) * count), frozenset(), 1
     along = min(SQUARE // count if of.stored_along() else EDGE, power(of.hints(row.extent)))
     turn = along * count * sum(size for _, address, size in set(strides_of(of.b)) if {row, axis} <= address.axes())
     stages = max(1, min(STAGES, 1 + UNDER_WAY // turn)) if of.stored_along() else 1
-    return {row: (along,), axis: (count,)}, frozenset((row,)), _warps(along * count), stages
+    return {row: (along,), axis: (count,)}, _warps(along * count), frozenset((row,)), stages
 
 
 def _several(of: TileFacts) -> bool:
@@ -111,7 +110,7 @@ def _across(of: TileFacts, axis: Axis, count: int, least: int) -> int:
     return count
 
 
-def _groups(of: TileFacts) -> tuple[dict[Axis, tuple[int, ...]], frozenset[Axis], int, int] | None:
+def _groups(of: TileFacts) -> tuple[dict[Axis, tuple[int, ...]], int, frozenset[Axis], int] | None:
     """The same of rows along two axes, one of which is a short piece of the lines of what lies across: whole sectors of several rows."""
     both = {(address, size) for _, address, size in strides_of(of.b) if set(of.rows) <= address.axes()}
     for c, h in (of.rows, reversed(of.rows)):
@@ -121,26 +120,24 @@ def _groups(of: TileFacts) -> tuple[dict[Axis, tuple[int, ...]], frozenset[Axis]
         groups = {a for address, _ in turned for a in of.b.parallel if address.coefficient(a) is c.extent}
         if len(groups) != 1:
             continue
-        (g,), run = groups, max(1, of.hints(c.extent) * min(size for _, size in turned))
+        g, = groups
         row = (power(of.hints.most(c.extent)),), cover(of.hints.most(h.extent))
-        count = min(power(of.hints(g.extent)), power(-(-SECTOR // run)))
+        count = whole_sectors(of.hints(c.extent) * min(size for _, size in turned), of.hints(g.extent))
         lanes = row[0][0] * sum(row[1]) * count
         if count > 1 and lanes <= WRITTEN_ABREAST:
-            return {g: (count,), c: row[0], h: row[1]}, frozenset(), _warps(lanes), 1
+            return {g: (count,), c: row[0], h: row[1]}, _warps(lanes), frozenset(), 1
     return None
 
 
-def across(of: TileFacts, row: Axis) -> tuple[Axis, int, bool] | None:
-    """(the parallel axis along which something lies contiguously that strides along `row`, bytes of its elements, is any of it written), where
-    something else lies along `row` and strides along that axis."""
-    both = {(address, size, isinstance(e, Store)) for e, address, size in strides_of(of.b) if row in address.axes() and len(address.axes()) > 1}
-    strides = lambda address, a: bool(address.coefficient(a).terms) and address.coefficient(a) != 1
-    for a in reversed(of.order):
-        if a in of.b.parallel and min(of.hints(a.extent), of.hints(row.extent)) >= ACROSS:
-            turned = [(size, written) for address, size, written in both if address.coefficient(a) == 1 and strides(address, row)]
-            if turned and any(address.coefficient(row) == 1 and strides(address, a) for address, *_ in both):
-                return a, min(size for size, _ in turned), any(written for _, written in turned)
-    return None
+def _lies_across(of: TileFacts, row: Axis) -> tuple[Axis, int, bool] | None:
+    """(the axis along which something lies across `row`, bytes of its elements, is any of it written), or None where nothing does."""
+    accesses = strides_of(of.b)
+    found = across((address for _, address, _ in accesses), row, of.b.parallel, of.hints)
+    axis = next((a for a in reversed(of.order) if a in found), None)
+    if axis is None:
+        return None
+    turned = [(e, size) for e, address, size in accesses if address.coefficient(axis) == 1 and strides(address, row)]
+    return axis, min(size for _, size in turned), any(isinstance(e, Store) for e, _ in turned)
 
 
 def _warps(lanes: int) -> int:
