@@ -1,9 +1,18 @@
 """A large GPU to plan for, texts of graphs and what is asked of kernels built for it, for tests of several files."""
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
+
+from benchmarks import gpu_plans
+from benchmarks.gpu_cases import case
+from benchmarks.gpu_sides import compiled, forward, gradient, leaves
+from tokamak import backend
 from tokamak.codegen.stages import Scheduled, lower_plan, render_plan
 from tokamak.runtime import gpu_build
 from tokamak.target import Target
+from tokamak.tools.record import recording
 
 LARGE = Target("cpu", 16, 132, l1=1 << 18, l2=50 << 20, kind="gpu", arch=("cuda", 90, 32), cluster=8)
 
@@ -37,3 +46,27 @@ def spills(made: Scheduled) -> list:
 def alike(size: int, count: int) -> str:
     """So many pieces of one size."""
     return "+".join([str(size)] * count)
+
+
+def right_on_one(monkeypatch, name: str) -> list:
+    """Schedules of the benchmarks' case `name`, planned for a GPU of one multiprocessor and interpreted, once its outputs and gradients are as those
+    of float64."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(backend, "target", lambda *_: replace(gpu_plans.H200, threads=1))
+    made = case(name)
+    inputs = made.inputs("cpu", seed=torch.seed() % 1000)
+    wide = [x.detach().double().requires_grad_(x.requires_grad) if x.is_floating_point() else x for x in inputs]
+    with recording() as recorder:
+        got = forward(made, compiled("tokamak", made.fn, cached=True, target="interpret", strict=True), inputs)
+        dy = gradient(got, 0) if made.mode == "backward" else None
+        grads = torch.autograd.grad(got, leaves(inputs), dy) if dy is not None else ()
+    want = forward(made, made.fn, wide)
+    pairs = list(zip(got, want, strict=True)) if isinstance(got, tuple) else [(got, want)]
+    pairs += zip(grads, torch.autograd.grad(want, leaves(wide), dy.double()), strict=True) if dy is not None else ()
+    for a, b in pairs:
+        if a.is_floating_point():
+            tolerance = 1e-4 if a.dtype is torch.float32 else 2e-2
+            torch.testing.assert_close(a.double(), b.double(), rtol=tolerance, atol=tolerance * float(b.abs().max()) + 1e-6)
+        else:
+            assert torch.equal(a, b)
+    return [s for r in recorder.graphs for _, s in r.values["lower"].bodies.values()]

@@ -7,6 +7,7 @@ import torch
 from benchmarks import gpu_drawn, gpu_plans
 from benchmarks.gpu_cases import case
 from benchmarks.gpu_sides import compiled, forward, gradient, leaves
+from tests.large_gpu import right_on_one
 from tokamak.fuse.axes import Group
 
 SIZES = {**dict.fromkeys(gpu_drawn.LAYOUT_STACKS, ("3x40x37", "2x24x700")), **dict.fromkeys(gpu_drawn.LAYOUT_IMAGES, ("2x64x9x10", "2x96x7x7")),
@@ -41,7 +42,15 @@ def words(name: str) -> list[str]:
     ("norm_turned_bf16_233x91x128", "tile(i1:32?, i2:128) warps(8)"),
     ("norm_turned_bf16_2000x7x128", "tile(i1:8?, i2:128)"),
     ("norm_turned_bf16_52x256x2192", "tile(i1:16, i2:128+128+"),
-    ("norm_turned_bf16_52x256x4096", "tile(i1:32, i2:128) looped(i2) warps(8) stages(3)"),
+    ("norm_turned_bf16_52x256x4096", "tile(i1:32, i2:128) looped(i2) warps(8) stages(4)"),
+    # all rows of what is written across short ones; few rows of longer ones, whole, in one kernel
+    ("norm_turned_bf16_24092x40x24", "tile(i1:32?, i2:64?) warps(4)"), ("rmsnorm_both_f32_4x272x1796", "tile(i1:8, i2:128+128+"),
+    # sums beside such rows: pieces of one length, tiles under way where rows begin at words both ways, the whole plane where it is small
+    ("norm_turned_bwd_bf16_50x2810x128", "tile(i1:128, i2:16?) split(i0, i2 / 528) warps(4) stages(1)"),
+    ("norm_turned_bwd_f32_57395x8x96", "tile(i1:8, i2:32+32+32) split(i0 / 528) warps(4) stages(3)"),
+    ("norm_turned_bwd_f16_19x3898x512", "tile(i1:512, i2:8?) split(i0, i2 / 528) warps(4) stages(1)"),
+    ("patch_norm_bwd_bf16_31x768x16x16", "tile(i1:8, i2:128+128+128+128+128+128) split(i0, i1 / 264) warps(8) stages(3)"),
+    ("patch_norm_bwd_f16_35275x32x8x8", "tile(i1:32, i2:64) split(i0 / 528)"),
     # what is read across: half sectors will do; fewer tiles under way where they are large
     ("patch_norm_bf16_26x640x32x32", "tile(i1:128+128+128+128+128, i2:16) warps(4)"),
     ("patch_norm_bf16_31x2048x16x16", "tile(i1:8, i2:2048) warps(8)"),
@@ -57,10 +66,19 @@ def words(name: str) -> list[str]:
     # groups of few channels beside each other, or apart from what is written
     ("groupnorm_tokens_bf16_227x128x28x28", "tile(i1:4, i2:4, i3:512+256+16) warps(8)"), ("groupnorm_tokens_f32_149x96x40x40", "tile(i1:4096+1024?)"),
     # pixels shuffled together are counted as one; apart, threads go on along the next axis
-    ("pixels_shuffled_f16_117x512x20x20", "tile(i1:1024) warps(2)"), ("pixels_shuffled_bwd_f16_56x32x112x112", "tile(i4:64?, i2:2, i3:32?)"),
+    ("pixels_shuffled_f16_117x512x20x20", "tile(i1:1024) warps(2)"), ("pixels_shuffled_bwd_f16_731x256x14x14", "tile(i0:2, i1:512) warps(2)"),
+    ("pixels_shuffled_bwd_f16_200x768x15x15", "tile(i4:16?, i2:2, i3:16?)"),            # pieces of no whole words
+    # pieces of 80 bytes written beside each other, but beside one sum alone
+    ("heads_apart_bwd_f16_24x1025x40x40", "tile(i2:2, i3:64?, i4:64?) split(i1, i3 / 8)"),
+    ("heads_apart_bwd_f16_24x1025x40x48", "tile(i3:64?, i4:64?) split(i1, i3 / 8)"),
     # a square, less of it where lanes would be idle, and of 32 bits
     ("formats_added_bf16_84x128x16x16", "tile(i1:64, i2:64) warps(8)"), ("formats_added_bf16_84x96x16x16", "tile(i1:32, i2:64) warps(4)"),
-    ("formats_added_f32_84x128x16x16", "tile(i1:32, i2:32) warps(4)")])
+    ("formats_added_f32_84x128x16x16", "tile(i1:32, i2:32) warps(4)"),
+    # lines that begin within sectors are longer, of many tiles with few idle lanes
+    ("formats_added_f16_453x768x14x14", "tile(i1:128?, i2:64)"), ("columns_scored_bwd_bf16_206x32x8191", "tile(i1:32, i2:128?)"),
+    ("columns_scored_bwd_bf16_6x464x1147", "tile(i1:64?, i2:64?)"), ("columns_scored_bwd_bf16_190x513x600", "tile(i1:64?, i2:128?)"),
+    # several rows that begin anywhere are not held for their biases' sake; those at words are
+    ("position_softmax_bwd_bf16_103x3x127", "tile(i0:4?, i2:16+16+"), ("position_softmax_bwd_bf16_64x4x128", "tile(i0:64, i2:128) staged(i0)")])
 def test_rungs(name, found):
     assert words(name)[0].startswith(found)
 
@@ -68,16 +86,28 @@ def test_rungs(name, found):
 @pytest.mark.parametrize("name, count", [
     ("groupnorm_tokens_bf16_227x128x28x28", 1), ("groupnorm_tokens_f32_149x96x40x40", 2),   # whole sectors are written by one kernel, or another
     ("rmsnorm_both_f16_43x280x256", 1),                                 # rows enough, 16 a program
-    ("norm_turned_bwd_bf16_52x256x1024", 3),                            # no sums beside rows across which something lies: they are another kernel's
+    ("norm_turned_bwd_bf16_52x256x1024", 2),                            # sums beside rows across which something lies
+    ("norm_turned_bwd_f32_52x256x1024", 3),                             # but not of longer rows than are held beside them,
+    ("norm_turned_bwd_bf16_1x651x3256", 4),                             # nor beside few
+    ("patch_norm_bwd_f16_35275x32x8x8", 2),                             # those of positions, too, of a plane that is held
     ("pixels_shuffled_bwd_bf16_38x512x14x14", 2)])                      # nor of what lies interleaved
 def test_how_many_kernels(name, count):
     assert len(words(name)) == count
 
 
+@pytest.mark.parametrize("name", ["norm_turned_bwd_f32_9x70x65", "norm_turned_bwd_bf16_11x130x33", "norm_turned_bwd_f32_40x8x96",
+                                  "patch_norm_bwd_f32_5x48x9x9", "patch_norm_bwd_bf16_7x32x8x8", "patch_norm_bwd_f32_5x64x16x16"])
+def test_sums_beside_rows_across_which_something_lies(monkeypatch, name):
+    """Right, planned for a GPU of one multiprocessor, whose programs take many rows one behind the other."""
+    schedules = right_on_one(monkeypatch, name)
+    assert any(s.split and len(s.dims) == 2 and s.order[-1] in s.dims for s in schedules), schedules
+
+
 @pytest.mark.parametrize("width, stages", [(64, 3), (58, 1)])
 def test_tiles_under_way_of_sums_that_are_read_both_ways(width, stages):
     """Rows that begin at words of 4 bytes alone would be copied word by word."""
-    assert f"stages({stages})" in words(f"norm_turned_bwd_bf16_3000x64x{width}")[1]
+    found = words(f"norm_turned_bwd_bf16_3000x64x{width}")
+    assert "split" in found[0] and f"stages({stages})" in found[0]
 
 
 def test_no_way_reads_an_element_of_each_sector():

@@ -12,7 +12,8 @@ from .column_folds import cuts_lines, folds_elsewhere, shares_columns, walked
 from .contraction import contraction, factors_of, held as products, of_vector
 from .cost import BLOCK, Hints, contiguous_axis, is_heavy, parallelism
 from .legal import Roles
-from .lines import MOST_BESIDE, SECTOR, WRITTEN_ABREAST, abreast, across, apart, by_columns, in_columns, own_piece, strides, whole_sectors
+from .lines import MOST_BESIDE, SECTOR, WORD, WRITTEN_ABREAST, abreast, across, apart, by_columns, in_columns, own_piece, run, \
+    strides, whole_sectors
 from .reason import Reason
 from .sizes import runs_along
 
@@ -23,6 +24,9 @@ HELD_ACROSS = 1024      # the same of rows that are not contiguous: a tile needs
 UNHELD = ("accumulators", "no_registers")       # reasons against folds beside others that hold no more once no row is held
 MORE = 1.33             # bytes that kernels which hold no rows may move for one of those that do: they reach 86 to 99% of the copy limit,
                         # programs that carry sums of 16384 columns 66
+ANYWHERE_HELD = 4096    # elements of several rows of 16 bits that begin anywhere which one program holds: the gradient of softmax and of its
+                        # positions' biases of 103 x 3 x 127 x 127 bf16 16.4 us, 32.7 held, of 115 x 6 x 255 x 255 92, 217, of 123 x 20 x 52 x 52
+                        # 18.0, 27.7 (H200)
 COLUMN = 64             # elements of a column that are held beside folds along rows, where nothing but folds comes of it
 ABREAST = 4             # times FILL programs where each takes several rows at once, through which something else strides: sums of GroupNorm backward
                         # from NHWC, the gradient in NCHW, of 16 x 256 x 112 x 112 bf16 79.5 us, which programs share, 97 by 512 programs, f32 of
@@ -46,7 +50,16 @@ LEADING_SAVED = 1 / 4   # of the bytes that two kernels move, up to which they a
 NESTED = 3              # sums along some row axes that one program makes where it holds the rows of a heavy function: EvoNorm backward in NCHW, five,
                         # of 32 x 256 x 56 x 56 in two kernels 214 us (f32) and 123 (bf16), 333 and 399 before; of SiLU behind a GroupNorm, two, 244
                         # and 117, 149 and 85 by one kernel
-ROWS_ACROSS = 16        # rows that a program holds across which something lies (`schedule.turned_rows`)
+ROW_ACROSS = 2048       # elements of rows across which something lies, of which a program holds whole sectors (`schedule.turned_rows`): norms of the
+                        # sum of 4 x 272 x 1796 f32 and of one that lies the other way 13.3 us, 20.6 in three kernels, tokens' norm backward of
+                        # 36 x 2048 x 14 x 14 f32 113, 207 (H200)
+CARRIED_ACROSS = 4096   # bytes of one, two of 16 bits, along which programs that hold such rows carry sums: LayerNorm's gradient, turned, of
+                        # 19 x 3898 x 512 f16 112 us, 154 in two kernels, of 57395 x 8 x 96 f32 168, 512, tokens' of 20 x 512 x 56 x 56 bf16 101, 132
+                        # (H200)
+PLANE_ACROSS = 4096     # elements of all rows across which something lies that programs hold which carry sums: tokens' norm backward of
+                        # 35275 x 32 x 8 x 8 f16 122 us, 283 in four kernels (H200)
+ROWS_TURNS = 16         # such rows for each of FILL programs that carry sums: LayerNorm's gradient, turned, of 1 x 651 x 3256 bf16 16.3 us in four
+                        # kernels, 27.0 by programs with two tiles of 8 rows each (H200)
 MATRIX = 1 << 20        # elements of a matrix from which on its product with a vector has no folds across its programs beside it
 
 
@@ -69,7 +82,7 @@ def busy(group: Group, r: Roles, v, hints: Hints, target) -> bool:
     sharers = sharing.row_sharers(group, r, hints, target)
     across = _holds_across(group, r, hints)
     narrower = NARROWER if _holds_columns(group, r, v, hints) or across and v in r.parallel else 1
-    several = ROWS_ACROSS if across and v not in r.parallel else _abreast(group, r, v, hints)
+    several = SECTOR // _narrowest(group, r.rows(group)) if across and v not in r.parallel else _abreast(group, r, v, hints)
     programs = parallelism(r, v, hints) * max(1, sharers) * narrower // several
     work = max(hints.count(m.free | m.bound) for m in group.members)
     enough = FILL * (NEARLY if _sums_long_rows(group, r, v, hints) else 1)
@@ -91,14 +104,34 @@ def _holds_columns(group: Group, r: Roles, v, hints: Hints) -> bool:
 
 
 def _holds_across(group: Group, r: Roles, hints: Hints) -> bool:
-    """Do programs hold rows, ROWS_ACROSS of them for what lies across?"""
-    return not r.accumulating and hints.count(r.rows(group)) <= HELD_ACROSS and _read_across(group, r, hints)
+    """Do programs hold rows, and whole sectors of what lies across them (`schedule.turned_rows`)?"""
+    most = ROW_ACROSS if not r.accumulating else CARRIED_ACROSS // max(4, 2 * _narrowest(group, r.rows(group)))
+    return hints.count(r.rows(group)) <= most and bool(_read_across(group, r, hints))
 
 
-def _read_across(group: Group, r: Roles, hints: Hints) -> bool:
-    """Does something that `group` reads lie across its rows?"""
+def _read_across(group: Group, r: Roles, hints: Hints) -> frozenset:
+    """The axes along which something that `group` reads lies across its rows."""
     rows = r.rows(group)
-    return len(rows) == 1 and bool(across((e.offset() for e in group.outside), *rows, r.parallel, hints))
+    return across((e.offset() for e in group.outside), *rows, r.parallel, hints) if len(rows) == 1 else frozenset()
+
+
+def _narrowest(group: Group, rows: frozenset) -> int:
+    """Bytes of an element of the narrowest that `group` reads along all of `rows`."""
+    return min((e.dtype.bytes for e in group.outside if rows <= e.offset().axes()), default=4)
+
+
+def _holds_plane(group: Group, r: Roles, hints: Hints) -> bool:
+    """Do programs that carry sums hold all rows across which something lies, few elements?"""
+    rows = r.rows(group)
+    few = bool(r.accumulating) and len(rows) == 2 and hints.count(rows) <= PLANE_ACROSS
+    return few and any(across((e.offset() for e in group.outside), a, rows - {a}, hints) for a in rows)
+
+
+def _sums_across(group: Group, r: Roles, hints: Hints, target) -> bool:
+    """Do programs carry sums beside rows across which something lies, rows that are few, or too long to be held, or sums apart for each of them?"""
+    found = _read_across(group, r, hints) if r.accumulating else frozenset()
+    few = hints.count(r.parallel) < ROWS_TURNS * FILL * target.threads
+    return bool(found) and (few or not _holds_across(group, r, hints) or any(found & m.free for m in r.accumulating))
 
 
 def _abreast(group: Group, r: Roles, v, hints: Hints) -> int:
@@ -169,6 +202,8 @@ def infeasible(group: Group, r: Roles, hints: Hints, target) -> Reason | None:
     nested = _nested(group, rows) and not beside and not _planes(group, rows, hints, target)
     if (along or nested) and length > sharing.HELD:
         return Reason("no_registers", "infeasible", f"{length} elements of a row are held at once")
+    if nested and ANYWHERE_HELD < length <= sharing.HELD and _narrowest(group, rows) < 4 and _begin_anywhere(group, rows, v, hints):
+        return Reason("no_registers", "infeasible", f"{length} elements of several rows that begin anywhere are held at once")
     if nested and _beyond_stages(group, rows, hints):
         return Reason("no_registers", "infeasible", "more of several rows than registers hold beside what is computed of them")
     together = _held_together(group, rows, hints) if along and len(rows) > 1 and not beside else 0
@@ -187,6 +222,15 @@ def _held_together(group: Group, rows: frozenset, hints: Hints) -> int:
     """Elements of all that is read along every one of `rows`."""
     along = {(e.node, e.index) for m in group.members for e in m.loads if rows <= frozenset().union(*(i.axes() for i in e.index))}
     return hints.count(rows) * len(along)
+
+
+def _begin_anywhere(group: Group, rows: frozenset, v, hints: Hints) -> bool:
+    """Do rows along `v`, of several that `group` holds and that are no one run of memory, begin at no words of WORD bytes?"""
+    for at, size in {(at, e.dtype.bytes) for e in group.outside if rows <= (at := e.offset()).axes()}:
+        whole = run(at, rows, hints)
+        if v in whole and whole < rows and any(not hints.divides(WORD // size, at.coefficient(a)) for a in at.axes() - whole):
+            return True
+    return False
 
 
 def _beyond_stages(group: Group, rows: frozenset, hints: Hints) -> bool:
@@ -250,8 +294,9 @@ def best_roles(group: Group, found: list[Roles], hints: Hints, target) -> Roles:
     rows = lambda r: v is not None and bool(r.accumulating) and len(r.local) > 0 and v not in r.parallel \
         and CARRIED_ROW[0] <= hints.count(frozenset((v,))) <= CARRIED_ROW[1]
     ranks = (lambda r: infeasible(group, r, hints, target) is None, lambda r: shares_columns(group, r, v, hints),
-             lambda r: busy(group, r, v, hints, target), lambda r: not walked(r, v, hints), lambda r: not r.accumulating, rows, lambda r: -carried(r),
-             lambda r: -len(r.parallel) if r.accumulating else 0, lambda r: hints.count(r.parallel))
+             lambda r: busy(group, r, v, hints, target), lambda r: _holds_plane(group, r, hints), lambda r: not walked(r, v, hints),
+             lambda r: not r.accumulating, rows, lambda r: -carried(r), lambda r: -len(r.parallel) if r.accumulating else 0,
+             lambda r: hints.count(r.parallel))
     for rank in ranks:              # the first that tells choices apart decides, and most are the dearer to tell
         ranked = [(rank(r), r) for r in found]
         best = max(value for value, _ in ranked)
@@ -403,7 +448,7 @@ def unprofitable(a: Group, b: Group, joined: Group, r: Roles, before: tuple[Role
         return Reason("no_saving", "unprofitable", "programs would read short pieces of lines, which are read whole without")
     if new(lambda g, x: _writes_pieces(g, x, hints)):
         return Reason("no_saving", "unprofitable", "programs would write pieces of lines shorter than a sector")
-    if new(lambda g, x: x.accumulating and _read_across(g, x, hints)):
+    if new(lambda g, x: _sums_across(g, x, hints, target)):
         return Reason("no_saving", "unprofitable", "a row at a time beside sums, what lies across rows would be read an element of each sector")
     if new(lambda g, x: _interleaved(g, x, hints)):
         return Reason("no_saving", "unprofitable", "what lies interleaved would be folded apart, each program reading every so many elements")

@@ -82,6 +82,9 @@ def _along(of: TileFacts, s: TileSchedule, a: Axis, n: int, beside: int) -> Tile
     if not begin_anywhere(of.b, a, of.hints, WORDS_OF):
         if (word := _a_word(of, s, sizes, n, beside) or _short(of, s, sizes, n, beside)) is not None:
             return _covered(s, a, n, *word)
+        if wide and len(sizes) == 1 and n <= SHORT[1] and idle and of.heavy(of.folds) and begin_anywhere(of.b, a, of.hints):
+            # softmax of 1191755 x 46 f32 108 us, 158 as one, of 600000 x 50 62.4, 72.0, of 500000 x 58 62.1, 63.5
+            return _covered(s, a, n, evenly(n, SHORT_PIECE, 3))
         several = len(set(sizes)) > (1 if wide and of.stored_along() else 2)        # sums of 264265 x 44 f32 13.7 us, 15.1 in equal pieces
         return s if of.carries or not wide and of.stored_along() or not several else _covered(s, a, n, equal(n))
     few = n <= (ONE_PIECE // 2 if wide and (of.carries or not of.computes_heavy()) else ONE_PIECE)

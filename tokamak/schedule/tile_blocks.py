@@ -5,13 +5,15 @@ import math
 
 from ..fuse import sharing
 from ..fuse.gpu import FILL
+from ..fuse.lines import SECTOR as SECTOR_BYTES
 from ..fuse.sharing import HELD
 from ..ir.expr import Coord, Load, Op, Random, Reduce, Scan, walk
-from ..ir.index import Axis
+from ..ir.index import Axis, as_index
 from ..ir.ops import OPS
 from . import tile_statistics
 from .body import exprs_of
 from .schedule import strides_of
+from .tile_access import begin_anywhere, narrowest
 from .tile_elements import FOLDED, SCANNED_COLUMNS, SHORT_COLUMNS, SHORT_FEW, SHORT_FROM
 from .tile_facts import SECTOR, SHORT_LANES, TILE
 from .tile_rows import LARGEST, RAGGED_DOWN, SCANNED_FEW, SCANNED_SHORT, TURNED, TileRows
@@ -76,6 +78,10 @@ SEVERAL_HELD = 4096     # elements of 32 bits at most of a tile of which three s
                         # `tile_alike.SEVERAL_ROWS`
 EDGE_IDLE = 4           # lane in so many idle: the sum of images of 84 x 96 x 16 x 16 f32 in NCHW and in NHWC 12.3 us, 15.8 in 64 channels; of
                         # several values of 32 bits in any case: of 493 x 480 x 16 x 16 182.5, 203 in 32 x 64 (H200)
+WITHIN_IDLE = 8, 3      # lane in so many idle at most of tiles of twice TURNED, the second where they would have half of it: the sum of images in
+                        # both formats of 453 x 768 x 14 x 14 f16 106 us in 128 pixels, 154 in 32, 138 in 64, scores' gradient of
+                        # 206 x 32 x 8191 bf16 63.4, 95.2 in 64; but of 19 x 513 x 2403 41.3 in 128 of the 513, 35.5 (H200)
+WITHIN_TILES = 8        # such tiles to a multiprocessor at least: of 6 x 464 x 1147 7.8 us, 6.9 in 64
 ACROSS_SHORTEST = 4     # elements at least of the other axis along which a value lies of which sums of contiguous rows are made, no more than one
 ACROSS_IDLE = 4         # lane in so many idle, and nothing else in a tile: InstanceNorm3D backward in NDHWC of 5 x 8 x 64 x 64 x 64 bf16 34.5 us, of
                         # 6 x 10 x 56 x 60 x 60 53.7, of 20 x 12 x 24 x 24 x 24 f16 18.7; 55.6, 85.8 and 22.4 with several images (H200)
@@ -143,6 +149,8 @@ class TileBlocks(TileRows):
             halved = any(sum(self.pieces.get(a, (1,))) < min(TURNED, hints(a.extent)) for a in (self.line, turned))
             if halved and not self.rows and not self.crossed and have >= (TURNED // 2) ** 2 and not self._turned_short(turned):
                 want = min(want, have)
+        aligned = self._whole_sectors()
+        have, want = have * aligned, want * aligned
         short = self.short_columns()
         little = short and have <= LITTLE_MATRIX and hints(self.line.extent) <= sum(self.pieces[self.line])
         alone = short and not little or self.down_narrow() or self.sums_turned() or self._turned_short(turned)
@@ -161,6 +169,23 @@ class TileBlocks(TileRows):
         if self._only_folds_line():
             self.shift = self.shift_along(self.line)
             self.pieces[self.line] += (2 * self.shift.group,) if self.shift is not None else ()
+
+    def _whole_sectors(self) -> int:
+        """Tiles the axis whose steps are whole runs of the contiguous one, as many as make up whole sectors, where programs that carry a sum across
+        store what they read; how many. Heads beside each other, whose bias is summed, of 24 x 1025 x 40 x 40 f16, 80 bytes each, 134 us in tiles of
+        two of them, 242 of one; but beside three sums, EvoNorm's backward in NHWC of 6 x 1280 x 16 x 16 bf16, 12.4, 8.6 (H200)."""
+        if len(self.crossing) != 1 or self.rows or self.line in self.crossed:
+            return 1
+        n = self.hints(self.line.extent)
+        if sum(self.pieces.get(self.line, (1,))) < n:
+            return 1
+        for address, size in {(s.address, s.memory.dtype.bytes) for s in self.b.stores if s.address.coefficient(self.line) == 1}:
+            run = n * size
+            beside = [a for a in self.order if a in self.b.parallel - self.crossed and address.coefficient(a) is as_index(self.line.extent)]
+            count = next((n for n in (2, 4) if run * n % SECTOR_BYTES == 0), 1) if run % SECTOR_BYTES else 1
+            if beside and count > 1 and beside[0] not in self.pieces:
+                return self.tile(beside[0], count)
+        return 1
 
     def _wanted(self, have: int, turned: Axis | None) -> tuple[int, int]:
         """(elements that a tile should have, of which rows have `have`; at least)."""
@@ -233,14 +258,23 @@ class TileBlocks(TileRows):
 
     def _edge(self, a: Axis) -> int:
         """Elements along `a` of a turned tile: half of TURNED where that leaves fewer lanes idle, and many would be (`EDGE_IDLE`), and where several
-        values of 32 bits are read."""
+        values of 32 bits are read; twice TURNED where lines of 16 bits begin within sectors."""
         n = self.hints(a.extent)
         idle = -n % TURNED * EDGE_IDLE > n and -n % (TURNED // 2) < -n % TURNED
-        return TURNED // 2 if idle or self.turned_wide() else TURNED
+        edge = TURNED // 2 if idle or self.turned_wide() else TURNED
+        return 2 * TURNED if self._within_sectors(a) and -n % (2 * TURNED) * WITHIN_IDLE[idle] <= n else edge
+
+    def _within_sectors(self, a: Axis) -> bool:
+        """Do lines of 16 bits along `a` begin within sectors, of a pointwise tile, of which there are many?"""
+        if self.rows or self.crossed or narrowest(self.b, a) >= 4 or not begin_anywhere(self.b, a, self.hints, SECTOR_BYTES):
+            return False
+        return self.hints.count(self.b.parallel) >= WITHIN_TILES * 2 * TURNED * TURNED * self.target.threads
 
     def _across(self, turned: Axis, most: int) -> int:
         """Elements of a tile, of at most `most`, along the axis that it is turned to; few idle lanes of one of sums."""
-        most = most if self.rows or self.crossed else min(most, self._edge(turned))
+        if not self.rows and not self.crossed:
+            edge = self._edge(turned)
+            most = edge if sum(self.pieces.get(self.line, (1,))) <= TURNED else min(most, edge)
         n, size = self.hints(turned.extent), min(most, power(self.hints(turned.extent)))
         if self.sums_turned() and not self.begin_anywhere():
             while size > ACROSS_SHORTEST and -n % size * ACROSS_IDLE > n:

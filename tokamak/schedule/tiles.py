@@ -8,7 +8,7 @@ from ..fuse.cost import Hints
 from ..fuse.sharing import HELD
 from ..ir.index import Axis
 from ..ir.ops import CARRIERS
-from . import column_words, equal_pieces, held_columns, peeled, short_rows, tile_flat, tile_stages, tile_statistics, turned_rows
+from . import column_words, equal_pieces, held_columns, peeled, short_rows, tile_flat, tile_programs, tile_stages, tile_statistics, turned_rows
 from .body import Body
 from .schedule import strides_of
 from .tile_access import LINE, fits, once
@@ -16,7 +16,7 @@ from .tile_blocks import FILLED, MANY, SUMMED_ANYWHERE_SHARES, TileBlocks
 from .tile_facts import ALONE
 from .tile_schedule import TileSchedule, cover
 from .tile_stages import evenly, power
-from .tile_threads import COLUMN_STAGES, KEPT_WORDS, REGISTERS, RESIDENT
+from .tile_threads import CARRY_RESIDENT, COLUMN_STAGES, KEPT_WORDS, REGISTERS, RESIDENT
 
 DOWN_LEAST = 6          # rows at least of a program of `tile_threads.DOWN_WARPS`: GELU's backward of 100 x 30001 f16 12.3 us, 13.1 with two (H200)
 SHARED_STAGES = 3       # tiles of columns of 16 bits under way that programs of one warp share: column sums of 17832 x 126 f16 9.0 us, of 12000 x 300
@@ -45,7 +45,7 @@ def choose(b: Body, hints: Hints, target) -> TileSchedule:
     """The schedule for `b` on a GPU."""
     found = _Chooser(b, hints, target)
     s = found.schedule()
-    return s if found.lies_across else equal_pieces.laid(found, s)
+    return s if found.lies_across else tile_programs.filled(found, equal_pieces.laid(found, s))
 
 
 def plainest(b: Body, hints: Hints, target) -> TileSchedule:
@@ -216,9 +216,12 @@ class _Chooser(TileBlocks):
                             wide=self.wide, flat=count)
 
     def _rows_beside(self, pieces: dict[Axis, tuple[int, ...]], warps: int, looped: frozenset[Axis] = frozenset(), stages: int = 1) -> TileSchedule:
-        """Several rows to a program, which share nothing and are read as they lie."""
+        """Several rows to a program, read as they lie; programs share what folds cross."""
         self.pieces, self.looped = {a: pieces[a] for a in self.order if a in pieces}, set(looped)
-        return TileSchedule(self.order, tuple(self.pieces), tuple(self.pieces.items()), looped, (), 1,
+        split = tuple(a for a in self.order if a in self.crossed)
+        self.resident = CARRY_RESIDENT / warps
+        stages = stages if fits(stages, self.b, self.pieces, {*split, *looped}) else 1
+        return TileSchedule(self.order, tuple(self.pieces), tuple(self.pieces.items()), looped, split, self._programs(split, True) if split else 1,
                             frozenset(a for a in self.pieces if self._exact(a)), warps, stages, wide=self.wide,
                             once=once(self.b, self.line, self.looped, self.hints, self.target))
 

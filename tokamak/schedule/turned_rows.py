@@ -10,14 +10,17 @@ from ..ir.expr import Expr, Load, Op, Reduce, loads, walk
 from ..ir.index import Axis
 from .body import Store, exprs_of
 from .schedule import strides_of
+from .tile_access import begin_anywhere
 from .tile_facts import TileFacts
 from .tile_schedule import WASTE, cover
-from .tile_stages import power
+from .tile_stages import evenly, power
 
 HELD = 18432            # lanes of a tile that holds those at most, twice as many of one value, half as many of rows that are only folded
 LEAST = 8               # rows of a tile at least: of 16 bits half a sector, whose other half is in the cache then, tokens' norm of
                         # 31 x 2048 x 16 x 16 bf16 39.2 us, 41.4 in 16; but whole sectors of what is written: LayerNorm of 52 x 256 x 2192 bf16,
                         # transposed, 85.9 in eight rows, 49.5 in 16, 73.8 run through
+MATRIX = 2048           # lanes of a tile that has all rows of what is written across them: LayerNorm of 24092 x 40 x 24 bf16, transposed, 37.6 us,
+                        # 44.1 in 32 rows
 RUN = 64                # bytes that lie across rows of a tile where there are programs enough, SECTOR where several values are held along them: a
                         # transposed LayerNorm's gradient of 397 x 15 x 513 f32 21.4 us in eight rows, 24.5 in 16
 WIDTHS = 128, 64, 32    # lanes of each piece of a row of 16 bits that is no power of two: norms of the sum of 3909 x 16 x 261 bf16 and of one turned
@@ -29,25 +32,33 @@ MOST_PIECES = 16        # of one length
 SQUARE = 4096           # lanes of a tile where they are run through, as many along them as across, or more,
 EDGE = 64               # across them at most,
 FOLDED = 32             # and where they are only folded: scores of 153 x 173 x 2035 bf16 113 us, 125 with 64
-STAGES = 4              # tiles under way where they are written, of
-UNDER_WAY = 32 << 10    # bytes at most: a LayerNorm of 52 x 256 x 2192 bf16, transposed, 73.8 us, 106 with one tile; but its gradient of
-                        # 714 x 32 x 3094 f32, 32 KB a tile, 619 with four, 412
+STAGES = 4              # tiles under way where they are written, or begin at words, of
+UNDER_WAY = 16 << 10    # bytes at most that are read: a LayerNorm of 52 x 256 x 2192 bf16, transposed, 73.8 us, 106 with one tile, of 7 x 257 x 5142
+                        # f32 58.9, 83.8 with two; but its gradient of 714 x 32 x 3094 f32, 32 KB a tile, 619, 412 with one; scores of
+                        # 465 x 16 x 1568 bf16 20.5, 41.3 with one
 EACH = 16               # lanes to a thread, about, of tiles of fewer lanes than
 LARGE = 8192, 12288     # the first number; those of up to the second, what tiles of more than LEAST rows have at most (of 32 bits HELD / 2), have
 WARPS = 8, 4            # the second number of warps, and the first is the most: softmax of 16 x 16 x 512 x 512 bf16 and its positions' biases 94 us
                         # by four, 98 by eight, 151 by 16, of 40 x 513 x 513 f32 50, 57, 81; LayerNorm of 233 x 91 x 128 bf16, transposed, 9.1 by
                         # eight, 9.0 by 16
+PIECE = 128             # bytes of each piece of a row beside which sums are carried, at least, where pieces of one length cover it: a LayerNorm's
+                        # gradient, turned, of 57395 x 8 x 96 f32 171 us in 32 + 32 + 32, 255 in 64 + 32
+CARRIED = 4096          # lanes of such a tile with whole sectors across its rows, those with more of LEAST rows,
+CARRIED_EACH = 32       # so many to a thread: tokens' norm backward of 379 x 256 x 8 x 8 bf16 30.1 us by four warps, 42.7 by eight, of
+CARRY_STAGES = 3        # 182 x 480 x 16 x 16 f32 105.7, 109.6; of so many warps at least and at most: turned, of 50 x 2810 x 128 bf16 51.2 by four,
+CARRYING = 4, 16        # 57.3 by two, of 10774 x 64 x 58 117, 126. Tiles under way where rows begin at words both ways: of 20 x 512 x 56 x 56 bf16
+                        # 103.6, 125.7 with one (by eight warps)
 FILL = 2                # programs for each multiprocessor at least, where rows across can be fewer
 IDLE = 4                # lane in so many idle across the rows, from which on there are fewer
 
 
 def choose(of: TileFacts) -> tuple[dict[Axis, tuple[int, ...]], int, frozenset[Axis], int] | None:
     """(the pieces of the row and of the axis across, warps, what is run through, tiles under way); None where nothing lies across."""
-    if of.crossed or not 1 <= len(of.rows) <= 2 or of.target.ordered or not of.folds or of.scans() or of.b.base is not None \
+    if not 1 <= len(of.rows) <= 2 or of.target.ordered or not of.folds or of.scans() or of.b.base is not None \
             or any(s.monoid is not None or s.guard is not None for s in of.b.stores):
         return None
     if len(of.rows) == 2:
-        return _groups(of)
+        return _groups(of) if not of.crossed else None
     row, = of.rows
     found = _lies_across(of, row)
     if found is None or of.line not in (row, found[0]):
@@ -55,6 +66,11 @@ def choose(of: TileFacts) -> tuple[dict[Axis, tuple[int, ...]], int, frozenset[A
     axis, size, written = found
     n, length = of.hints.most(row.extent), of.hints(axis.extent)
     pieces = _pieces(n, size, of.begin_anywhere()) if n is not None else ()
+    if of.crossed:
+        pieces = evenly(n, PIECE // size) or pieces if len(set(pieces)) > 1 else pieces
+        return _carrying(of, axis, size, pieces) if of.carries and of.stored_along() and pieces else None
+    if written and pieces and sum(pieces) * power(length) <= MATRIX:
+        return {row: pieces, axis: (power(length),)}, _warps(sum(pieces) * power(length)), frozenset(), 1
     several, least = _several(of), max(LEAST, SECTOR // size if written else 0)
     room, most = (HELD if several else 2 * HELD, EDGE) if of.stored_along() else (HELD // 2, FOLDED)
     held = bool(pieces) and sum(pieces) * least <= room
@@ -64,9 +80,20 @@ def choose(of: TileFacts) -> tuple[dict[Axis, tuple[int, ...]], int, frozenset[A
     if held:
         return {row: pieces, axis: (count,)}, _warps(sum(pieces) * count), frozenset(), 1
     along = min(SQUARE // count if of.stored_along() else EDGE, power(of.hints(row.extent)))
-    turn = along * count * sum(size for _, address, size in set(strides_of(of.b)) if {row, axis} <= address.axes())
-    stages = max(1, min(STAGES, 1 + UNDER_WAY // turn)) if of.stored_along() else 1
+    turn = along * count * sum(size for e, address, size in set(strides_of(of.b)) if {row, axis} <= address.axes() and isinstance(e, Load))
+    stages = STAGES if turn <= UNDER_WAY and (of.stored_along() or not of.begin_anywhere()) else 1
     return {row: (along,), axis: (count,)}, _warps(along * count), frozenset((row,)), stages
+
+
+def _carrying(of: TileFacts, axis: Axis, size: int, pieces: tuple[int, ...]) \
+        -> tuple[dict[Axis, tuple[int, ...]], int, frozenset[Axis], int] | None:
+    """The same of rows in those `pieces` beside which sums are carried along the row, over `axis`, too, or a tile has all rows along it."""
+    row, lanes, most = of.rows[0], sum(pieces), power(of.hints(axis.extent))
+    count = min(most, SECTOR // size if lanes * (SECTOR // size) <= CARRIED else LEAST)
+    if axis not in of.crossed and count < most:         # LayerNorm's gradient, turned, of 10287 x 33 x 33 bf16 171 us, 80
+        return None
+    warps = max(CARRYING[0], min(CARRYING[1], power(-(-lanes * count // (32 * CARRIED_EACH)))))
+    return {row: pieces, axis: (count,)}, warps, frozenset(), 1 if any(begin_anywhere(of.b, a, of.hints) for a in (row, axis)) else CARRY_STAGES
 
 
 def _several(of: TileFacts) -> bool:
