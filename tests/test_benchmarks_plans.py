@@ -72,7 +72,7 @@ def fresh():
     ("rmsnorm_f16_80000x716", "i1:512+256+16?) shifted(i1 % 8) split(i0 / 4224) warps(1)"),
     ("rmsnorm_middle_bf16_3162x634x17", "i1:128+128+128+128+128?, i2:8?)"), ("rmsnorm_middle_bf16_3162x634x33", "i1:128+128+128+128+128?, i2:16?)"),
     ("batchnorm_f32_nchw_410x256x7x7", "i0:32?, i2:64?) split(i0, i2 / 1) warps(16)"),
-    ("log_softmax_bf16_262143x63", "i0:16?, i1:32+32?) warps(2)"), ("log_softmax_bf16_262143x51", "i0:16?, i1:8+8+8+8+8+8+8?) warps(2)"),
+    ("log_softmax_bf16_262143x63", "i0:16?, i1:32+32?) warps(2)"), ("log_softmax_bf16_262143x51", "i0:8?, i1:8+8+8+8+8+8+8?) warps(2)"),
     ("sum_outer_f16_215x45781", "i0:16?, i1:64?) looped(i0) warps(8)"), ("sum_outer_f16_300x45781", "i0:64?, i1:64?) looped(i0)"),
     ("cumsum_middle_f16_2558x16x947", "i1:16, i2:256?) warps(4)"), ("cumsum_outer_f32_15x262145", "i0:16?, i1:64?) warps(1)"),
     ("rmsnorm_middle_bf16_7001x12x70", "i1:16?, i2:128?) warps(2)"),

@@ -37,7 +37,7 @@ def test_they_are_as_long_as_few_idle_lanes_allow(n, size, count):
     ("layernorm_f32_16384x129", "i0:4, i1:128+1) warps(1)"), ("softmax_f32_16384x129", f"i0:4, i1:{alike(16, 9)}?) warps(2)"),
     ("rmsnorm_add_f32_179898x129", "i0:4?, i1:128+1) warps(1)"), ("weightnorm_bwd_f32_2014443x33", f"i0:16?, i1:{alike(8, 5)}?) warps(4)"),
     ("gated_rmsnorm_bf16_131071x70", "i0:8?, i1:64+8?) warps(1)"), ("gated_rmsnorm_bf16_481399x79", f"i0:8?, i1:{alike(16, 5)}?) warps(2)"),
-    ("log_softmax_bwd_f16_279787x15", "i0:64?, i1:16?) warps(2)"), ("power_norm_f16_396429x29", f"i0:32?, i1:{alike(8, 4)}?) warps(4)"),
+    ("log_softmax_bwd_f16_279787x15", "i0:64?, i1:16?) warps(2)"), ("power_norm_f16_396429x29", f"i0:16?, i1:{alike(8, 4)}?) warps(4)"),
     ("ada_layernorm_f32_4047x64x127", "i1:4, i2:128?) warps(1)"), ("bias_dropout_add_ln_f32_41480x65", f"i0:8, i1:{alike(16, 5)}?) warps(4)"),
     ("sum_inner_f32_262144x31", "i0:16, i1:32?) warps(1)"), ("l1norm_f32_332178x35", f"i0:32?, i1:{alike(8, 5)}?)"),
     ("sum_inner_f32_264265x44", "i0:16?, i1:32+16?) warps(2)"), ("preference_f32_153012x56", f"i0:16?, i1:{alike(16, 4)}?) warps(2)"),

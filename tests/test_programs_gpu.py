@@ -12,6 +12,7 @@ from tokamak.schedule import tile_programs
 @pytest.mark.parametrize("name, found", [
     ("softmax_bf16_900000x42", f"i0:16, i1:{alike(16, 3)}?) warps(4)"), ("softmax_bf16_600000x90", f"i0:8, i1:{alike(16, 6)}?) warps(2)"),
     ("softmax_bf16_45067x127", f"i0:4?, i1:{alike(16, 8)}?) warps(2)"),                     # too few programs
+    ("log_softmax_bf16_262143x51", f"i0:8?, i1:{alike(8, 7)}?) warps(2)"),                  # pieces shorter than a sector
     ("softmax_f32_600000x37", f"i0:8, i1:{alike(8, 5)}?) warps(2)"),                        # enough bytes
     ("softmax_bwd_f32_400000x46", "i0:8, i1:64?) warps(1)"), ("bias_dropout_add_ln_f32_38891x78", "i0:4?, i1:128?) warps(1)"),
     ("softmax_f32_1191755x46", f"i0:8?, i1:{alike(16, 3)}?) warps(1)"), ("cumsum_bf16_901385x33", "i0:16?, i1:32+1) warps(1)"),

@@ -281,6 +281,19 @@ def test_what_must_spill_much_is_not_built(monkeypatch):
     assert search.ways and ("warps(8)",) not in {c.changes for c in search.ways}
 
 
+@pytest.mark.parametrize("name, fewer", [("position_softmax_bf16_1935x6x64", False), ("position_softmax_bf16_1935x64x64", True)])
+def test_what_strides_all_ways_is_not_left_to_fewer_warps(name, fewer):
+    """Heads are innermost of the biases: few of them are no axis of the tile, many are."""
+    record = gpu_plans.graphs(name)[0]
+    machine, (lowered, text, slow) = record.values["target"], standing(record)
+    (g, made), = quicker.wanting(lowered, text, slow, machine).items()
+    first = quicker.Candidate((), lowered.bodies[g][1], lowered.kernels[g], made.unit)
+    assert first.schedule.warps > 1
+    search = quicker._Search(lowered.bodies[g][0], first, estimates(lowered.plan.graph, machine), machine, made)
+    search.look(40)
+    assert search.ways and any(c.schedule.warps < first.schedule.warps for c in search.ways) == fewer
+
+
 def test_bytes_and_turns():
     """Read twice is read once; a program of 16 rows of 51 takes 262144 / (16 x programs) of them."""
     record = gpu_plans.graphs(NAME)[-1]

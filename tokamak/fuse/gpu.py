@@ -24,9 +24,10 @@ HELD_ACROSS = 1024      # the same of rows that are not contiguous: a tile needs
 UNHELD = ("accumulators", "no_registers")       # reasons against folds beside others that hold no more once no row is held
 MORE = 1.33             # bytes that kernels which hold no rows may move for one of those that do: they reach 86 to 99% of the copy limit,
                         # programs that carry sums of 16384 columns 66
-ANYWHERE_HELD = 4096    # elements of several rows of 16 bits that begin anywhere which one program holds: the gradient of softmax and of its
-                        # positions' biases of 103 x 3 x 127 x 127 bf16 16.4 us, 32.7 held, of 115 x 6 x 255 x 255 92, 217, of 123 x 20 x 52 x 52
-                        # 18.0, 27.7 (H200)
+APART_HELD = 16384      # elements of several rows of 16 bits that do not lie one behind the other which one program holds, fewer where they begin
+ANYWHERE_HELD = 4096    # anywhere: the gradient of softmax and of its positions' biases of 103 x 3 x 127 x 127 bf16 16.4 us, 32.7 held, of
+                        # 115 x 6 x 255 x 255 92, 217, of 123 x 20 x 52 x 52 18.0, 27.7 (H200); by the estimate of its machine code, at words, of
+                        # 91 x 12 x 256 x 256 156, 178 (timed held: 195), of 36 x 8 x 512 x 512 182, 226, but of 64 x 1 x 256 x 256 13.9, 13.0
 COLUMN = 64             # elements of a column that are held beside folds along rows, where nothing but folds comes of it
 ABREAST = 4             # times FILL programs where each takes several rows at once, through which something else strides: sums of GroupNorm backward
                         # from NHWC, the gradient in NCHW, of 16 x 256 x 112 x 112 bf16 79.5 us, which programs share, 97 by 512 programs, f32 of
@@ -202,8 +203,8 @@ def infeasible(group: Group, r: Roles, hints: Hints, target) -> Reason | None:
     nested = _nested(group, rows) and not beside and not _planes(group, rows, hints, target)
     if (along or nested) and length > sharing.HELD:
         return Reason("no_registers", "infeasible", f"{length} elements of a row are held at once")
-    if nested and ANYWHERE_HELD < length <= sharing.HELD and _narrowest(group, rows) < 4 and _begin_anywhere(group, rows, v, hints):
-        return Reason("no_registers", "infeasible", f"{length} elements of several rows that begin anywhere are held at once")
+    if nested and length > _held_apart(group, rows, v, hints):
+        return Reason("no_registers", "infeasible", f"{length} elements of several rows that lie apart are held at once")
     if nested and _beyond_stages(group, rows, hints):
         return Reason("no_registers", "infeasible", "more of several rows than registers hold beside what is computed of them")
     together = _held_together(group, rows, hints) if along and len(rows) > 1 and not beside else 0
@@ -224,13 +225,16 @@ def _held_together(group: Group, rows: frozenset, hints: Hints) -> int:
     return hints.count(rows) * len(along)
 
 
-def _begin_anywhere(group: Group, rows: frozenset, v, hints: Hints) -> bool:
-    """Do rows along `v`, of several that `group` holds and that are no one run of memory, begin at no words of WORD bytes?"""
-    for at, size in {(at, e.dtype.bytes) for e in group.outside if rows <= (at := e.offset()).axes()}:
+def _held_apart(group: Group, rows: frozenset, v, hints: Hints) -> int:
+    """The most elements of several rows that one program holds: fewer of 16 bits where they are no one run of memory, and still fewer where those
+    along `v` begin at no words of WORD bytes."""
+    most = sharing.HELD
+    for at, size in {(at, e.dtype.bytes) for e in group.outside if e.dtype.bytes < 4 and rows <= (at := e.offset()).axes()}:
         whole = run(at, rows, hints)
-        if v in whole and whole < rows and any(not hints.divides(WORD // size, at.coefficient(a)) for a in at.axes() - whole):
-            return True
-    return False
+        if v in whole and whole < rows:
+            words = all(hints.divides(WORD // size, at.coefficient(a)) for a in at.axes() - whole)
+            most = min(most, APART_HELD if words else ANYWHERE_HELD)
+    return most
 
 
 def _beyond_stages(group: Group, rows: frozenset, hints: Hints) -> bool:
