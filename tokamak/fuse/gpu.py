@@ -12,7 +12,7 @@ from .column_folds import cuts_lines, folds_elsewhere, shares_columns, walked
 from .contraction import contraction, factors_of, held as products, of_vector
 from .cost import BLOCK, Hints, contiguous_axis, is_heavy, parallelism
 from .legal import Roles
-from .lines import MOST_BESIDE, SECTOR, WORD, WRITTEN_ABREAST, abreast, across, apart, by_columns, in_columns, own_piece, run, \
+from .lines import MOST_BESIDE, SECTOR, WORD, WRITTEN_ABREAST, abreast, across, apart, by_columns, in_columns, one_run, own_piece, \
     strides, whole_sectors
 from .reason import Reason
 from .sizes import runs_along
@@ -54,9 +54,9 @@ NESTED = 3              # sums along some row axes that one program makes where 
 ROW_ACROSS = 2048       # elements of rows across which something lies, of which a program holds whole sectors (`schedule.turned_rows`): norms of the
                         # sum of 4 x 272 x 1796 f32 and of one that lies the other way 13.3 us, 20.6 in three kernels, tokens' norm backward of
                         # 36 x 2048 x 14 x 14 f32 113, 207 (H200)
-CARRIED_ACROSS = 4096   # bytes of one, two of 16 bits, along which programs that hold such rows carry sums: LayerNorm's gradient, turned, of
-                        # 19 x 3898 x 512 f16 112 us, 154 in two kernels, of 57395 x 8 x 96 f32 168, 512, tokens' of 20 x 512 x 56 x 56 bf16 101, 132
-                        # (H200)
+CARRIED_ACROSS = 1024   # elements of 16 bits, half as many of 32, along which programs that hold such rows carry sums: LayerNorm's gradient, turned,
+                        # of 19 x 3898 x 512 f16 112 us, 154 in two kernels, of 57395 x 8 x 96 f32 168, 512, tokens' of 20 x 512 x 56 x 56 bf16
+                        # 101, 132 (H200)
 PLANE_ACROSS = 4096     # elements of all rows across which something lies that programs hold which carry sums: tokens' norm backward of
                         # 35275 x 32 x 8 x 8 f16 122 us, 283 in four kernels (H200)
 ROWS_TURNS = 16         # such rows for each of FILL programs that carry sums: LayerNorm's gradient, turned, of 1 x 651 x 3256 bf16 16.3 us in four
@@ -106,7 +106,7 @@ def _holds_columns(group: Group, r: Roles, v, hints: Hints) -> bool:
 
 def _holds_across(group: Group, r: Roles, hints: Hints) -> bool:
     """Do programs hold rows, and whole sectors of what lies across them (`schedule.turned_rows`)?"""
-    most = ROW_ACROSS if not r.accumulating else CARRIED_ACROSS // max(4, 2 * _narrowest(group, r.rows(group)))
+    most = ROW_ACROSS if not r.accumulating else 2 * CARRIED_ACROSS // _narrowest(group, r.rows(group))
     return hints.count(r.rows(group)) <= most and bool(_read_across(group, r, hints))
 
 
@@ -230,7 +230,7 @@ def _held_apart(group: Group, rows: frozenset, v, hints: Hints) -> int:
     along `v` begin at no words of WORD bytes."""
     most = sharing.HELD
     for at, size in {(at, e.dtype.bytes) for e in group.outside if e.dtype.bytes < 4 and rows <= (at := e.offset()).axes()}:
-        whole = run(at, rows, hints)
+        whole = one_run(at, rows, hints)
         if v in whole and whole < rows:
             words = all(hints.divides(WORD // size, at.coefficient(a)) for a in at.axes() - whole)
             most = min(most, APART_HELD if words else ANYWHERE_HELD)

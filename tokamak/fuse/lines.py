@@ -180,10 +180,10 @@ def own_piece(read, over, hints: Hints, least: int | None = None) -> Axis | None
 
 def _in_runs(e: Load, over, hints: Hints) -> bool:
     """Does a load read whole lines along axes of `over`, one behind the other?"""
-    return hints.count(run(e.offset(), over, hints)) * e.dtype.bytes >= LINE
+    return hints.count(one_run(e.offset(), over, hints)) * e.dtype.bytes >= LINE
 
 
-def run(at: Index, over, hints: Hints) -> frozenset[Axis]:
+def one_run(at: Index, over, hints: Hints) -> frozenset[Axis]:
     """Those of the axes `over` along which `at` goes through one run of memory."""
     found: frozenset[Axis] = frozenset()
     while (a := next((a for a in over if hints(a.extent) > 1 and at.coefficient(a) == hints.count(found)), None)) is not None:
