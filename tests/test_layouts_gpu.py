@@ -104,6 +104,11 @@ def test_sums_beside_rows_across_which_something_lies(monkeypatch, name):
     assert any(s.split and len(s.dims) == 2 and s.order[-1] in s.dims for s in schedules), schedules
 
 
+def test_what_no_program_holds_is_traded_without_a_circle(monkeypatch):
+    """Folds of a group's pixels, whose rows are held apart, and what is made of them would each have needed the other."""
+    assert right_on_one(monkeypatch, "groupnorm_tokens_bwd_bf16_1x192x28x28")
+
+
 @pytest.mark.parametrize("width, stages", [(64, 3), (58, 1)])
 def test_tiles_under_way_of_sums_that_are_read_both_ways(width, stages):
     """Rows that begin at words of 4 bytes alone would be copied word by word."""

@@ -245,8 +245,13 @@ class _Planner:
         roles = [best_roles(g, self.hints, self.target) for g in made]
         if any(r is None or gpu.infeasible(g, r, self.hints, self.target) is not None for g, r in zip(made, roles)):
             return False
+        before = [(g, self.roles[g]) for g in (a, b)]
         for g, r in zip(made, roles):
             self._place(g, r)
+        if any(self._between(g, g) for g in made):          # a circle, through the other one or through further groups
+            for g, r in before:
+                self._place(g, r)
+            return False
         return True
 
     def _gathered(self, a: Group, b: Group, reason: Reason) -> bool:
