@@ -21,7 +21,7 @@ from tokamak.runtime.gpu_estimate import FACTORS
 
 from .gpu_sweep import CYCLES, picked, said
 
-NAMES = "launch", "bytes", "way", "issued", "stack", "shared", "programs", "beside", "copies"
+NAMES = "launch", "bytes", "way", "issued", "stack", "shared", "lines", "programs", "beside", "rounds", "copies"
 TURNS = 600             # of the fit
 STEP = 0.05
 LEAST = 1.0             # cycles of either part
@@ -44,8 +44,8 @@ def fitted(rows: Sequence[dict]) -> tuple[float, ...]:
     for n in range(TURNS):
         steps.param_groups[0]["lr"] = STEP * (1 - n / TURNS)
         steps.zero_grad()
-        launch, memory, *work, beside, copies = (factor * term for factor, term in zip(logs.exp(), of))
-        hidden = 1 + beside + copies
+        launch, memory, *work, beside, rounds, copies = (factor * term for factor, term in zip(logs.exp(), of))
+        hidden = 1 + beside + rounds + copies
         both = torch.logaddexp(hidden * memory.clamp_min(LEAST).log(), hidden * sum(work).clamp_min(LEAST).log()) / hidden
         made = launch + both.exp()
         ((made.log() - took).abs() @ weights).backward()

@@ -151,13 +151,13 @@ def kernels_of(*timed) -> dict:
 
 def test_factors_are_found_again(tmp_path, capsys):
     """Of times that are made of them, from a file."""
-    made, random = (8000.0, 0.05, 0.7, 0.6, 0.03, 1.5, 30.0, 0.2, 0.8), torch.Generator().manual_seed(0)
+    made, random = (8000.0, 0.05, 0.7, 0.6, 0.03, 1.5, 0.8, 30.0, 0.2, 0.3, 0.8), torch.Generator().manual_seed(0)
     rows = []
     for n in range(24):
         tried = []
         for _ in range(8):
-            most = torch.tensor([3e6, 2e5, 2e5, 4e6, 1e5, 2e3, 4.0])
-            terms = [1.0, *(float(x) for x in torch.rand(7, generator=random, dtype=torch.float64) * most), float(n % 2)]
+            most = torch.tensor([3e6, 2e5, 2e5, 4e6, 1e5, 1e5, 2e3, 4.0, 3.0])
+            terms = [1.0, *(float(x) for x in torch.rand(9, generator=random, dtype=torch.float64) * most), float(n % 2)]
             tried.append((f"s{len(tried)}", gpu_sweep.said(terms, made), 0, terms))
         rows.append({"case": f"c{n}", "kernel": "k", "tried": tried})
     assert gpu_fit.fitted(rows) == pytest.approx(made, rel=0.02)

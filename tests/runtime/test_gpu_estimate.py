@@ -14,8 +14,8 @@ ONE = Binary(GpuUnit("k", "", ()), ("cuda", 90, 32), b"", "k", 0, 128, 64, 0, (0
 SMS = 132
 
 
-def cycles(made=ONE, programs=4096, turns=4.0, moved=1 << 30):
-    return gpu_estimate.cycles(made, programs, turns, moved, SMS)
+def cycles(made=ONE, programs=4096, turns=4.0, moved=1 << 30, lines=(40, 10)):
+    return gpu_estimate.cycles(made, programs, turns, moved, lines, SMS)
 
 
 def test_it_is_never_less_than_its_bytes_take():
@@ -32,17 +32,22 @@ def test_what_makes_a_kernel_longer(worse):
     assert cycles(replace(ONE, **worse)) > cycles()
 
 
+def test_lines_of_the_cache_make_it_longer():
+    """Of the whole way through it, and of each further turn."""
+    assert cycles(lines=(400, 10)) > cycles(lines=(40, 40)) > cycles() > cycles(lines=(0, 0))
+
+
 def test_copies_beside_it_hide_memory_and_no_more():
     copied = cycles(replace(ONE, waits=replace(WAITS, copies=3)))
     assert max(gpu_estimate.least(1 << 30, SMS), cycles(moved=0)) < copied < cycles()
 
 
 def test_a_kernel_that_does_nothing_is_a_launch():
-    assert gpu_estimate.combined((1.0, *[0.0] * 8)) == gpu_estimate.LAUNCH
+    assert gpu_estimate.combined((1.0, *[0.0] * 10)) == gpu_estimate.LAUNCH
 
 
 def test_no_exponent_is_too_large():
-    assert gpu_estimate.combined((1.0, 1e9, 1e3, 0.0, 0.0, 0.0, 0.0, 5.0, 1.0), (*gpu_estimate.FACTORS[:-1], 1e6)) == \
+    assert gpu_estimate.combined((1.0, 1e9, 1e3, 0.0, 0.0, 0.0, 0.0, 0.0, 5.0, 0.0, 1.0), (*gpu_estimate.FACTORS[:-1], 1e6)) == \
         pytest.approx(gpu_estimate.LAUNCH + 1e9 / gpu_estimate.BYTES)
 
 

@@ -28,7 +28,7 @@ from .cache import open_cache
 from .gpu_code import resources, Waits
 
 Arch = tuple[str, int | str, int]        # Triton's words for a target: ("cuda", 90, 32), ("hip", "gfx942", 64)
-ABI = 7                                  # of what is kept on disk
+ABI = 8                                  # of what is kept on disk
 
 
 @dataclass(frozen=True)

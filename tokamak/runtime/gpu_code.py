@@ -4,7 +4,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # -- ELF files -------------------------------------------------------------------------------------------------------------
 _REGISTERS, _STACK = 0x2f, 0x11          # attributes in a cubin's section .nv.info: (function, count) each
@@ -87,10 +87,15 @@ class Waits:
     local: int = 0
     shared: int = 0
     copies: int = 0
-    again: "Waits | None" = None
+    again: Waits | None = None
+
+    def contended(self, all_of_it: float, again: float) -> Waits:
+        """The same where the warp goes so many times as often to the banks of shared memory, in all and in innermost loops (`gpu_access`)."""
+        loops = replace(self.again, shared=round(self.again.shared * again)) if self.again is not None else None
+        return replace(self, shared=round(self.shared * all_of_it), again=loops)
 
     @classmethod
-    def read(cls, values: Sequence) -> "Waits":
+    def read(cls, values: Sequence) -> Waits:
         """Of what `astuple` makes, also once it was JSON."""
         *own, again = values
         return cls(*own, again=cls.read(again) if again is not None else None)

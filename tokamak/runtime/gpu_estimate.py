@@ -6,13 +6,15 @@
                +  issuing: ISSUED x instructions of all warps of the fullest multiprocessor / schedulers
                +  stack: LOCAL x bytes that its threads read and write there
                +  shared memory: SHARED x how often its warps go to all banks of it
+               +  global memory: LINES x lines of the cache that its warps' reads and writes touch
                +  beginning: PROGRAM x programs of that multiprocessor
-    hidden   ::=  1  +  BESIDE x log2 of programs beside each other on a multiprocessor  +  COPIES where memory is copied while warps go on
+    hidden   ::=  1  +  BESIDE x log2 of programs beside each other on a multiprocessor  +  ROUNDS x log2 of how often others take their places
+               +  COPIES where memory is copied while warps go on
 
-Nearly a sum: little of what one program waits for is hidden behind another, and more of it behind asynchronous copies. The factors are rounded from
-fits on 268 kernels that eight seeds drew or that are on the list, 54 of which hold rows in stages, under 5588 schedules in all (H200, device time).
-BENCHMARKS.md, "Schedules by machine code", says how far they are off, and what came of what was taken by them. `benchmarks/gpu_fit.py` fits factors
-to what sweeps measured.
+Nearly a sum: little of what one program waits for is hidden behind another that began when it did, more behind those that begin when others end, and
+behind asynchronous copies. The factors are rounded from fits on 98 kernels, most of which take long, under 1619 schedules in all, and on 85 as the
+heuristics have them (H200, device time). BENCHMARKS.md, "Schedules by machine code", says how far they are off, and what came of what was taken by
+them. `benchmarks/gpu_fit.py` fits factors to what sweeps measured.
 """
 from __future__ import annotations
 
@@ -22,17 +24,19 @@ from collections.abc import Sequence
 from .gpu_build import Binary
 from .gpu_code import resident, Waits
 
-LAUNCH = 7200           # cycles of a kernel of one program
-BYTES = 16.3            # a cycle and multiprocessor of what lies in memory
-WAY = 0.6
-ISSUED = 0.5
+LAUNCH = 6800           # cycles of a kernel of one program
+BYTES = 17.5            # a cycle and multiprocessor of what lies in memory
+WAY = 0.8
+ISSUED = 0.25
 SCHEDULERS = 4          # of a multiprocessor
 LOCAL = 0.025
-SHARED = 1.5
-PROGRAM = 40
-BESIDE = 0.125
-COPIES = 1.0
-FACTORS = LAUNCH, 1 / BYTES, WAY, ISSUED, LOCAL, SHARED, PROGRAM, BESIDE, COPIES
+SHARED = 1.2
+LINES = 0.9
+PROGRAM = 25
+BESIDE = 0.15
+ROUNDS = 0.2
+COPIES = 0.5
+FACTORS = LAUNCH, 1 / BYTES, WAY, ISSUED, LOCAL, SHARED, LINES, PROGRAM, BESIDE, ROUNDS, COPIES
 AGAIN = 3               # times as many bytes as there are that turns of all loops would read: then a loop's turn is not one of the schedule's, since
                         # LLVM makes several at once, beside a loop for the rest: sums of 1024 x 65536 f32 seemed twice as long as they are (H200)
 
@@ -42,9 +46,10 @@ def least(moved: int, multiprocessors: int) -> float:
     return LAUNCH + moved / (BYTES * multiprocessors)
 
 
-def terms(made: Binary, programs: int, turns: float, moved: int, multiprocessors: int) -> tuple[float, ...]:
+def terms(made: Binary, programs: int, turns: float, moved: int, lines: tuple[int, int], multiprocessors: int) -> tuple[float, ...]:
     """What FACTORS are factors of, for a kernel of so many `programs`, which run through their innermost loops `turns` times, and which reads and
-    writes `moved` bytes in all. () where its machine code does not say: it is no sm_90's, or its loops are others (AGAIN)."""
+    writes `moved` bytes in all, and each warp so many `lines` (`gpu_access.lines`). () where its machine code does not say: it is no sm_90's, or its
+    loops are others (AGAIN)."""
     w, warps, each = made.waits, made.threads // 32, max(0.0, turns - 1)
     again = w.again or Waits(0, 0, 0)
     if not w.cycles or each and again.bytes * turns * made.threads * programs > AGAIN * moved:
@@ -53,7 +58,9 @@ def terms(made: Binary, programs: int, turns: float, moved: int, multiprocessors
     held, share = max(1, resident(made.registers, warps, made.shared)), max(1, -(-programs // multiprocessors))
     fullest = share * warps
     return (1.0, moved / multiprocessors, taken("cycles") * math.ceil(programs / (multiprocessors * held)), fullest * taken("issued") / SCHEDULERS,
-            fullest * 32.0 * taken("local"), float(fullest * taken("shared")), float(share), math.log2(min(held, share)), float(w.copies > 0))
+            fullest * 32.0 * taken("local"), float(fullest * taken("shared")),
+            fullest * (lines[0] + each * lines[1]), float(share), math.log2(min(held, share)),
+            math.log2(max(1.0, share / held)), float(w.copies > 0))
 
 
 def cycles(*kernel) -> float:
@@ -63,6 +70,6 @@ def cycles(*kernel) -> float:
 
 def combined(terms: Sequence[float], factors: Sequence[float] = FACTORS) -> float:
     """Cycles by these terms."""
-    launch, memory, *work, beside, copies = (factor * term for factor, term in zip(factors, terms))
-    hidden, longer = 1 + beside + copies, max(memory, *work)
+    launch, memory, *work, beside, rounds, copies = (factor * term for factor, term in zip(factors, terms))
+    hidden, longer = 1 + beside + rounds + copies, max(memory, *work)
     return launch + longer * ((memory / longer) ** hidden + (sum(work) / longer) ** hidden) ** (1 / hidden) if longer else launch
