@@ -109,11 +109,26 @@ def test_what_no_program_holds_is_traded_without_a_circle(monkeypatch):
     assert right_on_one(monkeypatch, "groupnorm_tokens_bwd_bf16_1x192x28x28")
 
 
-@pytest.mark.parametrize("width, stages", [(64, 3), (58, 1)])
-def test_tiles_under_way_of_sums_that_are_read_both_ways(width, stages):
-    """Rows that begin at words of 4 bytes alone would be copied word by word."""
-    found = words(f"norm_turned_bwd_bf16_3000x64x{width}")
+@pytest.mark.parametrize("name, stages", [
+    ("patch_norm_bwd_bf16_20x512x56x56", 3), ("norm_turned_bwd_f32_57395x8x96", 3), ("norm_turned_bwd_bf16_3000x64x58", 1),
+    ("norm_turned_bwd_bf16_52x256x1024", 1), ("norm_turned_bwd_f16_19x3904x512", 1)])
+def test_tiles_under_way_of_sums_that_are_read_both_ways(name, stages):
+    """Rows that begin at words of 4 bytes alone would be copied word by word; what lies across and is summed as it is would be read from a copied
+    tile by all threads of a warp from one bank, where its pieces are long."""
+    found = words(name)
     assert "split" in found[0] and f"stages({stages})" in found[0]
+
+
+@pytest.mark.parametrize("name, found", [
+    ("norm_turned_f32_6325x7x1134", "i1:8?, i2:1024+128?)"), ("norm_turned_bf16_6325x3x1024", "i1:4?, i2:1024)"),
+    ("norm_turned_f32_900x5x9134", "i1:8?, i2:512?) looped")])
+def test_planes_of_less_than_a_sector_are_written_whole(name, found):
+    """By a program each, not row by row."""
+    assert found in words(name)[0]
+
+
+def test_planes_of_less_than_a_sector(monkeypatch):
+    assert right_on_one(monkeypatch, "norm_turned_f32_5x7x134") and right_on_one(monkeypatch, "norm_turned_bf16_4x3x130")
 
 
 def test_no_way_reads_an_element_of_each_sector():

@@ -178,6 +178,7 @@ def near(b: Body, s: TileSchedule, at_once: int, tight: bool) -> Iterator[str]:
     warps = [w for w in WARPS if w != s.warps and (w > s.warps or not tight)]
     held = _held(b, s)
     yield from (f"warps({w})" for w in (s.warps // 2, s.warps * 2) if w in warps)
+    yield from ("stages(1)",) if s.stages > 1 else ()
     yield from (f"tile({a}:{n // 2})" for a, n in tiled if n > 1)
     yield from (f"even({a}:{n // EVEN[0]})" for a, n in held if n >= EVEN[0] * SHORTEST_EVEN)
     yield from (f"warps({w})" for w in warps if w not in (s.warps // 2, s.warps * 2))

@@ -359,8 +359,12 @@ class TileElements(TileFacts):
 
     def held_columns(self) -> bool:
         """Are columns, down one axis, held and written, and nothing folded across programs?"""
+        return self.folds_down() and self.stored_along()
+
+    def folds_down(self) -> bool:
+        """Are columns folded down one axis that a program has all of?"""
         plain = not self.looped and not self.crossed and self.shift is None and len(self.rows) == 1 and self.rows[0] in self.pieces
-        return plain and self.line in self.b.parallel and bool(self.folds) and self.stored_along()
+        return plain and self.line in self.b.parallel and bool(self.folds)
 
     def _in_one_turn(self) -> bool:
         """Are rows of 32 bits, of one of several matrices, that a program runs through no longer than a turn?"""

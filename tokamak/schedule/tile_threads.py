@@ -184,7 +184,6 @@ class TileThreads(TileElements):
         each_drawn = elements / (32 * LONG_DRAWN_WARPS)
         drawn = self.draws() and not self.carries and self.shift is not None and LONG_DRAWN[0] <= each_drawn <= LONG_DRAWN[1]
         warps = min(warps, LONG_CARRYING) if long else min(warps, LONG_DRAWN_WARPS) if drawn else warps
-        warps = self._shared_out(dims, warps)
         # one-warp LayerNorm and RMSNorm over 1023: 83 and 88%, 65 and 78 when counted
         counted = carries or split and not self.crossed and warps > 1
         stay = tile_statistics.resident(self) if several else max(1, RESIDENT // (PASSING_WARPS if words or self.narrow_sums() else warps))
@@ -300,7 +299,7 @@ class TileThreads(TileElements):
     def _folds_alone(self, dims: tuple[Axis, ...]) -> bool:
         """Does a tile hold short columns of several matrices that begin at words, so that a thread may fold them by itself? RMSNorm along the
         middle of 900 x 16 x 1024 f16, four matrices of 64 columns, 20.2 us by one warp, 39.5 by four (H200)."""
-        return len(dims) == 3 and self.held_columns() and not self.begin_anywhere() and sum(self.pieces[self.rows[0]]) <= SHORT_COLUMN
+        return len(dims) == 3 and self.folds_down() and not self.begin_anywhere() and sum(self.pieces[self.rows[0]]) <= SHORT_COLUMN
 
     def down_columns(self, dims: tuple[Axis, ...], elements: int, warps: int) -> int:
         """At most `warps` of a tile of whole lines' columns that begin at words, down which sums are made of what is held: the fewer they are the
@@ -325,12 +324,6 @@ class TileThreads(TileElements):
         """Warps whose threads have words of all columns of a tile, and nothing of each other's."""
         lanes = math.prod(sum(self.pieces[a]) for a in dims if a in self.b.parallel)
         return max(1, lanes * self.narrowest() // (32 * WORD))
-
-    def _shared_out(self, dims: tuple[Axis, ...], warps: int) -> int:
-        """At most `warps` whose threads have an element each of the tiles that the pieces make, where there are several: of fewer elements than
-        threads Triton gives each thread many. Sums of 528 partial ones of 9 x 42, in nine tiles of 64 x 4, by 16 warps 230 us, 5.2 by eight."""
-        tile = math.prod(self.pieces[a][0] for a in dims)
-        return min(warps, max(1, tile // 32)) if any(len(self.pieces[a]) > 1 for a in dims) else warps
 
     def held_anywhere(self) -> bool:
         """Are rows along a middle axis, few of them, held in equal pieces beside columns that begin anywhere?"""

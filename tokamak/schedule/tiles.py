@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from ..fuse import sharing
 from ..fuse.cost import Hints
@@ -45,7 +46,15 @@ def choose(b: Body, hints: Hints, target) -> TileSchedule:
     """The schedule for `b` on a GPU."""
     found = _Chooser(b, hints, target)
     s = found.schedule()
-    return s if found.lies_across else tile_programs.filled(found, equal_pieces.laid(found, s))
+    return s if found.lies_across else _shared_out(tile_programs.filled(found, equal_pieces.laid(found, s)))
+
+
+def _shared_out(s: TileSchedule) -> TileSchedule:
+    """`s` by no more threads than a tile of its longest pieces has elements, where there are several: of fewer Triton gives every thread many. Sums
+    of 528 partial ones of 9 x 42, in nine tiles of 64 x 4, 230 us by 16 warps, 5.2 by eight (H200)."""
+    tile = math.prod(max(sizes) for _, sizes in s.pieces)
+    cut = s.staged is None and s.shift is None and any(len(sizes) > 1 for _, sizes in s.pieces)
+    return replace(s, warps=max(1, tile // 32), registers=0) if cut and tile < 32 * s.warps else s
 
 
 def plainest(b: Body, hints: Hints, target) -> TileSchedule:

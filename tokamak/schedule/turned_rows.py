@@ -47,7 +47,9 @@ CARRIED = 4096          # lanes of such a tile with whole sectors across its row
 CARRIED_EACH = 32       # so many to a thread: tokens' norm backward of 379 x 256 x 8 x 8 bf16 30.1 us by four warps, 42.7 by eight, of
 CARRY_STAGES = 3        # 182 x 480 x 16 x 16 f32 105.7, 109.6; of so many warps at least and at most: turned, of 50 x 2810 x 128 bf16 51.2 by four,
 CARRYING = 4, 16        # 57.3 by two, of 10774 x 64 x 58 117, 126. Tiles under way where rows begin at words both ways: of 20 x 512 x 56 x 56 bf16
-                        # 103.6, 125.7 with one (by eight warps)
+                        # 103.6, 125.7 with one (by eight warps). But not where a sum of nothing but what lies across is carried, in pieces of
+ONE_BANK = 64           # so many: that is read from a copied tile along its other side, by all threads of a warp from one bank. LayerNorm's, turned,
+                        # of 52 x 256 x 1024 bf16 50.4 with one, 107.9, of 19 x 3898 x 512 f16 107, 327
 FILL = 2                # programs for each multiprocessor at least, where rows across can be fewer
 IDLE = 4                # lane in so many idle across the rows, from which on there are fewer
 
@@ -93,7 +95,16 @@ def _carrying(of: TileFacts, axis: Axis, size: int, pieces: tuple[int, ...]) \
     if lanes * count > HELD // 2 or axis not in of.crossed and count < most:    # LayerNorm's, turned, of 10287 x 33 x 33 bf16 171 us, 80
         return None
     warps = max(CARRYING[0], min(CARRYING[1], power(-(-lanes * count // (32 * CARRIED_EACH)))))
-    return {row: pieces, axis: (count,)}, warps, frozenset(), 1 if any(begin_anywhere(of.b, a, of.hints) for a in (row, axis)) else CARRY_STAGES
+    words = not any(begin_anywhere(of.b, a, of.hints) for a in (row, axis))
+    one_bank = pieces[0] >= ONE_BANK and _carries_across(of, row, axis)
+    return {row: pieces, axis: (count,)}, warps, frozenset(), CARRY_STAGES if words and not one_bank else 1
+
+
+def _carries_across(of: TileFacts, row: Axis, axis: Axis) -> bool:
+    """Is a sum carried of nothing but what lies across the rows?"""
+    across = lambda e: {row, axis} <= e.axes() and e.index[0].coefficient(axis) == 1
+    carried = [[x for x in loads(*e.args) if row in x.axes()] for e in of.folds if row not in e.over]
+    return any(found and all(map(across, found)) for found in carried)
 
 
 def _several(of: TileFacts) -> bool:
@@ -160,11 +171,21 @@ def _lies_across(of: TileFacts, row: Axis) -> tuple[Axis, int, bool] | None:
     """(the axis along which something lies across `row`, bytes of its elements, is any of it written), or None where nothing does."""
     accesses = strides_of(of.b)
     found = across((address for _, address, _ in accesses), row, of.b.parallel, of.hints)
-    axis = next((a for a in reversed(of.order) if a in found), None)
+    axis = next((a for a in reversed(of.order) if a in found), _whole_planes(of, row))
     if axis is None:
         return None
     turned = [(e, size) for e, address, size in accesses if address.coefficient(axis) == 1 and strides(address, row)]
     return axis, min(size for _, size in turned), any(isinstance(e, Store) for e, _ in turned)
+
+
+def _whole_planes(of: TileFacts, row: Axis) -> Axis | None:
+    """An axis with less of it than a sector of memory, across rows that are read as they lie and written across: planes, which all rows of one make
+    up. A LayerNorm of 6325 x 7 x 1134 f32, transposed, wrote 28 bytes at a time row by row, 711 us, Inductor 148 (H200)."""
+    accesses = [(e, address, size) for e, address, size in strides_of(of.b) if row in address.axes()]
+    return next((a for e, address, size in accesses for a in of.b.parallel - of.crossed
+                 if isinstance(e, Store) and not of.crossed and address.coefficient(a) == 1 and address.coefficient(row) == a.extent
+                 and 1 < of.hints(a.extent) < SECTOR // size and of.hints(row.extent) >= SECTOR // size
+                 and any(x.coefficient(row) == 1 and strides(x, a) for _, x, _ in accesses)), None)
 
 
 def _warps(lanes: int) -> int:
