@@ -12,7 +12,7 @@
                +  COPIES where memory is copied while warps go on
 
 Nearly a sum: little of what one program waits for is hidden behind another that began when it did, more behind those that begin when others end, and
-behind asynchronous copies. The factors are rounded from fits on 98 kernels, most of which take long, under 1619 schedules in all, and on 85 as the
+behind asynchronous copies. The factors are rounded from fits on 96 kernels, most of which take long, under 1589 schedules in all, and on 85 as the
 heuristics have them (H200, device time). BENCHMARKS.md, "Schedules by machine code", says how far they are off, and what came of what was taken by
 them. `benchmarks/gpu_fit.py` fits factors to what sweeps measured.
 """
