@@ -292,7 +292,7 @@ def test_what_strides_all_ways_takes_as_long_as_it_has_lines():
     hints, built = estimates(lowered.plan.graph, machine), render_plan(lowered)
     (g, (part,)), = ((g, b.parts) for g, b in built.items())
     b, s = lowered.bodies[g]
-    ways = [relief.remade(b, s, way, hints, machine) for way in (("warps(4)",), next(quicker.alike(b, s)))]
+    ways = [relief.remade(b, s, way, hints, machine) for way in (("warps(4)",), next(quicker.read_once(b, s)))]
     kernels = [part.kernel, *(next(k for k in ks if k.schedule == made) for made, ks in ways)]
     units = [part.unit, *(relief.main(ks, made) for made, ks in ways)]
     made = gpu_build.build(units, machine.arch)
@@ -304,14 +304,14 @@ def test_what_strides_all_ways_takes_as_long_as_it_has_lines():
 def test_what_is_read_once_for_more_of_another_axis():
     """Positions' biases are the same for every sample of a batch; of values that have all axes nothing is."""
     b, s, hints, machine = first_of("position_softmax_bf16_1935x6x64", lambda s: True)
-    way, = quicker.alike(b, s)
+    way, = quicker.read_once(b, s)
     made, _ = relief.remade(b, s, way, hints, machine)
     size = lambda s, a: s.sizes(a)[0] if a in s.dims else 1
     more, = (a for a in made.dims if size(made, a) > size(s, a))
     assert math.prod(size(made, a) for a in b.parallel) == math.prod(size(s, a) for a in b.parallel) and size(made, more) == quicker.TRADED
     assert any(more not in address.axes() for _, address, _ in strides_of(b))
     b, s, *_ = first_of("softmax_bf16_4096x1000", lambda s: True)
-    assert not list(quicker.alike(b, s))
+    assert not list(quicker.read_once(b, s))
 
 
 def test_bytes_and_turns():

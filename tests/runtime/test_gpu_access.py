@@ -129,7 +129,8 @@ def test_arithmetic_is_that_of_numpy(op):
     ("mul.wide.s32", (-3, 1 << 30), -3 << 30), ("mul.wide.u32", (-1, 2), ((1 << 32) - 1) * 2), ("mul.hi.u32", (-1, 1 << 30), (1 << 30) - 1),
     ("mul.hi.s32", (-1, 1 << 30), -1), ("mad.hi.u32", (-1, 16, 5), 20), ("mad.lo.s32", (3, 4, 5), 17), ("neg.s32", (7,), -7),
     ("cvt.s64.s32", (-5,), -5), ("cvt.u64.u32", (-5,), (1 << 32) - 5), ("cvt.u32.u64", ((1 << 40) + 3,), 3), ("cvta.to.global.u64", (16,), 16),
-    ("bfe.u32", (0b1011000, 3, 4), 0b1011), ("bfe.s32", (0b1011000, 3, 4), 0b1011 - 16), ("bfi.b32", (0b11, 0b1000001, 2, 3), 0b1001101),
+    ("bfe.u32", (0b1011000, 3, 4), 0b1011), ("bfe.s32", (0b1011000, 3, 4), 0b1011 - 16),
+    ("bfe.s32", (5, 1, 0), 0), ("bfi.b32", (0b11, 0b1000001, 2, 3), 0b1001101),
     ("lop3.b32", (0b1100, 0b1010, 0b1001, 0x96), 0b1111), ("selp.b32", (4, 5, 1), 4), ("selp.b32", (4, 5, 0), 5), ("mov.b32", (9,), 9),
     ("setp.lt.s32", (-1, 1), 1), ("setp.lt.u32", (-1, 1), 0), ("setp.ge.s64", (1 << 40, 3), 1), ("not.b32", (0,), -1), ("not.pred", (1,), 0),
     ("and.pred", (1, 0), 0),
@@ -140,7 +141,8 @@ def test_one_instruction(op, operands, want):
     assert made == [want] * 32
 
 
-@pytest.mark.parametrize("op", ["add.f32", "fma.rn.f32", "cvt.rn.f32.s32", "shfl.sync.bfly.b32", "ld.global.b32", "shf.l.wrap.b32"])
+@pytest.mark.parametrize("op", ["add.f32", "fma.rn.f32", "cvt.rn.f32.s32", "shfl.sync.bfly.b32", "ld.global.b32", "shf.l.wrap.b32", "add.s16x2",
+                                "mov.v2", "min.bf16"])
 def test_what_is_no_arithmetic_of_integers_is_not_known(op):
     assert gpu_access._value(gpu_access._Instruction(op, ("%r9", "%r1", "%r2"), None, False), {"%r1": LANES, "%r2": LANES}) is None
 

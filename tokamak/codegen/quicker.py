@@ -189,7 +189,7 @@ def near(b: Body, s: TileSchedule, at_once: int, tight: bool) -> Iterator[str]:
     yield from (f"shared({a} / {at_once})" for a, _ in tiled[:1] if not s.split)
 
 
-def alike(b: Body, s: TileSchedule) -> Iterator[tuple[str, ...]]:
+def read_once(b: Body, s: TileSchedule) -> Iterator[tuple[str, ...]]:
     """The same where something is read along one parallel axis and not along another: less of the one to a program, and as many times more of the
     other, for all of which it is read once."""
     read = [address.axes() for e, address, _ in strides_of(b) if isinstance(e, Load)]
@@ -342,7 +342,7 @@ class _Search:
         if s.staged is not None:
             yield from held_in_stages(s)
             return
-        yield from alike(self.b, s)
+        yield from read_once(self.b, s)
         yield from ((c,) for c in near(self.b, s, at_once, tight))
         if s.split:
             yield from as_many_threads(s)

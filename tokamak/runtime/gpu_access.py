@@ -28,6 +28,7 @@ _OPERAND = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s][^,]*")
 _SHARED = re.compile(r"(?:ld|st)(?:\.volatile)?\.shared(?:\.v(\d))?\.[a-z]+(\d+)$")
 _GLOBAL = re.compile(r"(?:ld|st)(?:\.volatile)?\.global(?:[.:]+\w+)*?(?:\.v(\d))?\.[a-z]+(\d+)$")
 _COPY = re.compile(r"cp\.async\.c[ag]\.shared\.global")
+_KIND = re.compile(r"[sub]\d+|pred")
 _COMPARED = {"eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
              "lo": operator.lt, "ls": operator.le, "hi": operator.gt, "hs": operator.ge}
 _BITWISE = {"add": operator.add, "sub": operator.sub, "and": operator.and_, "or": operator.or_, "xor": operator.xor, "min": min, "max": max}
@@ -85,7 +86,7 @@ def _shared(i: _Instruction) -> _Access | None:
 def _global(i: _Instruction) -> _Access | None:
     if m := _GLOBAL.match(i.op):
         return _access(i, 0, int(m[1] or 1) * int(m[2]) // 8)
-    return _access(i, 1, int(i.operands[2], 0)) if _COPY.match(i.op) and i.operands[2].isalnum() else None
+    return _access(i, 1, int(i.operands[2], 0)) if _COPY.match(i.op) and len(i.operands) > 2 and i.operands[2].isalnum() else None
 
 
 def _banks(a: _Access, known: Mapping[str, Value]) -> tuple[int, int]:
@@ -145,7 +146,7 @@ def _read(operand: str, known: Mapping[str, Value]) -> Value:
 def _walked(listing: str, threads: int, values: Mapping[int, int],
             accessed: Callable[[_Instruction], _Access | None]) -> tuple[list[_Access], dict[str, Value]]:
     """What is `accessed` on the way through the code, and what the registers hold that addresses and guards are made of, each as it is first written
-    there. `values`: of parameters, by their numbers. Branches back are not taken, nor others of which some threads take none."""
+    there. `values`: of parameters, by their numbers. Branches back are not taken, nor those that some threads do not take or nothing is known of."""
     code = list(_instructions(listing))
     found = {i: a for i in code if (a := accessed(i)) is not None}
     if not found:
@@ -191,7 +192,7 @@ def _value(i: _Instruction, known: Mapping[str, Value]) -> Value:
     name, *words = i.op.split(".")
     kind = words[-1] if words else ""
     found = [_read(o, known) for o in i.operands[1:]]
-    if not found or any(v is None for v in found) or kind[:1] not in "subp" or any("{" in o for o in i.operands):
+    if not found or any(v is None for v in found) or not _KIND.fullmatch(kind) or any("{" in o for o in i.operands):
         return None
     make = _made(name, words, kind)
     if make is None:
@@ -204,16 +205,14 @@ def _value(i: _Instruction, known: Mapping[str, Value]) -> Value:
 
 def _made(name: str, words: list[str], kind: str) -> Callable[..., int] | None:
     """The function of one lane's operands that an instruction is; None where it is not known."""
-    bits, unsigned = int(kind[1:]) if kind[1:].isdigit() else 1, kind[0] == "u"
+    bits, unsigned = 1 if kind == "pred" else int(kind[1:]), kind[0] == "u"
     fit = (lambda x: x & 1) if kind == "pred" else _wrapped(bits)
     plain = (lambda x: x & (1 << bits) - 1) if unsigned else fit
     if name in ("mov", "cvta"):
         return lambda x: x
     if name == "cvt":
-        to = words[-2] if len(words) > 1 else ""
-        if to[:1] not in ("s", "u") or kind[0] not in "su":
-            return None
-        return lambda x: _wrapped(int(to[1:]))(plain(x))
+        to = _KIND.fullmatch(words[-2]) if len(words) > 1 else None
+        return (lambda x: _wrapped(int(to[0][1:]))(plain(x))) if to and to[0] != "pred" else None
     if name in _BITWISE:
         f = _BITWISE[name]
         return lambda x, y: fit(f(plain(x), plain(y)))
@@ -244,7 +243,7 @@ def _made(name: str, words: list[str], kind: str) -> Callable[..., int] | None:
     if name == "bfe":
         return lambda x, at, n: _field(x, at, n, unsigned)
     if name == "bfi":
-        return lambda x, into, at, n: fit(into & ~((1 << n) - 1 << at) | (x & (1 << n) - 1) << at)
+        return lambda x, into, at, n: fit(into & ~(_mask(n) << (at & 255)) | (x & _mask(n)) << (at & 255))
     if name == "lop3":
         return lambda x, y, z, table: fit(sum((_BIT[n][0] ^ x) & (_BIT[n][1] ^ y) & (_BIT[n][2] ^ z) for n in range(8) if table >> n & 1))
     return None
@@ -257,6 +256,11 @@ def _wrapped(bits: int) -> Callable[[int], int]:
     return lambda x: ((x + (1 << bits - 1)) & (1 << bits) - 1) - (1 << bits - 1)
 
 
+def _mask(n: int) -> int:
+    return (1 << (n & 255)) - 1         # of lengths and places the lowest eight bits count
+
+
 def _field(x: int, at: int, n: int, unsigned: bool) -> int:
-    cut = x >> at & (1 << n) - 1
-    return cut if unsigned or not n or not cut >> n - 1 else cut - (1 << n)
+    mask = _mask(n)
+    cut = x >> (at & 255) & mask
+    return cut if unsigned or not cut > mask >> 1 else cut - mask - 1
