@@ -111,6 +111,7 @@ def test_what_no_program_holds_is_traded_without_a_circle(monkeypatch):
 
 @pytest.mark.parametrize("name, stages", [
     ("patch_norm_bwd_bf16_20x512x56x56", 3), ("norm_turned_bwd_f32_57395x8x96", 3), ("norm_turned_bwd_bf16_3000x64x58", 1),
+    ("norm_turned_bwd_bf16_3000x64x64", 1),
     ("norm_turned_bwd_bf16_52x256x1024", 1), ("norm_turned_bwd_f16_19x3904x512", 1)])
 def test_tiles_under_way_of_sums_that_are_read_both_ways(name, stages):
     """Rows that begin at words of 4 bytes alone would be copied word by word; what lies across and is summed as it is would be read from a copied

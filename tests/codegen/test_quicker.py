@@ -341,11 +341,11 @@ def test_ways_that_need_more_registers_are_left_where_there_are_none(record, tig
 
 
 def test_a_gradient_that_waits_in_each_turn_has_more_threads():
-    """In a process of its own compiler: five waits of each turn in tiles of 16 rows by four warps, one in tiles of eight (H200: 500 us, 339) or by
-    more warps."""
+    """In a process of its own compiler: five waits of each turn in tiles of 16 rows by four warps, one in tiles of eight (H200: 500 us, 339) or, by
+    the estimate as quick, by 16 warps."""
     first, *_ = gpu_plans.planned("gated_rmsnorm_bwd_bf16_1547612x51", build=True)
     assert "i0:16?, i1:32+32?) split(i0 / 1056) warps(4)" in first["schedule"]
-    assert any(way in first["quicker"] for way in ("i0:8?", "warps(8)", "warps(16)"))
+    assert "i0:16?, i1:32+32?) split(i0 / 1056) warps(16)" in first["quicker"]
 
 
 def test_a_short_row_is_tried_in_quarters():

@@ -1,4 +1,4 @@
-"""How often a warp goes to the banks of shared memory, by PTX. No GPU is asked."""
+"""How often a warp goes to the banks of shared memory, and to how many lines of the cache, by PTX. No GPU is asked."""
 from __future__ import annotations
 
 import random
@@ -17,8 +17,8 @@ def kernel(*lines: str) -> str:
     return "\n".join((".visible .entry k(", "\t.param .u32 k_param_0", ")", "{", "$L__func_begin0:", "\tmov.u32 \t%r1, %tid.x;", *lines, "}"))
 
 
-def strided(bytes_: int, access: str = "ld.shared.b32 \t%r9, [%r2]", guard: str = "") -> str:
-    return kernel(f"\tmul.lo.s32 \t%r3, %r1, {bytes_};", "\tadd.s32 \t%r2, %r3, global_smem;", f"\t{guard}{access};")
+def strided(bytes_: int, access: str = "ld.shared.b32 \t%r9, [%r2]") -> str:
+    return kernel(f"\tmul.lo.s32 \t%r3, %r1, {bytes_};", "\tadd.s32 \t%r2, %r3, global_smem;", f"\t{access};")
 
 
 @pytest.mark.parametrize("bytes_, times", [(0, 1), (2, 1), (4, 1), (8, 2), (12, 1), (16, 4), (32, 8), (64, 16), (128, 32), (132, 1), (256, 32)])
@@ -99,8 +99,8 @@ def test_parameters_shift_all_threads_alike():
     assert gpu_access.contention(text, 128)[0] == 2
 
 
-def _signed(x, bits=32):
-    return int(np.array(x).astype(f"uint{bits}").astype(f"int{bits}"))
+def _signed(x):
+    return int(np.array(x & 0xFFFFFFFF).astype("uint32").astype("int32"))
 
 
 _OPS = {
@@ -122,7 +122,7 @@ def test_arithmetic_is_that_of_numpy(op):
         with np.errstate(over="ignore"):
             want = _OPS[op](a, b).astype("int64").astype("int32")
         made = gpu_access._value(gpu_access._Instruction(op, ("%r3", "%r1", "%r2"), None, False), {"%r1": a.tolist(), "%r2": b.tolist()})
-        assert [_signed(x & 0xFFFFFFFF) for x in made] == want.tolist()
+        assert list(map(_signed, made)) == want.tolist()
 
 
 @pytest.mark.parametrize("op, operands, want", [

@@ -36,7 +36,7 @@ from .tile_kernel import TileKernel
 
 SMALL = 16              # kernels at most of a graph that is looked at: the first training steps of BERT-large, GPT-2 and ResNet-50 took 25, 22 and
                         # 16 s longer than their capture with all of theirs, and 25.3, 26.4 and 17.5 ms on the device, 25.3, 26.6 and 18.6 before
-SLOW = 1.5, 1.25        # times as long as its bytes, or of one that spills: of 183 kernels as the heuristics have them 22 are, as the estimate has
+SLOW = 1.5, 1.25        # times as long as its bytes, or of one that spills: of 183 kernels as the heuristics have them 25 are, as the estimate has
                         # it, and 19 of 25 that have a schedule 1.15 times as fast, as swept
 GAP = 4000              # cycles at least by which they are
 GAIN = 1.15             # times less, see `gpu_estimate`

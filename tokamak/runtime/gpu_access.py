@@ -115,11 +115,11 @@ def _lanes(a: _Access, known: Mapping[str, Value]) -> list[int]:
 # -- reading -------------------------------------------------------------------------------------------------------------------
 def _instructions(listing: str) -> Iterator[_Instruction]:
     """Those of the listing and its labels, in order."""
-    lines = [m for m in _LINE.finditer(listing)]
-    labels = {m[1]: n for n, m in enumerate(lines) if m[1]}
-    back = [(labels[to], n) for n, m in enumerate(lines) if m[4] and m[4].startswith("bra") and labels.get(to := m[5].strip(), n) < n]
+    found = list(_LINE.finditer(listing))
+    labels = {m[1]: n for n, m in enumerate(found) if m[1]}
+    back = [(labels[to], n) for n, m in enumerate(found) if m[4] and m[4].startswith("bra") and labels.get(to := m[5].strip(), n) < n]
     inner = [x for x in back if not any(x != y and x[0] <= y[0] and y[1] <= x[1] for y in back)]
-    for n, m in enumerate(lines):
+    for n, m in enumerate(found):
         if m[1]:
             yield _Instruction(LABEL, (m[1],), None, False)
         else:

@@ -52,8 +52,8 @@ def compile_job(job: dict, folder: str) -> dict:
                 knobs.runtime.add_stages_inspection_hook = partial(_stages, lines, job.get("few", 0) if hopper else None)
                 made = _first_that_compiles(partial(compiler.compile, source, target=target), job)
                 if not lines or not code.misplaced(made.kernel):
-                    waits = code.waits(made.kernel) if hopper else code.Waits(0, 0, 0)
-                    waits = waits.contended(*_tokamak("gpu_access").contention(made.asm["ptx"], 32 * made.metadata.num_warps)) if hopper else waits
+                    went = _tokamak("gpu_access").contention(made.asm["ptx"], 32 * made.metadata.num_warps) if hopper else ()
+                    waits = code.waits(made.kernel).contended(*went) if hopper else code.Waits(0, 0, 0)
                     return {**_result(made, [element for element, _ in boxes]), "waits": dataclasses.astuple(waits)}
         finally:
             files.remove()

@@ -179,7 +179,7 @@ def stages(b: Body, rows: list[Axis], line: Axis, hints: Hints, target) -> Stage
     warps = warps // 2 if turned else warps         # GroupNorm of 32 x 256 x 56 x 56 bf16 from NHWC to NCHW 42.6 us, 45.3 with twice as many
     unbroken = sharers and n[line] >= sharers * UNBROKEN and not _breaks_words(n[line], sharers, narrowest)
     for shared in ((line, *others, line) if unbroken else (*others, line)) if sharers else ():
-        found = _covered({**n, shared: -(-n[shared] // sharers)}, _order(b, line, others, n), 32 * warps * (NESTED_LANES if nested else LANES))
+        found = _covered({**n, shared: -(-n[shared] // sharers)}, _order(b, read, line, others, n), 32 * warps * (NESTED_LANES if nested else LANES))
         if len(rows) == 1 or math.prod(map(sum, found.values())) * sharers <= IDLE * math.prod(n.values()):
             found = _plain(found, n | {shared: -(-n[shared] // sharers)})
             if turned:
@@ -343,11 +343,10 @@ def in_words(n: int, most: int, warps: int) -> tuple[int, ...]:
     return (*found, *((max(power(rest), least),) if rest else ()))
 
 
-def _order(b: Body, line: Axis, others: list[Axis], n: dict[Axis, int]) -> tuple[Axis, ...]:
+def _order(b: Body, read: list[Load], line: Axis, others: list[Axis], n: dict[Axis, int]) -> tuple[Axis, ...]:
     """The row axes in the order in which tiles cover them: first one that something is read along side by side, or stored, while the rest lies
     along another."""
-    rows = frozenset((line, *others))
-    addresses = [e.index[0] for e in held(b, rows) if line in e.index[0].axes()] + [s.address for s in b.stores if rows <= s.axes]
+    addresses = [e.index[0] for e in read if line in e.index[0].axes()] + [s.address for s in b.stores if s.axes >= {line, *others}]
     turned = [a for a in others if n[a] >= SIDE and any(x.coefficient(a) == 1 for x in addresses)]
     return (*turned[:1], line, *(a for a in others if a not in turned[:1]))
 
