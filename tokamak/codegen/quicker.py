@@ -30,8 +30,8 @@ from ..schedule.schedule import strides_of
 from ..schedule.tile_schedule import TileSchedule
 from ..schedule.tile_stages import FILE, MOST_REGISTERS, power
 from . import relief
-from .host import BuiltTiles
-from .stages import Lowered
+from .host import BuiltTiles, Part
+from .stages import Lowered, parts
 from .tile_kernel import TileKernel
 
 SMALL = 16              # kernels at most of a graph that is looked at: the first training steps of BERT-large, GPT-2 and ResNet-50 took 25, 22 and
@@ -41,22 +41,26 @@ SLOW = 1.5, 1.25        # times as long as its bytes, or of one that spills: of 
 GAP = 4000              # cycles at least by which they are
 GAIN = 1.15             # times less, see `gpu_estimate`
 COPIED = 1.3            # the same where the first one copies what it reads while it works, of which the estimate knows less: five of 36 such kernels
-                        # have another schedule, 1.25 to 2.4 times as fast; LayerNorm backward of 2621 x 25600 bf16 had one by GAIN, 165 us, 152
+                        # have another schedule, 1.25 to 2.4 times as fast; LayerNorm backward of 2621 x 25600 bf16 had one by GAIN, 165 us, 152.
+                        # And where it keeps what it read for its second way: by half and more too long, and four of seven no faster by GAIN
 FURTHER = 1.1           # the same of a step behind another one, and of one that spills half as much at most where the first one spills much: of 19
                         # such kernels that were measured 15 have one so, 1.02 to 10.96 times as fast
-TRIED = 10, 6           # ways of a kernel that are built at once: of the heuristic's schedule, and of the best of these
-MOST = 40               # of all kernels of a graph at first, those that lose most
+TRIED = 12, 8, 6        # ways of a kernel that are built at once: of the heuristic's schedule, of the best of these, and again
+MOST = 48               # of all kernels of a graph at first, those that lose most
 WARPS = 1, 2, 4, 8, 16  # of a program that are tried whatever it has
 EVEN = 16, 8            # equal pieces of a held axis
-QUARTERS = 4            # the same of one that is too short for the first of those
+QUARTERS = 4, 8         # the same of one that is too short for the first of those
 LOOPED = 1024           # elements of a chunk of a held row that is run through instead
-TRADED = 8              # times more of one axis to a program, and less of another
+TRADED = 8, 4           # times more of one axis to a program, and less of another
+GROWN = 4               # times as much of a tile to a thread
 SHORTER = 4, 2          # times, blocks of rows that begin anywhere
 LEAST_WARPS = 4         # of each of more programs that hold a row in stages
 LIKELY = 1.4, 2.5       # times as many registers as a thread may have, by what the best takes and how much more a thread would hold, from which on a
                         # schedule is not built, where the best does not spill and where it does: what spills takes the compiler longest. Of 3109
                         # ways of 174 kernels one in ten is left out so, and what is taken is as fast without
 TIGHT = 160             # registers of a thread from which on fewer threads or larger tiles would spill
+UNROLLED = 3            # times a tile that a turn of a loop reads, from which on it is several turns: of 183 kernels five read four, one 16, five two in
+                        # two loops, and the others one at most
 SECTOR = 32             # bytes of memory that are moved at once: no piece of the contiguous axis becomes shorter
 
 Build = Callable[[Sequence[GpuUnit]], Mapping[str, Binary]]
@@ -73,6 +77,12 @@ class Candidate:
     @property
     def kernel(self) -> TileKernel:
         return next(k for k in self.kernels if k.schedule == self.schedule)
+
+    @functools.cached_property
+    def folds(self) -> tuple[Part, ...]:
+        """The kernels that fold what this one's programs leave."""
+        own = self.kernel
+        return parts(tuple(k for k in self.kernels if k is not own))
 
 
 def others(lowered: Lowered, built: Mapping[Group, object], binaries: Mapping[str, Binary], target, build: Build, taken: dict,
@@ -128,7 +138,7 @@ def _sought(kernels: Mapping[tuple, tuple[Body, Candidate, Binary]], hints: Hint
     for most in TRIED:
         for s in looked.values():
             s.look(most)
-        units = {c.unit.name: c.unit for s in looked.values() for c in s.ways}
+        units = {u.name: u for s in looked.values() for u in s.asked()}
         made = _built(list(units.values()), build) if units else {}
         for s in looked.values():
             s.take(made)
@@ -170,6 +180,14 @@ def turns(b: Body, s: TileSchedule, programs: int, hints: Hints) -> float:
     return math.prod(-(-hints(a.extent) // size(a)) for a in s.order) / max(1, programs)
 
 
+def unrolled(b: Body, s: TileSchedule, made: Binary) -> int:
+    """Turns of its tiles that a turn of a kernel's innermost loops is, by what it reads: LLVM makes several at once of a short loop."""
+    again = made.waits.again
+    lanes = max(made.threads, math.prod(s.sizes(a)[0] if a in s.looped else sum(s.sizes(a)) for a in s.dims))
+    asked = sum(size for access, _, size in strides_of(b) if isinstance(access, Load)) * lanes      # what a tile lacks an axis of each thread reads
+    return found if again is not None and asked and (found := round(again.bytes * made.threads / asked)) >= UNROLLED else 1
+
+
 def near(b: Body, s: TileSchedule, at_once: int, tight: bool) -> Iterator[str]:
     """Changes of `s`, those that mend most first; some may not fit it. `at_once`: programs that run beside each other; `tight`: threads have no
     registers for more."""
@@ -189,19 +207,49 @@ def near(b: Body, s: TileSchedule, at_once: int, tight: bool) -> Iterator[str]:
     yield from (f"shared({a} / {at_once})" for a, _ in tiled[:1] if not s.split)
 
 
-def read_once(b: Body, s: TileSchedule) -> Iterator[tuple[str, ...]]:
-    """The same where something is read along one parallel axis and not along another: less of the one to a program, and as many times more of the
-    other, for all of which it is read once."""
-    read = [address.axes() for e, address, _ in strides_of(b) if isinstance(e, Load)]
-    size = lambda a: s.sizes(a)[0] if a in s.dims else 1
-    for one in (a for a in s.dims if a in b.parallel and size(a) >= TRADED):
-        for other in (a for a in s.order if a in b.parallel and a is not one and any(one in axes and a not in axes for axes in read)):
-            yield f"tile(i{s.order.index(one)}:{size(one) // TRADED})", f"tile(i{s.order.index(other)}:{size(other) * TRADED})"
+def traded(b: Body, s: TileSchedule, n: int) -> Iterator[tuple[str, ...]]:
+    """The same with an n-th of one parallel axis to a program, and n times as much of another: along which what lies along the first does not vary,
+    which is read once then for all of it, or along which something lies contiguously, in pieces shorter than memory moves at once."""
+    accesses = [(e, address, size) for e, address, size in strides_of(b)]
+    read = [address.axes() for e, address, _ in accesses if isinstance(e, Load)]
+    strewn = {a for _, address, size in accesses for a in address.axes() if address.coefficient(a) == 1 and _long(s, a) * size < SECTOR}
+    for one in (a for a in s.dims if a in b.parallel and _long(s, a) >= n):
+        for other in (a for a in s.order if a in b.parallel and a is not one):
+            if other in strewn or any(one in axes and other not in axes for axes in read):
+                yield _shaped(s, {one: _long(s, one) // n, other: _long(s, other) * n})
+
+
+def of_one_warp(b: Body, s: TileSchedule, tight: bool) -> Iterator[tuple[str, ...]]:
+    """The same by programs of one warp, of as much less each, or of a quarter as much less, and more of them: what they fold takes no shared memory.
+    What nothing lies along contiguously is shortened first."""
+    lines = {a for _, address, _ in strides_of(b) for a in s.dims if address.coefficient(a) == 1}
+    for less in [max(1, s.warps // n) for n in ((1,) if tight else (1, GROWN)) if s.warps > 1]:
+        sizes = {}
+        for a in sorted((a for a in s.dims if a in b.parallel or a in s.looped), key=lambda a: a in lines):
+            by = min(less, _long(s, a))
+            sizes[a], less = _long(s, a) // by, less // by
+        if less == 1:
+            yield _shaped(s, {a: n for a, n in sizes.items() if n != _long(s, a)}, 1)
+
+
+def _shaped(s: TileSchedule, sizes: Mapping[Axis, int], warps: int = 0) -> tuple[str, ...]:
+    """The changes by which tiles have these `sizes`, and programs so many `warps`, or as many as they have; of programs that share an axis so many
+    that there are as many threads."""
+    programs = s.programs * s.warps // (warps or s.warps) * math.prod(n for a, n in sizes.items() if a not in s.split) // math.prod(
+        _long(s, a) for a in sizes if a not in s.split)
+    return (*(f"tile(i{s.order.index(a)}:{n})" for a, n in sizes.items()), *((f"warps({warps})",) if warps else ()),
+            *((f"programs({max(1, programs)})",) if s.split and programs != s.programs else ()))
+
+
+def _long(s: TileSchedule, a: Axis) -> int:
+    """Elements of `a` to a program at once."""
+    return s.sizes(a)[0] if a in s.dims else 1
 
 
 def in_quarters(b: Body, s: TileSchedule) -> Iterator[tuple[str, ...]]:
-    """The same where rows are held that are short: in four pieces."""
-    yield from ((f"even({a}:{n // QUARTERS})",) for a, n in _held(b, s) if QUARTERS * SHORTEST_EVEN <= n < EVEN[0] * SHORTEST_EVEN)
+    """The same where rows are held that are short: in four pieces, or in eight."""
+    for n in QUARTERS:
+        yield from ((f"even({a}:{m // n})",) for a, m in _held(b, s) if QUARTERS[0] * SHORTEST_EVEN <= m < EVEN[0] * SHORTEST_EVEN)
 
 
 def _held(b: Body, s: TileSchedule) -> list[tuple[str, int]]:
@@ -225,6 +273,13 @@ def as_many_threads(s: TileSchedule) -> Iterator[tuple[str, ...]]:
     for programs, warps in ((s.programs // 2, 2 * s.warps), (2 * s.programs, s.warps // 2)):
         if programs and 0 < warps <= MOST_WARPS:
             yield f"programs({programs})", f"warps({warps})"
+
+
+def at_once_alone(s: TileSchedule, programs: int, at_once: int) -> Iterator[tuple[str, ...]]:
+    """The same by no more programs than run beside each other, where a few wait until the first ones end. `programs`: how many there are."""
+    most = at_once * s.programs // max(1, programs)
+    if 0 < most < s.programs < 2 * most:
+        yield (f"programs({most})",)
 
 
 def held_in_stages(s: TileSchedule) -> Iterator[tuple[str, ...]]:
@@ -261,7 +316,8 @@ def estimated(b: Body, k: TileKernel, made: Binary, hints: Hints, target) -> tup
     left = sum(hints.extents(node.shape) * node.dtype.bytes for node in k.left)         # and is read again by what folds it
     values = [hints(p.source) if p.kind == "int" and isinstance(p.source, Index) else 0 for p in k.params]
     lines = gpu_access.lines(made.listing, made.threads, values) if made.waits.cycles else (0, 0)
-    return made, k.programs, turns(b, k.schedule, k.programs, hints), moved(b, hints) + 2 * left, lines, target.threads
+    through = turns(b, k.schedule, k.programs, hints) / unrolled(b, k.schedule, made)
+    return made, k.programs, through, moved(b, hints) + 2 * left, lines, target.threads
 
 
 def asked(gain: float, before: int, after: int) -> float:
@@ -287,7 +343,8 @@ class _Search:
         self.b, self.hints, self.target = b, hints, target
         self.first = self.best = first
         self.made, self.stack = made, made.spilled
-        self.takes, self.gain = cycles(b, first.kernel, made, hints, target), COPIED if made.waits.copies else GAIN
+        self.takes, self.gain = cycles(b, first.kernel, made, hints, target), COPIED if made.waits.copies or first.schedule.kept else GAIN
+        self.whole = False                      # is what folds what the first one leaves in what it takes?
         self.seen = {first.unit.name}
         self.ways: list[Candidate] = []
         self.stands = False
@@ -309,18 +366,30 @@ class _Search:
             if len(self.ways) == most:
                 break
 
+    def asked(self) -> Iterator[GpuUnit]:
+        """What is to be built of `ways`, and once of what folds what the first one leaves."""
+        yield from (c.unit for c in self.ways)
+        yield from (p.unit for c in (*(() if self.whole or not self.ways else (self.first,)), *self.ways) for p in c.folds)
+
     def take(self, made: Mapping[str, Binary]) -> None:
         """The quickest of `ways` that are so much quicker than the best so far; none that spills more than the first: LayerNorm along the middle of
         38 x 512 x 20 x 20 f16, 240 bytes by one warp, 36.3 us, 15.7 by four (H200)."""
         room = max(relief.SHARED, self.made.shared)
         fits = lambda found: found is not None and found.shared <= room and found.spilled <= self.stack
         here = {c: made[c.unit.name] for c in self.ways if fits(made.get(c.unit.name))}
-        times = {c: cycles(self.b, c.kernel, found, self.hints, self.target) for c, found in here.items()}
+        if self.ways and not self.whole:
+            self.takes, self.whole = self._with_folds(self.first, self.takes, made), True
+        times = {c: self._with_folds(c, cycles(self.b, c.kernel, found, self.hints, self.target), made) for c, found in here.items()}
         enough = [c for c in times if times[c] and times[c] * asked(self.gain, self.made.spilled, here[c].spilled) <= self.takes]
         quickest = min(enough, key=times.__getitem__, default=None)
         self.stands = quickest is None
         if not self.stands:
             self.best, self.made, self.takes, self.gain = quickest, here[quickest], times[quickest], FURTHER
+
+    def _with_folds(self, c: Candidate, takes: float, made: Mapping[str, Binary]) -> float:
+        """`takes`, where that is known, and what folds take beyond a kernel's launch: how many programs leave partial results says how long."""
+        folds = (cycles(p.kernel.body, p.kernel, made[p.unit.name], self.hints, self.target) for p in c.folds if p.unit.name in made)
+        return takes and takes + sum(max(0.0, each - gpu_estimate.LAUNCH) for each in folds)
 
     @property
     def spills(self) -> bool:
@@ -333,20 +402,25 @@ class _Search:
 
     def _changes(self) -> Iterator[tuple[str, ...]]:
         s, made = self.best.schedule, self.made
+        tight = made.registers + made.spilled / 4 > TIGHT
+        if s.staged is None:
+            yield from of_one_warp(self.b, s, tight)
         if made.spilled:
             yield from relief.ways(self.b, s)
-        at_once = self.target.threads * max(1, gpu_code.resident(made.registers, s.warps, made.shared))
-        tight = bool(made.spilled) or made.registers > TIGHT
         if s.shift is not None and s.shift.axis in self.b.parallel:
             yield from in_blocks(s)
         if s.staged is not None:
             yield from held_in_stages(s)
             return
-        yield from read_once(self.b, s)
-        yield from ((c,) for c in near(self.b, s, at_once, tight))
+        at_once = self.target.threads * max(1, gpu_code.resident(made.registers, s.warps, made.shared))
+        if s.split:
+            yield from at_once_alone(s, self.best.kernel.programs, at_once)
+        yield from in_quarters(self.b, s)
+        yield from traded(self.b, s, TRADED[0])
         if s.split:
             yield from as_many_threads(s)
-        yield from in_quarters(self.b, s)
+        yield from ((c,) for c in near(self.b, s, at_once, tight))
+        yield from traded(self.b, s, TRADED[1])
 
     def _spills(self, s: TileSchedule) -> bool:
         """Will it, and much, as far as can be told?"""
@@ -357,11 +431,17 @@ class _Search:
     def _strews(self, s: TileSchedule) -> bool:
         """Has it shorter pieces of an axis along which something lies contiguously, of what it reads or writes most of there, than memory moves at
         once, where the best had longer ones?"""
-        return any(self._short(s, a) for a in s.dims if a is s.dims[-1] or a in self.across)
+        return any(self._short(s, a) for a in s.dims if (a in self.b.parallel or a in s.looped) and (a is s.dims[-1] or a in self.across))
 
     def _short(self, s: TileSchedule, line: Axis) -> bool:
         """Has it along `line`?"""
         before = self.best.schedule
         sizes = [(self.hints.count(address.axes()) * size, size) for _, address, size in strides_of(self.b) if address.coefficient(line) == 1]
         short = min(s.sizes(line)) * max(sizes, default=(0, SECTOR))[1]
-        return line in before.dims and short < SECTOR and s.sizes(line)[0] < before.sizes(line)[0]
+        return line in before.dims and short < SECTOR * (1 + self._anywhere(line)) and s.sizes(line)[0] < before.sizes(line)[0]
+
+    def _anywhere(self, line: Axis) -> bool:
+        """Is something written along `line` in rows that begin within what memory moves at once?"""
+        written = [(address, size) for e, address, size in strides_of(self.b) if not isinstance(e, Load) and address.coefficient(line) == 1]
+        steps = (address.coefficient(a) * size for address, size in written for a in address.axes() - {line})
+        return any(self.hints(step) % SECTOR for step in steps)

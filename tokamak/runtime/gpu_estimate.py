@@ -37,8 +37,6 @@ BESIDE = 0.15
 ROUNDS = 0.2
 COPIES = 0.5
 FACTORS = LAUNCH, 1 / BYTES, WAY, ISSUED, LOCAL, SHARED, LINES, PROGRAM, BESIDE, ROUNDS, COPIES
-AGAIN = 3               # times as many bytes as there are that turns of all loops would read: then a loop's turn is not one of the schedule's, since
-                        # LLVM makes several at once, beside a loop for the rest: sums of 1024 x 65536 f32 seemed twice as long as they are (H200)
 
 
 def least(moved: int, multiprocessors: int) -> float:
@@ -48,11 +46,10 @@ def least(moved: int, multiprocessors: int) -> float:
 
 def terms(made: Binary, programs: int, turns: float, moved: int, lines: tuple[int, int], multiprocessors: int) -> tuple[float, ...]:
     """What FACTORS are factors of, for a kernel of so many `programs`, which run through their innermost loops `turns` times, and which reads and
-    writes `moved` bytes in all, and each warp so many `lines` (`gpu_access.lines`). () where its machine code does not say: it is no sm_90's, or its
-    loops are others (AGAIN)."""
+    writes `moved` bytes in all, and each warp so many `lines` (`gpu_access.lines`). () where its machine code does not say: it is no sm_90's."""
     w, warps, each = made.waits, made.threads // 32, max(0.0, turns - 1)
     again = w.again or Waits(0, 0, 0)
-    if not w.cycles or each and again.bytes * turns * made.threads * programs > AGAIN * moved:
+    if not w.cycles:
         return ()
     taken = lambda what: getattr(w, what) + each * getattr(again, what)
     held, share = max(1, resident(made.registers, warps, made.shared)), max(1, -(-programs // multiprocessors))
