@@ -67,7 +67,9 @@ def words(name: str) -> list[str]:
     ("groupnorm_tokens_bf16_227x128x28x28", "tile(i1:4, i2:4, i3:512+256+16) warps(8)"), ("groupnorm_tokens_f32_149x96x40x40", "tile(i1:4096+1024?)"),
     # pixels shuffled together are counted as one; apart, threads go on along the next axis
     ("pixels_shuffled_f16_117x512x20x20", "tile(i1:1024) warps(2)"), ("pixels_shuffled_bwd_f16_731x256x14x14", "tile(i0:2, i1:512) warps(2)"),
-    ("pixels_shuffled_bwd_f16_200x768x15x15", "tile(i4:16?, i2:2, i3:16?)"),            # pieces of no whole words
+    ("pixels_shuffled_bwd_f16_200x768x15x15", "tile(i4:16?, i2:2, i3:16?)"),            # pieces of no whole words,
+    ("pixels_shuffled_bwd_f16_60x1280x13x13", "tile(i4:16?, i2:2, i3:16?)"),            # but of planes of which tiles would idle
+    ("pixels_shuffled_bwd_f16_60x1280x11x11", "tile(i0:2, i1:512) warps(2)"), ("pixels_shuffled_bwd_f16_95x640x7x7", "tile(i0:2, i1:512?) warps(2)"),
     # pieces of 80 bytes written beside each other, but beside one sum alone
     ("heads_apart_bwd_f16_24x1025x40x40", "tile(i2:2, i3:64?, i4:64?) split(i1, i3 / 8)"),
     ("heads_apart_bwd_f16_24x1025x40x48", "tile(i3:64?, i4:64?) split(i1, i3 / 8)"),

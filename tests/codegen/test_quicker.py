@@ -377,14 +377,14 @@ def test_what_folds_partial_results_is_in_what_a_schedule_takes():
     more = quicker.Candidate(changes, *found, relief.main(found[1], found[0]))
     made = made | gpu_build.build([more.unit, *(p.unit for c in (search.first, more) for p in c.folds)], machine.arch)
     alone = lambda c: quicker.cycles(b, c.kernel, made[c.unit.name], hints, machine)
-    whole = lambda c: search._with_folds(c, alone(c), made)
+    folded = lambda c: search._folded(c, made)
     assert more.schedule.programs == 8 * search.first.schedule.programs and len(more.folds) == len(search.first.folds) == 1
-    assert alone(more) < alone(search.first) and whole(more) - alone(more) > whole(search.first) - alone(search.first)
-    assert search._with_folds(more, 0.0, made) == 0.0
-    search.ways = [more]
+    assert alone(more) < alone(search.first) == search.takes and folded(more) > folded(search.first) > 0
+    search.ways, search.gain = [more], 1.0
     assert {u.name for u in search.asked()} == {more.unit.name, more.folds[0].unit.name, search.first.folds[0].unit.name}
     search.take(made)
-    assert search.takes == min(whole(search.first), whole(more)) and {u.name for u in search.asked()} == {more.unit.name, more.folds[0].unit.name}
+    assert search.takes == min(alone(search.first), alone(more) + folded(more) - folded(search.first))
+    assert {u.name for u in search.asked()} == {more.unit.name, more.folds[0].unit.name}
 
 
 @pytest.mark.parametrize("width, least", [(65, 32), (64, 16)])

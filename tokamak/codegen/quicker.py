@@ -59,8 +59,8 @@ LIKELY = 1.4, 2.5       # times as many registers as a thread may have, by what 
                         # schedule is not built, where the best does not spill and where it does: what spills takes the compiler longest. Of 3109
                         # ways of 174 kernels one in ten is left out so, and what is taken is as fast without
 TIGHT = 160             # registers of a thread from which on fewer threads or larger tiles would spill
-UNROLLED = 3            # times a tile that a turn of a loop reads, from which on it is several turns: of 183 kernels five read four, one 16, five two in
-                        # two loops, and the others one at most
+UNROLLED = 3            # times a tile that a turn of a loop reads, from which on it is several turns: of 183 kernels five read four, one 16, five two
+                        # in two loops, and the others one at most
 SECTOR = 32             # bytes of memory that are moved at once: no piece of the contiguous axis becomes shorter
 
 Build = Callable[[Sequence[GpuUnit]], Mapping[str, Binary]]
@@ -344,7 +344,7 @@ class _Search:
         self.first = self.best = first
         self.made, self.stack = made, made.spilled
         self.takes, self.gain = cycles(b, first.kernel, made, hints, target), COPIED if made.waits.copies or first.schedule.kept else GAIN
-        self.whole = False                      # is what folds what the first one leaves in what it takes?
+        self.folds = -1.0                       # cycles of what folds what the first one leaves; not known yet
         self.seen = {first.unit.name}
         self.ways: list[Candidate] = []
         self.stands = False
@@ -369,7 +369,7 @@ class _Search:
     def asked(self) -> Iterator[GpuUnit]:
         """What is to be built of `ways`, and once of what folds what the first one leaves."""
         yield from (c.unit for c in self.ways)
-        yield from (p.unit for c in (*(() if self.whole or not self.ways else (self.first,)), *self.ways) for p in c.folds)
+        yield from (p.unit for c in (*((self.first,) if self.ways and self.folds < 0 else ()), *self.ways) for p in c.folds)
 
     def take(self, made: Mapping[str, Binary]) -> None:
         """The quickest of `ways` that are so much quicker than the best so far; none that spills more than the first: LayerNorm along the middle of
@@ -377,19 +377,20 @@ class _Search:
         room = max(relief.SHARED, self.made.shared)
         fits = lambda found: found is not None and found.shared <= room and found.spilled <= self.stack
         here = {c: made[c.unit.name] for c in self.ways if fits(made.get(c.unit.name))}
-        if self.ways and not self.whole:
-            self.takes, self.whole = self._with_folds(self.first, self.takes, made), True
-        times = {c: self._with_folds(c, cycles(self.b, c.kernel, found, self.hints, self.target), made) for c, found in here.items()}
+        if self.ways and self.folds < 0:
+            self.folds = self._folded(self.first, made)
+        times = {c: takes and max(1.0, takes + self._folded(c, made) - self.folds) for c, found in here.items()
+                 for takes in (cycles(self.b, c.kernel, found, self.hints, self.target),)}
         enough = [c for c in times if times[c] and times[c] * asked(self.gain, self.made.spilled, here[c].spilled) <= self.takes]
         quickest = min(enough, key=times.__getitem__, default=None)
         self.stands = quickest is None
         if not self.stands:
             self.best, self.made, self.takes, self.gain = quickest, here[quickest], times[quickest], FURTHER
 
-    def _with_folds(self, c: Candidate, takes: float, made: Mapping[str, Binary]) -> float:
-        """`takes`, where that is known, and what folds take beyond a kernel's launch: how many programs leave partial results says how long."""
+    def _folded(self, c: Candidate, made: Mapping[str, Binary]) -> float:
+        """Cycles beyond their launch of kernels that fold what one leaves: how many programs leave partial results says how long."""
         folds = (cycles(p.kernel.body, p.kernel, made[p.unit.name], self.hints, self.target) for p in c.folds if p.unit.name in made)
-        return takes and takes + sum(max(0.0, each - gpu_estimate.LAUNCH) for each in folds)
+        return sum(max(0.0, each - gpu_estimate.LAUNCH) for each in folds)
 
     @property
     def spills(self) -> bool:

@@ -19,8 +19,11 @@ from ..ir.normal import floordiv, mod
 from ..ir.ops import OPS
 from .body import RUN, Body, exprs_of, indices_of, rewritten
 from .schedule import SLOW, strides_of
+from .tile_stages import power
 
 WORD = 16               # bytes
+SHORT = 64              # elements of a plane, each way to a power of two: pixels that are shuffled apart of 95 x 640 x 7 x 7 f16, 74.8 us in tiles
+                        # along the axes
 WHOLE = 1024            # elements, a multiple of which tiles of rows cover as well: bias and GELU of rows of 65536 bf16 6.4 us and 6.5, BatchNorm's
                         # backward in NHWC of 1024 channels 80.8 and 83
 FEW = 512               # elements of a row below which a tile of rows computes slow functions of columns once for several, or reads more than so many
@@ -97,21 +100,31 @@ def contiguous(address: Index, axes: frozenset[Axis], within: Axis | None = None
 
 
 def _apart(b: Body) -> tuple[Axis, ...]:
-    """The axes along which lie, in what `b` reads, runs of another axis, shorter than a sector, that it stores apart, in whole words of 4 bytes: a
-    tile has whole runs, however short the planes are that it stores. us on an H200, in tiles along the axes and so, with the sums beside: pixels that
-    are shuffled apart of 27 x 192 x 20 x 20 bf16 26.0, 20.9, of 731 x 256 x 14 x 14 f16 319, 294, of 16 x 192 x 40 x 40 48.8, 44.0, of
-    56 x 32 x 112 x 112 174, 172; but of 200 x 768 x 15 x 15 314, 403."""
-    stored = [contiguous(s.address, b.parallel & s.axes)[:1] for s in b.stores]
+    """The axes along which lie, in what `b` reads, runs of another axis, shorter than a sector, that it stores apart, in whole words of 4 bytes, or
+    in planes of which tiles along the axes idle (`_idles`): a tile has whole runs, however short the planes are that it stores. us on an H200, in
+    tiles along the axes and so, with the sums beside: pixels that are shuffled apart of 27 x 192 x 20 x 20 bf16 26.0, 20.9, of 731 x 256 x 14 x 14
+    f16 319, 294, of 16 x 192 x 40 x 40 48.8, 44.0, of 56 x 32 x 112 x 112 174, 172; but of 200 x 768 x 15 x 15 314, 403."""
+    stored = [contiguous(s.address, b.parallel & s.axes) for s in b.stores]
     for e, address, size in strides_of(b):
         within = next((a for a in b.parallel if address.coefficient(a) == 1), None)
         if not isinstance(e, Load) or within is None or within.extent.constant is None or within.extent.constant * size >= SECTOR:
             continue
         axes = contiguous(address, b.parallel, within)
-        if len(axes) > 2 and all(s == axes[:1] and {within, *axes} <= x.axes and s[0].extent.constant * x.memory.dtype.bytes % 4 == 0
-                                 for s, x in zip(stored, b.stores)) \
+        whole = lambda plane, s: plane[0].extent.constant * s.memory.dtype.bytes % 4 == 0
+        if len(axes) > 2 and all(plane[:1] == axes[:1] and {within, *axes} <= s.axes and (whole(plane, s) or _idles(plane))
+                                 for plane, s in zip(stored, b.stores)) \
                 and all(set(axes) <= i.axes() or not set(axes) & i.axes() for i in indices_of(b)):
             return axes
     return ()
+
+
+def _idles(plane: tuple[Axis, ...]) -> bool:
+    """Has a tile along the innermost axes of what is stored so, in powers of two, few elements, or less than half of its own?"""
+    extents = [a.extent.constant for a in plane[:2]]
+    if len(extents) < 2 or None in extents:
+        return False
+    lanes = math.prod(map(power, extents))
+    return lanes <= SHORT or 2 * math.prod(extents) < lanes
 
 
 def _interleaved_runs(b: Body, axes: tuple[Axis, ...]) -> bool:
