@@ -42,7 +42,7 @@ GAP = 4000              # cycles at least by which they are
 GAIN = 1.15             # times less, see `gpu_estimate`
 COPIED = 1.3            # the same where the first one copies what it reads while it works, of which the estimate knows less: five of 36 such kernels
                         # have another schedule, 1.25 to 2.4 times as fast; LayerNorm backward of 2621 x 25600 bf16 had one by GAIN, 165 us, 152.
-                        # And where it keeps what it read for its second way: by half and more too long, and four of seven no faster by GAIN
+                        # And where it keeps what it read for its second way: by half too long, and by GAIN four of eight no faster, four 1.03 to 1.08
 FURTHER = 1.1           # the same of a step behind another one, and of one that spills half as much at most where the first one spills much: of 19
                         # such kernels that were measured 15 have one so, 1.02 to 10.96 times as fast
 TRIED = 12, 8, 6        # ways of a kernel that are built at once: of the heuristic's schedule, of the best of these, and again
@@ -59,8 +59,8 @@ LIKELY = 1.4, 2.5       # times as many registers as a thread may have, by what 
                         # schedule is not built, where the best does not spill and where it does: what spills takes the compiler longest. Of 3109
                         # ways of 174 kernels one in ten is left out so, and what is taken is as fast without
 TIGHT = 160             # registers of a thread from which on fewer threads or larger tiles would spill
-UNROLLED = 3            # times a tile that a turn of a loop reads, from which on it is several turns: of 183 kernels five read four, one 16, five two
-                        # in two loops, and the others one at most
+UNROLLED = 3            # times a tile that a turn of a loop reads, from which on it is several turns: of 183 kernels five read four, five two in two
+                        # loops, and the others one at most
 SECTOR = 32             # bytes of memory that are moved at once: no piece of the contiguous axis becomes shorter
 
 Build = Callable[[Sequence[GpuUnit]], Mapping[str, Binary]]
@@ -82,7 +82,7 @@ class Candidate:
     def folds(self) -> tuple[Part, ...]:
         """The kernels that fold what this one's programs leave."""
         own = self.kernel
-        return parts(tuple(k for k in self.kernels if k is not own))
+        return parts(tuple(k for k in self.kernels if k is not own and type(k.schedule) is TileSchedule))
 
 
 def others(lowered: Lowered, built: Mapping[Group, object], binaries: Mapping[str, Binary], target, build: Build, taken: dict,
@@ -220,8 +220,8 @@ def traded(b: Body, s: TileSchedule, n: int) -> Iterator[tuple[str, ...]]:
 
 
 def of_one_warp(b: Body, s: TileSchedule, tight: bool) -> Iterator[tuple[str, ...]]:
-    """The same by programs of one warp, of as much less each, or of a quarter as much less, and more of them: what they fold takes no shared memory.
-    What nothing lies along contiguously is shortened first."""
+    """The same by programs of one warp, of as much less each, or of GROWN times that unless threads are `tight`, and more of them: what they fold
+    takes no shared memory. What nothing lies along contiguously is shortened first."""
     lines = {a for _, address, _ in strides_of(b) for a in s.dims if address.coefficient(a) == 1}
     for less in [max(1, s.warps // n) for n in ((1,) if tight else (1, GROWN)) if s.warps > 1]:
         sizes = {}
@@ -431,7 +431,7 @@ class _Search:
 
     def _strews(self, s: TileSchedule) -> bool:
         """Has it shorter pieces of an axis along which something lies contiguously, of what it reads or writes most of there, than memory moves at
-        once, where the best had longer ones?"""
+        once, where the best had longer ones? All pieces of a row that is held are one program's."""
         return any(self._short(s, a) for a in s.dims if (a in self.b.parallel or a in s.looped) and (a is s.dims[-1] or a in self.across))
 
     def _short(self, s: TileSchedule, line: Axis) -> bool:
