@@ -69,7 +69,8 @@ def words(name: str) -> list[str]:
     ("pixels_shuffled_f16_117x512x20x20", "tile(i1:1024) warps(2)"), ("pixels_shuffled_bwd_f16_731x256x14x14", "tile(i0:2, i1:512) warps(2)"),
     ("pixels_shuffled_bwd_f16_200x768x15x15", "tile(i4:16?, i2:2, i3:16?)"),            # pieces of no whole words,
     ("pixels_shuffled_bwd_f16_60x1280x13x13", "tile(i4:16?, i2:2, i3:16?)"),            # but of planes of which tiles would idle
-    ("pixels_shuffled_bwd_f16_60x1280x11x11", "tile(i0:2, i1:512) warps(2)"), ("pixels_shuffled_bwd_f16_95x640x7x7", "tile(i0:2, i1:512?) warps(2)"),
+    ("pixels_shuffled_bwd_f16_60x1280x11x11", "tile(i0:2, i1:512) warps(2)"), ("pixels_shuffled_bwd_f16_95x640x5x5", "tile(i0:2, i1:512?) warps(2)"),
+    ("pixels_shuffled_bwd_f16_95x640x7x7", "tile(i4:8?, i2:8?, i3:2) warps(1)"),
     # pieces of 80 bytes written beside each other, but beside one sum alone
     ("heads_apart_bwd_f16_24x1025x40x40", "tile(i2:2, i3:64?, i4:64?) split(i1, i3 / 8)"),
     ("heads_apart_bwd_f16_24x1025x40x48", "tile(i3:64?, i4:64?) split(i1, i3 / 8)"),

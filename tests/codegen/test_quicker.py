@@ -351,11 +351,20 @@ def test_programs_of_one_warp_are_as_many_threads(case, axis):
 def test_no_more_programs_than_run_at_once():
     """Where a few would begin as the others end, and only there: 1056 of eight to a tile of columns, of which 1000 run beside each other."""
     b, s, hints, machine = first_of("heads_apart_bwd_bf16_5x1024x20x72", lambda s: s.split)
-    ways = lambda programs, at_once: list(quicker.at_once_alone(replace(s, programs=8), programs, at_once))
+    ways = lambda programs, at_once: list(quicker.at_once_alone(b, replace(s, programs=8), programs, at_once))
     assert ways(1056, 1000) == [("programs(7)",)] == ways(1056, 924)
     assert ways(1056, 1056) == ways(1056, 4000) == ways(1056, 500) == ways(1056, 0) == []
     changes, = ways(960, 924)
     assert relief.remade(b, s, changes, hints, machine)[0].programs == 7
+
+
+def test_many_small_programs_share_an_axis():
+    """121600 of 98 elements each (H200, with a kernel of 12 us: 87 us and 42)."""
+    b, s, hints, machine = first_of("pixels_shuffled_bwd_f16_95x640x7x7", lambda s: not s.split and len(s.dims) == 3)
+    ways = lambda programs: list(quicker.at_once_alone(b, s, programs, 4224))
+    assert ways(121600) == [("shared(i0 / 4224)",)] and ways(4224) == ways(4224 * quicker.MANY) == []
+    made, _ = relief.remade(b, s, *ways(121600), hints, machine)
+    assert made.split == s.order[:1] and made.programs == 4224 and made.dims == s.dims
 
 
 def first_search(case: str, such):

@@ -53,6 +53,7 @@ QUARTERS = 4, 8         # the same of one that is too short for the first of tho
 LOOPED = 1024           # elements of a chunk of a held row that is run through instead
 TRADED = 8, 4           # times more of one axis to a program, and less of another
 GROWN = 4               # times as much of a tile to a thread
+MANY = 4                # times as many programs as run beside each other
 SHORTER = 4, 2          # times, blocks of rows that begin anywhere
 LEAST_WARPS = 4         # of each of more programs that hold a row in stages
 LIKELY = 1.4, 2.5       # times as many registers as a thread may have, by what the best takes and how much more a thread would hold, from which on a
@@ -275,11 +276,14 @@ def as_many_threads(s: TileSchedule) -> Iterator[tuple[str, ...]]:
             yield f"programs({programs})", f"warps({warps})"
 
 
-def at_once_alone(s: TileSchedule, programs: int, at_once: int) -> Iterator[tuple[str, ...]]:
-    """The same by no more programs than run beside each other, where a few wait until the first ones end. `programs`: how many there are."""
+def at_once_alone(b: Body, s: TileSchedule, programs: int, at_once: int) -> Iterator[tuple[str, ...]]:
+    """The same by no more programs than run beside each other: of those that share an axis where a few wait until the first ones end, of others where
+    there are many times more. `programs`: how many there are."""
     most = at_once * s.programs // max(1, programs)
-    if 0 < most < s.programs < 2 * most:
+    if s.split and 0 < most < s.programs < 2 * most:
         yield (f"programs({most})",)
+    if not s.split and 0 < MANY * at_once < programs:
+        yield from ((f"shared(i{s.order.index(a)} / {at_once})",) for a in islice((a for a in s.order if a in b.parallel), 1))
 
 
 def held_in_stages(s: TileSchedule) -> Iterator[tuple[str, ...]]:
@@ -404,6 +408,7 @@ class _Search:
     def _changes(self) -> Iterator[tuple[str, ...]]:
         s, made = self.best.schedule, self.made
         tight = made.registers + made.spilled / 4 > TIGHT
+        at_once = self.target.threads * max(1, gpu_code.resident(made.registers, s.warps, made.shared))
         if s.staged is None:
             yield from of_one_warp(self.b, s, tight)
         if made.spilled:
@@ -413,9 +418,7 @@ class _Search:
         if s.staged is not None:
             yield from held_in_stages(s)
             return
-        at_once = self.target.threads * max(1, gpu_code.resident(made.registers, s.warps, made.shared))
-        if s.split:
-            yield from at_once_alone(s, self.best.kernel.programs, at_once)
+        yield from at_once_alone(self.b, s, self.best.kernel.programs, at_once)
         yield from in_quarters(self.b, s)
         yield from traded(self.b, s, TRADED[0])
         if s.split:

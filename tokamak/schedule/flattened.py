@@ -22,8 +22,7 @@ from .schedule import SLOW, strides_of
 from .tile_stages import power
 
 WORD = 16               # bytes
-SHORT = 64              # elements of a plane, each way to a power of two: pixels that are shuffled apart of 95 x 640 x 7 x 7 f16, 74.8 us in tiles
-                        # along the axes
+SHORT = 16              # elements of a plane, each way to a power of two; of 49 f16 as one of 702 x 2048 632 us, 580 along the axes
 WHOLE = 1024            # elements, a multiple of which tiles of rows cover as well: bias and GELU of rows of 65536 bf16 6.4 us and 6.5, BatchNorm's
                         # backward in NHWC of 1024 channels 80.8 and 83
 FEW = 512               # elements of a row below which a tile of rows computes slow functions of columns once for several, or reads more than so many
@@ -103,7 +102,8 @@ def _apart(b: Body) -> tuple[Axis, ...]:
     """The axes along which lie, in what `b` reads, runs of another axis, shorter than a sector, that it stores apart, in whole words of 4 bytes, or
     in planes of which tiles along the axes idle (`_idles`): a tile has whole runs, however short the planes are that it stores. us on an H200, in
     tiles along the axes and so, with the sums beside: pixels that are shuffled apart of 27 x 192 x 20 x 20 bf16 26.0, 20.9, of 731 x 256 x 14 x 14
-    f16 319, 294, of 16 x 192 x 40 x 40 48.8, 44.0, of 56 x 32 x 112 x 112 174, 172; but of 200 x 768 x 15 x 15 314, 403."""
+    f16 319, 294, of 16 x 192 x 40 x 40 48.8, 44.0, of 56 x 32 x 112 x 112 174, 172, of 60 x 1280 x 9 x 9 bf16 121, 90, x 11 x 11 f16 125, 117, of
+    99 x 1280 x 5 x 5 bf16 56, 43; but of 200 x 768 x 15 x 15 314, 403."""
     stored = [contiguous(s.address, b.parallel & s.axes) for s in b.stores]
     for e, address, size in strides_of(b):
         within = next((a for a in b.parallel if address.coefficient(a) == 1), None)
