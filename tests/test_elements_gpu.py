@@ -117,6 +117,7 @@ def test_angles_of_rows(name, found):
     ("rmsnorm_middle_bwd_bf16_31x2640x33", 2, "tile(i0:32?, i2:32+1) warps(1)"),                        # 31 rows of one more than a warp has
     ("softmax_bf16_2405381x33", 0, "tile(i0:32?, i1:32+1)"),
     ("evonorm_bwd_f32_nhwc_25x640x15x15", 0, "tile(i1:128+128?, i3:16+4) split(i0 / 4) warps(16)"),     # pieces of two lengths beside
+    ("evonorm_bwd_bf16_nhwc_224x640x7x7", 0, "tile(i1:64?, i3:16+4) split(i0 / 16) warps(4)"),          # but no more lanes than there are rows
     ("evonorm_bwd_f32_nhwc_253x32x20x20", 0, f"tile(i1:{alike(32, 13)}?, i2:8)"),
     ("min_max_bwd_f16_72x262145", 1, "tile(i1:256?) split(i1 / 117) by_thread warps(2)"),               # four sums
     ("py_layernorm_bwd_bf16_38x262143", 0, "tile(i1:1024?) split(i1"),                                  # fewer

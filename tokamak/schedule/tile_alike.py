@@ -125,7 +125,8 @@ class TileAlike(TileThreads):
             return lines or self.carries_lines()
         if down == self.rows[:1] and n[0] <= SEVERAL_ROWS:
             lengths = self.pieces.get(self.line, (1,))
-            size = max(min(EVEN_ROWS, power(n[0])), power(-(-n[0] // SEVERAL_PIECES)), SEVERAL_LEAST // min(lengths) if len(set(lengths)) > 1 else 1)
+            size = max(EVEN_ROWS, power(-(-n[0] // SEVERAL_PIECES)), SEVERAL_LEAST // min(lengths) if len(set(lengths)) > 1 else 1)
+            size = min(size, power(n[0]))
             self.pieces[down[0]] = (size,) * -(-n[0] // size)
             return True
         if lines:
