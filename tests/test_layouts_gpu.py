@@ -10,7 +10,8 @@ from benchmarks.gpu_sides import compiled, forward, gradient, leaves
 from tests.large_gpu import right_on_one
 from tokamak.fuse.axes import Group
 
-SIZES = {**dict.fromkeys(gpu_drawn.LAYOUT_STACKS, ("3x40x37", "2x24x700")), **dict.fromkeys(gpu_drawn.LAYOUT_IMAGES, ("2x64x9x10", "2x96x7x7")),
+SIZES = {**dict.fromkeys(gpu_drawn.LAYOUT_STACKS, ("3x40x37", "2x24x700")),
+         **dict.fromkeys(gpu_drawn.LAYOUT_IMAGES, ("2x64x9x10", "2x96x7x7", "1x32x11x5")),
          "heads_apart": ("3x17x4x24",), "heads_joined": ("3x4x17x24",), "position_softmax": ("3x9x21", "2x16x33"), "window_norm": ("2x2x96",)}
 
 
