@@ -161,7 +161,9 @@ def test_nothing_in_blocks_where_it_must_not():
 @pytest.mark.parametrize("rows,k,h,worth", [(4096, 64, 64, True), (65536, 128, 256, True), (8, 64, 64, False), (128, 256, 1024, False),
                                             (512, 768, 3072, False), (512, 256, 1024, False)])
 def test_what_is_worth_it(rows, k, h, worth, monkeypatch):
+    """By two threads."""
     monkeypatch.setattr(row_blocks, "MARGIN", MARGIN)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     torch._dynamo.reset()
     _, programs = compiled(mlp, torch.randn(rows, k), *weights(k, h, k))
     assert any(p.blocked for p in programs) == worth
