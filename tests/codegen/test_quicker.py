@@ -390,10 +390,10 @@ def test_what_folds_partial_results_is_in_what_a_schedule_takes():
     assert more.schedule.programs == 8 * search.first.schedule.programs and len(more.folds) == len(search.first.folds) == 1
     assert alone(more) < alone(search.first) == search.takes and folded(more) > folded(search.first) > 0
     search.ways, search.gain = [more], 1.0
-    assert {u.name for u in search.asked()} == {more.unit.name, more.folds[0].unit.name, search.first.folds[0].unit.name}
+    assert {u.name for u in search.units()} == {more.unit.name, more.folds[0].unit.name, search.first.folds[0].unit.name}
     search.take(made)
     assert search.takes == min(alone(search.first), alone(more) + folded(more) - folded(search.first))
-    assert {u.name for u in search.asked()} == {more.unit.name, more.folds[0].unit.name}
+    assert {u.name for u in search.units()} == {more.unit.name, more.folds[0].unit.name}
 
 
 @pytest.mark.parametrize("width, least", [(65, 32), (64, 16)])
@@ -413,7 +413,10 @@ def test_a_loop_of_several_turns():
         g, built = next(iter(render_plan(lowered).items()))
         b, s = lowered.bodies[g]
         part, = (p for p in built.parts if p.kernel.schedule == s)
-        assert quicker.unrolled(b, s, gpu_build.build([part.unit], machine.arch)[part.unit.name]) == found
+        made, hints = gpu_build.build([part.unit], machine.arch)[part.unit.name], estimates(lowered.plan.graph, machine)
+        assert quicker.unrolled(b, s, made) == found
+        through = quicker.estimated(b, part.kernel, made, hints, machine)[2]
+        assert through * found == pytest.approx(quicker.turns(b, s, part.kernel.programs, hints))
 
 
 def test_bytes_and_turns():

@@ -2,7 +2,7 @@
 
 The heuristics decide before there is code. What the compiler then makes of a kernel says how often a warp waits for memory, how many programs run
 beside each other, what spills and what its reads and writes touch, and from that how long it takes (`runtime.gpu_estimate`). A kernel that takes SLOW
-times as long as its bytes do, or spills much, is built again in other ways, a step or two from the heuristic's schedule; the quickest is taken if it
+times as long as its bytes do, or spills much, is built again in other ways, a few steps from the heuristic's schedule; the quickest is taken if it
 takes GAIN times less. Nothing is timed.
 """
 from __future__ import annotations
@@ -27,6 +27,7 @@ from ..schedule import neighbours, tile_stages
 from ..schedule.body import Body
 from ..schedule.neighbours import MOST_SHARERS, MOST_WARPS, PASSED, SHORTEST_EVEN
 from ..schedule.schedule import strides_of
+from ..schedule.tile_access import begin_anywhere
 from ..schedule.tile_schedule import TileSchedule
 from ..schedule.tile_stages import FILE, MOST_REGISTERS, power
 from . import relief
@@ -139,7 +140,7 @@ def _sought(kernels: Mapping[tuple, tuple[Body, Candidate, Binary]], hints: Hint
     for most in TRIED:
         for s in looked.values():
             s.look(most)
-        units = {u.name: u for s in looked.values() for u in s.asked()}
+        units = {u.name: u for s in looked.values() for u in s.units()}
         made = _built(list(units.values()), build) if units else {}
         for s in looked.values():
             s.take(made)
@@ -177,14 +178,27 @@ def moved(b: Body, hints: Hints) -> int:
 
 def turns(b: Body, s: TileSchedule, programs: int, hints: Hints) -> float:
     """Tiles that each of so many programs takes, one after the other."""
-    size = lambda a: 1 if a not in s.dims else s.sizes(a)[0] if a in s.looped else sum(s.sizes(a))
-    return math.prod(-(-hints(a.extent) // size(a)) for a in s.order) / max(1, programs)
+    return math.prod(-(-hints(a.extent) // _covered(s, a)) for a in s.order) / max(1, programs)
+
+
+def _covered(s: TileSchedule, a: Axis) -> int:
+    """Elements of `a` of a tile, all its pieces."""
+    return sum(s.sizes(a)) if a in s.dims and a not in s.looped else _long(s, a)
+
+
+def _long(s: TileSchedule, a: Axis) -> int:
+    """Elements of `a` of a tile's first pieces."""
+    return s.sizes(a)[0] if a in s.dims else 1
+
+
+def _name(s: TileSchedule, a: Axis) -> str:
+    return f"i{s.order.index(a)}"
 
 
 def unrolled(b: Body, s: TileSchedule, made: Binary) -> int:
     """Turns of its tiles that a turn of a kernel's innermost loops is, by what it reads: LLVM makes several at once of a short loop."""
     again = made.waits.again
-    lanes = max(made.threads, math.prod(s.sizes(a)[0] if a in s.looped else sum(s.sizes(a)) for a in s.dims))
+    lanes = max(made.threads, math.prod(_covered(s, a) for a in s.dims))
     asked = sum(size for access, _, size in strides_of(b) if isinstance(access, Load)) * lanes      # what a tile lacks an axis of each thread reads
     return found if again is not None and asked and (found := round(again.bytes * made.threads / asked)) >= UNROLLED else 1
 
@@ -192,8 +206,7 @@ def unrolled(b: Body, s: TileSchedule, made: Binary) -> int:
 def near(b: Body, s: TileSchedule, at_once: int, tight: bool) -> Iterator[str]:
     """Changes of `s`, those that mend most first; some may not fit it. `at_once`: programs that run beside each other; `tight`: threads have no
     registers for more."""
-    name = lambda a: f"i{s.order.index(a)}"
-    tiled = [(name(a), s.sizes(a)[0] if a in s.dims else 1) for a in s.order if a in b.parallel or a in s.looped]
+    tiled = [(_name(s, a), _long(s, a)) for a in s.order if a in b.parallel or a in s.looped]
     warps = [w for w in WARPS if w != s.warps and (w > s.warps or not tight)]
     held = _held(b, s)
     yield from (f"warps({w})" for w in (s.warps // 2, s.warps * 2) if w in warps)
@@ -211,13 +224,13 @@ def near(b: Body, s: TileSchedule, at_once: int, tight: bool) -> Iterator[str]:
 def traded(b: Body, s: TileSchedule, n: int) -> Iterator[tuple[str, ...]]:
     """The same with an n-th of one parallel axis to a program, and n times as much of another: along which what lies along the first does not vary,
     which is read once then for all of it, or along which something lies contiguously, in pieces shorter than memory moves at once."""
-    accesses = [(e, address, size) for e, address, size in strides_of(b)]
+    accesses = strides_of(b)
     read = [address.axes() for e, address, _ in accesses if isinstance(e, Load)]
     strewn = {a for _, address, size in accesses for a in address.axes() if address.coefficient(a) == 1 and _long(s, a) * size < SECTOR}
     for one in (a for a in s.dims if a in b.parallel and _long(s, a) >= n):
         for other in (a for a in s.order if a in b.parallel and a is not one):
             if other in strewn or any(one in axes and other not in axes for axes in read):
-                yield _shaped(s, {one: _long(s, one) // n, other: _long(s, other) * n})
+                yield _shaped(s, {one: _long(s, one) // n, other: _long(s, other) * n}, s.warps)
 
 
 def of_one_warp(b: Body, s: TileSchedule, tight: bool) -> Iterator[tuple[str, ...]]:
@@ -233,18 +246,13 @@ def of_one_warp(b: Body, s: TileSchedule, tight: bool) -> Iterator[tuple[str, ..
             yield _shaped(s, {a: n for a, n in sizes.items() if n != _long(s, a)}, 1)
 
 
-def _shaped(s: TileSchedule, sizes: Mapping[Axis, int], warps: int = 0) -> tuple[str, ...]:
-    """The changes by which tiles have these `sizes`, and programs so many `warps`, or as many as they have; of programs that share an axis so many
-    that there are as many threads."""
-    programs = s.programs * s.warps // (warps or s.warps) * math.prod(n for a, n in sizes.items() if a not in s.split) // math.prod(
-        _long(s, a) for a in sizes if a not in s.split)
-    return (*(f"tile(i{s.order.index(a)}:{n})" for a, n in sizes.items()), *((f"warps({warps})",) if warps else ()),
+def _shaped(s: TileSchedule, sizes: Mapping[Axis, int], warps: int) -> tuple[str, ...]:
+    """The changes by which tiles have these `sizes` and programs so many `warps`; of programs that share an axis so many that there are as many
+    threads."""
+    alone = [a for a in sizes if a not in s.split]
+    programs = s.programs * s.warps * math.prod(sizes[a] for a in alone) // (warps * math.prod(_long(s, a) for a in alone))
+    return (*(f"tile({_name(s, a)}:{n})" for a, n in sizes.items()), *((f"warps({warps})",) if warps != s.warps else ()),
             *((f"programs({max(1, programs)})",) if s.split and programs != s.programs else ()))
-
-
-def _long(s: TileSchedule, a: Axis) -> int:
-    """Elements of `a` to a program at once."""
-    return s.sizes(a)[0] if a in s.dims else 1
 
 
 def in_quarters(b: Body, s: TileSchedule) -> Iterator[tuple[str, ...]]:
@@ -255,12 +263,12 @@ def in_quarters(b: Body, s: TileSchedule) -> Iterator[tuple[str, ...]]:
 
 def _held(b: Body, s: TileSchedule) -> list[tuple[str, int]]:
     """The axes that are held, by name, and their elements, to the power of two."""
-    return [(f"i{s.order.index(a)}", power(sum(s.sizes(a)))) for a in s.dims if a not in b.parallel and a not in s.looped]
+    return [(_name(s, a), power(sum(s.sizes(a)))) for a in s.dims if a not in b.parallel and a not in s.looped]
 
 
 def in_blocks(s: TileSchedule) -> Iterator[tuple[str, ...]]:
     """The same where programs take blocks of rows that begin anywhere: shorter blocks, by as many fewer threads, and the rows by more programs."""
-    line, n = f"i{s.order.index(s.shift.axis)}", s.sizes(s.shift.axis)[0]
+    line, n = _name(s, s.shift.axis), s.sizes(s.shift.axis)[0]
     for less in SHORTER:
         block = f"tile({line}:{n // less})", f"warps({max(1, s.warps // less)})"
         yield block
@@ -282,14 +290,15 @@ def at_once_alone(b: Body, s: TileSchedule, programs: int, at_once: int) -> Iter
     most = at_once * s.programs // max(1, programs)
     if s.split and 0 < most < s.programs < 2 * most:
         yield (f"programs({most})",)
-    if not s.split and 0 < MANY * at_once < programs:
-        yield from ((f"shared(i{s.order.index(a)} / {at_once})",) for a in islice((a for a in s.order if a in b.parallel), 1))
+    outermost = next((a for a in s.order if a in b.parallel), None)
+    if not s.split and outermost is not None and 0 < MANY * at_once < programs:
+        yield (f"shared({_name(s, outermost)} / {at_once})",)
 
 
 def held_in_stages(s: TileSchedule) -> Iterator[tuple[str, ...]]:
     """The same where rows are held in stages: by fewer threads, by more or fewer programs with as many in all, in other pieces, or run through
     instead."""
-    row, most = f"i{s.order.index(s.staged)}", max(s.sizes(s.staged)) if s.staged in s.dims else 0
+    row, most = _name(s, s.staged), max(s.sizes(s.staged)) if s.staged in s.dims else 0
     yield from ((f"warps({w})",) for w in (s.warps // 2, s.warps // 4) if w)
     for n in (2 * s.sharers, 4 * s.sharers, 8 * s.sharers, s.sharers // 2):
         if 0 < n <= MOST_SHARERS:
@@ -348,11 +357,12 @@ class _Search:
         self.first = self.best = first
         self.made, self.stack = made, made.spilled
         self.takes, self.gain = cycles(b, first.kernel, made, hints, target), COPIED if made.waits.copies or first.schedule.kept else GAIN
-        self.folds = -1.0                       # cycles of what folds what the first one leaves; not known yet
+        self.folding: float | None = None       # cycles of what folds what the first one leaves, once it is built
         self.seen = {first.unit.name}
         self.ways: list[Candidate] = []
         self.stands = False
-        self.across = {a for a in first.schedule.dims for _, address, _ in strides_of(b)        # by which it is a matrix, not a vector
+        self.accesses = strides_of(b)
+        self.across = {a for a in first.schedule.dims for _, address, _ in self.accesses        # by which it is a matrix, not a vector
                        if address.coefficient(a) == 1 and len(address.axes() & set(first.schedule.dims)) > 1}
 
     def look(self, most: int) -> None:
@@ -370,10 +380,10 @@ class _Search:
             if len(self.ways) == most:
                 break
 
-    def asked(self) -> Iterator[GpuUnit]:
+    def units(self) -> list[GpuUnit]:
         """What is to be built of `ways`, and once of what folds what the first one leaves."""
-        yield from (c.unit for c in self.ways)
-        yield from (p.unit for c in (*((self.first,) if self.ways and self.folds < 0 else ()), *self.ways) for p in c.folds)
+        new = [self.first, *self.ways] if self.ways and self.folding is None else self.ways
+        return [*(c.unit for c in self.ways), *(p.unit for c in new for p in c.folds)]
 
     def take(self, made: Mapping[str, Binary]) -> None:
         """The quickest of `ways` that are so much quicker than the best so far; none that spills more than the first: LayerNorm along the middle of
@@ -381,15 +391,19 @@ class _Search:
         room = max(relief.SHARED, self.made.shared)
         fits = lambda found: found is not None and found.shared <= room and found.spilled <= self.stack
         here = {c: made[c.unit.name] for c in self.ways if fits(made.get(c.unit.name))}
-        if self.ways and self.folds < 0:
-            self.folds = self._folded(self.first, made)
-        times = {c: takes and max(1.0, takes + self._folded(c, made) - self.folds) for c, found in here.items()
-                 for takes in (cycles(self.b, c.kernel, found, self.hints, self.target),)}
+        if self.ways and self.folding is None:
+            self.folding = self._folded(self.first, made)
+        times = {c: self._times(c, made) for c in here}
         enough = [c for c in times if times[c] and times[c] * asked(self.gain, self.made.spilled, here[c].spilled) <= self.takes]
         quickest = min(enough, key=times.__getitem__, default=None)
         self.stands = quickest is None
         if not self.stands:
             self.best, self.made, self.takes, self.gain = quickest, here[quickest], times[quickest], FURTHER
+
+    def _times(self, c: Candidate, made: Mapping[str, Binary]) -> float:
+        """Cycles of it, and how many more what folds what it leaves takes than what folds what the first one does; 0 where nothing is known."""
+        alone = cycles(self.b, c.kernel, made[c.unit.name], self.hints, self.target)
+        return alone and max(1.0, alone + self._folded(c, made) - self.folding)
 
     def _folded(self, c: Candidate, made: Mapping[str, Binary]) -> float:
         """Cycles beyond their launch of kernels that fold what one leaves: how many programs leave partial results says how long."""
@@ -438,14 +452,10 @@ class _Search:
         return any(self._short(s, a) for a in s.dims if (a in self.b.parallel or a in s.looped) and (a is s.dims[-1] or a in self.across))
 
     def _short(self, s: TileSchedule, line: Axis) -> bool:
-        """Has it along `line`?"""
+        """Has it along `line`? What is written in rows that begin within what memory moves at once is in two of these."""
         before = self.best.schedule
-        sizes = [(self.hints.count(address.axes()) * size, size) for _, address, size in strides_of(self.b) if address.coefficient(line) == 1]
+        if line not in before.dims or s.sizes(line)[0] >= before.sizes(line)[0]:
+            return False
+        sizes = [(self.hints.count(address.axes()) * size, size) for _, address, size in self.accesses if address.coefficient(line) == 1]
         short = min(s.sizes(line)) * max(sizes, default=(0, SECTOR))[1]
-        return line in before.dims and short < SECTOR * (1 + self._anywhere(line)) and s.sizes(line)[0] < before.sizes(line)[0]
-
-    def _anywhere(self, line: Axis) -> bool:
-        """Is something written along `line` in rows that begin within what memory moves at once?"""
-        written = [(address, size) for e, address, size in strides_of(self.b) if not isinstance(e, Load) and address.coefficient(line) == 1]
-        steps = (address.coefficient(a) * size for address, size in written for a in address.axes() - {line})
-        return any(self.hints(step) % SECTOR for step in steps)
+        return short < SECTOR or short < 2 * SECTOR and begin_anywhere(self.b, line, self.hints, SECTOR, written=True)

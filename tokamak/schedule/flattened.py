@@ -22,7 +22,7 @@ from .schedule import SLOW, strides_of
 from .tile_stages import power
 
 WORD = 16               # bytes
-SHORT = 16              # elements of a plane, each way to a power of two; of 49 f16 as one of 702 x 2048 632 us, 580 along the axes
+SHORT = 16              # elements of a plane, each way to a power of two; 702 x 2048 x 7 x 7 bf16 46% of the limit as one, 49 along the axes
 WHOLE = 1024            # elements, a multiple of which tiles of rows cover as well: bias and GELU of rows of 65536 bf16 6.4 us and 6.5, BatchNorm's
                         # backward in NHWC of 1024 channels 80.8 and 83
 FEW = 512               # elements of a row below which a tile of rows computes slow functions of columns once for several, or reads more than so many
@@ -105,14 +105,15 @@ def _apart(b: Body) -> tuple[Axis, ...]:
     f16 319, 294, of 16 x 192 x 40 x 40 48.8, 44.0, of 56 x 32 x 112 x 112 174, 172, of 60 x 1280 x 9 x 9 bf16 121, 90, x 11 x 11 f16 125, 117, of
     99 x 1280 x 5 x 5 bf16 56, 43; but of 200 x 768 x 15 x 15 314, 403."""
     stored = [contiguous(s.address, b.parallel & s.axes) for s in b.stores]
+    words = lambda plane, s: plane[0].extent.constant * s.memory.dtype.bytes % 4 == 0
+    if not all(plane and (words(plane, s) or _idles(plane)) for plane, s in zip(stored, b.stores)):
+        return ()
     for e, address, size in strides_of(b):
         within = next((a for a in b.parallel if address.coefficient(a) == 1), None)
         if not isinstance(e, Load) or within is None or within.extent.constant is None or within.extent.constant * size >= SECTOR:
             continue
         axes = contiguous(address, b.parallel, within)
-        whole = lambda plane, s: plane[0].extent.constant * s.memory.dtype.bytes % 4 == 0
-        if len(axes) > 2 and all(plane[:1] == axes[:1] and {within, *axes} <= s.axes and (whole(plane, s) or _idles(plane))
-                                 for plane, s in zip(stored, b.stores)) \
+        if len(axes) > 2 and all(plane[:1] == axes[:1] and {within, *axes} <= s.axes for plane, s in zip(stored, b.stores)) \
                 and all(set(axes) <= i.axes() or not set(axes) & i.axes() for i in indices_of(b)):
             return axes
     return ()

@@ -63,10 +63,10 @@ def narrowest(b: Body, line: Axis | None) -> int:
     return min((size for _, address, size in strides_of(b) if line in address.axes()), default=4)
 
 
-def begin_anywhere(b: Body, line: Axis, hints: Hints, word: int = 16) -> bool:
-    """Do rows along `line` begin at any element, not at words of 16 bytes, or so many?"""
-    return any(not hints.divides(max(word // size, 1), address.coefficient(x)) for _, address, size in strides_of(b)
-               if address.coefficient(line) == 1 for x in address.axes() - {line})
+def begin_anywhere(b: Body, line: Axis, hints: Hints, word: int = 16, written: bool = False) -> bool:
+    """Do rows along `line` begin at any element, not at words of 16 bytes, or so many? `written`: those that are, alone."""
+    return any(not hints.divides(max(word // size, 1), address.coefficient(x)) for e, address, size in strides_of(b)
+               if address.coefficient(line) == 1 and not (written and isinstance(e, Load)) for x in address.axes() - {line})
 
 
 def once(b: Body, line: Axis | None, looped, hints: Hints, target) -> bool:
