@@ -381,8 +381,8 @@ def _relieved(lowered: Lowered, built: Mapping, program: Program, kernels: Mappi
               trace: Trace) -> tuple[Lowered, Program, Mapping]:
     """The three with other schedules for kernels that spill or take long by their machine code, if there are any: `lower` and what is behind it once
     more."""
-    if machine.name == "cpu" or not options.tuned:          # the interpreter has no registers; `tokamak tune` begins at the heuristic's schedules
-        return lowered, program, kernels
+    if machine.name == "cpu" or machine.ordered or not options.tuned:   # the interpreter has no registers; machine code depends on sizes, an ordered
+        return lowered, program, kernels                                # sum may not; `tokamak tune` begins at the heuristic's schedules
     binaries = {name: k.binary for name, k in kernels.items()}
 
     def build(units: Sequence[gpu_build.GpuUnit]) -> Mapping[str, gpu_build.Binary]:

@@ -100,8 +100,8 @@ def test_the_backend_plans_the_program_once_more_with_it(record, monkeypatch, tm
         assert program == "another program" and made.bodies != lowered.bodies and set(others) != set(kernels)
         found.append((made.bodies, len(asked)))
     assert found[0] == found[1] and asked
-    alone = backend._relieved(lowered, text, "program", kernels, finish, machine, Options(cache_dir="", tuned=False), lambda *x: x)
-    assert alone == (lowered, "program", kernels)
+    for other, options in ((machine, Options(cache_dir="", tuned=False)), (replace(machine, ordered=True), Options(cache_dir=""))):
+        assert backend._relieved(lowered, text, "program", kernels, finish, other, options, lambda *x: x) == (lowered, "program", kernels)
 
 
 def test_the_log_names_the_heuristics_schedule_too(record):

@@ -271,6 +271,21 @@ def test_gradients_of_narrow_layers_with_a_residual():
     assert (found.double() - rows).abs().max() <= 2 ** -8 * rows
 
 
+@pytest.mark.parametrize("length", [255, 3000, 20001])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("fn", [lambda x, w: F.layer_norm(x, (x.shape[-1],), w), lambda x, w: (x * w).sum(-1),
+                                lambda x, w: torch.log_softmax(x, -1) * w], ids=["norm", "sum", "softmax"])
+def test_rows_do_not_depend_on_how_many_there_are(fn, turned, length):
+    """Under `strict`, and neither on how long a kernel takes by its machine code."""
+    run, w = kernel(fn, policy="strict", dynamic=False), values(length)
+    x, found = values(4099, length), []
+    for rows in (5, 64, 1001, 4096, 4099):
+        torch._dynamo.reset()
+        some = x[:rows].t().contiguous().t() if turned else x[:rows]
+        found.append(run(some, w)[:5])
+        assert torch.equal(found[0], found[-1]), rows
+
+
 def test_updates_the_same_twice():
     run = kernel(lambda x, i, v: x.index_add(0, i, v), policy="strict")
     x, i, v = values(50, 70), torch.randint(0, 50, (5000,), device="cuda"), values(5000, 70)

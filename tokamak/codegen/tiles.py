@@ -446,6 +446,8 @@ class TileLowering(TileAhead):
             hint = ", eviction_policy='evict_first'" if self.s.backward else ""
             scope.lines.append(f"tl.store({target}, {value.var}{f', mask={mask}' if mask else ''}{hint})")
         elif store.axes & self.s.looped or not atomic(store.monoid, memory.dtype):
+            if store.axes & self.s.looped & set(self.s.dims):
+                raise Unschedulable("several updates of a tile that are to be made one after the other")
             scope.lines += words.update_in_order(store.monoid, memory.dtype, target, value.var, mask, (self.fresh(), self.fresh()))
         else:
             scope.lines.append(words.update(store.monoid, where, offset, value.var, mask))

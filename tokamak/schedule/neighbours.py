@@ -108,7 +108,7 @@ def _warps(b: Body, s: TileSchedule, a: Axis | None, n: int | None, hints: Hints
 
 
 def _stages(b, s, a, n, hints):
-    return replace(s, stages=n) if a is None and n else None
+    return replace(s, stages=n) if a is None and n and (n == 1 or not _in_order(b, s)) else None
 
 
 def _registers(b, s, a, n, hints):
@@ -123,7 +123,7 @@ def _programs(b, s, a, n, hints):
 
 
 def _tile(b, s, a, n, hints):
-    if a is None or not n or power(n) != n or a not in b.parallel and a not in s.looped:
+    if a is None or not n or power(n) != n or a not in b.parallel and a not in s.looped or a in _in_order(b, s):
         return None
     pieces = dict(s.pieces)
     if s.shift is not None and a not in s.looped:           # blocks of rows that begin anywhere, with a piece for what stands around whole words
@@ -137,6 +137,11 @@ def _tile(b, s, a, n, hints):
         own = pieces.get(a, (n,))
         pieces[a] = (n, *own[1:]) if a in s.looped else (n,) * len(own) if len(set(own)) == 1 else (n,)
     return replace(s, pieces=tuple(pieces.items()))
+
+
+def _in_order(b: Body, s: TileSchedule) -> frozenset[Axis]:
+    """The axes along which updates are made one after the other: of two in a tile that meet in one element, one would be lost."""
+    return frozenset(a for x in b.stores if x.monoid is not None for a in x.axes & s.looped)
 
 
 def _staged(b, s, a, n, hints):
@@ -192,7 +197,7 @@ def _even(b, s, a, n, hints):
 
 
 def _shared(b, s, a, n, hints):
-    if any(x in b.parallel for e in walk(*exprs_of(b)) for x in getattr(e, "over", ())):
+    if any(x in b.parallel for e in walk(*exprs_of(b)) for x in getattr(e, "over", ())) or any(hints(x.extent) == 0 for x in s.order):
         return None
     if s.shift is not None and a in s.dims:         # rows side by side begin each elsewhere, those of a program like its first
         return None
