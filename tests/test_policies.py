@@ -1,10 +1,12 @@
 """The three policies of numbers: what is rounded where, and which sums may change their order. Whole compiles and regions."""
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.fx.traceback import annotate
 
 import tokamak
+from tests.compiled.conftest import INTERPRETED
 
 
 @pytest.fixture(autouse=True)
@@ -122,6 +124,41 @@ def test_strict_gives_a_row_the_same_bits_alone_and_in_a_batch(width):
     for rows in (1, 2, 17):
         assert bits(compiled(norms, "strict")(z[:rows].clone(), w), tuple(t[:rows] for t in whole))
     assert bits(compiled(norms, "strict", dynamic=True)(z[:9].clone(), w), tuple(t[:9] for t in whole))
+
+
+LAID = {"rows": lambda x: x.clone(), "columns": lambda x: x.t().contiguous().t(), "every other": lambda x: torch.stack([x, x], -1)[..., 0]}
+
+
+@pytest.mark.parametrize("target", ["", pytest.param("interpret", marks=INTERPRETED)])
+@pytest.mark.parametrize("laid", LAID)
+@pytest.mark.parametrize("width", [7, 300, 1024])
+def test_strict_does_not_look_at_the_size_of_a_batch_however_it_lies(target, laid, width):
+    """Whether a batch is a multiple of a word, or of a tile, said how columns of it are summed, and where prefixes of 16 MiB begin their lines."""
+    def fn(x):
+        return F.layer_norm(x, (width,)), (x * x).sum(-1), x.cumsum(-1), x.cumprod(-1).amax(-1), x.flip(-1).cumsum(-1), x.var(-1), x.logsumexp(-1)
+    z = torch.randn(67, width)
+    whole = compiled(fn, "strict", target=target, dynamic=False)(LAID[laid](z))
+    for rows in (2, 5, 16, 64):
+        torch._dynamo.reset()
+        assert bits(compiled(fn, "strict", target=target, dynamic=False)(LAID[laid](z[:rows])), tuple(t[:rows] for t in whole)), rows
+
+
+@INTERPRETED
+def test_strict_combines_halves_of_a_tile():
+    """An order of the kernel's own: Triton's depends on the number of threads, and on where memory begins."""
+    x, run = torch.randn(5, 256), lambda fn: compiled(fn, "strict", target="interpret", dynamic=False)(x)
+    total, prefixes = x, x
+    while total.shape[1] > 1:
+        total = total[:, :total.shape[1] // 2] + total[:, total.shape[1] // 2:]
+    for n in (2 ** k for k in range(8)):
+        first, second = prefixes.unflatten(1, (-1, 2, n)).unbind(2)
+        prefixes = torch.stack([first, first[..., -1:] + second], 2).flatten(1)
+    assert bits(run(lambda x: x.sum(-1)), total[:, 0]) and bits(run(lambda x: x.cumsum(-1)), prefixes)
+
+
+def test_strict_scans_alike_however_much_is_written():
+    z = torch.randn(900, 5000)
+    assert bits(compiled(lambda x: x.cumsum(-1), "strict")(z)[:9], compiled(lambda x: x.cumsum(-1), "strict", dynamic=False)(z[:9].clone()))
 
 
 @pytest.mark.parametrize("dim", [0, 1, (0, 2), (1, 2)])

@@ -274,7 +274,8 @@ def test_gradients_of_narrow_layers_with_a_residual():
 @pytest.mark.parametrize("length", [255, 3000, 20001])
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("fn", [lambda x, w: F.layer_norm(x, (x.shape[-1],), w), lambda x, w: (x * w).sum(-1),
-                                lambda x, w: torch.log_softmax(x, -1) * w], ids=["norm", "sum", "softmax"])
+                                lambda x, w: torch.log_softmax(x, -1) * w, lambda x, w: (x * w).cumsum(-1)],
+                         ids=["norm", "sum", "softmax", "prefixes"])
 def test_rows_do_not_depend_on_how_many_there_are(fn, turned, length):
     """Under `strict`, and neither on how long a kernel takes by its machine code."""
     run, w = kernel(fn, policy="strict", dynamic=False), values(length)

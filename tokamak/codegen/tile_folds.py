@@ -13,6 +13,9 @@ from .tile_kernel import Scope, Value
 from .tile_values import TileValues
 
 
+IN_ANY_ORDER = ("max", "min", "any", "all", "argmax", "argmin")        # monoids whose result has the same bits however terms are combined
+
+
 def folds_elements(e: Reduce) -> bool:
     """Does `e` take single elements into a rescaled carrier, not carriers that other programs have left?"""
     return e.monoid in CARRIERS and all(isinstance(x, Const) for x in e.args[1:])
@@ -98,7 +101,8 @@ class TileFolds(TileValues):
     def _few(self, e: Reduce) -> int:
         """How many lanes carry `e` through a loop where a tile is one-dimensional: so many that what each takes in of a tile is one thread's, 16
         bytes of the narrowest element after the other. 0 where every element of the tile has a lane, or one number stands for all of them."""
-        if self.rank != 1 or self.s.dims[0] not in e.over or self._together(e) or not set(e.over) & (self.s.looped | set(self.s.split)):
+        if self.rank != 1 or self.s.dims[0] not in e.over or self._together(e) or not set(e.over) & (self.s.looped | set(self.s.split)) \
+                or self._in_order(e):
             return 0
         size = self.s.sizes(self.s.dims[0])[self.piece[self.s.dims[0]]]
         if self._by_thread(e):
@@ -110,14 +114,18 @@ class TileFolds(TileValues):
     def _by_thread(self, e: Reduce) -> bool:
         """Are the elements of a thread folded into one lane?"""
         return self.s.by_thread and self.rank == 1 and e.monoid in ("moments", "sum") and folds_elements(e) == (e.monoid == "moments") \
-            and bool(set(e.over) & set(self.s.split))
+            and bool(set(e.over) & set(self.s.split)) and not self._in_order(e)
 
     def _rows_carried(self, e: Reduce) -> int:
         """How many rows carry `e`, a fold down the columns of a tile of which each thread folds its own rows first; 0 where every row does."""
-        if not self.s.by_thread or self.rank != 2 or len(e.args) != 1 or not set(e.over) & (self.s.looped | set(self.s.split)):
+        if not self.s.by_thread or self.rank != 2 or len(e.args) != 1 or not set(e.over) & (self.s.looped | set(self.s.split)) or self._in_order(e):
             return 0
         rows, columns = self.s.dims
         return max(1, self.s.sizes(rows)[0] // DEEP) if rows in e.over and columns not in e.over and columns in self._fold_dims(e) else 0
+
+    def _in_order(self, e: Reduce | Scan) -> bool:
+        """Is the order fixed in which `e` combines its elements? Triton's own depends on how many threads there are, and how memory is aligned."""
+        return self.hints.ordered and e.monoid not in IN_ANY_ORDER and e.args[0].dtype.is_float
 
     def _word(self, e: Reduce) -> int:
         """Elements of 16 bytes of the narrowest that `e` reads."""
@@ -283,13 +291,17 @@ class TileFolds(TileValues):
         wide = e.monoid in CARRIERS and not lanes or e.monoid == "moments"
         shape = f"[{self._few(e)}]" if lanes else self.shape(dims)
         current = tuple(self.assign(scope, f"tl.broadcast_to({c}, {shape})") for c in carried) if wide else carried
-        flatten = not left
-        if flatten and self.rank > 1 and len(current) == 1:      # in any order: the lanes of a thread first
+        flatten, ordered = not left, self._in_order(e)
+        if flatten and self.rank > 1 and len(current) == 1 and not ordered:      # in any order: the lanes of a thread first
             flat = math.prod(self.s.sizes(a)[self.piece[a]] for a in self.s.dims if a in dims)
             current = tuple(self.assign(scope, f"tl.reshape({c}, [{flat}], can_reorder=True)") for c in current)
         # the contiguous one first: a thread's own
-        positions = [0] if flatten and len(current) == 1 else sorted(range(self.rank), reverse=True) if flatten else over[::-1]
+        positions = [0] if flatten and len(current) == 1 and not ordered else sorted(range(self.rank), reverse=True) if flatten else over[::-1]
+        sizes = [self.s.sizes(a)[self.piece[a]] if a in dims else 1 for a in self.s.dims]
         for n in positions:
+            if ordered:
+                current = self._halved(scope, e, current, n, sizes)
+            sizes[n:n + 1] = () if flatten else (1,)
             text = words.reduce(e.monoid, e.args[0].dtype, current, n)
             made = tuple(self.fresh() for _ in carried)
             scope.lines.append(f"{', '.join(made)} = {text}")
@@ -297,6 +309,18 @@ class TileFolds(TileValues):
                 scope.lines += [f"{m} = tl.expand_dims({m}, {n})" for m in made]
             current = made
         return current, left, not flatten
+
+    def _halved(self, scope: Scope, e: Reduce, current: tuple, n: int, sizes: list[int]) -> tuple:
+        """`current`, blocks of `sizes`, folded along dimension `n` down to one element, one half into the other: an order of their own."""
+        half = sizes[n]
+        while half > 1:
+            half //= 2
+            apart = f"[{', '.join(map(str, (*sizes[:n], 2, half, *sizes[n + 1:])))}]"
+            current = tuple(self.assign(scope, f"tl.reshape({c}, {apart})") for c in current)
+            made = tuple(self.fresh() for _ in current)
+            scope.lines.append(f"{', '.join(made)} = {words.reduce(e.monoid, e.args[0].dtype, current, n)}")
+            current = made
+        return current
 
     def _remember(self, scope: Scope, e: Reduce, values) -> None:
         for n, v in enumerate(values):
@@ -420,7 +444,13 @@ class TileFolds(TileValues):
         if short:
             args = tuple(self.assign(scope, f"tl.broadcast_to({x}, {self.shape(self.s.dims)})") for x in args)
         made = tuple(self.fresh() for _ in args)
-        scope.lines.append(f"{', '.join(made)} = {words.scan(e.monoid, args, position)}")
+        if self._in_order(e):
+            sizes = [self.s.sizes(a)[self.piece[a]] if a in dims or short else 1 for a in self.s.dims]
+            before, n, after = math.prod(sizes[:position]), sizes[position], math.prod(sizes[position + 1:])
+            text = words.ordered_scan(e.monoid, args, before, n.bit_length() - 1, after)
+        else:
+            text = words.scan(e.monoid, args, position)
+        scope.lines.append(f"{', '.join(made)} = {text}")
         for p in short:
             made = tuple(self.assign(scope, f"tk.any_of({x}, {p})") for x in made)
         return made

@@ -44,7 +44,7 @@ class TileSums(TileFolds):
 
     def _at_once_with_others(self, e: Reduce) -> bool:
         """Is `e` a sum of f32 along all of a row that is held?"""
-        return self.rank == 1 and e.monoid == "sum" and e.args[0].dtype is F32 \
+        return self.rank == 1 and e.monoid == "sum" and e.args[0].dtype is F32 and not self._in_order(e) \
             and set(self.s.dims) <= set(e.over) and not set(e.over) & (self.s.looped | set(self.s.split))
 
     def _worth(self, folds) -> bool:

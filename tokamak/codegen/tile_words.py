@@ -3,10 +3,10 @@ from __future__ import annotations
 
 from ..ir.dtype import BOOL, F32, DType, compute_type
 from ..ir.ops import CARRIERS, identity
-from .triton_ops import cast, combine, full, literal, op, pointer_type, random, reduce, scan, step, sums, triton_type, uniform_run
+from .triton_ops import cast, combine, full, literal, op, ordered_scan, pointer_type, random, reduce, scan, step, sums, triton_type, uniform_run
 
-__all__ = ["LEAVES_FIRST", "cast", "combine_lines", "full", "literal", "moments_of", "number", "neutral", "plain", "op", "pointer_type", "random",
-           "reduce", "scan", "step", "sums", "triton_type", "uniform_run", "update", "update_in_order"]
+__all__ = ["LEAVES_FIRST", "cast", "combine_lines", "full", "literal", "moments_of", "number", "neutral", "plain", "op", "ordered_scan",
+           "pointer_type", "random", "reduce", "scan", "step", "sums", "triton_type", "uniform_run", "update", "update_in_order"]
 
 
 LEAVES_FIRST = ", eviction_policy='evict_first'"         # of a load: its line leaves the cache before others

@@ -169,8 +169,11 @@ class Tree(Loops):
     def _streamed(self, s: Store) -> Index | None:
         """How many elements the kernel stores in the memory of `s`, if it may go around the caches: in whole lines, to memory that the kernel does
         not read as well, as that is there already. (Half lines, of 16-bit types, cost 7 percent on bias + GELU, where whole ones save.)"""
-        read = any(isinstance(e, Load) and e.node is s.memory for t in (*self.stores, *self.final) for e in walk(t.expr))
-        if read or s.memory.dtype.bytes * self.low.s.lanes % 64 or self.low.s.reused:
+        found = [e for t in (*self.stores, *self.final) for e in walk(t.expr)]
+        read = any(isinstance(e, Load) and e.node is s.memory for e in found)
+        # lanes up to the first whole line would be folded by themselves: an order that depends on where memory begins, and how much there is
+        ordered = self.low.hints.ordered and any(isinstance(e, (Reduce, Scan)) for e in found)
+        if read or ordered or s.memory.dtype.bytes * self.low.s.lanes % 64 or self.low.s.reused:
             return None
         total = as_index(0)
         for t in self.stores:

@@ -9,6 +9,7 @@ from .triton_dot import *     # noqa: F401,F403
 from .triton_fold import *    # noqa: F401,F403
 from .triton_math import *    # noqa: F401,F403
 from .triton_math64 import *  # noqa: F401,F403
+from .triton_order import *   # noqa: F401,F403
 from .triton_rem import *     # noqa: F401,F403
 from .triton_share import again, arrive, exchange1, exchange2, exchange3, exchange4, meet, packed, room, swap1, swap2, swap3, swap4    # noqa: F401
 from .triton_share import share1, share2, share3, share4, summed_part, widened    # noqa: F401

@@ -200,6 +200,11 @@ def scan(monoid: str, args: tuple[str, ...], axis: int, reverse: bool = False) -
     return f"tk.scan_{monoid}({', '.join(args)}, {axis}, {reverse})"
 
 
+def ordered_scan(monoid: str, args: tuple[str, ...], before: int, log: int, after: int) -> str:
+    """The same of a float along the middle one of `before` x 2^`log` x `after` elements, in one order whatever threads there are."""
+    return f"tk.ordered_scan_{monoid}({', '.join(args)}, {before}, {log}, {after})"
+
+
 # -- random numbers ------------------------------------------------------------------------------------------------
 def random(kind: str, seed: str, index: str) -> str:
     """Text of the f32 random numbers of `kind` ('uniform', 'normal') that stand at `index` under `seed` (i64 registers)."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ..fuse.cost import Hints
 from ..fuse.sizes import octave
-from ..schedule import tiles
+from ..schedule import sizeless, tiles
 from ..schedule.body import Body
 from ..schedule.neighbours import changed
 from ..schedule.tile_schedule import TileSchedule
@@ -33,6 +33,8 @@ def structure(k: TileKernel, hints: Hints) -> str:
 
 def choose(b: Body, hints: Hints, target, table: Table) -> TileSchedule:
     """The schedule for `b` on a GPU: the heuristic's, with the changes that `table` has for it."""
+    if target.ordered:
+        return sizeless.choose(b, hints, target)
     s = tiles.choose(b, hints, target)
     if not table or s.staged is not None:          # rows in stages have one way to be held
         return s

@@ -21,7 +21,9 @@ GRAIN = 32 * 1024       # elements below which one thread is as fast as several
 
 
 class Hints:
-    """Sizes as numbers, for estimates: those of `classes` as their class says, so that all sizes of it are planned alike."""
+    """Sizes as numbers, for estimates: those of `classes` as their class says, so that all sizes of it are planned alike. `ordered`: are they for a
+    target whose folds are taken in an order that depends on the fold alone?"""
+    ordered = False
 
     def __init__(self, hints: dict[str, int], classes: dict[str, SizeClass] | None = None):
         self.hints, self.classes = hints, classes or {}
@@ -67,6 +69,7 @@ class Hints:
 class Alike(Hints):
     """Every extent but 1 counts as the same number, constant or not: what is decided with these depends on a program's structure alone."""
     EXTENT = 64
+    ordered = True
 
     def __call__(self, i: Index) -> int:
         return i.constant if i.constant in (0, 1) else self.EXTENT
