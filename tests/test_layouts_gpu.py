@@ -94,6 +94,7 @@ def test_rungs(name, found):
     ("norm_turned_bwd_bf16_52x256x1024", 2),                            # sums beside rows across which something lies
     ("norm_turned_bwd_f32_52x256x1024", 3),                             # but not of longer rows than are held beside them,
     ("norm_turned_bwd_bf16_1x651x3256", 4),                             # nor beside few
+    ("patch_norm_f32_165x2048x15x15", 1),                               # the first element of a row is there before the sum of which it is one
     ("patch_norm_bwd_f16_35275x32x8x8", 2),                             # those of positions, too, of a plane that is held
     ("pixels_shuffled_bwd_bf16_38x512x14x14", 2)])                      # nor of what lies interleaved
 def test_how_many_kernels(name, count):
