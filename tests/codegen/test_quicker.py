@@ -249,21 +249,21 @@ def test_more_stack_than_the_first_had_is_not_taken(record):
     assert 8 in warps(quicker.quicker(lowered, wanted, machine, build(0), {}))
 
 
-@pytest.mark.parametrize("copies", [0, 3])
-def test_one_that_copies_while_it_works_needs_more_to_be_left(record, copies):
-    """A quarter less is enough for others: of what copies hide the estimate knows less."""
-    machine = record.values["target"]
-    waits = replace(alike(9000, 1500), copies=copies)
+@pytest.mark.parametrize("kept", [0, 3])
+def test_one_that_keeps_what_it_read_needs_more_to_be_left(record, kept):
+    """A tenth less is enough for others: of what the cache keeps the estimate knows less."""
+    machine, waits = record.values["target"], alike(9000, 1500)
     lowered, text, slow = standing(record, waits=waits)
     (g, made), = quicker.wanting(lowered, text, slow, machine).items()
-    first = quicker.Candidate((), lowered.bodies[g][1], lowered.kernels[g], made.unit)
+    s, keeping = lowered.bodies[g][1], replace(lowered.bodies[g][1], kept=kept)
+    first = quicker.Candidate((), keeping, tuple(replace(k, schedule=keeping) if k.schedule == s else k for k in lowered.kernels[g]), made.unit)
     search = quicker._Search(lowered.bodies[g][0], first, estimates(lowered.plan.graph, machine), machine, made)
     search.look(10)
     search.ways = [c for c in search.ways if c.changes == ("warps(2)",)]
     found, (c,) = {c.unit.name: made_up(c.unit, waits) for c in search.ways}, search.ways
-    search.takes = (quicker.GAIN + quicker.COPIED) / 2 * quicker.cycles(search.b, c.kernel, found[c.unit.name], search.hints, machine)
+    search.takes = (quicker.GAIN + quicker.KEPT) / 2 * quicker.cycles(search.b, c.kernel, found[c.unit.name], search.hints, machine)
     search.take(found)
-    assert (search.best is c) == (copies == 0)
+    assert (search.best is c) == (kept == 0)
 
 
 def test_what_must_spill_much_is_not_built(monkeypatch):

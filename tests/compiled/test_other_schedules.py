@@ -15,8 +15,11 @@ from tests.compiled.test_properties import check, EXACT, EXAMPLES, SETTINGS
 from tests.graphs import programs
 from tokamak.codegen import quicker, relief, tuned
 from tokamak.codegen.scope import Unschedulable
+from tokamak.codegen.stages import lower_body
 from tokamak.codegen.tiles import TileLowering
+from tokamak.errors import BuildError
 from tokamak.fuse.cost import estimates
+from tokamak.runtime import gpu_build
 from tokamak.schedule.body import Body
 from tokamak.schedule.neighbours import changed, steps
 from tokamak.schedule.tile_schedule import TileSchedule
@@ -48,8 +51,15 @@ def taking(pick: Callable[[list[tuple[str, ...]]], tuple[str, ...]], taken: list
         ways = others(b, s, hints, target) if type(s) is TileSchedule else []
         if not ways:
             return s
-        taken.append(pick(ways))
-        return changed(b, s, taken[-1], hints)
+        way = pick(ways)
+        made = changed(b, s, way, hints)
+        if target.name != "cpu":                # a search leaves out what does not compile: a tile of too few elements for functions of four at once
+            try:
+                gpu_build.build([relief.main(lower_body(b, made, hints, target), made)], target.arch)
+            except BuildError:
+                return s
+        taken.append(way)
+        return made
     return choose
 
 

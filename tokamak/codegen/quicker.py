@@ -40,10 +40,10 @@ SMALL = 16              # kernels at most of a graph that is looked at: the firs
 SLOW = 1.5, 1.25        # times as long as its bytes, or of one that spills: of 183 kernels as the heuristics have them 25 are, as the estimate has
                         # it, and 19 of 25 that have a schedule 1.15 times as fast, as swept
 GAP = 4000              # cycles at least by which they are
-GAIN = 1.15             # times less, see `gpu_estimate`
-COPIED = 1.3            # the same where the first one copies what it reads while it works, of which the estimate knows less: five of 36 such kernels
-                        # have another schedule, 1.25 to 2.4 times as fast; LayerNorm backward of 2621 x 25600 bf16 had one by GAIN, 165 us, 152.
-                        # And where it keeps what it read for its second way: by half too long, and by GAIN four of eight no faster, four 1.03 to 1.08
+GAIN = 1.12             # times less, see `gpu_estimate`: of 137 kernels as swept 43 have another schedule so, 1.34 times as fast, eight of them slower;
+                        # 33 by 1.15, 1.43 times, three slower, and the others 1.09
+KEPT = 1.3              # the same where the first one keeps what it read for its second way: the estimate is by half too long, and by 1.15 four of
+                        # eight were no faster, four 1.03 to 1.08
 FURTHER = 1.1           # the same of a step behind another one, and of one that spills half as much at most where the first one spills much: of 19
                         # such kernels that were measured 15 have one so, 1.02 to 10.96 times as fast
 TRIED = 12, 8, 6        # ways of a kernel that are built at once: of the heuristic's schedule, of the best of these, and again
@@ -356,7 +356,7 @@ class _Search:
         self.b, self.hints, self.target = b, hints, target
         self.first = self.best = first
         self.made, self.stack = made, made.spilled
-        self.takes, self.gain = cycles(b, first.kernel, made, hints, target), COPIED if made.waits.copies or first.schedule.kept else GAIN
+        self.takes, self.gain = cycles(b, first.kernel, made, hints, target), KEPT if first.schedule.kept else GAIN
         self.folding: float | None = None       # cycles of what folds what the first one leaves, once it is built
         self.seen = {first.unit.name}
         self.ways: list[Candidate] = []
