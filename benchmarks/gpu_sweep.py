@@ -21,7 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from multiprocessing import get_context
@@ -50,7 +50,6 @@ WIDER = 8               # times longer or shorter than the heuristic's that a pi
 EQUAL = 8, 16           # elements at least of each of the equal pieces of a held row that are tried, and so many pieces at most
 PROGRAMS = 0.25, 0.5, 2, 4
 CYCLES = 1900           # a microsecond
-GAINS = quicker.GAIN, quicker.KEPT
 TURNED = "turned"       # the first two of three dimensions of a tile change places
 VARIED = "warps", "registers", "order", "stages", "programs", "rows", "pieces", "shares"        # what may be changed
 SHARES = 1, 2, 4, 8     # programs of a cluster that share rows held in stages
@@ -158,13 +157,15 @@ def said(terms: Sequence[float], factors: Sequence[float] = gpu_estimate.FACTORS
     return gpu_estimate.combined(terms, factors) / CYCLES if terms else 0.0
 
 
-def picked(rows: Sequence[dict], gains: tuple[float, float] = GAINS, factors: Sequence[float] = gpu_estimate.FACTORS) -> list[float]:
+def picked(rows: Sequence[dict], gain: Callable[[bool, bool], float] = quicker.gain_of,
+           factors: Sequence[float] = gpu_estimate.FACTORS) -> list[float]:
     """How many times as fast as the heuristic's schedule the one is that the estimates have so many times as quick, and that spills no more; of the
-    kernels that have one. `gains`: of kernels, and of those that keep what they read; little is asked of what spills much less."""
+    kernels that have one; little is asked of what spills much less."""
     found = []
     for row in rows:
         first, *others = row["tried"]
-        asked = lambda t: quicker.asked(gains["kept(" in first[0]], first[2], t[2])
+        least = gain("kept(" in first[0], "staged(" in first[0] and "split(" in first[0])
+        asked = lambda t: quicker.asked(least, first[2], t[2])
         possible = (t for t in others if t[3] and t[2] <= first[2] and first[3] and said(t[3], factors) * asked(t) <= said(first[3], factors))
         best = min(possible, key=lambda t: said(t[3], factors), default=None)
         if best is not None:

@@ -79,6 +79,13 @@ def fresh():
     ("modulate_bwd_f16_900x5x5569", "i1:8?, i2:128?) warps(2)"), ("modulate_bwd_f32_26x96x8192", "i1:32+32+32, i2:64) warps(8)"),
     ("modulate_bwd_f16_60x300x5569", "i2:2048?) split(i1 / 2) warps(4) stages(3)"),                             # more rows than are held
     ("modulate_bwd_f32_10x300x8191", "i2:4096+8?) shifted(i2 % 4) split(i1 / 4) warps(16)"),                    # few blocks: programs share them
+    ("weightnorm_bwd_f32_1146x27400", f"i1:{'1024+' * 6}1024?) staged(i1 / 4) split(i0 / 30) warps(16) stages(3)"),       # 8 bytes a thread,
+    ("layernorm_bwd_f32_2000x21000", f"i1:{'512+' * 5}512?) staged(i1 / 8) split(i0 / 30) warps(8) stages(3)"),
+    ("layernorm_bwd_bf16_3000x18000", f"i1:{'2048+' * 4}1024?) staged(i1 / 2) split(i0 / 66) warps(16) stages(3)"),
+    ("rmsnorm_bwd_bf16_1200x50000", "i1:2048+2048+2048+1024?) staged(i1 / 8) split(i0 / 15) warps(16)"),                      # or an eighth
+    ("batchnorm_bwd_f16_nhwc_8x1024x28x28", "i0:32+32, i1:64) split(i0 / 24) warps(2) stages(1) once"),          # few blocks to a program
+    ("batchnorm_bwd_bf16_nhwc", "i0:32+32, i1:64) split(i0 / 99) warps(8)"),
+    ("batchnorm_bwd_f32_nhwc_8x1024x28x28", "i0:16+16, i1:64) split(i0 / 24) warps(8)"),
     ("py_layernorm_f32_1500x7000", f"i1:{WARPS_WIDE.replace('32', '1024')}?) warps(8)"), ("py_layernorm_f32_1500x3500", "i1:2048+1024+512?)")])
 def test_the_first_kernel_of_a_case(case, found):
     first, *_ = gpu_plans.planned(case)
@@ -139,7 +146,7 @@ def test_a_sweep_says_what_the_machine_code_does():
     few, lots = (gpu_sweep.said(gpu_sweep.terms(task, s)) for s in (task.schedule, many))
     assert 0 < few < lots
     first, second = kernels_of((10.0, 20.0), (5.0, 15.0), (1.0, None)), kernels_of((10.0, 20.0), (5.0, 19.0))
-    assert gpu_sweep.picked([first, second, kernels_of((9.0, None))]) == [2.0] and gpu_sweep.picked([first, second], (1.0, 1.0)) == [2.0, 2.0]
+    assert gpu_sweep.picked([first, second, kernels_of((9.0, None))]) == [2.0] and gpu_sweep.picked([first, second], lambda *_: 1.0) == [2.0, 2.0]
     assert "10.00 (20.00)  s0" in gpu_sweep.text(first, 1) and "5.00 (15.00)  s1" in gpu_sweep.text(first, 1)
 
 

@@ -40,10 +40,13 @@ SMALL = 16              # kernels at most of a graph that is looked at: the firs
 SLOW = 1.5, 1.25        # times as long as its bytes, or of one that spills: of 183 kernels as the heuristics have them 25 are, as the estimate has
                         # it, and 19 of 25 that have a schedule 1.15 times as fast, as swept
 GAP = 4000              # cycles at least by which they are
-GAIN = 1.12             # times less, see `gpu_estimate`: of 137 kernels as swept 43 have another schedule so, 1.34 times as fast, eight of them slower;
+GAIN = 1.12             # times less, see `gpu_estimate`: of 137 kernels as swept 43 have another schedule so, 1.34 times as fast, eight slower;
                         # 33 by 1.15, 1.43 times, three slower, and the others 1.09
 KEPT = 1.3              # the same where the first one keeps what it read for its second way: the estimate is by half too long, and by 1.15 four of
                         # eight were no faster, four 1.03 to 1.08
+SHARING = 1.4           # the same where programs that hold rows in stages share them and take one after the other: of eight such kernels, as swept,
+                        # what would take 1.06 to 1.19 times less is 0.87 to 1.36 times as fast, and weight norm of 2000 x 20000 f32, 1.35 times
+                        # less, 1.03 (H200)
 FURTHER = 1.1           # the same of a step behind another one, and of one that spills half as much at most where the first one spills much: of 19
                         # such kernels that were measured 15 have one so, 1.02 to 10.96 times as fast
 TRIED = 12, 8, 6        # ways of a kernel that are built at once: of the heuristic's schedule, of the best of these, and again
@@ -333,6 +336,12 @@ def estimated(b: Body, k: TileKernel, made: Binary, hints: Hints, target) -> tup
     return made, k.programs, through, moved(b, hints) + 2 * left, lines, target.threads
 
 
+def gain_of(kept: bool, sharing: bool) -> float:
+    """How many times quicker something has to be than a kernel of the heuristic's schedule: one that keeps what it read, or whose programs share rows
+    that they hold in stages, one after the other."""
+    return KEPT if kept else SHARING if sharing else GAIN
+
+
 def asked(gain: float, before: int, after: int) -> float:
     """How many times quicker something has to be that spills `after` bytes, beside what spills `before`: `gain`, or little where it relieves that."""
     return min(gain, FURTHER) if before >= relief.SPILLED and after * relief.LESS <= before else gain
@@ -356,7 +365,8 @@ class _Search:
         self.b, self.hints, self.target = b, hints, target
         self.first = self.best = first
         self.made, self.stack = made, made.spilled
-        self.takes, self.gain = cycles(b, first.kernel, made, hints, target), KEPT if first.schedule.kept else GAIN
+        self.takes, self.gain = cycles(b, first.kernel, made, hints, target), \
+            gain_of(first.schedule.kept > 0, first.schedule.staged is not None and bool(first.schedule.split))
         self.folding: float | None = None       # cycles of what folds what the first one leaves, once it is built
         self.seen = {first.unit.name}
         self.ways: list[Candidate] = []

@@ -93,6 +93,11 @@ PLANE_REGISTERS = (2, 64), (8, 96)      # (bytes of what is read, registers of a
 FILE = 65536            # registers of a multiprocessor
 WORD = 16               # bytes of the widest access of a thread
 CARRYING = 16           # elements of a row to one thread where column sums are carried beside it
+COPIED = 8              # bytes of a piece to a thread where rows are copied while others are worked on,
+MOST_COPIED = 8         # in about so many pieces at most: gradients of weight norm of 1146 x 27400 f32, 4 programs a row, 102 us as 7 x 1024, 138 as
+                        # 4096 + 2048 + 1024, of 2000 x 20000 151, 172, softmax of 1500 x 27400 127, 148, LayerNorm of 2000 x 21000 140, 166, of
+                        # 3000 x 18000 bf16 118, 159, of 2621 x 25600 171, 187, of 1500 x 30000 96, 101, RMSNorm of 2621 x 20000 f32 164, 177, weight
+                        # norm of 800 x 50000 155, 154; LayerNorm of 1024 x 32768 f32 121 so and so (H200)
 WORD_LANES = 64         # elements of 16 bits that a warp's threads read as words of 4 bytes
 
 
@@ -276,7 +281,8 @@ def turns(b: Body, rows: list[Axis], line: Axis, hints: Hints, target) -> Stages
     share = -(-hints.count(rows) // sharers)
     if hints.count(b.parallel) < TURNS * sharing.clusters(sharers, target) or share * sum(e.dtype.bytes for e in loads) > BESIDE * sharing.SHARE:
         return None
-    found = pieces(share, 32 * WARPS * LANES)
+    wide = all(e.dtype.bytes >= 4 for e in loads)
+    found = in_words(share, _copied(share, 4, WARPS), WARPS) if wide else pieces(share, 32 * WARPS * LANES)
     return Stages(line, sharers, {line: found}, WARPS, 2 * REGISTERS, True, UNDER_WAY) if fits(UNDER_WAY, b, {line: found}, b.parallel) else None
 
 
@@ -317,8 +323,7 @@ def carrying(b: Body, rows: list[Axis], line: Axis | None, crossed: frozenset, h
     warps = max(1, min(WARPS, power(share) // (32 * CARRYING)))
     long = warps == WARPS and not aligned and max(read) == 2
     warps = max(1, warps // 2) if long else warps
-    most = 32 * warps * CARRYING
-    found = in_words(share, most, warps)
+    found = in_words(share, _copied(share, min(read), warps), warps)
     way = sum({(e.node, e.index): e.dtype.bytes for e in walk(*exprs_of(b))
                if isinstance(e, Load) and e.index[0].axes() >= crossed | {line}}.values())
     stages = UNDER_WAY if (UNDER_WAY - 1) * way * sum(found) <= SHARED else 1
@@ -331,6 +336,11 @@ def of_two(s: Stages, elements: int, size: int, shifted: bool) -> Stages:
     alone = s.sharers == 1 and len(s.pieces) == 1 and (s.warps, s.registers) == (WARPS, REGISTERS) and s.beside is None
     fit = shifted if size > 2 else elements * size < TWO_BYTES
     return replace(s, warps=max(1, WARPS // 2), registers=2 * REGISTERS) if alone and fit else s
+
+
+def _copied(share: int, size: int, warps: int) -> int:
+    """Elements of so many bytes of each piece of a share of a row that is copied while others are worked on."""
+    return max(32 * warps * COPIED // min(size, 4), power(share) // MOST_COPIED)
 
 
 def in_words(n: int, most: int, warps: int) -> tuple[int, ...]:

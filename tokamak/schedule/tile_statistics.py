@@ -12,6 +12,10 @@ from .tile_stages import power
 COLUMNS = 64            # columns of a tile that folds across rows: 128 bytes of a 16-bit type
 WORD = 16               # bytes of the widest access of a thread
 WORD_WARPS = 8          # of a program of which each thread has words of
+SHORT_WARPS = 2         # the same, with as many registers as they take, where two sums of 16 bits are carried through so few bytes of each value to
+SHORT = 128 << 10       # a multiprocessor: BatchNorm's in NHWC, backward, of 8 x 1024 x 28 x 28 f16 17.2 us, 19.9, of 16 x 512 x 28 x 28 bf16 16.9,
+                        # 19.7, of 64 x 2048 x 7 x 7 f16 16.7, 19.2, of 20 x 1024 x 20 x 20 18.5, 20.6, of 95 x 320 x 16 x 16 bf16 19.2, 21.1; but
+                        # of 32 x 256 x 56 x 56 64.1, 63.2 (H200)
 BLOCKS = 2              # blocks of columns to a multiprocessor, of sums of a heavy function twice as many, from which on each is one program's, by
 BLOCK_WARPS = 2         # so many warps with as many registers as they take, since all of them wait for each other in the end, tiles under way,
 BLOCK_WORDS = 2         # so many words a thread at a time. Us, H100, one-pass statistics of EvoNorm in NHWC of 800 x 96 x 14 x 14 bf16 24.3, of
@@ -83,6 +87,12 @@ def in_turns(several: dict[Axis, tuple[int, ...]], programs: int, hints: Hints) 
     fewest = min(counts, key=lambda count: (rows(count), -count))
     whole = next((c for c in counts if hints.divides(c * sizes[0], down.extent)), fewest)
     return {down: sizes[:whole if (rows(whole) - rows(fewest)) * WHOLE <= rows(fewest) else fewest]}
+
+
+def short(of: TileFacts) -> bool:
+    """Do programs that share statistics carry sums alone, of 16 bits, through few blocks?"""
+    return of.only_sums() and len(of.crossing) == 2 and of.narrowest() < 4 \
+        and math.prod(of.hints(a.extent) for a in of.order) * of.narrowest() <= SHORT * of.target.threads
 
 
 def resident(of: TileFacts) -> int:

@@ -212,6 +212,8 @@ class TileThreads(TileElements):
         stages = stages if fits(stages, self.b, self.pieces, {*split, *self.looped}) else 1
         fewer = split and not keeps and resident < RESIDENT // warps and not (down or beside or long)
         capped = at_once or full and not (by_thread and self.angles()) or fewer
+        if several and tile_statistics.short(self):
+            return Threads(tile_statistics.SHORT_WARPS, resident, stages, 0, by_thread, reread)
         return Threads(warps, resident, stages,
                        min(REGISTERS // (32 * warps * resident) // 8 * 8, 255) if capped else 0, by_thread, reread)
 
