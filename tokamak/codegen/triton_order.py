@@ -5,29 +5,24 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .triton_fold import logaddexp
+from .triton_fold import _mul, logaddexp
 
 
 @triton.jit
-def _sum(a, b):
+def _add(a, b):
     return a + b
-
-
-@triton.jit
-def _product(a, b):
-    return a * b
 
 
 @triton.jit
 def ordered_scan_sum(x, before: tl.constexpr, log: tl.constexpr, after: tl.constexpr):
     """Running sums along the middle one of `before` x 2^`log` x `after` elements."""
-    return _by_halves(x, before, log, after, _sum)
+    return _by_halves(x, before, log, after, _add)
 
 
 @triton.jit
 def ordered_scan_prod(x, before: tl.constexpr, log: tl.constexpr, after: tl.constexpr):
     """Running products, likewise."""
-    return _by_halves(x, before, log, after, _product)
+    return _by_halves(x, before, log, after, _mul)
 
 
 @triton.jit

@@ -25,7 +25,7 @@ def choose(b: Body, hints: Hints, target) -> TileSchedule:
     unknown = rewritten(b, rewriter.mapping, [hidden.get(a, a) for a in b.axes], {hidden.get(a, a) for a in b.parallel}, rewriter)
     names = [a.name for i in rewriter.sizes for a in i.atoms() if isinstance(a, Size) and a.name not in hints.hints]
     s = tiles.choose(unknown, type(hints)(hints.hints | dict.fromkeys(names, hints.EXTENT), hints.classes), target)
-    if type(s) is not TileSchedule or s.shift is not None or s.split:
+    if s.shift is not None or s.staged is not None or folded & set(s.split):
         raise InternalError(f"the schedule {s} of an ordered target")
     return settled(b, replace(_of(s, {x: a for a, x in hidden.items()}), wide=wide(b, hints, counted=True)), hints)
 
