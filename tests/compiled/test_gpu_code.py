@@ -90,12 +90,14 @@ def everything() -> dict:
     found: dict = {}
     for fn, tensors in PROGRAMS.values():
         found |= units(fn, tensors)
-    found |= units(updates, [values(5, 7), values(6, 7), AT], "strict")
+    for name in ("held", "split", "scanned", "scattered f32"):
+        found |= units(*PROGRAMS[name], "strict")
     for case in cases(most=1, part=PART, seed=7):
         for fn, tensors in samples(case, False):
             with contextlib.suppress(UnsupportedFakeTensorException, DataDependentOutputException, DynamicOutputShapeException):
                 found |= units(fn, tensors)
-    assert len(found) > 50 and any("tk.swap" in u.text for u in found.values())
+    words = "tk.swap", "tk.ordered_scan_logsumexp", "tl.debug_barrier"
+    assert len(found) > 50 and all(any(word in u.text for u in found.values()) for word in words)
     return found
 
 
