@@ -90,8 +90,8 @@ def in_turns(several: dict[Axis, tuple[int, ...]], programs: int, hints: Hints) 
 
 
 def short(of: TileFacts) -> bool:
-    """Do programs that share statistics carry sums alone, of 16 bits, through few blocks?"""
-    return of.only_sums() and len(of.crossing) == 2 and of.narrowest() < 4 \
+    """Do programs that share statistics carry sums alone, of no heavy function of 16 bits, through few blocks?"""
+    return of.only_sums() and len(of.crossing) == 2 and of.narrowest() < 4 and not of.heavy(of.crossing) \
         and math.prod(of.hints(a.extent) for a in of.order) * of.narrowest() <= SHORT * of.target.threads
 
 
