@@ -33,8 +33,11 @@ class TileCoordinates(Lowering):
 
     # -- texts -----------------------------------------------------------------------------------------------------------
     def shape(self, dims) -> str:
-        sizes = [str(self.s.sizes(a)[self.piece[a]]) if a in dims else "1" for a in self.s.dims]
-        return f"[{', '.join(sizes)}]"
+        return f"[{', '.join(map(str, self.lengths(dims)))}]"
+
+    def lengths(self, dims) -> list[int]:
+        """Elements of a block along each dimension of the tile, at the current pieces: one where it does not differ along `dims`."""
+        return [self.s.sizes(a)[self.piece[a]] if a in dims else 1 for a in self.s.dims]
 
     def _placed(self, text: str, a: Axis) -> str:
         """A one-dimensional register as dimension `a` of a block."""

@@ -293,11 +293,11 @@ class TileFolds(TileValues):
         current = tuple(self.assign(scope, f"tl.broadcast_to({c}, {shape})") for c in carried) if wide else carried
         flatten, ordered = not left, self._in_order(e)
         if flatten and self.rank > 1 and len(current) == 1 and not ordered:      # in any order: the lanes of a thread first
-            flat = math.prod(self.s.sizes(a)[self.piece[a]] for a in self.s.dims if a in dims)
+            flat = math.prod(self.lengths(dims))
             current = tuple(self.assign(scope, f"tl.reshape({c}, [{flat}], can_reorder=True)") for c in current)
         # the contiguous one first: a thread's own
         positions = [0] if flatten and len(current) == 1 and not ordered else sorted(range(self.rank), reverse=True) if flatten else over[::-1]
-        sizes = [self.s.sizes(a)[self.piece[a]] if a in dims else 1 for a in self.s.dims]
+        sizes = self.lengths(dims)
         for n in positions:
             if ordered:
                 current = self._halved(scope, e, current, n, sizes)
@@ -445,7 +445,7 @@ class TileFolds(TileValues):
             args = tuple(self.assign(scope, f"tl.broadcast_to({x}, {self.shape(self.s.dims)})") for x in args)
         made = tuple(self.fresh() for _ in args)
         if self._in_order(e):
-            sizes = [self.s.sizes(a)[self.piece[a]] if a in dims or short else 1 for a in self.s.dims]
+            sizes = self.lengths(self.s.dims if short else dims)
             before, n, after = math.prod(sizes[:position]), sizes[position], math.prod(sizes[position + 1:])
             text = words.ordered_scan(e.monoid, args, before, n.bit_length() - 1, after)
         else:

@@ -21,7 +21,7 @@ def choose(b: Body, hints: Hints, target) -> TileSchedule:
     hidden = {a: Axis(a.id, Size(f"any{a.id}", 2)) for a in b.axes if a not in folded and a.extent.constant != 1}
     if not folded or not hidden:
         return tiles.choose(b, hints, target)
-    rewriter = _Sizeless(b, hidden)
+    rewriter = _Sizeless(hidden)
     unknown = rewritten(b, rewriter.mapping, [hidden.get(a, a) for a in b.axes], {hidden.get(a, a) for a in b.parallel}, rewriter)
     names = [a.name for i in rewriter.sizes for a in i.atoms() if isinstance(a, Size) and a.name not in hints.hints]
     s = tiles.choose(unknown, type(hints)(hints.hints | dict.fromkeys(names, hints.EXTENT), hints.classes), target)
@@ -34,7 +34,7 @@ class _Sizeless(Rewriter):
     """Writes `hidden` axes for others, and in the place of strides what is known of them: products of sizes, or a size of their own where they are no
     such product."""
 
-    def __init__(self, b: Body, hidden: dict[Axis, Axis]):
+    def __init__(self, hidden: dict[Axis, Axis]):
         super().__init__({a: as_index(x) for a, x in hidden.items()})
         self.hidden, self.strides = hidden, {}
         self.sizes = [x.extent for x in hidden.values()]
