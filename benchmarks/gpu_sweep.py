@@ -21,7 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from multiprocessing import get_context
@@ -114,8 +114,8 @@ def applied(b: Body, s: TileSchedule, way, hints: Hints) -> TileSchedule | None:
 
 # -- measuring -----------------------------------------------------------------------------------------------------------------
 def swept(name: str, most: int, seed: int, until: float, lock: str, only: str, varied: Sequence[str]) -> list[dict]:
-    """The kernels of a case: 'case', 'kernel', 'tried' [(schedule, us, spilled bytes, terms of its estimate)], the heuristic's first, the others by
-    their time."""
+    """The kernels of a case: 'case', 'kernel', 'gain' (`quicker.gain_of`), 'tried' [(schedule, us, spilled bytes, terms of its estimate)], the
+    heuristic's first, the others by their time."""
     one, gpu = case(name), Turn(lock)
     with warm(), multiplying(one), recording(tuned=False) as recorder:
         inputs = one.inputs("cuda")
@@ -139,7 +139,8 @@ def swept(name: str, most: int, seed: int, until: float, lock: str, only: str, v
                     if trial is first or right(bench, trial, want):
                         tried.append((str(s), timer(lambda: bench.run(trial), s) * 1e6, trial.spilled, terms(task, s)))
         if tried:
-            found.append({"case": name, "kernel": task.name, "tried": [tried[0], *sorted(tried[1:], key=lambda t: t[1])]})
+            found.append({"case": name, "kernel": task.name, "gain": quicker.gain_of(task.body, task.schedule, task.hints),
+                          "tried": [tried[0], *sorted(tried[1:], key=lambda t: t[1])]})
         torch.cuda.empty_cache()
     return found
 
@@ -157,15 +158,13 @@ def said(terms: Sequence[float], factors: Sequence[float] = gpu_estimate.FACTORS
     return gpu_estimate.combined(terms, factors) / CYCLES if terms else 0.0
 
 
-def picked(rows: Sequence[dict], gain: Callable[[bool, bool], float] = quicker.gain_of,
-           factors: Sequence[float] = gpu_estimate.FACTORS) -> list[float]:
+def picked(rows: Sequence[dict], factors: Sequence[float] = gpu_estimate.FACTORS) -> list[float]:
     """How many times as fast as the heuristic's schedule the one is that the estimates have so many times as quick, and that spills no more; of the
     kernels that have one; little is asked of what spills much less."""
     found = []
     for row in rows:
         first, *others = row["tried"]
-        least = gain("kept(" in first[0], "staged(" in first[0] and "split(" in first[0])
-        asked = lambda t: quicker.asked(least, first[2], t[2])
+        asked = lambda t: quicker.asked(row["gain"], first[2], t[2])
         possible = (t for t in others if t[3] and t[2] <= first[2] and first[3] and said(t[3], factors) * asked(t) <= said(first[3], factors))
         best = min(possible, key=lambda t: said(t[3], factors), default=None)
         if best is not None:

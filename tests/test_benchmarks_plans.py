@@ -7,6 +7,7 @@ import torch
 
 from benchmarks import gpu_fit, gpu_plans, gpu_sweep
 from benchmarks.gpu_sides import steady
+from tokamak.codegen import quicker
 from tokamak.ir.index import Axis
 from tokamak.runtime import gpu_estimate
 from tokamak.schedule.neighbours import changed
@@ -146,14 +147,15 @@ def test_a_sweep_says_what_the_machine_code_does():
     few, lots = (gpu_sweep.said(gpu_sweep.terms(task, s)) for s in (task.schedule, many))
     assert 0 < few < lots
     first, second = kernels_of((10.0, 20.0), (5.0, 15.0), (1.0, None)), kernels_of((10.0, 20.0), (5.0, 19.0))
-    assert gpu_sweep.picked([first, second, kernels_of((9.0, None))]) == [2.0] and gpu_sweep.picked([first, second], lambda *_: 1.0) == [2.0, 2.0]
+    assert gpu_sweep.picked([first, second, kernels_of((9.0, None))]) == [2.0]
+    assert gpu_sweep.picked([first, second | {"gain": 1.0}]) == [2.0, 2.0] and gpu_sweep.picked([first | {"gain": 1.4}]) == []
     assert "10.00 (20.00)  s0" in gpu_sweep.text(first, 1) and "5.00 (15.00)  s1" in gpu_sweep.text(first, 1)
 
 
 def kernels_of(*timed) -> dict:
     """A row of a sweep: microseconds, and those of the estimate, all of them launch."""
     terms = lambda us: (us * gpu_sweep.CYCLES / gpu_estimate.LAUNCH, *[0.0] * 8) if us is not None else ()
-    return {"case": "c", "kernel": "k", "tried": [(f"s{n}", us, 0, terms(estimate)) for n, (us, estimate) in enumerate(timed)]}
+    return {"case": "c", "kernel": "k", "gain": quicker.GAIN, "tried": [(f"s{n}", us, 0, terms(estimate)) for n, (us, estimate) in enumerate(timed)]}
 
 
 def test_factors_are_found_again(tmp_path, capsys):
@@ -166,7 +168,7 @@ def test_factors_are_found_again(tmp_path, capsys):
             most = torch.tensor([3e6, 2e5, 2e5, 4e6, 1e5, 1e5, 2e3, 4.0, 3.0])
             terms = [1.0, *(float(x) for x in torch.rand(9, generator=random, dtype=torch.float64) * most), float(n % 2)]
             tried.append((f"s{len(tried)}", gpu_sweep.said(terms, made), 0, terms))
-        rows.append({"case": f"c{n}", "kernel": "k", "tried": tried})
+        rows.append({"case": f"c{n}", "kernel": "k", "gain": quicker.GAIN, "tried": tried})
     assert gpu_fit.fitted(rows) == pytest.approx(made, rel=0.02)
     (tmp_path / "sweep.json").write_text(json.dumps(rows))
     assert gpu_fit.main([str(tmp_path / "sweep.json")]) == 0

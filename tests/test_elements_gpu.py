@@ -14,7 +14,7 @@ def schedule(name: str, kernel: int) -> str:
 @pytest.mark.parametrize("name, kernel, found", [
     ("standardize_columns_bwd_bf16_5008x2139", 2, "tile(i0:1024?) warps(8)"), ("logsumexp_bwd_f16_97958x63", 0, "tile(i0:1024?) warps(4)"),
     ("bias_gelu_bf16_5622x255", 0, "tile(i0:1024?) warps(2)"), ("bias_gelu_f32_508x6166", 0, "tile(i0:1024?) warps(2)"),
-    ("swiglu_f16_129x15233", 0, "tile(i0:1024?) warps(2)"),
+    ("swiglu_f16_129x15233", 0, "tile(i0:1024?) warps(2)"), ("snake_bf16_nchw_674x512x14x14", 0, "tile(i1:1024) warps(2)"),
     ("rotary_bf16_374x33x3x112", 0, "tile(i0:128?, i1:8) warps(4)"), ("rotary_f32_85x93x1x112", 0, "tile(i0:256?, i1:4) warps(4)"),
     ("modulate_bf16_2x341x4192", 0, "tile(i0:128?, i1:8) warps(2)"), ("bias_gelu_f32_7327x112", 0, "tile(i0:256?, i1:4) warps(4)")])
 def test_what_lies_beside_elements_counted_as_one_axis(name, kernel, found):
@@ -55,7 +55,40 @@ def test_three_sums_of_columns_that_are_no_whole_tiles(name, found):
     assert schedule(name, 0).startswith(f"tile({found}")
 
 
+@pytest.mark.parametrize("name, kernel, found", [
+    ("standardize_columns_bwd_bf16_350131x19", 0, "i0:32+32?, i1:8?)"), ("standardize_columns_bwd_f16_200001x23", 0, "i0:32+32?, i1:8?)"),
+    ("standardize_columns_bwd_f32_300000x19", 2, "i0:16+16, i1:8?)"),                       # two sums
+    ("standardize_columns_bwd_f16_100000x32", 0, "i0:64+64?, i1:32)"), ("standardize_columns_bwd_f32_300000x32", 2, "i0:64?, i1:32)")])
+def test_several_sums_of_few_columns(name, kernel, found):
+    """Narrow tiles where many lanes of one would be idle, not where none is."""
+    assert schedule(name, kernel).startswith(f"tile({found}")
+
+
 @pytest.mark.parametrize("name, found", [
+    ("sum_middle_f16_4783x520x24", f"i1:{alike(32, 17)}?, i2:32?) warps(8)"),
+    ("sum_middle_f16_4783x300x24", f"i1:{alike(32, 10)}?, i2:32?) warps(4)"),
+    ("sum_middle_bf16_1500x1500x24", "i1:256?, i2:32?) looped(i1) warps(4) stages(2)"),
+    ("sum_middle_f16_2500x640x40", f"i1:{alike(64, 10)}, i2:32?) warps(8)"),
+    ("sum_middle_bf16_3000x300x48", "i1:16?, i2:64?) looped(i1) warps(1)"),                 # two tiles of few rows
+    ("sum_middle_f16_300x1500x24", "i1:256?, i2:8) looped(i1) warps(4)"),                   # few programs
+    ("sum_middle_f16_4783x520x32", "i1:32?, i2:32) looped(i1) warps(1)")])                  # no lanes idle
+def test_columns_fewer_than_a_tile_has(name, found):
+    """Whole lines of many matrices: a sector is read by one program."""
+    assert schedule(name, 0).startswith(f"tile({found}")
+
+
+@pytest.mark.parametrize("name, found", [
+    ("rmsnorm_middle_f32_60x127x2001", f"i1:{alike(16, 8)}?, i2:64?) warps(16)"), ("rmsnorm_middle_f32_20x256x4001", f"i1:{alike(32, 8)}, i2:32?)"),
+    ("softmax_middle_f32_40x255x1501", f"i1:{alike(32, 8)}?, i2:32?)"), ("rmsnorm_middle_f32_60x127x2000", "i1:128?, i2:64?)"),     # at words
+    ("rmsnorm_middle_f32_100x64x2001", "i1:64, i2:64?)"), ("rmsnorm_middle_bf16_100x255x500", "i1:256?, i2:32?)")])         # short; 16 bits
+def test_columns_of_32_bits_that_begin_anywhere(name, found):
+    assert schedule(name, 0).startswith(f"tile({found}")
+
+
+@pytest.mark.parametrize("name, found", [
+    ("cumsum_f32_108162x55", "tile(i0:8?, i1:64?)"), ("cumsum_f32_80001x90", "tile(i0:4?, i1:128?)"),
+    ("cumsum_bf16_300000x55", "tile(i0:16, i1:64?)"),
+    ("cumsum_f32_200000x37", "tile(i0:16, i1:32+8?)"), ("cumsum_f16_200000x47", "tile(i0:16, i1:32+16?)"),      # many lanes would be idle
     ("cumsum_bf16_60000x200", "tile(i0:4, i1:256?)"), ("cumsum_f32_50000x300", "tile(i0:2, i1:512?)"),
     ("cumsum_middle_bf16_1059x2968x16", "tile(i0:4?, i1:64?, i2:16) looped(i1) warps(1) stages(3)"),
     ("cumsum_middle_f32_1000x2000x16", "tile(i0:4, i1:64?, i2:16) looped(i1) warps(4) stages(3)")])

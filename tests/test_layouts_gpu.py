@@ -71,7 +71,7 @@ def words(name: str) -> list[str]:
     ("pixels_shuffled_bwd_f16_200x768x15x15", "tile(i4:16?, i2:2, i3:16?)"),            # pieces of no whole words,
     ("pixels_shuffled_bwd_f16_60x1280x13x13", "tile(i4:16?, i2:2, i3:16?)"),            # but of planes of which tiles would idle
     ("pixels_shuffled_bwd_f16_60x1280x11x11", "tile(i0:2, i1:512) warps(2)"), ("pixels_shuffled_bwd_f16_95x640x5x5", "tile(i0:2, i1:512?) warps(2)"),
-    ("pixels_shuffled_bwd_f16_95x640x7x7", "tile(i4:8?, i2:8?, i3:2) warps(1)"),
+    ("pixels_shuffled_bwd_f16_95x640x7x7", "tile(i4:8?, i2:2, i3:8?) warps(1)"),
     # pieces of 80 bytes written beside each other, but beside one sum alone
     ("heads_apart_bwd_f16_24x1025x40x40", "tile(i2:2, i3:64?, i4:64?) split(i1, i3 / 8)"),
     ("heads_apart_bwd_f16_24x1025x40x48", "tile(i3:64?, i4:64?) split(i1, i3 / 8)"),
@@ -81,6 +81,12 @@ def words(name: str) -> list[str]:
     # lines that begin within sectors are longer, of many tiles with few idle lanes
     ("formats_added_f16_453x768x14x14", "tile(i1:128?, i2:64)"), ("columns_scored_bwd_bf16_206x32x8191", "tile(i1:32, i2:128?)"),
     ("columns_scored_bwd_bf16_6x464x1147", "tile(i1:64?, i2:64?)"), ("columns_scored_bwd_bf16_190x513x600", "tile(i1:64?, i2:128?)"),
+    # and short ones that are written are whole, or twice as long
+    ("columns_scored_bwd_f32_32362x16x78", "tile(i2:64+16?, i0:2, i1:16) warps(2)"),
+    ("columns_scored_bwd_f32_238x1186x94", "tile(i1:128?, i2:64?) warps(4)"),
+    ("columns_scored_bwd_bf16_476x1186x94", "tile(i1:64?, i2:128?) warps(8)"),
+    ("columns_scored_bwd_f32_900x150x150", "tile(i1:128?, i2:32?) warps(2)"),
+    ("columns_scored_bwd_f32_32362x16x80", "tile(i2:32?"), ("columns_scored_bwd_f32_24x1186x94", "tile(i1:32?, i2:64?)"),   # whole sectors; few tiles
     # several rows that begin anywhere are not held for their biases' sake; those at words are, but for many elements
     ("position_softmax_bwd_bf16_103x3x127", "tile(i0:4?, i2:16+16+"), ("position_softmax_bwd_bf16_64x4x128", "tile(i0:64, i2:128) staged(i0)"),
     ("position_softmax_bwd_bf16_91x12x256", "tile(i0:16?, i2:256) split(i0 / 1)")])

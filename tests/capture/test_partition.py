@@ -1,6 +1,9 @@
 """What is kept for backward, against eager: how many tensors and bytes."""
+import math
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import tokamak
@@ -82,6 +85,43 @@ def test_a_norm_of_16_bit_values_in_float32_keeps_no_copy_of_them():
         return torch.nn.functional.layer_norm(x.float() * 2, (WIDE,)).to(torch.bfloat16)
     _, size = saved(tokamak.compile(fn, strict=True), x)
     assert size <= 2 * ROWS * WIDE + 2 * 4 * ROWS
+
+
+COMPARED = {"relu": F.relu, "leaky relu": lambda x: F.leaky_relu(x, 0.1), "relu6": F.relu6, "hardtanh": F.hardtanh}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", COMPARED)
+def test_of_what_a_gradient_only_compares_a_byte_is_kept(name, dtype, dynamic):
+    """On a GPU: what the comparison gave, beside nothing; the gradient is eager's, to the bit, on both sides of what is compared with and on it."""
+    fn = lambda x, b: COMPARED[name](x + b)
+    given = lambda: (torch.randn(ROWS, WIDE, generator=torch.Generator().manual_seed(1)) * 4).to(dtype).requires_grad_()
+    x, b = given(), torch.zeros(WIDE, dtype=dtype)
+    with torch.no_grad():
+        x[0, :10] = torch.tensor([0.0, -0.0, 1.0, -1.0, 6.0, math.nan, math.inf, -math.inf, 5.96875, 1e-7], dtype=dtype)
+    compiled = tokamak.compile(fn, target="interpret", strict=True, dynamic=dynamic, cache_dir="")
+    count, size = saved(compiled, x, b)
+    assert (count, size) == (1, ROWS * WIDE) and saved(fn, x, b)[1] >= dtype.itemsize * ROWS * WIDE
+    g = torch.randn(ROWS, WIDE, generator=torch.Generator().manual_seed(2)).to(dtype)
+    (want,), (got,) = (torch.autograd.grad(f(x, b), x, g) for f in (fn, compiled))
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
+def test_what_is_kept_anyway_is_compared_again():
+    """A layer's input is there for its weight's gradient: no byte beside it."""
+    x, w = torch.randn(ROWS, WIDE, requires_grad=True), torch.randn(WIDE, 8, requires_grad=True)
+    _, size = saved(tokamak.compile(lambda x, w: F.relu(x * 2) @ w, target="interpret", strict=True, cache_dir=""), x, w)
+    assert size == 4 * (ROWS * WIDE + WIDE * 8)
+
+
+def test_a_number_that_a_comparison_would_round_stays_with_its_operator():
+    """0.1 is not the same among bfloat16's: what eager compares with it in float32 is compared so."""
+    fn = lambda x: F.hardtanh(x * 1, -0.1, 0.1)
+    x = (torch.arange(-64, 64) / 512).to(torch.bfloat16).requires_grad_()
+    compiled = tokamak.compile(fn, target="interpret", strict=True, cache_dir="")
+    (want,), (got,) = (torch.autograd.grad(f(x), x, torch.ones_like(x)) for f in (fn, compiled))
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
 
 
 def test_the_partitioner_of_others_is_as_it_was():

@@ -22,6 +22,7 @@ from tokamak.runtime import gpu_build
 from tokamak.runtime.gpu_code import Waits
 from tokamak.schedule.neighbours import changed, MOST_WARPS
 from tokamak.schedule.schedule import strides_of
+from tokamak.schedule.tile_access import loops_read_in
 from tokamak.tools import show
 
 NAME = "gated_rmsnorm_bwd_bf16_262144x51"
@@ -264,6 +265,31 @@ def test_one_that_keeps_what_it_read_needs_more_to_be_left(record, kept):
     search.takes = (quicker.GAIN + quicker.KEPT) / 2 * quicker.cycles(search.b, c.kernel, found[c.unit.name], search.hints, machine)
     search.take(found)
     assert (search.best is c) == (kept == 0)
+
+
+@pytest.mark.parametrize("name, least", [
+    ("rmsnorm_middle_f32_20x256x4001", quicker.SHARING), ("rmsnorm_middle_bf16_100x255x500", quicker.SHARING),
+    ("rmsnorm_middle_f32_20x256x4000", quicker.GAIN),                                       # lines of whole sectors
+    ("sum_middle_f16_4783x300x25", quicker.GAIN), ("softmax_f32_65536x257", quicker.GAIN)])  # nothing beside each other is written; rows
+def test_columns_of_lines_within_sectors_need_more(name, least):
+    record = gpu_plans.graphs(name)[0]
+    lowered, hints = record.values["lower"], estimates(record.values["lower"].plan.graph, record.values["target"])
+    assert {quicker.gain_of(*body, hints) for body in lowered.bodies.values()} == {least}
+
+
+def test_what_the_cache_has_lost_is_read_again():
+    """Three loops over a row read both of its values: all of that again twice, where the rows under way are more than the cache keeps."""
+    record = gpu_plans.graphs("distillation_f32_7804x2448")[0]
+    lowered, machine = record.values["lower"], record.values["target"]
+    hints, (b, s) = estimates(lowered.plan.graph, machine), next(iter(lowered.bodies.values()))
+    loops = changed(b, s, ("looped(i1:1024)",), hints)
+    assert s.once and not loops.once and [n for _, n in loops_read_in(b, loops.looped)] == [3, 3] and not loops_read_in(b, s.looped)
+    kernels = next(iter(lowered.kernels.values()))
+    made = made_up(relief.main(kernels, s), alike(9000, 1500))
+    read = 2 * 7804 * 2448 * 4
+    again = lambda s, programs, machine: quicker.again(b, s, programs, made, hints, machine)
+    assert again(loops, 7804, machine) == 2 * read and again(loops, 300, machine) == again(s, 7804, machine) == 0
+    assert again(loops, 7804, replace(machine, l2=1 << 30)) == 0
 
 
 def test_what_must_spill_much_is_not_built(monkeypatch):

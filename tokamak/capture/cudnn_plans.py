@@ -16,7 +16,8 @@ import math
 import numpy as np
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from .replaced import laid_out_alike
 
 _aten = torch.ops.aten
 GRADIENT = _aten._scaled_dot_product_cudnn_attention_backward.default
@@ -29,7 +30,7 @@ def plans_apart(gm: fx.GraphModule) -> None:
     for n in calls:
         n.update_arg(DROPPED, same_share(n.args[DROPPED]))
         given, result = n.args[GIVEN], n.args[RESULT]
-        if not _laid_out_alike(given.meta["val"], result.meta["val"]):
+        if not laid_out_alike(given.meta["val"], result.meta["val"]):
             with gm.graph.inserting_before(n):
                 n.update_arg(GIVEN, _laid_out_as(gm.graph, given, result.meta["val"]))
     if calls:
@@ -42,11 +43,6 @@ def same_share(share: float) -> float:
         return -0.0
     other = math.nextafter(share, 1.0)
     return other if np.float32(other) == np.float32(share) else share
-
-
-def _laid_out_alike(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Have both the same strides, as far as these can be told, of all that is not of one element?"""
-    return all(statically_known_true(n == 1) or statically_known_true(s == t) for n, s, t in zip(b.shape, a.stride(), b.stride()))
 
 
 def _laid_out_as(graph: fx.Graph, n: fx.Node, like: torch.Tensor) -> fx.Node:

@@ -1,7 +1,8 @@
 """Operators in whose place the joint graph of a training step holds their parts, because of what backward then needs to be saved: the partitioner
-keeps a row's maximum and sum, or a channel's mean, and computes the elements again. Everything else stays whole. Softmax is contiguous, as torch's
-own is: what follows may view it so. What TRACED has is replaced once the graph is traced (`replaced.py`). Inference graphs hold
-the parts of two calls: of log-softmax, and of a whole encoder layer.
+keeps a row's maximum and sum, or a channel's mean, and computes the elements again; of a value that a gradient only compares with a number it may
+keep what the comparison gave, a byte. Everything else stays whole. Softmax is contiguous, as torch's own is: what follows may view it so. What
+TRACED has is replaced once the graph is traced (`replaced.py`). Inference graphs hold the parts of two calls: of log-softmax, and of a whole encoder
+layer.
 """
 from __future__ import annotations
 
@@ -65,6 +66,26 @@ def _batch_norm(x: torch.Tensor, weight, bias, running_mean, running_var, traini
     return out.to(x.dtype), *saved, moved(running_mean, flat[0]), moved(running_var, flat[2])
 
 
+def _threshold_backward(g: torch.Tensor, x: torch.Tensor, limit) -> torch.Tensor:
+    return g.masked_fill(x <= limit, 0) if g.dtype is x.dtype and _exact(limit) else NotImplemented
+
+
+def _leaky_relu_backward(g: torch.Tensor, x: torch.Tensor, slope, is_result: bool) -> torch.Tensor:
+    return torch.where(x > 0, g, g * slope) if g.dtype is x.dtype else NotImplemented
+
+
+def _hardtanh_backward(g: torch.Tensor, x: torch.Tensor, low, high) -> torch.Tensor:
+    return g.masked_fill(~((x > low) & (x < high)), 0) if g.dtype is x.dtype and _exact(low) and _exact(high) else NotImplemented
+
+
+def _exact(number) -> bool:
+    """Is it the same in every type of floats? A comparison rounds it to its tensor's."""
+    return float(number).is_integer() and abs(number) <= 256
+
+
 ALWAYS = {_aten._log_softmax.default: _log_softmax, _aten._transformer_encoder_layer_fwd.default: encoder.layer}
 TRAINING = {**ALWAYS, _aten._softmax.default: _softmax, _aten._safe_softmax.default: _safe_softmax}
-TRACED = {_aten._native_batch_norm_legit_functional.default: _batch_norm}           # of a training step, too, but in the graph as traced: many calls
+TRACED = {_aten._native_batch_norm_legit_functional.default: _batch_norm,            # of a training step, too, but in the graph as traced: many calls
+          _aten.threshold_backward.default: _threshold_backward,
+          _aten.leaky_relu_backward.default: _leaky_relu_backward,
+          _aten.hardtanh_backward.default: _hardtanh_backward}

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -17,12 +18,14 @@ from .ahead import frozen, like, Own
 
 
 def replace(joint: fx.GraphModule, table: Mapping[Any, Callable]) -> None:
-    """Puts what `table[operator]` calls in the place of every call of an operator in `joint` whose results are taken one by one. An entry may return
-    NotImplemented, and the call stays. Of calls that say the same the first alone is traced."""
+    """Puts what `table[operator]` calls in the place of every call of an operator in `joint`, of one result or of several that are taken one by one.
+    An entry may return NotImplemented, and the call stays, as it does where a single result would lie another way and where one of several is of
+    symbolic sizes. Of calls that say the same the
+    first alone is traced."""
     known: dict[tuple, tuple[tuple, list] | None] = {}          # what a call says -> its parts and their results' places, if it has any
     for node in list(joint.graph.nodes):
         parts = table.get(node.target) if node.op == "call_function" else None
-        if parts is not None and all(u.target is getitem for u in node.users) and all(map(plain, node.all_input_nodes)):
+        if parts is not None and (_single(node) or all(u.target is getitem for u in node.users) and all(map(plain, node.all_input_nodes))):
             says = _says(node)
             if says is None or says not in known:
                 traced = _traced(joint.graph, node, parts)
@@ -31,6 +34,15 @@ def replace(joint: fx.GraphModule, table: Mapping[Any, Callable]) -> None:
             elif known[says] is not None:
                 _again(joint.graph, node, *known[says])
     joint.recompile()
+
+
+def _single(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def laid_out_alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Have both the same strides, as far as these can be told, of all that is not of one element?"""
+    return all(statically_known_true(n == 1) or statically_known_true(s == t) for n, s, t in zip(b.shape, a.stride(), b.stride()))
 
 
 def plain(node: fx.Node) -> bool:
@@ -57,6 +69,12 @@ def _traced(graph: fx.Graph, node: fx.Node, parts: Callable) -> tuple[tuple, lis
         made = parts(*values(node.args), **values(node.kwargs))
     if made is NotImplemented:
         return None
+    if _single(node):
+        if not laid_out_alike(made, node.meta["val"]):
+            for n in reversed(written.nodes):
+                graph.erase_node(n)
+            return None
+        made = made,
     nodes = [*node.all_input_nodes, *written.nodes]
     place = {n: i for i, n in enumerate(nodes)}
     results = [place.get(written.made.get(id(value))) for value in made]
@@ -103,9 +121,12 @@ def _call(graph: fx.Graph, target: Callable, args: tuple, kwargs: dict, meta: di
 
 
 def _take_place(graph: fx.Graph, node: fx.Node, nodes: list, results: list) -> None:
-    for user in list(node.users):
-        user.replace_all_uses_with(nodes[results[user.args[1]]])
-        graph.erase_node(user)
+    if _single(node):
+        node.replace_all_uses_with(nodes[results[0]])
+    else:
+        for user in list(node.users):
+            user.replace_all_uses_with(nodes[results[user.args[1]]])
+            graph.erase_node(user)
     graph.erase_node(node)
 
 

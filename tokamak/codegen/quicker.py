@@ -27,7 +27,7 @@ from ..schedule import neighbours, tile_stages
 from ..schedule.body import Body
 from ..schedule.neighbours import MOST_SHARERS, MOST_WARPS, PASSED, SHORTEST_EVEN
 from ..schedule.schedule import strides_of
-from ..schedule.tile_access import begin_anywhere
+from ..schedule.tile_access import begin_anywhere, loops_read_in
 from ..schedule.tile_schedule import TileSchedule
 from ..schedule.tile_stages import FILE, MOST_REGISTERS, power
 from . import relief
@@ -46,7 +46,8 @@ KEPT = 1.3              # the same where the first one keeps what it read for it
                         # eight were no faster, four 1.03 to 1.08
 SHARING = 1.4           # the same where programs that hold rows in stages share them and take one after the other: of eight such kernels, as swept,
                         # what would take 1.06 to 1.19 times less is 0.87 to 1.36 times as fast, and weight norm of 2000 x 20000 f32, 1.35 times
-                        # less, 1.03 (H200)
+                        # less, 1.03 (H200). And where whole columns are held of lines that begin within sectors and are written: of nine such,
+                        # norms along the middle, what would take 1.12 to 1.26 times less is 0.81 to 1.24 times as fast, one of them five
 FURTHER = 1.1           # the same of a step behind another one, and of one that spills half as much at most where the first one spills much: of 19
                         # such kernels that were measured 15 have one so, 1.02 to 10.96 times as fast
 TRIED = 12, 8, 6        # ways of a kernel that are built at once: of the heuristic's schedule, of the best of these, and again
@@ -64,6 +65,7 @@ LIKELY = 1.4, 2.5       # times as many registers as a thread may have, by what 
                         # schedule is not built, where the best does not spill and where it does: what spills takes the compiler longest. Of 3109
                         # ways of 174 kernels one in ten is left out so, and what is taken is as fast without
 TIGHT = 160             # registers of a thread from which on fewer threads or larger tiles would spill
+IN_CACHE = 4            # part of the second-level cache that keeps what programs read again: see `again`
 UNROLLED = 3            # times a tile that a turn of a loop reads, from which on it is several turns: of 183 kernels five read four, five two in two
                         # loops, and the others one at most
 SECTOR = 32             # bytes of memory that are moved at once: no piece of the contiguous axis becomes shorter
@@ -333,13 +335,32 @@ def estimated(b: Body, k: TileKernel, made: Binary, hints: Hints, target) -> tup
     values = [hints(p.source) if p.kind == "int" and isinstance(p.source, Index) else 0 for p in k.params]
     lines = gpu_access.lines(made.listing, made.threads, values) if made.waits.cycles else (0, 0)
     through = turns(b, k.schedule, k.programs, hints) / unrolled(b, k.schedule, made)
-    return made, k.programs, through, moved(b, hints) + 2 * left, lines, target.threads
+    return made, k.programs, through, moved(b, hints) + again(b, k.schedule, k.programs, made, hints, target) + 2 * left, lines, target.threads
 
 
-def gain_of(kept: bool, sharing: bool) -> float:
-    """How many times quicker something has to be than a kernel of the heuristic's schedule: one that keeps what it read, or whose programs share rows
-    that they hold in stages, one after the other."""
-    return KEPT if kept else SHARING if sharing else GAIN
+def again(b: Body, s: TileSchedule, programs: int, made: Binary, hints: Hints, target) -> int:
+    """Bytes that a kernel's later loops over the same rows read from memory again: all, where the programs that run beside each other have more of
+    them under way than the second-level cache keeps (IN_CACHE). Distillation of 7804 x 2448 f32 by 4224 programs of 20 KB 98.9 us, by 1584 99.2,
+    53.8 where each holds its rows (H200, 60 MB)."""
+    row = {a: hints(a.extent) for a in s.looped}
+    read = [(e, times - 1) for e, times in loops_read_in(b, s.looped) if times > 1] if row else []
+    beside = min(programs, target.threads * max(1, gpu_code.resident(made.registers, s.warps, made.shared)))
+    under_way = beside * sum(math.prod(row.get(a, _long(s, a)) for a in e.index[0].axes() & set(s.order)) * e.dtype.bytes for e, _ in read)
+    return sum(times * hints.count(e.index[0].axes()) * e.dtype.bytes for e, times in read) if under_way * IN_CACHE > target.l2 else 0
+
+
+def gain_of(b: Body, s: TileSchedule, hints: Hints) -> float:
+    """How many times quicker something has to be than a kernel of `b` by the heuristic's schedule `s`."""
+    if s.kept:
+        return KEPT
+    return SHARING if s.staged is not None and s.split or _columns_anywhere(b, s, hints) else GAIN
+
+
+def _columns_anywhere(b: Body, s: TileSchedule, hints: Hints) -> bool:
+    """Does a program hold whole columns, and write lines beside each other of them that begin within sectors?"""
+    line = next((a for a in s.dims if a in b.parallel and any(x.address.coefficient(a) == 1 for x in b.stores)), None)
+    held = not s.looped and not s.split and any(a not in b.parallel for a in s.dims)
+    return held and line is not None and begin_anywhere(b, line, hints, SECTOR, written=True)
 
 
 def asked(gain: float, before: int, after: int) -> float:
@@ -365,8 +386,7 @@ class _Search:
         self.b, self.hints, self.target = b, hints, target
         self.first = self.best = first
         self.made, self.stack = made, made.spilled
-        self.takes, self.gain = cycles(b, first.kernel, made, hints, target), \
-            gain_of(first.schedule.kept > 0, first.schedule.staged is not None and bool(first.schedule.split))
+        self.takes, self.gain = cycles(b, first.kernel, made, hints, target), gain_of(b, first.schedule, hints)
         self.folding: float | None = None       # cycles of what folds what the first one leaves, once it is built
         self.seen = {first.unit.name}
         self.ways: list[Candidate] = []

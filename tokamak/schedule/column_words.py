@@ -44,6 +44,14 @@ EACH = 32               # elements of such a tile to a thread: 17.8 us with twic
 RAGGED_COLUMNS = 32     # the same where rows begin anywhere, which are read element by element: 8192 rows of 127 bf16 3.1 us by 128 programs of
 RAGGED_EACH = 8         # eight warps and 1.1 for their partial results, 3.3 and 1.4 as other columns; 131072 rows of 15, by 16 warps, 3.7 and 1.2,
 RAGGED_WARPS = 8        # 7.8 and 1.2 by four warps of 32 elements to a thread
+LINES_FROM = 256        # rows of fewer than COLUMNS columns of 16 bits from which on, where they begin at words, programs do not share them, and many
+LINES = 32              # lanes would be idle, so many of them are read at once, of more from NARROW_FROM rows on,
+LINES_WARPS = 4         # by so many warps,
+LINES_EACH = 64         # so many elements to a thread, where there are
+LINES_HELD = 512, 1024  # half as many of more rows, up to those of four tiles, which a program makes at once; where there are
+LINES_LEAST = 8         # so many programs to a multiprocessor: of a sector that several programs read each reads all. f16 sums along the middle of
+                        # 4783 x 520 x 24 33.8 us, of 4783 x 900 x 24 53.8, of 2500 x 640 x 40 39.7, bf16 of 1500 x 1500 x 24 41.6; 45.1, 84.6, 62.7
+                        # and 55.2 by fewer columns, of 4783 x 300 x 24 20.4, 23.2 by one warp; but of 3000 x 300 x 48 bf16 27.2, 25.2 (H200)
 NARROW_FROM = 512       # rows of fewer than COLUMNS columns of 16 bits from which on, where they begin at words and programs do not share them,
 NARROW_IDLE = 6         # tiles have fewer columns, so that no more than one lane in so many is idle, a word at least,
 NARROW_ROWS = 256       # of so many rows at most,
@@ -108,8 +116,13 @@ def choose(b: Body, line: Axis | None, rows: list[Axis], crossed: frozenset[Axis
     ragged = bool(crossed) and begin_anywhere(b, line, hints)
     few = not crossed and blocks(COLUMNS) < target.threads
     columns, once = min(RAGGED_COLUMNS if ragged or few else COLUMNS, power(hints(line.extent))), ONCE * touched > target.l2
-    if not crossed and size == 2 and hints(down.extent) >= NARROW_FROM and not begin_anywhere(b, line, hints):
-        if (narrow := _narrow(hints(line.extent), columns)) < columns:
+    if not crossed and size == 2 and hints(down.extent) >= LINES_FROM and not begin_anywhere(b, line, hints):
+        narrow = _narrow(hints(line.extent), columns)
+        short = hints(line.extent) > LINES and hints(down.extent) < NARROW_FROM
+        if narrow < columns and blocks(LINES) >= LINES_LEAST * target.threads and not short:
+            twice = 1 + (LINES_HELD[0] < hints(down.extent) <= LINES_HELD[1])
+            return replace(_tile(max(narrow, min(LINES, columns)), LINES_WARPS * twice, LINES_EACH // twice, NARROW_ROWS), once=once)
+        if narrow < columns and hints(down.extent) >= NARROW_FROM:
             return replace(_tile(narrow, NARROW_WARPS, EACH // 2, NARROW_ROWS), once=once)
     held = not crossed and others == 1 and size == 2 and ROWS_ANYWHERE < (hints.most(down.extent) or 0) <= WHOLE
     if held and not begin_anywhere(b, line, hints) and FILL * target.threads <= blocks(COLUMNS) < RESIDENT * target.threads:

@@ -24,7 +24,7 @@ from ..fuse.cost import Hints
 from ..ir.expr import Scan, walk
 from ..ir.index import Axis
 from .body import Body, exprs_of
-from .tile_access import fits
+from .tile_access import fits, loops_read_in
 from .tile_schedule import TileSchedule, cover, shifted
 from .tile_stages import in_words, pieces, power
 
@@ -178,7 +178,8 @@ def _looped(b, s, a, n, hints):
         return None         # prefixes do not go on from the first elements of rows that begin anywhere
     ends = s.sizes(a)[-1:] if s.shift is not None else ()
     s = replace(s, staged=None, sharers=1, registers=0) if s.staged is not None else s
-    return replace(s, pieces=tuple((x, (n, *ends) if x is a else p) for x, p in s.pieces), looped=frozenset((a,)))
+    once = s.once and all(loops == 1 for _, loops in loops_read_in(b, (a,)))        # what is read again stays in the cache till then
+    return replace(s, pieces=tuple((x, (n, *ends) if x is a else p) for x, p in s.pieces), looped=frozenset((a,)), once=once)
 
 
 def _held(b, s, a, n, hints):

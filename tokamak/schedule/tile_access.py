@@ -1,11 +1,12 @@
 """What the memory accesses of a Body are like, as far as its schedule on a GPU asks: how wide, how far, where rows begin, what is read but once."""
 from __future__ import annotations
 
+import functools
 import math
 
 from ..fuse.cost import Hints
 from ..fuse.sizes import sizes_of
-from ..ir.expr import Coord, Load, Reduce, walk
+from ..ir.expr import Coord, Expr, Load, Reduce, walk
 from ..ir.index import Axis, Index
 from ..ir.ranges import bounds
 from .body import Body, exprs_of
@@ -67,6 +68,31 @@ def begin_anywhere(b: Body, line: Axis, hints: Hints, word: int = 16, written: b
     """Do rows along `line` begin at any element, not at words of 16 bytes, or so many? `written`: those that are, alone."""
     return any(not hints.divides(max(word // size, 1), address.coefficient(x)) for e, address, size in strides_of(b)
                if address.coefficient(line) == 1 and not (written and isinstance(e, Load)) for x in address.axes() - {line})
+
+
+def loops_read_in(b: Body, looped) -> list[tuple[Load, int]]:
+    """What `b` reads along the axes `looped`, each address once, and in how many of the loops over them that come one after the other: a fold's loop
+    stands behind those of all that its elements are made of."""
+    along = set(looped)
+    folds = lambda e: isinstance(e, Reduce) and bool(along & set(e.over))
+
+    @functools.cache
+    def behind(e: Expr) -> int:
+        return max((max(map(behind, f.args)) + folds(f) for f in walk(e) if isinstance(f, Reduce)), default=0)
+
+    found: dict[tuple, tuple[Load, set[int]]] = {}
+    roots = [(e, behind(e)) for e in exprs_of(b)]
+    roots += [(a, max(map(behind, e.args))) for e in walk(*exprs_of(b)) if folds(e) for a in e.args]
+    for root, loop in roots:
+        stack, seen = [root], {root}
+        while stack:
+            e = stack.pop()
+            if isinstance(e, Load) and e.index[0].axes() & along:
+                found.setdefault((e.node, e.index), (e, set()))[1].add(loop)
+            new = [] if folds(e) else [x for x in e.children() if x not in seen]
+            seen.update(new)
+            stack.extend(new)
+    return [(e, len(loops)) for e, loops in found.values()]
 
 
 def once(b: Body, line: Axis | None, looped, hints: Hints, target) -> bool:

@@ -81,7 +81,6 @@ EDGE_IDLE = 4           # lane in so many idle: the sum of images of 84 x 96 x 1
 WITHIN_IDLE = 8, 3      # lane in so many idle at most of tiles of twice TURNED, the second where they would have half of it: the sum of images in
                         # both formats of 453 x 768 x 14 x 14 f16 106 us in 128 pixels, 154 in 32, 138 in 64, scores' gradient of
                         # 206 x 32 x 8191 bf16 63.4, 95.2 in 64; but of 19 x 513 x 2403 41.3 in 128 of the 513, 35.5 (H200)
-WITHIN_TILES = 8        # such tiles to a multiprocessor at least: of 6 x 464 x 1147 7.8 us, 6.9 in 64
 ACROSS_SHORTEST = 4     # elements at least of the other axis along which a value lies of which sums of contiguous rows are made, no more than one
 ACROSS_IDLE = 4         # lane in so many idle, and nothing else in a tile: InstanceNorm3D backward in NDHWC of 5 x 8 x 64 x 64 x 64 bf16 34.5 us, of
                         # 6 x 10 x 56 x 60 x 60 53.7, of 20 x 12 x 24 x 24 x 24 f16 18.7; 55.6, 85.8 and 22.4 with several images (H200)
@@ -258,7 +257,9 @@ class TileBlocks(TileRows):
 
     def _edge(self, a: Axis) -> int:
         """Elements along `a` of a turned tile: half of TURNED where that leaves fewer lanes idle, and many would be (`EDGE_IDLE`), and where several
-        values of 32 bits are read; twice TURNED where lines of 16 bits begin within sectors."""
+        values of 32 bits are read; twice TURNED where lines of 16 bits begin within sectors, and where short ones do that are written."""
+        if self.writes_within(a):
+            return 2 * TURNED
         n = self.hints(a.extent)
         idle = -n % TURNED * EDGE_IDLE > n and -n % (TURNED // 2) < -n % TURNED
         edge = TURNED // 2 if idle or self.turned_wide() else TURNED
@@ -266,9 +267,8 @@ class TileBlocks(TileRows):
 
     def _within_sectors(self, a: Axis) -> bool:
         """Do lines of 16 bits along `a` begin within sectors, of a pointwise tile, of which there are many?"""
-        if self.rows or self.crossed or narrowest(self.b, a) >= 4 or not begin_anywhere(self.b, a, self.hints, SECTOR_BYTES):
-            return False
-        return self.hints.count(self.b.parallel) >= WITHIN_TILES * 2 * TURNED * TURNED * self.target.threads
+        within = not self.rows and not self.crossed and narrowest(self.b, a) < 4 and begin_anywhere(self.b, a, self.hints, SECTOR_BYTES)
+        return within and self.many_turned()
 
     def _across(self, turned: Axis, most: int) -> int:
         """Elements of a tile, of at most `most`, along the axis that it is turned to; few idle lanes of one of sums."""

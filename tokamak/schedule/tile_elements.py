@@ -4,6 +4,7 @@ from __future__ import annotations
 import math
 
 from ..fuse.cost import Hints
+from ..fuse.lines import SECTOR as SECTOR_BYTES
 from ..ir.expr import Load, Op, walk
 from ..ir.index import Axis
 from .body import Body, exprs_of
@@ -35,6 +36,11 @@ TURNED_BYTES = 128      # bytes to a thread of a pointwise tile along three axes
                         # 500 x 96 x 14 x 14 23.4, of 2964 x 320 x 7 x 7 87.9; 91.6, 26.9 and 135 in a quarter. Where they begin at words
                         # InstanceNorm3D backward of 192 x 96 x 16 x 16 x 16 bf16 takes 342, 294, of 51 x 8 x 32 x 32 x 32 f16 62.8, 57.2 (H100)
 TURNED_WIDE = 8         # elements to a thread of such a tile of 32 bits along two axes: see `tile_blocks.EDGE_IDLE`
+WITHIN_LINES = 65, 256  # elements of lines that are written and begin within sectors, of which such a tile has whole ones, or twice as many as of
+WITHIN_BYTES = 256, 64  # others (`tile_blocks.TURNED`), and bytes to a thread, of 32 bits and of 16: a sector that two programs write is read and
+                        # written once more. Scores' gradient of 32362 x 16 x 78 f32 85.6 us, bf16 54.6, of 238 x 1186 x 94 f32 57.5, bf16 72.8, of
+                        # 900 x 150 x 150 f32 49.4; 128, 77.8, 84.5, 90.0 and 66.5 in 32 of them (H200)
+WITHIN_TILES = 1 << 16  # elements of tiles to a multiprocessor from which on it is: of 6 x 464 x 1147 f16 7.8 us in 128, 6.9 in 64
 SHORT_FROM = 96         # elements from which on aligned rows that are written lie in tiles of 1024, with PER_THREAD of up to SHORT_EACH: RMSNorm of
                         # 8192 and 65536 rows of 128 bf16 2.7 and 10.1 us, of 32768 of 512 18.0, LayerNorm of 65536 of 256 19.0, softmax of 8192 of
                         # 256 3.9; 3.3, 10.6, 19.2, 21.0 and 4.8 with larger tiles and 32 a thread. LayerNorm and softmax of 131072 of 96 15.5 and
@@ -48,7 +54,8 @@ ROW_VALUES = 3          # 1425769 x 30 bf16 63.0, 72.2, of 170 x 172213 56.2, 58
                         # 4002 x 9481 46.3, 45.9; but BatchNorm's in NCHW, five, of 102 x 128 x 15 x 15 7.5, 6.9. And of words of 32 bits, or of
 WORD_VALUES = 4         # which so many are read and nothing heavy computed: rotary embedding of 2485 x 93 x 1 x 112 f32 50.0, 53.9, of
                         # 374 x 333 x 3 x 112 bf16 42.4, 46.1; but modulated rows of 2 x 341 x 4192 bf16 5.0, 4.8, cross entropy's gradient of
-                        # 8192 x 128256 1020, 982, EvoNorm's in NHWC of 128 x 1280 x 20 x 20 108, 104 (H200)
+                        # 8192 x 128256 1020, 982, EvoNorm's in NHWC of 128 x 1280 x 20 x 20 108, 104, snake's function of 674 x 512 x 14 x 14
+                        # bf16, of angles, 115, 106 (H200)
 FOLDED = 16384          # bytes at least of held rows that one program folds: f16 rows of 1024 88%, 76 a row a program
 SPREAD = 8              # of tiles of short rows that are only folded, that a multiprocessor should have where they are few, and two rows a tile at
                         # least where they begin anywhere: bf16 sums of 2048 rows of 513 2.65 us, 3.33 with ROWS. With PER_THREAD where they do not:
@@ -174,6 +181,8 @@ class TileElements(TileFacts):
             each = TURNED_WIDE
         if plain and not self.rows and len(dims) > 2 and self._turned_anywhere():
             each = TURNED_BYTES // self.narrowest()
+        elif plain and self.turned() is not None and any(map(self.writes_within, dims)):
+            each = WITHIN_BYTES[self.narrowest() < 4] // self.narrowest()
         if self.sums_ragged():
             each = SPLIT_WORD
         elif self.looped and self.writes_across():
@@ -223,7 +232,7 @@ class TileElements(TileFacts):
             rows, columns = self.read_beside()
             if columns:
                 return BESIDE_COLUMNS if any(e.dtype.bytes > self.narrowest() for e in columns) else PER_THREAD
-            return BESIDE_ROWS if 0 < len(rows) <= ROW_VALUES else PER_THREAD
+            return BESIDE_ROWS if 0 < len(rows) <= ROW_VALUES and not self.angles() else PER_THREAD
         words = len(dims) == 2 and dims[-1] is self.line and self.hints.exactly(self.line.extent) == WORD // self.narrowest()
         many = words and len(self.rows_read()) >= WORD_VALUES and not self.computes_heavy()
         return BESIDE_ROWS if words and self.narrowest() >= 4 or many else PER_THREAD
@@ -290,6 +299,15 @@ class TileElements(TileFacts):
         """Is a tile read along one axis and written along another, and do rows along either begin anywhere?"""
         other = self.turned()
         return other is not None and (self.begin_anywhere() or begin_anywhere(self.b, other, self.hints))
+
+    def writes_within(self, a: Axis) -> bool:
+        """Are short lines along `a` written that begin within sectors, of a pointwise tile, of which there are many?"""
+        short = not self.rows and not self.crossed and WITHIN_LINES[0] <= self.hints(a.extent) <= WITHIN_LINES[1]
+        return short and begin_anywhere(self.b, a, self.hints, SECTOR_BYTES, written=True) and self.many_turned()
+
+    def many_turned(self) -> bool:
+        """Are there many large tiles that are read along one axis and written along another?"""
+        return self.hints.count(self.b.parallel) >= WITHIN_TILES * self.target.threads
 
     def narrow_sums(self) -> bool:
         """Are few columns of 32 bits that begin at words summed across programs, and no more than a sum?"""

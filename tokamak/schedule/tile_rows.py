@@ -49,6 +49,10 @@ SCANNED_SHORT = 8       # along the middle of 111924 x 4 x 18 f16 15.2 us, 21.1,
 SCANNED_HELD = 32767    # elements of a row at most whose prefixes are made at once, a quarter where there are many: bf16 ones of 300 rows of 20001
                         # 17.3 us, 19.8 in a loop; but of 1000 of 10001 33.2, 23.8, f16 of 64 of 131071 187, 58, f32 of 216 of 65535 286, 57, of 300
                         # of 32768 33.6, 31.2 (H100)
+SCANNED_ROW = 128       # elements of a contiguous row up to which prefixes are made of one piece, where
+SCANNED_ROW_IDLE = 3, 4         # one lane in so many is idle at most, the second of 16 bits: of 108162 x 55 f32 16.6 us, of 80001 x 90 17.3, of
+                        # 300000 x 55 bf16 27.5, of 150000 x 110 18.7; 19.1, 18.9, 29.7 and 24.2 in several; but of 200000 x 37 f32 23.2, 22.7, of
+                        # 200000 x 47 f16 18.2, 17.6 (H200)
 SCANNED_ROWS = 16       # rows of a tile of theirs where one warp makes them: see `tile_facts.SCANNING`
 TURNED = 64             # edge of a tile that is read along one axis and written along another; less where a program holds rows, too
 LARGEST = 4 * HELD      # elements of any tile: with so many Triton takes 2 s, with four times as many 100
@@ -74,7 +78,9 @@ class TileRows(TileAlike):
         inner = self.line if self.line in self.rows else max(self.rows, key=lambda a: self.hints(a.extent))
         extent = lambda a: self.hints.most(a.extent) if known else self.hints(a.extent)         # an ordered target's hints are not the extents
         scanned = {e.along for e in walk(*exprs_of(self.b)) if isinstance(e, Scan)}         # Triton scans no tile of fewer elements than threads
-        whole = {a: cover(extent(a)) if a is inner and scanned <= {inner} else (power(extent(a)),) for a in self.rows}
+        idle = SCANNED_ROW_IDLE[self.narrowest() < 4]
+        at_once = lambda n: inner is self.line and inner in scanned and n <= SCANNED_ROW and (power(n) - n) * idle <= power(n)
+        whole = {a: cover(extent(a)) if a is inner and scanned <= {inner} and not at_once(extent(a)) else (power(extent(a)),) for a in self.rows}
         elements = math.prod(sum(s) for s in whole.values())
         wide = 2 if self.narrowest() >= 4 else 1
         most = HELD if self.line in self.rows else HELD // SECTOR // wide if self.needed_again() else MIDDLE // wide

@@ -45,6 +45,9 @@ SUMS = 3                # from which on columns that are no whole tiles lie in t
 NARROW = 8              # so many, or twice as many, and no more rows: standardized columns' gradient of 30000 x 200 f16 28.4 us, 77 in 64 columns,
                         # which spill 232 bytes, of 100000 x 40 bf16 20.0, 64, of 60000 x 72 f32 33.1, 64, of 38215 x 296 69, 90; but BatchNorm's in
                         # NHWC, two sums, of 50 x 200 x 20 x 20 bf16 19.5, 16.8 (H200)
+NARROW_IDLE = 4         # one lane in so many idle, from which on those of up to COLUMNS columns, of two sums or more, lie in tiles of fewer:
+                        # standardized columns' gradient of 350131 x 19 bf16 57.4 us, of 300000 x 19 f32 57.8, of 200001 x 23 f16 38.1, of
+                        # 300000 x 37 bf16 79.1; 75.9, 82.9, 47.5 and 96.7 in 16 or 32 of them (H200)
 WRITTEN = 2             # times fewer rows of a piece where something of 16 bits is written beside: RMSNorm backward along the middle of
                         # 400 x 1000 x 30 bf16 35.8 us, of 238 x 2014 x 19 f16 39.7; 96.8 and 100, which spill 208 and 248 bytes (H200)
 
@@ -113,9 +116,18 @@ def _alone(of: TileFacts) -> bool:
 def columns(of: TileFacts, most: int) -> int:
     """Columns, of at most `most`, of a tile that folds across rows which programs share: of statistics so many that no lane is idle."""
     whole = next((n for n in (most, most // 2) if of.hints.divides(n, of.line.extent)), 0) if of.statistics() else most
+    if _few_columns(of, whole or most):
+        return NARROW
     if whole or not _many_sums(of):
         return whole or most
     return NARROW if of.hints.divides(NARROW, of.line.extent) else 2 * NARROW
+
+
+def _few_columns(of: TileFacts, most: int) -> bool:
+    """Are several sums made down the columns of one matrix, which are no more than a tile has and would leave many of its lanes idle?"""
+    n = of.hints(of.line.extent)
+    one = of.b.parallel - of.crossed == {of.line} and NARROW < n < most and len(of.crossing) > 1 and of.only_sums()
+    return one and (power(n) - n) * NARROW_IDLE > n
 
 
 def shares(of: TileFacts, pieces: dict[Axis, tuple[int, ...]]) -> int:
@@ -124,8 +136,9 @@ def shares(of: TileFacts, pieces: dict[Axis, tuple[int, ...]]) -> int:
 
 
 def _narrow(of: TileFacts, pieces: dict[Axis, tuple[int, ...]]) -> bool:
-    """Are there so many sums that a tile has fewer columns than others?"""
-    return of.line in pieces and sum(pieces[of.line]) == columns(of, COLUMNS) <= 2 * NARROW and _many_sums(of)
+    """Are there so many sums, or so few columns, that a tile has fewer than others?"""
+    narrow = of.line in pieces and sum(pieces[of.line]) == columns(of, COLUMNS) <= 2 * NARROW
+    return narrow and (_many_sums(of) or _few_columns(of, COLUMNS))
 
 
 def _many_sums(of: TileFacts) -> bool:
