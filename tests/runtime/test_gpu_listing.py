@@ -158,6 +158,18 @@ def test_not_where_more_is_spilled_and_not_where_enough_is_read(monkeypatch):
     assert not chosen(before, after)
 
 
+def test_what_copies_tiles_through_descriptors_is_assembled_once_and_as_it_is():
+    """Though fences would have a warp wait less often."""
+    text, copy = "\n".join([*read(1), *read(2)]), "\tcp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd5];"
+    asked = []
+
+    def assemble(ptx: str) -> bytes:
+        asked.append(ptx)
+        return binary(at_once(8) if FENCE in ptx else serial(8))
+    assert FENCE in gpu_listing.waiting_together(text, assemble, "k", 4, 0) and len(asked) == 2
+    assert gpu_listing.waiting_together(text + "\n" + copy, assemble, "k", 4, 0) == text + "\n" + copy and len(asked) == 2
+
+
 def test_what_the_assembler_refuses_is_left_as_it_was():
     text = "\n".join([*read(1), *read(2)])
 

@@ -19,9 +19,8 @@ from .ahead import frozen, like, Own
 
 def replace(joint: fx.GraphModule, table: Mapping[Any, Callable]) -> None:
     """Puts what `table[operator]` calls in the place of every call of an operator in `joint`, of one result or of several that are taken one by one.
-    An entry may return NotImplemented, and the call stays, as it does where a single result would lie another way and where one of several is of
-    symbolic sizes. Of calls that say the same the
-    first alone is traced."""
+    An entry may return NotImplemented, and the call stays, as it does where a single result would lie another way, and one of several results where
+    sizes are symbolic. Of calls that say the same the first alone is traced."""
     known: dict[tuple, tuple[tuple, list] | None] = {}          # what a call says -> its parts and their results' places, if it has any
     for node in list(joint.graph.nodes):
         parts = table.get(node.target) if node.op == "call_function" else None

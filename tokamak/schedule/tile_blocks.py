@@ -60,6 +60,8 @@ SHORT_ALONG = 256       # and so many along the other axis, of one plane: the la
 TURNED_ANYWHERE = 512   # elements of a tile of sums of rows that begin anywhere, of which another value lies along another axis: InstanceNorm3D
                         # backward in NDHWC of 3 x 24 x 33 x 33 x 33 bf16 14.8 us, of 6 x 16 x 33 x 33 x 33 15.8; 21.7 and 19.9 in four times as
                         # many (H200)
+TURNED_ONE = 4          # times as many of one sum of 16 bits: means along rows of a product with what lies across of 249 x 13 x 8191 bf16 52.6 us, of
+                        # 40 x 12 x 20011 27; 94.5 and 46.9 (H200)
 POINTWISE = 1024        # elements of a pointwise tile: 8 to a thread, one 16-byte access of a 16-bit type
 COLUMN_VALUES = 3       # values of the columns alone, read beside what is made of all, from which on a tile has twice as many elements: the last
                         # kernel of BatchNorm in NHWC of 32 x 96 x 57 x 57 bf16 9.1 us, 10.2, of 64 x 256 x 56 x 56 47.0, 48.0
@@ -218,7 +220,7 @@ class TileBlocks(TileRows):
         if self.rows and not self.crossed and not (self.line in self.rows and self.stored_along()):
             want = min(want, max(SMALLEST, power(hints.count(self.b.axes) // self.target.threads)))
         if self.sums_turned() and self.begin_anywhere():
-            want = TURNED_ANYWHERE
+            want = TURNED_ANYWHERE * (TURNED_ONE if len(self.crossing) == 1 else 1)
         elif self.sums_turned() or self.moments_wide() or self.moments_anywhere():
             want = TILE // 2
         elif self.streams():
