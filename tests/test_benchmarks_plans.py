@@ -83,7 +83,9 @@ def fresh():
     ("weightnorm_bwd_f32_1146x27400", f"i1:{'1024+' * 6}1024?) staged(i1 / 4) split(i0 / 30) warps(16) stages(3)"),       # 8 bytes a thread,
     ("layernorm_bwd_f32_2000x21000", f"i1:{'512+' * 5}512?) staged(i1 / 8) split(i0 / 30) warps(8) stages(3)"),
     ("layernorm_bwd_bf16_3000x18000", f"i1:{'2048+' * 4}1024?) staged(i1 / 2) split(i0 / 66) warps(16) stages(3)"),
-    ("rmsnorm_bwd_bf16_1200x50000", "i1:1024+1024+1024+1024+1024+1024+512?) staged(i1 / 8) split(i0 / 15) warps(8)"),                      # or an eighth
+    ("rmsnorm_bwd_bf16_1200x50000", f"i1:{'1024+' * 6}512?) staged(i1 / 8) split(i0 / 15) warps(8)"),       # few elements to a thread
+    ("layernorm_bwd_bf16_2621x25600", f"i1:{'512+' * 6}256?) staged(i1 / 8) split(i0 / 30) warps(4)"),
+    ("rmsnorm_bwd_bf16_2048x32768", "i1:1024+1024+1024+1024) staged(i1 / 8) split(i0 / 30) warps(8)"),
     ("batchnorm_bwd_f16_nhwc_8x1024x28x28", "i0:32+32, i1:64) split(i0 / 24) warps(2) stages(1) once"),          # few blocks to a program
     ("batchnorm_bwd_bf16_nhwc", "i0:32+32, i1:64) split(i0 / 99) warps(8)"),
     ("batchnorm_bwd_f32_nhwc_8x1024x28x28", "i0:16+16, i1:64) split(i0 / 24) warps(8)"),

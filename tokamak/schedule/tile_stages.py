@@ -93,10 +93,11 @@ PLANE_REGISTERS = (2, 64), (8, 96)      # (bytes of what is read, registers of a
 FILE = 65536            # registers of a multiprocessor
 WORD = 16               # bytes of the widest access of a thread
 CARRYING = 16           # elements of a row to one thread where column sums are carried beside it
-FEW_CARRYING = 4        # warps, more of which are half as many of twice the registers where all that is read has 16 bits and rows begin at words,
-VALUES_CARRYING = 144   # and a thread then has up to so many values, sums among them: gradients of LayerNorm of 2621 x 25600 bf16 143 us, of
-                        # 2000 x 21000 f16 103, of RMSNorm of 1200 x 50000 bf16 133, of 2000 x 40000 f16 165; 171, 106, 151 and 184 by twice as many
-                        # (H200)
+FEW_CARRYING = 4        # warps, more of which are half as many of twice the registers where all that is read has 16 bits, rows begin at words,
+EACH_CARRYING = 28      # and a thread then has up to so many elements of a row,
+VALUES_CARRYING = 144   # and so many values of them, sums among these: gradients of LayerNorm of 2621 x 25600 bf16 138 us, of 2000 x 21000 f16 99, of
+                        # RMSNorm of 1200 x 50000 bf16 128, of 2000 x 40000 f16 161; 169, 102, 148 and 182 by twice as many; but of 2048 x 32768,
+                        # 32 elements, 113.5, 115.6, with a sum and a residual of 447 x 32768 32.0, 31.4 (H200)
 COPIED = 8              # bytes of a piece to a thread where rows are copied while others are worked on,
 MOST_COPIED = 8         # in about so many pieces at most: gradients of weight norm of 1146 x 27400 f32, 4 programs a row, 102 us as 7 x 1024, 138 as
                         # 4096 + 2048 + 1024, of 2000 x 20000 151, 172, softmax of 1500 x 27400 127, 148, LayerNorm of 2000 x 21000 140, 166, of
@@ -327,7 +328,8 @@ def carrying(b: Body, rows: list[Axis], line: Axis | None, crossed: frozenset, h
     warps = max(1, min(WARPS, power(share) // (32 * CARRYING)))
     long = warps == WARPS and not aligned and max(read) == 2
     values = sum(len(e.args) for e in across.values()) + len(read)
-    few = aligned and max(read) == 2 and warps > FEW_CARRYING and 2 * values * share <= VALUES_CARRYING * 32 * warps
+    each = share / (16 * warps)         # by half of them
+    few = aligned and max(read) == 2 and warps > FEW_CARRYING and each <= EACH_CARRYING and each * values <= VALUES_CARRYING
     warps = max(1, warps // 2) if long or few else warps
     found = in_words(share, _copied(share, min(read), warps), warps)
     way = sum({(e.node, e.index): e.dtype.bytes for e in walk(*exprs_of(b))
