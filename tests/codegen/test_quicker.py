@@ -277,6 +277,16 @@ def test_columns_of_lines_within_sectors_need_more(name, least):
     assert {quicker.gain_of(*body, hints) for body in lowered.bodies.values()} == {least}
 
 
+def test_loops_of_one_tile_are_tried_with_more_under_way():
+    """Columns of 136 rows that a warp walks down, a tile at a time. What holds its rows has no loop."""
+    b, s, hints, machine = first_of("sum_outer_bf16_136x34258", lambda s: bool(s.looped))
+    assert s.stages == 1 and f"stages({quicker.UNDER_WAY})" in set(quicker.near(b, s, 528, False))
+    first, *_ = gpu_plans.planned("sum_outer_bf16_136x34258", build=True)
+    assert first["quicker"].endswith(f"stages({quicker.UNDER_WAY})")
+    b, s, hints, machine = first_of("softmax_f32_65536x257", lambda s: not s.looped)
+    assert not any("stages" in change for change in quicker.near(b, s, 528, False))
+
+
 def test_what_the_cache_has_lost_is_read_again():
     """Three loops over a row read both of its values: all of that again twice, where the rows under way are more than the cache keeps."""
     record = gpu_plans.graphs("distillation_f32_7804x2448")[0]
