@@ -3,6 +3,8 @@ batches, several products, what stands behind them, memory that is not aligned; 
 there."""
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -245,6 +247,28 @@ def test_sizes_that_change():
     fn = lambda x, w: F.relu(x @ w)
     got, _ = run(fn, x := values(80, 72), w := values(72, 96), dynamic=True)
     assert error(got, fn(wide(x), wide(w))) <= TOLERANCE[torch.bfloat16]
+
+
+def test_a_depth_that_is_not_empty_is_said_to_be_none():
+    """Then Triton makes no second kernel for an empty one, with all that stands behind the products. The interpreter holds us to it."""
+    fn = lambda x, w, r: F.silu(x[:, 8:] @ w[8:]) + r
+    inputs = lambda depth: (values(390, depth), values(depth, 520), values(390, 520))
+    _, (record, *_) = run(fn, *inputs(80))
+    (unit,) = (part.unit for built in record.values["render"].values() for part in built.parts)
+    assert "flatten=True" in unit.text and "tl.assume(" in unit.text
+    behind = [gpu_build.build([u], ("cuda", 90, 32))[u.name].listing for u in (unit, told_nothing(unit))]
+    assert len(set(map(len, behind))) == 2 and len(behind[0]) < len(behind[1])
+    torch._dynamo.reset()
+    made = tokamak.compile(fn, dynamic=True, target="interpret", contractions="kernels", strict=True, cache_dir="")
+    for depth in (80, 72, 8, 16):               # 8: an empty one
+        given = inputs(depth)
+        assert error(made(*given), fn(*map(wide, given))) <= TOLERANCE[torch.bfloat16]
+
+
+def told_nothing(unit):
+    """The same without what Triton may assume."""
+    text = "\n".join(line for line in unit.text.split("\n") if "tl.assume(" not in line)
+    return replace(unit, name=unit.name[:-1] + "x", text=text.replace(unit.name, unit.name[:-1] + "x"))
 
 
 def test_a_pair_compiles_to_one_product():

@@ -90,6 +90,14 @@ class PersistentLowering(MatmulLowering):
     def _range(self, low, high, step) -> str:
         return f"range({low}, {high}, {step})"
 
+    def _along_depth(self, share: str | None):
+        """As for any contraction. Where Triton makes one loop of two it is told that the inner one is not empty, if that is known: for empty ones it
+        would make a second kernel beside the first, all but the products."""
+        walked = self.schedule.outer or self.schedule.depth
+        if self.schedule.flat and share is None and not self._single(walked) and self.hints.least(walked.extent) > 0:
+            self.program.lines[:0] = [f"tl.assume({self._depth_of(share)[1]} > 0)"]
+        return super()._along_depth(share)
+
     def _cut_up(self, accumulators: dict[Reduce, str]) -> list[dict[Reduce, str]]:
         """The accumulators' columns, part by part."""
         made = [accumulators]
