@@ -16,6 +16,7 @@ from ..ir.expr import Const, Expr, Load, Op, Reduce, Rewriter, Scan, walk
 from ..ir.index import Axis, Fetch, Index, as_index
 from ..ir.ops import MEANS
 from ..schedule.body import Body, Memory, Store, coalesce
+from ..schedule.tile_access import loops_behind
 from ..schedule.tile_schedule import TileSchedule
 from . import tile_words as words
 from .scope import Unschedulable, all_atoms
@@ -240,11 +241,12 @@ class TileLowering(TileAhead):
                 folds.setdefault(e.key, e)
         if not looped and not crossing:
             self._ask(roots)
-        depth = lambda e: max((self._passes(a) for a in e.args), default=0)
-        last = max([depth(e) for e in folds.values()] + [self._passes(s.expr) for s in stores] + [depth(e) for e in crossing], default=0)
+        passes = lambda e: loops_behind(e, self.s.looped)
+        depth = lambda e: max(map(passes, e.args), default=0)
+        last = max([depth(e) for e in folds.values()] + [passes(s.expr) for s in stores] + [depth(e) for e in crossing], default=0)
         for n in range(last + 1):
             now = [e for e in folds.values() if depth(e) == n]
-            through = [s for s in stores if self._passes(s.expr) == n]
+            through = [s for s in stores if passes(s.expr) == n]
             inside = [s for s in through if s.axes & self.s.looped]
             across = [e for e in crossing if depth(e) == n]
             along = [e for e in across if set(e.over) & self.s.looped]
@@ -293,11 +295,6 @@ class TileLowering(TileAhead):
     def _registers_for(self, reads: list[Load]) -> int:
         """Registers that they take, of all threads together."""
         return sum(self._elements_of(x) * x.dtype.bytes // 4 for x in reads)
-
-    def _passes(self, e: Expr) -> int:
-        """How many loops over the rows must be over before `e` is known."""
-        return max((1 + max(self._passes(a) for a in f.args) if set(f.over) & self.s.looped else max(self._passes(a) for a in f.args)
-                    for f in walk(e) if isinstance(f, Reduce)), default=0) if self.s.looped else 0
 
     def _pass(self, outer: Scope, looped, folds, stores, crossing, carried) -> None:
         first = Scope(outer.lines, outer.open | set(looped), outer)

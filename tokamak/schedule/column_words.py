@@ -116,13 +116,13 @@ def choose(b: Body, line: Axis | None, rows: list[Axis], crossed: frozenset[Axis
     ragged = bool(crossed) and begin_anywhere(b, line, hints)
     few = not crossed and blocks(COLUMNS) < target.threads
     columns, once = min(RAGGED_COLUMNS if ragged or few else COLUMNS, power(hints(line.extent))), ONCE * touched > target.l2
-    if not crossed and size == 2 and hints(down.extent) >= LINES_FROM and not begin_anywhere(b, line, hints):
-        narrow = _narrow(hints(line.extent), columns)
-        short = hints(line.extent) > LINES and hints(down.extent) < NARROW_FROM
-        if narrow < columns and blocks(LINES) >= LINES_LEAST * target.threads and not short:
-            twice = 1 + (LINES_HELD[0] < hints(down.extent) <= LINES_HELD[1])
-            return replace(_tile(max(narrow, min(LINES, columns)), LINES_WARPS * twice, LINES_EACH // twice, NARROW_ROWS), once=once)
-        if narrow < columns and hints(down.extent) >= NARROW_FROM:
+    narrow = _narrow(hints(line.extent), columns)
+    if not crossed and size == 2 and not begin_anywhere(b, line, hints) and narrow < columns:
+        deep = hints(down.extent)
+        if blocks(LINES) >= LINES_LEAST * target.threads and deep >= (LINES_FROM if hints(line.extent) <= LINES else NARROW_FROM):
+            twice = 1 + (LINES_HELD[0] < deep <= LINES_HELD[1])
+            return replace(_tile(min(LINES, columns), LINES_WARPS * twice, LINES_EACH // twice, NARROW_ROWS), once=once)
+        if deep >= NARROW_FROM:
             return replace(_tile(narrow, NARROW_WARPS, EACH // 2, NARROW_ROWS), once=once)
     held = not crossed and others == 1 and size == 2 and ROWS_ANYWHERE < (hints.most(down.extent) or 0) <= WHOLE
     if held and not begin_anywhere(b, line, hints) and FILL * target.threads <= blocks(COLUMNS) < RESIDENT * target.threads:

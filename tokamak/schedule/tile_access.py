@@ -70,16 +70,19 @@ def begin_anywhere(b: Body, line: Axis, hints: Hints, word: int = 16, written: b
                if address.coefficient(line) == 1 and not (written and isinstance(e, Load)) for x in address.axes() - {line})
 
 
+def loops_behind(e: Expr, looped) -> int:
+    """How many loops over the axes `looped`, one after the other, must be over before `e` is known."""
+    along = set(looped)
+    return max((max(loops_behind(a, along) for a in f.args) + bool(along & set(f.over)) for f in walk(e) if isinstance(f, Reduce)),
+               default=0) if along else 0
+
+
 def loops_read_in(b: Body, looped) -> list[tuple[Load, int]]:
     """What `b` reads along the axes `looped`, each address once, and in how many of the loops over them that come one after the other: a fold's loop
     stands behind those of all that its elements are made of."""
     along = set(looped)
     folds = lambda e: isinstance(e, Reduce) and bool(along & set(e.over))
-
-    @functools.cache
-    def behind(e: Expr) -> int:
-        return max((max(map(behind, f.args)) + folds(f) for f in walk(e) if isinstance(f, Reduce)), default=0)
-
+    behind = functools.cache(lambda e: loops_behind(e, along))
     found: dict[tuple, tuple[Load, set[int]]] = {}
     roots = [(e, behind(e)) for e in exprs_of(b)]
     roots += [(a, max(map(behind, e.args))) for e in walk(*exprs_of(b)) if folds(e) for a in e.args]

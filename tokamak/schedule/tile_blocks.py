@@ -13,7 +13,7 @@ from ..ir.ops import OPS
 from . import tile_statistics
 from .body import exprs_of
 from .schedule import strides_of
-from .tile_access import begin_anywhere, narrowest
+from .tile_access import narrowest
 from .tile_elements import FOLDED, SCANNED_COLUMNS, SHORT_COLUMNS, SHORT_FEW, SHORT_FROM
 from .tile_facts import SECTOR, SHORT_LANES, TILE
 from .tile_rows import LARGEST, RAGGED_DOWN, SCANNED_FEW, SCANNED_SHORT, TURNED, TileRows
@@ -265,12 +265,7 @@ class TileBlocks(TileRows):
         n = self.hints(a.extent)
         idle = -n % TURNED * EDGE_IDLE > n and -n % (TURNED // 2) < -n % TURNED
         edge = TURNED // 2 if idle or self.turned_wide() else TURNED
-        return 2 * TURNED if self._within_sectors(a) and -n % (2 * TURNED) * WITHIN_IDLE[idle] <= n else edge
-
-    def _within_sectors(self, a: Axis) -> bool:
-        """Do lines of 16 bits along `a` begin within sectors, of a pointwise tile, of which there are many?"""
-        within = not self.rows and not self.crossed and narrowest(self.b, a) < 4 and begin_anywhere(self.b, a, self.hints, SECTOR_BYTES)
-        return within and self.many_turned()
+        return 2 * TURNED if narrowest(self.b, a) < 4 and self.within_sectors(a) and -n % (2 * TURNED) * WITHIN_IDLE[idle] <= n else edge
 
     def _across(self, turned: Axis, most: int) -> int:
         """Elements of a tile, of at most `most`, along the axis that it is turned to; few idle lanes of one of sums."""

@@ -302,12 +302,13 @@ class TileElements(TileFacts):
 
     def writes_within(self, a: Axis) -> bool:
         """Are short lines along `a` written that begin within sectors, of a pointwise tile, of which there are many?"""
-        short = not self.rows and not self.crossed and WITHIN_LINES[0] <= self.hints(a.extent) <= WITHIN_LINES[1]
-        return short and begin_anywhere(self.b, a, self.hints, SECTOR_BYTES, written=True) and self.many_turned()
+        return WITHIN_LINES[0] <= self.hints(a.extent) <= WITHIN_LINES[1] and self.within_sectors(a, written=True)
 
-    def many_turned(self) -> bool:
-        """Are there many large tiles that are read along one axis and written along another?"""
-        return self.hints.count(self.b.parallel) >= WITHIN_TILES * self.target.threads
+    def within_sectors(self, a: Axis, written: bool = False) -> bool:
+        """Do lines along `a` (`written`: those that are) begin within sectors, of a pointwise tile, of which there are many?"""
+        pointwise = not self.rows and not self.crossed
+        many = self.hints.count(self.b.parallel) >= WITHIN_TILES * self.target.threads
+        return pointwise and many and begin_anywhere(self.b, a, self.hints, SECTOR_BYTES, written)
 
     def narrow_sums(self) -> bool:
         """Are few columns of 32 bits that begin at words summed across programs, and no more than a sum?"""

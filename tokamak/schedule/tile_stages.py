@@ -321,15 +321,15 @@ def carrying(b: Body, rows: list[Axis], line: Axis | None, crossed: frozenset, h
     n = hints.exactly(line.extent)
     read = {(e.node, e.index): e.dtype.bytes for e in walk(*exprs_of(b)) if isinstance(e, Load) and line in e.index[0].axes()}.values()
     aligned, wide = hints.divides(sharing.WORDS, line.extent), sharing.many_wide(min(read, default=4), hints.count(crossed), target)
-    sharers = sharing.carrying(n, sum(len(e.args) for e in across.values()), sum(read), aligned, target, wide, min(read, default=4))
+    sums = sum(len(e.args) for e in across.values())
+    sharers = sharing.carrying(n, sums, sum(read), aligned, target, wide, min(read, default=4))
     if sharers < 2:
         return None
     share = -(-(n if aligned or sharers > sharing.FEW_SHARERS else n // sharing.WORDS * sharing.WORDS) // sharers)
     warps = max(1, min(WARPS, power(share) // (32 * CARRYING)))
     long = warps == WARPS and not aligned and max(read) == 2
-    values = sum(len(e.args) for e in across.values()) + len(read)
     each = share / (16 * warps)         # by half of them
-    few = aligned and max(read) == 2 and warps > FEW_CARRYING and each <= EACH_CARRYING and each * values <= VALUES_CARRYING
+    few = aligned and max(read) == 2 and warps > FEW_CARRYING and each <= EACH_CARRYING and each * (sums + len(read)) <= VALUES_CARRYING
     warps = max(1, warps // 2) if long or few else warps
     found = in_words(share, _copied(share, min(read), warps), warps)
     way = sum({(e.node, e.index): e.dtype.bytes for e in walk(*exprs_of(b))

@@ -116,18 +116,17 @@ def _alone(of: TileFacts) -> bool:
 def columns(of: TileFacts, most: int) -> int:
     """Columns, of at most `most`, of a tile that folds across rows which programs share: of statistics so many that no lane is idle."""
     whole = next((n for n in (most, most // 2) if of.hints.divides(n, of.line.extent)), 0) if of.statistics() else most
-    if _few_columns(of, whole or most):
+    if _few_columns(of):
         return NARROW
     if whole or not _many_sums(of):
         return whole or most
     return NARROW if of.hints.divides(NARROW, of.line.extent) else 2 * NARROW
 
 
-def _few_columns(of: TileFacts, most: int) -> bool:
-    """Are several sums made down the columns of one matrix, which are no more than a tile has and would leave many of its lanes idle?"""
+def _few_columns(of: TileFacts) -> bool:
+    """Are several sums made down the columns of one matrix, which are fewer than a tile has and would leave many of its lanes idle?"""
     n = of.hints(of.line.extent)
-    one = of.b.parallel - of.crossed == {of.line} and NARROW < n < most and len(of.crossing) > 1 and of.only_sums()
-    return one and (power(n) - n) * NARROW_IDLE > n
+    return _sums_of_one(of, 2) and NARROW < n < COLUMNS and (power(n) - n) * NARROW_IDLE > n
 
 
 def shares(of: TileFacts, pieces: dict[Axis, tuple[int, ...]]) -> int:
@@ -138,10 +137,14 @@ def shares(of: TileFacts, pieces: dict[Axis, tuple[int, ...]]) -> int:
 def _narrow(of: TileFacts, pieces: dict[Axis, tuple[int, ...]]) -> bool:
     """Are there so many sums, or so few columns, that a tile has fewer than others?"""
     narrow = of.line in pieces and sum(pieces[of.line]) == columns(of, COLUMNS) <= 2 * NARROW
-    return narrow and (_many_sums(of) or _few_columns(of, COLUMNS))
+    return narrow and (_many_sums(of) or _few_columns(of))
 
 
 def _many_sums(of: TileFacts) -> bool:
     """Are several sums made down the columns of one matrix, more than a few of them?"""
-    one = of.b.parallel - of.crossed == {of.line} and of.hints(of.line.extent) > 2 * NARROW
-    return one and of.only_sums() and len(of.crossing) >= SUMS
+    return _sums_of_one(of, SUMS) and of.hints(of.line.extent) > 2 * NARROW
+
+
+def _sums_of_one(of: TileFacts, least: int) -> bool:
+    """Are so many sums at least made down the columns of one matrix, and nothing else across programs?"""
+    return of.b.parallel - of.crossed == {of.line} and of.only_sums() and len(of.crossing) >= least
