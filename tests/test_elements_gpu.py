@@ -121,8 +121,7 @@ def test_sums_of_moments_are_no_folds_across_programs(name, kernels):
 
 
 @pytest.mark.parametrize("name, found", [
-    ("frn_bwd_bf16_nhwc_21x2048x20x20", "tile(i1:256+256?, i2:8) split(i0 / 8) together(i1) warps(4)"),
-    ("evonorm_bwd_f16_nhwc_432x32x28x28", "tile(i1:512+512?, i2:4) split(i0 / 264) together(i1) warps(4)"),
+    ("rmsnorm_middle_bwd_f16_41x1805x511", "tile(i1:4+4?, i2:64?) split(i1 / 8) warps(1)"),
     ("snake_bwd_f32_nchw_10161x32x14x14", "tile(i0:2?, i2:128+64+4) split(i0, i2 / 128) warps(1)")])
 def test_what_is_taken_in_the_place_of_a_kernel_that_spills(name, found):
     assert gpu_plans.planned(name, build=True)[0]["quicker"].startswith(found)
@@ -162,3 +161,36 @@ def test_angles_of_rows(name, found):
 def test_tiles_of_little_matrices_and_of_many_sums(name, kernel, found):
     """Several matrices to a tile, pieces of enough lanes, few elements of many sums, fewer warps where random numbers are drawn beside long rows."""
     assert schedule(name, kernel).startswith(found)
+
+
+@pytest.mark.parametrize("name, kernels", [
+    ("ada_layernorm_bwd_bf16_879x8x5596", ["i2:4096+2048?) split(i1 / 1) warps(16)"]),                  # rows that begin anywhere, as they lie
+    ("ada_layernorm_bwd_f16_500x16x4100", ["i2:4096+4) split(i1 / 1) warps(8)"]),
+    ("ada_layernorm_bwd_f16_2000x20x1500", ["i2:1024+512?) split(i1 / 1) warps(4)"]),                   # a matrix of more than CROSSED_HELD
+    ("ada_layernorm_bwd_bf16_300x40x768", ["i2:512+256) split(i1 / 4) warps(1)", "i0:4, i1:64) warps(1)"]),
+    ("ada_layernorm_bwd_f16_2000x5x1500", ["i1:8?, i2:1024+512?) warps(8)"])])                          # of fewer
+def test_matrices_that_are_folded_along_both_axes(name, kernels):
+    """Programs carry the sums of columns over rows; those that have all rows leave nothing to be combined, nor f32 of what is rounded in the end."""
+    made = [k["schedule"] for k in gpu_plans.planned(name)]
+    assert len(made) == len(kernels) and all(s.startswith(f"tile({found}") for s, found in zip(made, kernels))
+
+
+@pytest.mark.parametrize("name, found", [
+    ("frn_bwd_bf16_nhwc_26x1280x40x40", "i0:2, i1:32, i2:64) looped(i1) split(i0 / 13) warps(4)"),
+    ("frn_bwd_bf16_nhwc_64x1280x14x14", "i0:2, i1:32?, i2:64) looped(i1) split(i0 / 32) warps(4)"),
+    ("frn_bwd_bf16_nhwc_64x1280x11x11", f"i1:{alike(8, 16)}?, i2:64) split(i0 / 26)"),                  # short columns
+    ("evonorm_bwd_f16_nhwc_432x32x28x28", "i0:4, i1:32?, i2:32) looped(i1) split(i0 / 108) warps(4)")])
+def test_long_columns_beside_many_sums_are_run_through(name, found):
+    assert schedule(name, 0).startswith(f"tile({found}")
+
+
+@pytest.mark.parametrize("name, kernel, found", [
+    ("masked_softmax_bwd_bf16_674x79x65", 0, "i1:16+16+16+16+16?, i2:32?)"), ("masked_softmax_bwd_f16_1000x90x70", 0, "i1:32+32+32?, i2:32?)"),
+    ("masked_softmax_bwd_f16_1000x90x100", 0, "i1:32+32+32?, i2:64?)"), ("softmax_middle_f32_2000x50x70", 0, f"i1:{alike(8, 7)}?, i2:64?)"),
+    ("scale_norm_bf16_800000x29", 0, "i0:64, i1:16+16?) warps(4)"), ("scale_norm_f32_800000x31", 0, "i0:16, i1:16+16?) warps(4)"),
+    ("rmsnorm_bf16_600000x31", 0, "i0:64, i1:32?) warps(4)"),                                           # with a weight
+    ("rmsnorm_middle_bwd_f16_41x1805x511", 1, "i0:2?, i2:512?) looped(i0, i2) warps(4)"),
+    ("rmsnorm_middle_bwd_f32_41x1205x511", 1, "i2:512?) looped(i0, i2) warps(4)")])
+def test_idle_columns_short_rows_and_lines_that_are_written(name, kernel, found):
+    """Held columns few of whose lanes are idle, two pieces of rows shorter than a warp is wide, small chunks of lines that begin anywhere."""
+    assert schedule(name, kernel).startswith(f"tile({found}")

@@ -146,7 +146,7 @@ def test_chunks_of_heavy_functions_leave_few_lanes_idle(columns, made, found):
     assert f"i1:{found}" in str(schedules(ALONG.format(columns=columns, made=made))[0])
 
 
-@pytest.mark.parametrize("rows, columns", [(512, 8), (96, 8)])
+@pytest.mark.parametrize("rows, columns", [(384, 8), (96, 8)])
 def test_columns_that_are_held_together_fit_registers(rows, columns):
     schedule, = [s for s in schedules(DOWN.format(rows=rows)) if s.together]
     assert schedule.sizes(schedule.dims[-1]) == (columns,)

@@ -37,15 +37,23 @@ def scheduled(d: str, n: int, rows: int, columns: int):
     ("bf16", 332, 49, 4264, "i1:8+8+8+8+8+8+8?, i2:64?) split(i0, i2 / 528) together(i2) warps(4) stages(3)"),
     ("bf16", 1703, 55, 202, "i1:8+8+8+8+8+8+8?, i2:32?) split(i0, i2 / 528) together(i2) warps(4) stages(1)"),
     ("f16", 751, 82, 53, "i1:64+16+2, i2:8?) split(i0, i2 / 2112) together(i2) warps(1) stages(1)"),
-    ("bf16", 13, 1023, 1826, "i1:512+512?, i2:8?) split(i0, i2 / 132) together(i2) warps(16) stages(1)"),
-    ("bf16", 10, 700, 2002, f"i1:{alike(128, 6)}?, i2:16?) split(i0, i2 / 132) together(i2) warps(16) stages(1)"),
-    ("bf16", 10, 700, 2001, f"i1:{alike(128, 6)}?, i2:8?) split(i0, i2 / 132) together(i2) warps(16) stages(1)"),
+    ("bf16", 41, 381, 511, f"i1:{alike(64, 6)}?, i2:8?) split(i0, i2 / 264) together(i2) warps(8) stages(1)"),
     ("bf16", 149, 288, 272, f"i1:{alike(32, 9)}, i2:16) split(i0, i2 / 528) together(i2) warps(4) stages(1)"),
     ("f16", 80, 733, 512, f"i1:{alike(128, 6)}?, i2:16) split(i0, i2 / 132) together(i2) warps(16) stages(1) registers(128)"),
-    ("bf16", 114, 2452, 256, f"i1:{alike(256, 10)}?, i2:8) split(i0, i2 / 264) together(i2) warps(8) stages(1)"),
+    ("f32", 41, 1005, 512, "i1:512+512?, i2:16) split(i0, i2 / 132) together(i2) warps(16) stages(1) registers(128)"),
     ("f32", 49, 127, 511, "i1:128?, i2:8?) split(i0, i2 / 528) together(i2) warps(4) stages(1)")])
 def test_columns_of_a_program(d, n, rows, columns, found):
     assert str(scheduled(d, n, rows, columns)[1]).startswith(f"tile({found}")
+
+
+@pytest.mark.parametrize("d, n, rows, columns", [("bf16", 13, 1023, 1826), ("bf16", 10, 700, 2002), ("bf16", 10, 700, 2001),
+                                                 ("bf16", 114, 2452, 256), ("f16", 41, 405, 511), ("f32", 41, 1205, 511)])
+def test_longer_columns_are_held_by_no_program(d, n, rows, columns):
+    """What is folded down them is a kernel of its own, and they are read again by one that carries the sums of their rows."""
+    made, _ = scheduled(d, n, rows, columns)
+    schedules = [s for _, s in made.bodies.values()]
+    assert len(schedules) == 2 and not any(s.together for s in schedules)
+    assert all(s.looped or s.split and not any(sum(s.sizes(a)) >= rows for a in s.dims if str(a.extent) == str(rows)) for s in schedules)
 
 
 @pytest.mark.parametrize("d, rows, columns", [

@@ -187,9 +187,13 @@ class TileLowering(TileAhead):
 
     def _finished(self, late: list[Store], crossing) -> bool:
         """Can a program that has all of the split axes to itself store what is made of the folds along them, too? It does so at the coordinates that
-        the folds leave."""
-        kept = self.body_.parallel - set(self.s.split)
-        return all(e.free == kept for e in crossing) and all(s.axes == kept and s.monoid is None for s in late)
+        the folds leave: of the axes that it has to itself, and of the row that it holds, where it has one at a time."""
+        kept, held = self.body_.parallel - set(self.s.split), set(self.s.dims) - self.s.looped
+        left = {e.free for e in crossing} | {s.axes for s in late}
+        if len(left) != 1 or any(s.monoid is not None for s in late):
+            return False
+        free, = left
+        return free == kept or kept < free and held == free - kept
 
     def _whole(self, e: Reduce, accumulators, ends: tuple | None) -> tuple[Value, ...]:
         """A program's carried values folded, with what the `ends` of its row give."""

@@ -28,6 +28,17 @@ APART_HELD = 16384      # elements of several rows of 16 bits that do not lie on
 ANYWHERE_HELD = 4096    # anywhere: the gradient of softmax and of its positions' biases of 103 x 3 x 127 x 127 bf16 16.4 us, 32.7 held, of
                         # 115 x 6 x 255 x 255 92, 217, of 123 x 20 x 52 x 52 18.0, 27.7 (H200); by the estimate of its machine code, at words, of
                         # 91 x 12 x 256 x 256 156, 178 (timed held: 195), of 36 x 8 x 512 x 512 182, 226, but of 64 x 1 x 256 x 256 13.9, 13.0
+CROSSED_HELD = 8192     # elements of a matrix that one program holds where it is folded along its rows and along its columns, as the gradients of
+                        # adaptive LayerNorm and of its scales: by the estimate of their machine code for an H200 of 300 x 40 x 768 bf16 31 us by
+                        # programs that carry the sums of columns, 75 held, of 2000 x 20 x 1500 f16 192, 319. Of rows of
+CROSSED_ROW = 512       # so many at least: of 1774 x 132 x 208 f32 307 us held, of 1063 x 112 x 128 bf16 81 (H200), compared with nothing
+COLUMNS_HELD = 1024     # elements of columns that are held and folded once, beside sums along them which programs carry: of 16 bits, more of which
+                        # would be in pieces of half a sector, and of 32 that begin anywhere; and of 16 bits that begin
+COLUMNS_HELD_ANYWHERE = 384     # anywhere. RMSNorm's gradient along the middle, H200, by two kernels and so, of 41 x 405 x 511 f16 43.5 us, 54.3, of
+                        # 10 x 700 x 2001 bf16 62.7, 74.0, of 41 x 1805 x 511 f16 134, 346, of 30 x 1100 x 1024 95, 124, of 6 x 2831 x 3456 160, 325,
+                        # of 114 x 2452 x 256 bf16 190, 249, of 41 x 1205 x 511 f32 150, 185; but of 41 x 305 x 511 f16 38.9, 31.1, of
+                        # 80 x 733 x 512 120, 72, of 41 x 1005 x 512 f32 109, 84; and LayerNorm's of channels, two folds of a column, of
+                        # 41 x 768 x 31 x 31 f16 215, 174
 COLUMN = 64             # elements of a column that are held beside folds along rows, where nothing but folds comes of it
 ABREAST = 4             # times FILL programs where each takes several rows at once, through which something else strides: sums of GroupNorm backward
                         # from NHWC, the gradient in NCHW, of 16 x 256 x 112 x 112 bf16 79.5 us, which programs share, 97 by 512 programs, f32 of
@@ -61,7 +72,8 @@ PLANE_ACROSS = 4096     # elements of all rows across which something lies that 
                         # 35275 x 32 x 8 x 8 f16 122 us, 283 in four kernels (H200)
 ROWS_TURNS = 16         # such rows for each of FILL programs that carry sums: LayerNorm's gradient, turned, of 1 x 651 x 3256 bf16 16.3 us in four
                         # kernels, 27.0 by programs with two tiles of 8 rows each (H200)
-MATRIX = 1 << 20        # elements of a matrix from which on its product with a vector has no folds across its programs beside it
+MATRIX = 1 << 20        # elements of a matrix from which on its product with a vector has no folds across its programs beside it, nor is it made of
+                        # such folds that have fewer by the same kernels
 
 
 def atomic(monoid: str, d: DType) -> bool:
@@ -210,6 +222,8 @@ def infeasible(group: Group, r: Roles, hints: Hints, target) -> Reason | None:
     together = _held_together(group, rows, hints) if along and len(rows) > 1 and not beside else 0
     if together > sharing.HELD:
         return Reason("no_registers", "infeasible", f"{together} elements of several rows are held at once")
+    if along and v in r.parallel and sum(bool(m.bound) for m in r.local) == 1 and length > _columns_held(group, rows, v, hints):
+        return Reason("no_registers", "infeasible", f"columns of {length} elements are held at once, beside sums along them")
     columns = {a for m in r.local for a in m.bound - r.parallel}
     if r.accumulating and v in r.parallel and hints.count(columns) > COLUMN and all(m.bound for m in r.local):
         return Reason("no_registers", "infeasible", f"columns of {hints.count(columns)} elements are held only to be folded, while rows are")
@@ -227,14 +241,28 @@ def _held_together(group: Group, rows: frozenset, hints: Hints) -> int:
 
 def _held_apart(group: Group, rows: frozenset, v, hints: Hints) -> int:
     """The most elements of several rows that one program holds: fewer of 16 bits where they are no one run of memory, and still fewer where those
-    along `v` begin at no words of WORD bytes."""
-    most = sharing.HELD
+    along `v` begin at no words of WORD bytes; and fewer that are folded along one axis and along another."""
+    most = CROSSED_HELD if v in rows and hints(v.extent) >= CROSSED_ROW and _folded_crosswise(group, rows) else sharing.HELD
     for at, size in {(at, e.dtype.bytes) for e in group.outside if e.dtype.bytes < 4 and rows <= (at := e.offset()).axes()}:
         whole = one_run(at, rows, hints)
         if v in whole and whole < rows:
             words = all(hints.divides(WORD // size, at.coefficient(a)) for a in at.axes() - whole)
             most = min(most, APART_HELD if words else ANYWHERE_HELD)
     return most
+
+
+def _folded_crosswise(group: Group, rows: frozenset) -> bool:
+    """Is what has all of `rows` folded over some of them, and over others, so that programs could hold one row at a time and carry the other sums?"""
+    folded = {m.bound & rows for m in group.members if rows <= m.free | m.bound} - {frozenset()}
+    return rows not in folded and not frozenset.intersection(*folded) if folded and not products(group) else False
+
+
+def _columns_held(group: Group, rows: frozenset, v, hints: Hints) -> int:
+    """Elements at most of columns beside each other along `v` that a program holds while it carries sums along them."""
+    read = {(at, e.dtype.bytes) for e in group.outside if rows <= (at := e.offset()).axes() and at.coefficient(v) == 1}
+    words = all(hints.divides(WORD // size, at.coefficient(a)) for at, size in read for a in at.axes() - {v})
+    narrow = any(size < 4 for _, size in read)
+    return sharing.HELD if words and not narrow else COLUMNS_HELD if words or not narrow else COLUMNS_HELD_ANYWHERE
 
 
 def _beyond_stages(group: Group, rows: frozenset, hints: Hints) -> bool:
@@ -439,7 +467,7 @@ def unprofitable(a: Group, b: Group, joined: Group, r: Roles, before: tuple[Role
     fewest = min(target.threads, *(hints.count(x.parallel) for x in before))
     if _little_beside(a, b, joined, hints) and hints.count(r.parallel) < fewest:
         return Reason("no_parallelism", "unprofitable", f"{hints.count(r.parallel)} programs of two small kernels that need nothing of each other")
-    if any(hints.count(m.free) >= MATRIX for m in r.final):
+    if any(hints.count(m.free) >= MATRIX and all(x.free != m.free for x in r.accumulating) for m in r.final):
         return Reason("no_saving", "unprofitable", "much is made of folds across programs, by a second kernel in any case")
     products = [x for g, x in zip((a, b), before) if any(_times_vector(m, hints) for m in g.members)]
     if r.accumulating and products and not any(x.accumulating for x in products) and not _share_a_matrix(a, b, hints):

@@ -100,7 +100,8 @@ LARGE_ROWS = 160        # where they begin anywhere, of more rows than so many, 
 LITTLE_MATRIX = 256     # lanes of a tile of a whole matrix of short columns up to which it has those of several, four times as many: a masked mean's
                         # gradient of 73531 x 7 x 17 f16 19.7 us, 48.2 alone (H200)
 HELD_IDLE = 2           # idle lanes of such a tile, one in so many of SECTOR columns, from which on it has half as many: RMSNorm along the middle of
-                        # 3162 x 634 x 17 bf16 79.5 us, 104 (H200)
+                        # 3162 x 634 x 17 bf16 79.5 us, 104; and of one of COLUMNS, of 16 bits: masked softmax's gradient of 1000 x 90 x 70 f16 20.8
+                        # us, 26.9, of 674 x 79 x 65 bf16 14.8, 16.6 (H200)
 JUST_OVER = 4           # rows of a pointwise tile longer than a power of two by one part in so many at most are two pieces,
 SHORTEST_PIECE = 32     # of so many elements at least: cross entropy backward of 322375 x 129 and 60000 x 257 f32 86.2 and 32.7 us, of 100000 x 129
                         # bf16 19.0; 126, 40.8 and 26.8 in one of twice the length
@@ -111,7 +112,8 @@ MANY = 4                # programs for each share from which on none may be too 
 LEFT_EACH = 8           # bytes of a partial result, which is written and read again,
 LEFT = 20               # one part in so many of what is read and written of rows that begin anywhere, from which on programs take them as they lie:
                         # modulation's gradient of 500 x 5 x 8191 f32 201 us, 90, of 50 x 48 x 8191 108, 87, of 26 x 96 x 8191 100.5, 87.4, of
-                        # 23 x 192 x 5569 f16 116, 70; but of 13 x 192 x 8191 f32, one part in 36, 94.3, 93.7 (H200)
+                        # 23 x 192 x 5569 f16 116, 70; but of 13 x 192 x 8191 f32, one part in 36, 94.3, 93.7. Rows that are held, too: adaptive
+                        # LayerNorm's gradient of 879 x 8 x 5596 bf16 159, 451, of 500 x 16 x 4100 f16 91, 214 (H200)
 BESIDE_MOST = 512, 1024         # elements of 16-bit rows that begin anywhere of which a program has several, a warp two: where they are written, and
 BESIDE_ROWS = 4, 2              # where they are only folded. f16 softmax of 65536 rows of 257 20.4 us, 41.1 a row a program, 22.2 element by element;
                                 # of 16384 of 513 11.3, 12.1; sums of 65536 of 1025 35.2, 41.7. Softmax of 1025 70.9, 66.1, f32 of 513 74, 66
@@ -123,7 +125,7 @@ class TileBlocks(TileRows):
     def cover_parallel(self) -> None:
         """Parallel axes that fill up the tile: the contiguous one first, then one that an access runs along, then the innermost."""
         if self.down:
-            self.shift = self._begins_alike(self.shift_along(self.line))
+            self.shift = self.begins_alike(self.shift_along(self.line))
             self.pieces[self.line] = (self._block_down(),)
             if self.shift is not None:
                 self.pieces[self.line] += (2 * self.shift.group,)
@@ -217,6 +219,8 @@ class TileBlocks(TileRows):
             want = (CARRIED_FEW // 2 if self.begin_anywhere() else CARRIED_FEW) * power(have)
         if self.looped and not self.crossed and self.few_down():
             want = min(want, RAGGED_DOWN)
+        if self.writes_several():
+            want = have
         if self.rows and not self.crossed and not (self.line in self.rows and self.stored_along()):
             want = min(want, max(SMALLEST, power(hints.count(self.b.axes) // self.target.threads)))
         if self.sums_turned() and self.begin_anywhere():
@@ -244,7 +248,7 @@ class TileBlocks(TileRows):
         most = max(SHORT_COLUMNS, SHORTEST_COLUMNS // have) if self.short_columns() and self.many_columns() and not self.fills_wide() else most
         most = 2 * COLUMNS if self.short_columns() and COLUMNS < self.hints(self.line.extent) <= 2 * COLUMNS and self.narrowest() < 4 else most
         most = max(SECTOR, most // 2) if self._few_held(have, most) else most
-        most = SECTOR // 2 if self._idle_held(have, most) else most
+        most = power(most + 1) // 4 if self._idle_held(have, most) else most
         if self.crossed and self.line not in self.crossed:
             most = tile_statistics.columns(self, COLUMNS)
             most = min(most, max(SECTOR // 2, SEVERAL_HELD // have)) if self.several_wide() else most
@@ -299,10 +303,12 @@ class TileBlocks(TileRows):
         return large and -(-self.hints(self.line.extent) // columns) * others < MANY * self.target.threads
 
     def _idle_held(self, rows: int, columns: int) -> bool:
-        """Are long columns, few beside each other, held and written of which many lanes of a tile of so many would be idle?"""
+        """Are columns held and written, few beside each other, of which many lanes of a tile of so many would be idle? Of SECTOR, long ones."""
         n, size = self.hints(self.line.extent), power(columns + 1) // 2
-        large = bool(self.rows) and not self.looped and not self.crossed and self.stored_along() and rows * size > LARGE_HELD
-        return large and size == SECTOR and -n % SECTOR * HELD_IDLE > n and -n % (SECTOR // 2) < -n % SECTOR
+        held = bool(self.rows) and not self.looped and not self.crossed and self.stored_along() and -n % (size // 2) < -n % size
+        if size == COLUMNS:
+            return held and self.narrowest() < 4 and rows * size > TILE and -n % size * HELD_IDLE > n
+        return held and size == SECTOR and rows * size > LARGE_HELD and -n % size * HELD_IDLE > n
 
     def _stored_anywhere(self, row: int) -> int:
         """Elements of a tile of rows that begin anywhere, of `row` lanes each, and are written."""
@@ -333,12 +339,12 @@ class TileBlocks(TileRows):
                 return size
         return most
 
-    def _begins_alike(self, shift: Shift | None) -> Shift | None:
-        """`shift`, unless programs that take rows of blocks which begin alike, of several matrices, are more than run at once, and the partial
-        results that each leaves more than a little (`LEFT`)."""
-        if shift is None or self.b.parallel - self.crossed == {self.line}:
+    def begins_alike(self, shift: Shift | None) -> Shift | None:
+        """`shift`, unless programs that carry sums of rows (or of blocks of them) which begin alike, of several matrices, are more than run at
+        once, and the partial results that each leaves more than a little (`LEFT`)."""
+        if shift is None or not self.crossed or self.b.parallel - self.crossed <= {self.line}:
             return shift
-        blocks = max(1, self.hints.count(self.b.parallel - self.crossed) // TILE)
+        blocks = max(1, self.hints.count(self.b.parallel - self.crossed) // (1 if self.line in self.rows else TILE))
         left = shift.group * len(self.crossing) * LEFT_EACH
         much = left * LEFT > self.hints.count(self.crossed) * self.row_bytes()
         return None if much and shift.group * blocks > self.target.threads else shift

@@ -189,6 +189,8 @@ class TileElements(TileFacts):
             each = ACROSS_EACH
         elif self.looped and self.strewn():
             each = STREWN_EACH
+        elif self.looped and self.writes_several():
+            each = WORD // self.narrowest()
         place = plain and self.places() and self.short_anywhere()       # amax and argmax of 314133 rows of 127 32.5 us, 48
         if self.width > 1 and not place and not (shares and any(e.monoid == "moments" for e in self.crossing)):
             each = max(each // self.width, 8)
@@ -418,6 +420,11 @@ class TileElements(TileFacts):
             few = RAGGED_COLUMNS * wide if share >= RAGGED_SHARE else RAGGED_COLUMNS // 2
             return COLUMNS if share >= 2 * COLUMNS else few
         return max(NARROW, min(COLUMNS, power(share + 1) // 2))
+
+    def writes_several(self) -> bool:
+        """Does a program run through lines that begin anywhere, of several axes, and write them?"""
+        several = len(self.rows) > 1 and self.line in self.rows and bool(self.looped)
+        return several and self.stored_along() and self.begin_anywhere() and not self.angles()
 
     def folds_several(self) -> bool:
         """Are columns of several values of 32 bits that begin at words only folded (partial results, mostly), a few tiles of them to each

@@ -18,6 +18,9 @@ from .tile_stages import WASTE, power
 
 TILE = 4096             # elements of a tile that a program works on at once, at least where the sizes allow
 CHUNK = 4096            # elements of a looped row that are in registers at once
+SEVERAL_DOWN = 128      # elements down columns of 16 bits beside which three sums and more are carried, from which on they are run through twice
+                        # rather than held, in pieces of which each makes all the sums: filter response norm's gradient in NHWC of
+                        # 26 x 1280 x 40 x 40 bf16 146 us, 493 (H200)
 ALONE = 16384           # elements that a single program holds: 8192 partial results 3 us, 6 in a loop
 WRITTEN_HELD = 16384    # elements of a row that is written and folded, neither of what the other makes, from which on it is run through: the last
                         # kernel of RMSNorm backward along the middle of 251 x 1679 x 89 f32, rows of 251 x 89, 1101 us held, which spill; but of
@@ -163,6 +166,12 @@ class TileFacts:
         f32, with smoothed labels and a price for large logits, 36.9 us by four warps, 76.9 by 16 (H200)."""
         rows = set(self.rows)
         return bool(rows) and self.narrowest() >= 4 and sum(any(rows & x.free for x in e.args) for e in self.crossing) > 2
+
+    def several_down(self) -> bool:
+        """The same of 16-bit elements beside long columns that a program would hold."""
+        rows = set(self.rows)
+        down = len(rows) == 1 and self.line in self.b.parallel and self.hints.count(self.rows) > SEVERAL_DOWN
+        return down and self.narrowest() < 4 and sum(any(rows & x.free for x in e.args) for e in self.crossing) > 2
 
     def carries_wide(self) -> bool:
         """The same beside short rows along two axes that begin anywhere, where something of 32 bits is read along them, perhaps beside a mask."""

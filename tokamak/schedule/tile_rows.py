@@ -59,6 +59,8 @@ LARGEST = 4 * HELD      # elements of any tile: with so many Triton takes 2 s, w
 LONE = 8192             # elements of a tile that walks down columns so few that no multiprocessor has a second program: see LONE_THREAD
 ALONE_WIDE = 512        # elements of rows of 32 bits up to which no program takes several for the sake of weights: f32 LayerNorm and RMSNorm of 65536
                         # rows of 511 67.9 and 65.6 us, 74.2 and 69.7
+WRITTEN_CHUNK = 2048    # bytes of a chunk of lines that begin anywhere, of several axes, which are written: second kernel of RMSNorm's gradient along
+                        # the middle of 41 x 1005 x 511 f32 75 us, 195 in 8 x 512, of 41 x 1805 x 511 f16 91, 114 (H200)
 STREWN = 1024           # elements of a chunk of rows that begin anywhere, along several axes of which programs share sums: masked Huber loss of
                         # 2 x 3903 x 4903 bf16 92 us, 329 in chunks of 8192 (H200)
 
@@ -85,15 +87,15 @@ class TileRows(TileAlike):
         wide = 2 if self.narrowest() >= 4 else 1
         most = HELD if self.line in self.rows else HELD // SECTOR // wide if self.needed_again() else MIDDLE // wide
         most = SCANNED if self.scans_down() else self._scanned_most() if self.scans_along() else LARGEST if self.whole else most
-        if known and elements <= most and len(self.rows) <= 3:
+        if known and elements <= most and len(self.rows) <= 3 and not self.several_down():
             self.pieces.update(whole)
-            self.shift = self.shift_along(inner)
+            self.shift = self.begins_alike(self.shift_along(inner))
             if self.shift is not None:
                 n, group = self.hints.most(inner.extent), self.shift.group
                 self.pieces[inner] = (*shifted(n, group), 2 * group)
             return
         self.looped.update(self.rows)
-        elements = LONE if self.lone() else RAGGED_DOWN if self.few_down() else SEVERAL_TILE if self.folds_several() else \
+        elements = LONE if self.lone() else RAGGED_DOWN if self.few_down() or self.several_down() else SEVERAL_TILE if self.folds_several() else \
             FEW_ROWS if self.few_turns() else TILE
         ragged = max(SCANNED, SCANNED_FEW // self.columns())
         down = ACROSS_ROWS if self.writes_across() else ragged if self.scans_ragged() else SCANNED_ROWS if self.scans_many() \
@@ -102,6 +104,7 @@ class TileRows(TileAlike):
             PLACES_CHUNK if self.places() else self._scanned_chunk() if self.scans_along() else CHUNK
         chunk = min(chunk, STREWN) if self.strewn() else chunk
         across = self._across_lines()
+        chunk = min(chunk, WRITTEN_CHUNK // self.narrowest()) if self.writes_several() else chunk
         while self.line in self.rows and chunk > HEAVY_CHUNK and self._idles(inner, across, chunk):
             chunk //= 2
         self.pieces[inner] = (min(chunk, power(self.hints(inner.extent))),)
@@ -195,7 +198,7 @@ class TileRows(TileAlike):
         for _, address, size in strides_of(self.b):
             if address.coefficient(a) == 1 and len(address.axes()) > 1 and not any(isinstance(x, Fetch) for x in address.atoms()):
                 origin = address.without(a)
-                found[origin] = found.get(origin, 0) + size
+                found[origin] = found.get(origin, 0) + size * self.hints.count(address.axes())
                 smallest = min(smallest, size)
         group = 16 // smallest
         origin = max(found, key=lambda i: found[i], default=None)

@@ -450,7 +450,7 @@ class TileThreads(TileElements):
         if self.folds_columns():
             return COLUMN_STAGES
         if self._walks_columns():
-            return WALKED_STAGES
+            return CARRY_STAGES if self.several_down() else WALKED_STAGES      # four spill: FRN's of 26 x 1280 x 40 x 40 bf16 153 us, 146
         if not (self.carries or self.down) or self.looped:
             return 1
         beside = math.prod(sum(self.pieces[a]) for a in self.pieces if a in self.b.parallel)
