@@ -194,3 +194,11 @@ def test_long_columns_beside_many_sums_are_run_through(name, found):
 def test_idle_columns_short_rows_and_lines_that_are_written(name, kernel, found):
     """Held columns few of whose lanes are idle, two pieces of rows shorter than a warp is wide, small chunks of lines that begin anywhere."""
     assert schedule(name, kernel).startswith(f"tile({found}")
+
+
+@pytest.mark.parametrize("name, shared", [
+    ("rmsnorm_add_bwd_bf16_498x20116", True), ("rmsnorm_bwd_f16_2000x18001", True), ("rmsnorm_bwd_bf16_4095x16385", True),
+    ("rmsnorm_bwd_bf16_1000x12801", False),                                                             # one program holds those without spilling
+    ("rmsnorm_add_bwd_bf16_498x20112", False)])                                                         # and those at words
+def test_two_programs_share_long_rows_that_begin_anywhere(name, shared):
+    assert ("staged(i1 / 2)" in schedule(name, 0)) == shared

@@ -19,7 +19,9 @@ CARRIED = 32768         # elements of partial results that one program carries i
 SHARED_CARRIED = 128 << 10      # bytes of a program's share of a row, and of column sums beside it, where the neighbours of a cluster carry them:
                                 # bf16 LayerNorm backward over 16384, 25600 and 65536 columns 74, 58 and 70%, 59, 47 and 49 by one program or in
                                 # two kernels. Where one program could, only if more than three quarters of the lanes have a column: over 12288 57, 62
-                                # in one program; f32 RMSNorm backward over 20480 and 24576, which none can, 77 and 79, 56 and 55 in two kernels
+                                # in one program; f32 RMSNorm backward over 20480 and 24576, which none can, 77 and 79, 56 and 55 in two kernels. Nor
+                                # of more than SHARED_COLUMNS of 16 bits that begin anywhere: one program spills, RMSNorm backward over 20116 of 498
+                                # rows 424 bytes, 57.5 us (H200; two were not timed over 20116; over 16385, of 4095 rows, 120)
 CARRIED_BYTES = 256 << 10       # bytes of both that one program holds, the registers of a multiprocessor: f32 RMSNorm backward over 32768 columns 84%
                                 # by the programs of a cluster, 42 by one; bf16 over 28672 74; f16 over 32767, which begin anywhere, 45 in two
                                 # kernels, 17; f32 LayerNorm backward over 16384 80, over 16383 50 in two kernels, 34
@@ -112,7 +114,8 @@ def carrying(columns: int, sums: int, read: int, aligned: bool, target, wide: bo
     count = 1 << (max(-(-whole // share), -(-(columns // WORDS * WORDS) // SHARED_COLUMNS)) - 1).bit_length()
     alone = carried_alone(columns, sums, read)
     share = -(-(columns // WORDS * WORDS) // count)
-    if (alone or not (aligned or wide)) and count > FEW_SHARERS or alone and share * 4 <= 3 << (share - 1).bit_length():
+    spills = not aligned and narrowest < 4 and columns > SHARED_COLUMNS
+    if (alone or not (aligned or wide)) and count > FEW_SHARERS or alone and not spills and share * 4 <= 3 << (share - 1).bit_length():
         return 0
     if count > target.cluster:
         return 0
