@@ -305,10 +305,9 @@ class TileBlocks(TileRows):
     def _idle_held(self, rows: int, columns: int) -> bool:
         """Are columns held and written, few beside each other, of which many lanes of a tile of so many would be idle? Of SECTOR, long ones."""
         n, size = self.hints(self.line.extent), power(columns + 1) // 2
-        held = bool(self.rows) and not self.looped and not self.crossed and self.stored_along() and -n % (size // 2) < -n % size
-        if size == COLUMNS:
-            return held and self.narrowest() < 4 and rows * size > TILE and -n % size * HELD_IDLE > n
-        return held and size == SECTOR and rows * size > LARGE_HELD and -n % size * HELD_IDLE > n
+        large = self.narrowest() < 4 and rows * size > TILE if size == COLUMNS else size == SECTOR and rows * size > LARGE_HELD
+        held = large and bool(self.rows) and not self.looped and not self.crossed and self.stored_along()
+        return held and -n % size * HELD_IDLE > n and -n % (size // 2) < -n % size
 
     def _stored_anywhere(self, row: int) -> int:
         """Elements of a tile of rows that begin anywhere, of `row` lanes each, and are written."""
