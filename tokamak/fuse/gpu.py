@@ -246,21 +246,25 @@ def _held_apart(group: Group, rows: frozenset, v, hints: Hints) -> int:
     for at, size in {(at, e.dtype.bytes) for e in group.outside if e.dtype.bytes < 4 and rows <= (at := e.offset()).axes()}:
         whole = one_run(at, rows, hints)
         if v in whole and whole < rows:
-            words = all(hints.divides(WORD // size, at.coefficient(a)) for a in at.axes() - whole)
-            most = min(most, APART_HELD if words else ANYWHERE_HELD)
+            most = min(most, APART_HELD if _at_words(at, size, whole, hints) else ANYWHERE_HELD)
     return most
+
+
+def _at_words(at, size: int, run: frozenset, hints: Hints) -> bool:
+    """Do runs along the axes `run` of what lies at the offset `at`, of `size` bytes each, begin at words of WORD bytes?"""
+    return all(hints.divides(WORD // size, at.coefficient(a)) for a in at.axes() - run)
 
 
 def _folded_crosswise(group: Group, rows: frozenset) -> bool:
     """Is what has all of `rows` folded over some of them, and over others, so that programs could hold one row at a time and carry the other sums?"""
-    folded = {m.bound & rows for m in group.members if rows <= m.free | m.bound} - {frozenset()}
-    return rows not in folded and not frozenset.intersection(*folded) if folded and not products(group) else False
+    folded = {m.bound & rows for m in group.members if m.bound & rows and rows <= m.free | m.bound}
+    return bool(folded) and rows not in folded and not frozenset.intersection(*folded) and not products(group)
 
 
 def _columns_held(group: Group, rows: frozenset, v, hints: Hints) -> int:
     """Elements at most of columns beside each other along `v` that a program holds while it carries sums along them."""
     read = {(at, e.dtype.bytes) for e in group.outside if rows <= (at := e.offset()).axes() and at.coefficient(v) == 1}
-    words = all(hints.divides(WORD // size, at.coefficient(a)) for at, size in read for a in at.axes() - {v})
+    words = all(_at_words(at, size, frozenset((v,)), hints) for at, size in read)
     narrow = any(size < 4 for _, size in read)
     return sharing.HELD if words and not narrow else COLUMNS_HELD if words or not narrow else COLUMNS_HELD_ANYWHERE
 

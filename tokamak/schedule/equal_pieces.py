@@ -96,8 +96,7 @@ def _along(of: TileFacts, s: TileSchedule, a: Axis, n: int, beside: int) -> Tile
     cut = (n <= ONE_PIECE or of.crossed or not wide) and not each_its_own and s.warps <= WARPS[1] if uneven else \
         few and (len(sizes) == 1 or alike(sizes) and idle * SPARE[0] > sum(sizes)) and len(of.rows) == 1
     light = _light(of, len(set(sizes))) and not (len(sizes) == 1 and idle * SPARE[1] > sum(sizes))
-    weight = any(a in address.axes() and not address.axes() & of.b.parallel for _, address, _ in strides_of(of.b))
-    if cut and light and sizes == (2 * SHORT_PIECE,) and of.stored_along() and not of.crossed and not weight:
+    if cut and light and sizes == (2 * SHORT_PIECE,) and of.stored_along() and not of.crossed and not _weights(of, a):
         # a norm without a weight of 872472 x 31 bf16 43.9 us, of 800000 x 29 40.2, of 800000 x 31 f32 54.0; 53.6, 50.6 and 61.5 as one (H200)
         return _covered(s, a, n, (SHORT_PIECE,) * 2, max(s.warps, WARPS[0]))
     if not cut or light:
@@ -105,6 +104,11 @@ def _along(of: TileFacts, s: TileSchedule, a: Axis, n: int, beside: int) -> Tile
     pieces = equal(n)
     each = power(pieces[0] * beside // 32) if pieces else 0
     return _covered(s, a, n, pieces, max(s.warps, min(each, max(WARPS[0], each // 2), WARPS[1], MORE * s.warps)))
+
+
+def _weights(of: TileFacts, a: Axis) -> bool:
+    """Is anything read along `a` that is the same for every row?"""
+    return any(a in address.axes() and not address.axes() & of.b.parallel for _, address, _ in strides_of(of.b))
 
 
 def _a_word(of: TileFacts, s: TileSchedule, sizes: tuple[int, ...], n: int, beside: int) -> tuple[tuple[int, ...], int] | None:

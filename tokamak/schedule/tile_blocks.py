@@ -17,7 +17,7 @@ from .tile_access import narrowest
 from .tile_elements import FOLDED, SCANNED_COLUMNS, SHORT_COLUMNS, SHORT_FEW, SHORT_FROM
 from .tile_facts import SECTOR, SHORT_LANES, TILE
 from .tile_rows import LARGEST, RAGGED_DOWN, SCANNED_FEW, SCANNED_SHORT, TURNED, TileRows
-from .tile_schedule import Shift, WASTE, blocks, cover
+from .tile_schedule import WASTE, blocks, cover
 from .tile_stages import power
 from .tile_statistics import COLUMNS, WORD
 from .tile_threads import RESIDENT
@@ -109,11 +109,6 @@ PARTS = 4               # equal powers of two at most that rows of a pointwise t
                         # kernel of BatchNorm backward in NHWC of 7 x 768 x 112 x 112 f16 139 us, 161 as 512 + 256, of 16 x 768 x 15 x 15 9.9, 12.3
 LEAST_BLOCK = 256       # elements of a block along the contiguous axis that is worth several pieces
 MANY = 4                # programs for each share from which on none may be too many: it would begin when all others have ended
-LEFT_EACH = 8           # bytes of a partial result, which is written and read again,
-LEFT = 20               # one part in so many of what is read and written of rows that begin anywhere, from which on programs take them as they lie:
-                        # modulation's gradient of 500 x 5 x 8191 f32 201 us, 90, of 50 x 48 x 8191 108, 87, of 26 x 96 x 8191 100.5, 87.4, of
-                        # 23 x 192 x 5569 f16 116, 70; but of 13 x 192 x 8191 f32, one part in 36, 94.3, 93.7. Rows that are held, too: adaptive
-                        # LayerNorm's gradient of 879 x 8 x 5596 bf16 159, 451, of 500 x 16 x 4100 f16 91, 214 (H200)
 BESIDE_MOST = 512, 1024         # elements of 16-bit rows that begin anywhere of which a program has several, a warp two: where they are written, and
 BESIDE_ROWS = 4, 2              # where they are only folded. f16 softmax of 65536 rows of 257 20.4 us, 41.1 a row a program, 22.2 element by element;
                                 # of 16384 of 513 11.3, 12.1; sums of 65536 of 1025 35.2, 41.7. Softmax of 1025 70.9, 66.1, f32 of 513 74, 66
@@ -337,16 +332,6 @@ class TileBlocks(TileRows):
             if blocks_ * min(share, self.hints.count(self.crossed)) >= FILLED * want:
                 return size
         return most
-
-    def begins_alike(self, shift: Shift | None) -> Shift | None:
-        """`shift`, unless programs that carry sums of rows (or of blocks of them) which begin alike, of several matrices, are more than run at
-        once, and the partial results that each leaves more than a little (`LEFT`)."""
-        if shift is None or not self.crossed or self.b.parallel - self.crossed <= {self.line}:
-            return shift
-        blocks = max(1, self.hints.count(self.b.parallel - self.crossed) // (1 if self.line in self.rows else TILE))
-        left = shift.group * len(self.crossing) * LEFT_EACH
-        much = left * LEFT > self.hints.count(self.crossed) * self.row_bytes()
-        return None if much and shift.group * blocks > self.target.threads else shift
 
     def _side_by_side(self) -> bool:
         """Are rows that begin anywhere short and many, and is all that is read and written along them theirs, so that a program may hold several?"""

@@ -5,7 +5,7 @@ import math
 
 from ..fuse.cost import Hints
 from ..fuse.lines import SECTOR as SECTOR_BYTES
-from ..ir.expr import Load, Op, walk
+from ..ir.expr import Load, walk
 from ..ir.index import Axis
 from .body import Body, exprs_of
 from .schedule import strides_of
@@ -171,9 +171,7 @@ class TileElements(TileFacts):
             ragged = self.begin_anywhere() and not self.scans_many() and not self._in_one_turn() and not self.folds_words()
             each = self._scanned_each() if self.scans_ragged() else LONE_THREAD if self.lone() else self._ragged_each() if ragged else each
         if plain and self.line in self.rows and self.stored_along() and self.begin_anywhere():
-            stacked = math.prod(sum(self.pieces[a]) for a in dims) > STACKED and self.stacked()
-            stacked = stacked or len(self.rows) > 1 and sum(self.pieces.get(self.line, (1,))) < SHORT_RUN * 4
-            each = PIECE_EACH * (4 if self.many_short() else 1) if self.one_piece() else PER_THREAD if stacked else RAGGED_EACH
+            each = self._stored_anywhere_each(dims)
         short = sum(self.pieces.get(self.line, (0,)))
         if plain and self.rows == [self.line] and short <= SHORT_EACH:
             each = self._short_each(short, each, dims)
@@ -183,14 +181,7 @@ class TileElements(TileFacts):
             each = TURNED_BYTES // self.narrowest()
         elif plain and self.turned() is not None and any(map(self.writes_within, dims)):
             each = WITHIN_BYTES[self.narrowest() < 4] // self.narrowest()
-        if self.sums_ragged():
-            each = SPLIT_WORD
-        elif self.looped and self.writes_across():
-            each = ACROSS_EACH
-        elif self.looped and self.strewn():
-            each = STREWN_EACH
-        elif self.looped and self.writes_several():
-            each = WORD // self.narrowest()
+        each = self._walked_each() or each
         place = plain and self.places() and self.short_anywhere()       # amax and argmax of 314133 rows of 127 32.5 us, 48
         if self.width > 1 and not place and not (shares and any(e.monoid == "moments" for e in self.crossing)):
             each = max(each // self.width, 8)
@@ -403,6 +394,20 @@ class TileElements(TileFacts):
     def one_piece(self) -> bool:
         """Is a row of 16 bits one short piece, a warp's width?"""
         return self.narrowest() == 2 and len(self.pieces[self.line]) == 1 and 16 < self.pieces[self.line][0] <= 32
+
+    def _stored_anywhere_each(self, dims: tuple[Axis, ...]) -> int:
+        """Elements to a thread of held rows that begin anywhere and are written."""
+        stacked = math.prod(sum(self.pieces[a]) for a in dims) > STACKED and self.stacked()
+        stacked = stacked or len(self.rows) > 1 and sum(self.pieces.get(self.line, (1,))) < SHORT_RUN * 4
+        return PIECE_EACH * (4 if self.many_short() else 1) if self.one_piece() else PER_THREAD if stacked else RAGGED_EACH
+
+    def _walked_each(self) -> int:
+        """The same of tiles of sums that begin anywhere, and of what programs run through and write, or fold along several axes; 0 of others."""
+        if self.sums_ragged():
+            return SPLIT_WORD
+        if not self.looped:
+            return 0
+        return ACROSS_EACH if self.writes_across() else STREWN_EACH if self.strewn() else WORD // self.narrowest() if self.writes_several() else 0
 
     def _carried_each(self) -> int:
         """Elements of a row to one thread where column sums are carried."""

@@ -164,14 +164,17 @@ class TileFacts:
     def several_wide(self) -> bool:
         """Are three sums or more of 32-bit elements carried across programs beside rows? Not what a row has one of: the loss of 32768 rows of 440
         f32, with smoothed labels and a price for large logits, 36.9 us by four warps, 76.9 by 16 (H200)."""
-        rows = set(self.rows)
-        return bool(rows) and self.narrowest() >= 4 and sum(any(rows & x.free for x in e.args) for e in self.crossing) > 2
+        return self._several_along() and self.narrowest() >= 4
 
     def several_down(self) -> bool:
         """The same of 16-bit elements beside long columns that a program would hold."""
+        down = len(self.rows) == 1 and self.line in self.b.parallel and self.hints.count(self.rows) > SEVERAL_DOWN
+        return down and self.narrowest() < 4 and self._several_along()
+
+    def _several_along(self) -> bool:
+        """Are three sums or more of what lies along the rows carried across programs?"""
         rows = set(self.rows)
-        down = len(rows) == 1 and self.line in self.b.parallel and self.hints.count(self.rows) > SEVERAL_DOWN
-        return down and self.narrowest() < 4 and sum(any(rows & x.free for x in e.args) for e in self.crossing) > 2
+        return sum(any(rows & x.free for x in e.args) for e in self.crossing) > 2
 
     def carries_wide(self) -> bool:
         """The same beside short rows along two axes that begin anywhere, where something of 32 bits is read along them, perhaps beside a mask."""

@@ -63,6 +63,11 @@ WRITTEN_CHUNK = 2048    # bytes of a chunk of lines that begin anywhere, of seve
                         # the middle of 41 x 1005 x 511 f32 75 us, 195 in 8 x 512, of 41 x 1805 x 511 f16 91, 114 (H200)
 STREWN = 1024           # elements of a chunk of rows that begin anywhere, along several axes of which programs share sums: masked Huber loss of
                         # 2 x 3903 x 4903 bf16 92 us, 329 in chunks of 8192 (H200)
+LEFT_EACH = 8           # bytes of a partial result, which is written and read again,
+LEFT = 20               # one part in so many of what is read and written of rows that begin anywhere, from which on programs take them as they lie:
+                        # modulation's gradient of 500 x 5 x 8191 f32 201 us, 90, of 50 x 48 x 8191 108, 87, of 26 x 96 x 8191 100.5, 87.4, of
+                        # 23 x 192 x 5569 f16 116, 70; but of 13 x 192 x 8191 f32, one part in 36, 94.3, 93.7. Rows that are held, too: adaptive
+                        # LayerNorm's gradient of 879 x 8 x 5596 bf16 159, 451, of 500 x 16 x 4100 f16 91, 214 (H200)
 
 
 class TileRows(TileAlike):
@@ -206,6 +211,16 @@ class TileRows(TileAlike):
                                  for k in origin.terms):
             return None
         return Shift(a, group, origin) if any(not self.hints.divides(group, origin.coefficient(x)) for x in origin.axes()) else None
+
+    def begins_alike(self, shift: Shift | None) -> Shift | None:
+        """`shift`, unless programs that carry sums of rows (or of blocks of them) which begin alike, of several matrices, are more than run at
+        once, and the partial results that each leaves more than a little (`LEFT`)."""
+        if shift is None or not self.crossed or self.b.parallel - self.crossed <= {self.line}:
+            return shift
+        blocks = max(1, self.hints.count(self.b.parallel - self.crossed) // (1 if self.line in self.rows else TILE))
+        left = shift.group * len(self.crossing) * LEFT_EACH
+        much = left * LEFT > self.hints.count(self.crossed) * self.row_bytes()
+        return None if much and shift.group * blocks > self.target.threads else shift
 
     def shared_rows(self) -> tuple[Axis, ...]:
         """The rows that programs take one after the other, keeping what they read beside: `rows_alike`, but where random numbers are drawn, which
