@@ -5,6 +5,7 @@ import pytest
 
 from benchmarks import gpu_plans
 from tests.large_gpu import alike
+from tokamak.fuse import gpu
 
 
 def schedule(name: str, kernel: int) -> str:
@@ -37,13 +38,17 @@ def test_short_rows_at_words(name, found):
     ("softmax_middle_bf16_500x1000x24", f"i1:{alike(64, 16)}?, i2:16?) warps(8)"),
     ("rmsnorm_middle_f16_800x500x40", "i1:512?, i2:32?) warps(16)"),                        # one sum
     ("standardize_columns_bwd_f32_464x16384", f"i0:{alike(64, 8)}?, i1:16) warps(8)"),
-    ("ada_layernorm_bwd_f32_1774x132x208", f"i1:{alike(16, 9)}?, i2:{alike(32, 7)}?) warps(16)"),     # held along both, few idle lanes
     ("masked_softmax_bf16_3929x63x33", f"i1:{alike(8, 8)}?, i2:64?) warps(4)"),                       # columns that begin anywhere
     ("masked_softmax_bf16_327x127x1031", f"i1:{alike(8, 16)}?, i2:64?) warps(8)"),
     ("softmax_middle_bf16_4x204x30011", f"i1:{alike(32, 7)}?, i2:"),                                  # more than DOWN rows
     ("scale_norm_bwd_f16_82x263497", "i0:128?, i1:32?)"), ("scale_norm_bwd_f16_40x200001", f"i0:{alike(8, 5)}, i1:32?)")])
 def test_columns_of_which_much_is_folded(name, found):
     assert schedule(name, 0).startswith(f"tile({found}")
+
+
+def test_matrices_that_are_held_along_both_axes_have_few_idle_lanes(monkeypatch):
+    monkeypatch.setattr(gpu, "CROSSED_HELD", gpu.sharing.HELD)
+    assert schedule("ada_layernorm_bwd_f32_1774x132x208", 0).startswith(f"tile(i1:{alike(16, 9)}?, i2:{alike(32, 7)}?) warps(16)")
 
 
 @pytest.mark.parametrize("name, found", [
@@ -168,11 +173,31 @@ def test_tiles_of_little_matrices_and_of_many_sums(name, kernel, found):
     ("ada_layernorm_bwd_f16_500x16x4100", ["i2:4096+4) split(i1 / 1) warps(8)"]),
     ("ada_layernorm_bwd_f16_2000x20x1500", ["i2:1024+512?) split(i1 / 1) warps(4)"]),                   # a matrix of more than CROSSED_HELD
     ("ada_layernorm_bwd_bf16_300x40x768", ["i2:512+256) split(i1 / 4) warps(1)", "i0:4, i1:64) warps(1)"]),
-    ("ada_layernorm_bwd_f16_2000x5x1500", ["i1:8?, i2:1024+512?) warps(8)"])])                          # of fewer
+    ("ada_layernorm_bwd_f32_1774x132x208", [f"i1:8?, i2:{alike(32, 7)}?) split(i1 / 1) warps(4)"]),     # several rows at once
+    ("ada_layernorm_bwd_f16_1283x1025x31", ["i1:4?, i2:8+8+8+8?) split(i1 / 1) warps(1)"]),
+    ("ada_layernorm_bwd_f16_5000x30x64", ["i1:32?, i2:64) warps(2)"]),                                  # of fewer,
+    ("ada_layernorm_bwd_bf16_300x70x40", [f"i1:{alike(8, 9)}?, i2:16+16+16?) staged(i1)"])])              # and few in all
 def test_matrices_that_are_folded_along_both_axes(name, kernels):
     """Programs carry the sums of columns over rows; those that have all rows leave nothing to be combined, nor f32 of what is rounded in the end."""
     made = [k["schedule"] for k in gpu_plans.planned(name)]
     assert len(made) == len(kernels) and all(s.startswith(f"tile({found}") for s, found in zip(made, kernels))
+
+
+@pytest.mark.parametrize("name, found", [
+    ("ada_layernorm_f16_5035x6x1023", "i2:512+512?) warps(1)"), ("ada_layernorm_f16_20000x2x321", "i1:2, i2:"),
+    ("ada_layernorm_bf16_1000x12x1151", "i2:1024+128?) warps(1)"), ("ada_layernorm_f32_1000x3x4095", "i2:2048+2048?) warps(2)"),
+    ("ada_layernorm_f16_500x6x20001", "i2:4096+4096+4096+4096+4096?) staged(i2) warps(16)"),
+    ("ada_layernorm_f16_2000x20x1023", "i2:1024+16?) shifted(i2 % 8) split(i1 / 8)")])                  # rows that begin alike share theirs
+def test_rows_with_something_of_their_matrix_are_read_as_they_lie_where_few_begin_alike(name, found):
+    assert schedule(name, 0).startswith(f"tile({found}")
+
+
+@pytest.mark.parametrize("name, kernels, first", [
+    ("modulate_bwd_bf16_1515x408x33", 1, "tile(i1:16+16?, i2:64?) split(i1 / 1)"), ("modulate_bwd_f16_250x400x257", 1, "tile(i1:16+16?, i2:64?)"),
+    ("layer_scale_bwd_f16_100000x65", 3, "tile(i0:32+32?, i1:64?) split(i0 / 198)")])                   # of one matrix
+def test_columns_of_several_matrices_are_summed_beside_what_is_made_of_each_element(name, kernels, first):
+    made = [k["schedule"] for k in gpu_plans.planned(name)]
+    assert len(made) == kernels and made[0].startswith(first)
 
 
 @pytest.mark.parametrize("name, found", [

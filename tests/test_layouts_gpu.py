@@ -65,6 +65,8 @@ def words(name: str) -> list[str]:
     ("columns_scored_bf16_334x52x1023", "tile(i1:8?, i2:1024?) warps(4)"),
     ("columns_scored_bf16_153x173x2305", "tile(i1:32?, i2:64?) looped(i2) warps(4) stages(1)"),
     # groups of few channels beside each other, or apart from what is written
+    ("groupnorm_tokens_bf16_23x2048x32x32", "tile(i2:256+256+256+256, i3:32+32) staged(i2)"),           # contiguous one way, and the other
+    ("groupnorm_tokens_f32_23x1024x32x32", "tile(i2:256+256+256+256, i3:32) staged(i2)"),
     ("groupnorm_tokens_bf16_227x128x28x28", "tile(i1:4, i2:4, i3:512+256+16) warps(8)"), ("groupnorm_tokens_f32_149x96x40x40", "tile(i1:4096+1024?)"),
     # pixels shuffled together are counted as one; apart, threads go on along the next axis
     ("pixels_shuffled_f16_117x512x20x20", "tile(i1:1024) warps(2)"), ("pixels_shuffled_bwd_f16_731x256x14x14", "tile(i0:2, i1:512) warps(2)"),
@@ -87,8 +89,9 @@ def words(name: str) -> list[str]:
     ("columns_scored_bwd_bf16_476x1186x94", "tile(i1:64?, i2:128?) warps(8)"),
     ("columns_scored_bwd_f32_900x150x150", "tile(i1:128?, i2:32?) warps(2)"),
     ("columns_scored_bwd_f32_32362x16x80", "tile(i2:32?"), ("columns_scored_bwd_f32_24x1186x94", "tile(i1:32?, i2:64?)"),   # whole sectors; few tiles
-    # several rows that begin anywhere are not held for their biases' sake; those at words are, but for many elements
-    ("position_softmax_bwd_bf16_103x3x127", "tile(i0:4?, i2:16+16+"), ("position_softmax_bwd_bf16_64x4x128", "tile(i0:64, i2:128) staged(i0)"),
+    # several rows are not held for their biases' sake, but where they are few or all they read is little
+    ("position_softmax_bwd_bf16_103x3x127", "tile(i0:4?, i2:16+16+"), ("position_softmax_bwd_bf16_64x4x128", "tile(i0:32, i2:128) split(i0 / 1)"),
+    ("position_softmax_bwd_bf16_16x8x64", "tile(i0:16, i2:64)"), ("position_softmax_bwd_bf16_24x2x128", "tile(i0:16+8, i2:128)"),
     ("position_softmax_bwd_bf16_91x12x256", "tile(i0:16?, i2:256) split(i0 / 1)")])
 def test_rungs(name, found):
     assert words(name)[0].startswith(found)

@@ -7,9 +7,15 @@ import torch
 import torch.nn.functional as F
 
 from tests.compiled.interpreted import check, values
+from tokamak.fuse import gpu
 from tokamak.tools.record import recording
 
 pytest.importorskip("triton")
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(gpu, "CROSSED_LEAST", 0)
 
 
 def adaptive(x, scale, shift):
@@ -31,6 +37,15 @@ def test_programs_hold_a_row_and_carry_sums_of_columns(matrices, rows, columns, 
     first, *combined = [str(k.schedule) for k in kernels]
     assert f"split(i1 / {programs})" in first and "i1:" not in first and "shifted" not in first
     assert len(combined) == (programs > 1)
+
+
+@pytest.mark.parametrize("matrices, rows, columns, dtype, at_once", [
+    (140, 60, 40, torch.bfloat16, 64), (133, 100, 33, torch.float16, 16), (150, 30, 65, torch.bfloat16, 8), (140, 21, 96, torch.float32, 32)])
+def test_programs_hold_several_rows_and_carry_sums_of_columns(matrices, rows, columns, dtype, at_once):
+    with recording() as record:
+        check(adaptive, *_inputs(matrices, rows, columns, dtype))
+    first, = [str(k.schedule) for k in next(iter(record.graphs[-1].values["lower"].kernels.values()))]
+    assert first.startswith(f"tile(i1:{at_once}?") and "split(i1 / 1)" in first
 
 
 @pytest.mark.parametrize("matrices, rows, columns, dtype", [(6, 17, 516, torch.bfloat16), (135, 9, 515, torch.float16), (5, 300, 40, torch.float32)])

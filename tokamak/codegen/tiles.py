@@ -188,7 +188,7 @@ class TileLowering(TileAhead):
     def _finished(self, late: list[Store], crossing) -> bool:
         """Can a program that has all of the split axes to itself store what is made of the folds along them, too? It does so at the coordinates that
         the folds leave: of the axes that it has to itself, and of the row that it holds, where it has one at a time."""
-        kept, held = self.body_.parallel - set(self.s.split), set(self.s.dims) - self.s.looped
+        kept, held = self.body_.parallel - set(self.s.split), set(self.s.dims) - self.s.looped - set(self.s.split)
         left = {e.free for e in crossing} | {s.axes for s in late}
         if len(left) != 1 or any(s.monoid is not None for s in late):
             return False
@@ -401,7 +401,8 @@ class TileLowering(TileAhead):
     def _read_before_writing(self, e: Expr, choices: list[dict]) -> None:
         """Asks for what `e` reads of the next pieces, as much as there are registers for, before anything is written: what is written might lie
         where the next value is read, for all that the compiler knows, and would be waited for."""
-        reads = self._read_alone([e]) if choices else []
+        behind = (self.s.looped | set(self.s.split)) - self.scope.open          # what loops that are over have read is in folds by now
+        reads = [x for x in self._read_alone([e]) if not x.axes() & behind] if choices else []
         left, saved = self._ahead_registers * 32 * self.s.warps if reads else 0, dict(self.piece)
         for choice in choices if left else ():
             self.piece.update(choice)

@@ -28,10 +28,14 @@ APART_HELD = 16384      # elements of several rows of 16 bits that do not lie on
 ANYWHERE_HELD = 4096    # anywhere: the gradient of softmax and of its positions' biases of 103 x 3 x 127 x 127 bf16 16.4 us, 32.7 held, of
                         # 115 x 6 x 255 x 255 92, 217, of 123 x 20 x 52 x 52 18.0, 27.7 (H200); by the estimate of its machine code, at words, of
                         # 91 x 12 x 256 x 256 156, 178 (timed held: 195), of 36 x 8 x 512 x 512 182, 226, but of 64 x 1 x 256 x 256 13.9, 13.0
-CROSSED_HELD = 8192     # elements of a matrix that one program holds where it is folded along its rows and along its columns, as the gradients of
-                        # adaptive LayerNorm and of its scales: by the estimate of their machine code for an H200 of 300 x 40 x 768 bf16 31 us by
-                        # programs that carry the sums of columns, 75 held, of 2000 x 20 x 1500 f16 192, 319. Of rows of
-CROSSED_ROW = 512       # so many at least: of 1774 x 132 x 208 f32 307 us held, of 1063 x 112 x 128 bf16 81 (H200), compared with nothing
+CROSSED_HELD = 1920     # elements of a matrix that one program holds where it is folded along its rows and along its columns, as the gradients of
+                        # adaptive LayerNorm and of its scales: of larger ones programs hold some rows and carry the sums of columns. H200, held
+                        # and so, of 879 x 8 x 5596 bf16 452 us, 147, of 3000 x 7 x 768 206, 37.6, of 1774 x 132 x 208 f32 315, 207, of
+                        # 1500 x 49 x 96 bf16 48.8, 20.5, of 1283 x 1025 x 31 f16 181, 128, of 4000 x 64 x 32 f32 42.1, 37.9; but of 5000 x 30 x 64
+                        # f16 27.7, 33.2, of 5000 x 25 x 60 f32 34.2, 44.4; and the gradients of softmax and of its positions' biases, of nine
+                        # matrices of 8 x 436 rows f32 44.4, 49.0, of 6 x 577 104, 114, of 20 x 200 bf16 19.2, 15.1, of 40 x 61 f32 17.0, 14.4
+CROSSED_LEAST = 1 << 20  # elements of all of them at least, no partial results of other programs: by the estimate of their machine code GroupNorm's
+                        # gradient of 322 x 64 tokens of 640 channels f32 116 us held, 157 so
 COLUMNS_HELD = 1024     # elements of columns that are held and folded once, beside sums along them which programs carry: of 16 bits, more of which
                         # would be in pieces of half a sector, and of 32 that begin anywhere; and of 16 bits that begin
 COLUMNS_HELD_ANYWHERE = 384     # anywhere. RMSNorm's gradient along the middle, H200, by two kernels and so, of 41 x 405 x 511 f16 43.5 us, 54.3, of
@@ -242,7 +246,8 @@ def _held_together(group: Group, rows: frozenset, hints: Hints) -> int:
 def _held_apart(group: Group, rows: frozenset, v, hints: Hints) -> int:
     """The most elements of several rows that one program holds: fewer of 16 bits where they are no one run of memory, and still fewer where those
     along `v` begin at no words of WORD bytes; and fewer that are folded along one axis and along another."""
-    most = CROSSED_HELD if v in rows and hints(v.extent) >= CROSSED_ROW and _folded_crosswise(group, rows) else sharing.HELD
+    much = max(hints.count(m.free | m.bound) for m in group.members) >= CROSSED_LEAST
+    most = CROSSED_HELD if v in rows and much and _folded_crosswise(group, rows) else sharing.HELD
     for at, size in {(at, e.dtype.bytes) for e in group.outside if e.dtype.bytes < 4 and rows <= (at := e.offset()).axes()}:
         whole = one_run(at, rows, hints)
         if v in whole and whole < rows:
@@ -256,9 +261,10 @@ def _at_words(at, size: int, run: frozenset, hints: Hints) -> bool:
 
 
 def _folded_crosswise(group: Group, rows: frozenset) -> bool:
-    """Is what has all of `rows` folded over some of them, and over others, so that programs could hold one row at a time and carry the other sums?"""
-    folded = {m.bound & rows for m in group.members if m.bound & rows and rows <= m.free | m.bound}
-    return bool(folded) and rows not in folded and not frozenset.intersection(*folded) and not products(group)
+    """Is what has all of `rows` folded over some of them, and over others, so that programs could hold one row at a time and carry the other sums?
+    Not where such sums go on across programs."""
+    folds = {m.bound for m in group.members if m.bound & rows and rows <= m.free | m.bound}
+    return all(f < rows for f in folds) and bool(folds) and not frozenset.intersection(*folds) and not products(group)
 
 
 def _columns_held(group: Group, rows: frozenset, v, hints: Hints) -> int:

@@ -63,6 +63,10 @@ WRITTEN_CHUNK = 2048    # bytes of a chunk of lines that begin anywhere, of seve
                         # the middle of 41 x 1005 x 511 f32 75 us, 195 in 8 x 512, of 41 x 1805 x 511 f16 91, 114 (H200)
 STREWN = 1024           # elements of a chunk of rows that begin anywhere, along several axes of which programs share sums: masked Huber loss of
                         # 2 x 3903 x 4903 bf16 92 us, 329 in chunks of 8192 (H200)
+ALIKE = 2               # rows of a matrix that begin alike at least, where each matrix has something of its own that is read along all of its rows:
+                        # adaptive LayerNorm of 5035 x 6 x 1023 f16 54.4 us as rows lie, 79.0 shifted, of 20000 x 2 x 321 28.3, 108, of
+                        # 3000 x 7 x 2047 77.3, 110, of 2000 x 4 x 5001 bf16 87.3, 117, of 1000 x 12 x 1151 26.4, 26.9, of 1000 x 3 x 4095 f32
+                        # 39.4, 59.2 (H200); by the estimate of its machine code of 2000 x 20 x 1023 f16 64, 67
 LEFT_EACH = 8           # bytes of a partial result, which is written and read again,
 LEFT = 20               # one part in so many of what is read and written of rows that begin anywhere, from which on programs take them as they lie:
                         # modulation's gradient of 500 x 5 x 8191 f32 201 us, 90, of 50 x 48 x 8191 108, 87, of 26 x 96 x 8191 100.5, 87.4, of
@@ -210,7 +214,14 @@ class TileRows(TileAlike):
         if origin is None or any([isinstance(x, Axis) for x in k].count(True) != 1 or not all(isinstance(x, (Axis, Size)) for x in k)
                                  for k in origin.terms):
             return None
-        return Shift(a, group, origin) if any(not self.hints.divides(group, origin.coefficient(x)) for x in origin.axes()) else None
+        anywhere = any(not self.hints.divides(group, origin.coefficient(x)) for x in origin.axes())
+        return Shift(a, group, origin) if anywhere and not self._few_alike(a, origin, group) else None
+
+    def _few_alike(self, a: Axis, origin: Index, group: int) -> bool:
+        """Do most rows along `a`, which begin at `origin`, share what is read of their matrix alone with none that begins alike?"""
+        rows = [x for x in self.order if x in self.b.parallel and x in origin.axes()]
+        own = any(address.coefficient(a) == 1 and 1 < len(address.axes()) and rows[-1] not in address.axes() for _, address, _ in strides_of(self.b))
+        return own and not self.crossed and not self.looped and self.hints(rows[-1].extent) < ALIKE * group
 
     def begins_alike(self, shift: Shift | None) -> Shift | None:
         """`shift`, unless programs that carry sums of rows (or of blocks of them) which begin alike, of several matrices, are more than run at

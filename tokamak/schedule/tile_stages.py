@@ -84,6 +84,10 @@ PIECE_IDLE = 0.3        # so many lanes of each are idle: BatchNorm backward in 
                         # 40 x 512 x 15 x 15 17.2 as 32 + 8 and 2 x 128; 47.7 as 32 + 16 + 4 and 256 + 128 + 16, 18.9 as 32 + 8 and 128 + 64 + 64;
                         # EvoNorm backward of 16 x 2048 x 15 x 14 bf16 34.1, of 16 x 2048 x 15 x 15 66.8, BatchNorm backward of
                         # 120 x 1024 x 14 x 15 65.2, as 7 or 8 x 32; 69.2, 101.7 and 77.5 as 256 or 2 x 128, which spill (H200)
+BOTH_WAYS = 32          # elements of a tile along the contiguous axis at least where another is contiguous in what is read or written, too:
+                        # GroupNorm of an image whose pixels are tokens then, of 23 x 2048 x 32 x 32 bf16 87.7 us as 256 x 32, 249 as 1024 x 8, of
+                        # 64 x 1024 x 32 x 24 54.1, 100, of 40 x 1280 x 24 x 24 f16 50.8, 76.6, of 23 x 1024 x 32 x 32 f32 58.4, 69.1 (H200); as
+                        # 512 x 16 and 128 x 64 the first takes 99.1 and 84.5, the second 60.5 and 55.3
 MOST_HELD = 128         # and not more than so many: BatchNorm backward in NCHW of 137 x 1280 x 15 x 15 bf16 178 us by 16 warps, 346 by eight, which
                         # spill 832 bytes (H200)
 PLANE = 28              # elements to a thread, at most, of a plane that is a program's own: planes of 3136, EvoNorm backward of 32 x 256 x 56 x 56 in
@@ -189,7 +193,8 @@ def stages(b: Body, rows: list[Axis], line: Axis, hints: Hints, target) -> Stage
     warps = warps // 2 if turned else warps         # GroupNorm of 32 x 256 x 56 x 56 bf16 from NHWC to NCHW 42.6 us, 45.3 with twice as many
     unbroken = sharers and n[line] >= sharers * UNBROKEN and not _breaks_words(n[line], sharers, narrowest)
     for shared in ((line, *others, line) if unbroken else (*others, line)) if sharers else ():
-        found = _covered({**n, shared: -(-n[shared] // sharers)}, _order(b, read, line, others, n), 32 * warps * (NESTED_LANES if nested else LANES))
+        elements = 32 * warps * (NESTED_LANES if nested else LANES)
+        found = _covered({**n, shared: -(-n[shared] // sharers)}, _order(b, read, line, others, n), line, elements)
         if len(rows) == 1 or math.prod(map(sum, found.values())) * sharers <= IDLE * math.prod(n.values()):
             found = _plain(found, n | {shared: -(-n[shared] // sharers)})
             if turned:
@@ -369,11 +374,13 @@ def _order(b: Body, read: list[Load], line: Axis, others: list[Axis], n: dict[Ax
     return (*turned[:1], line, *(a for a in others if a not in turned[:1]))
 
 
-def _covered(n: dict[Axis, int], order: tuple[Axis, ...], most: int) -> dict[Axis, tuple[int, ...]]:
-    """Pieces of the axes that make tiles of about `most` elements, those of the first axis as long as may be."""
+def _covered(n: dict[Axis, int], order: tuple[Axis, ...], line: Axis, most: int) -> dict[Axis, tuple[int, ...]]:
+    """Pieces of the axes that make tiles of about `most` elements, those of the first axis as long as may be, but for BOTH_WAYS of the contiguous
+    one."""
     found = {}
     for a in order:
-        found[a] = pieces(n[a], min(most, power(n[a])) if len(order) > 1 else most)
+        left = min(power(n[line]), BOTH_WAYS) if a is not line and a is order[0] else 1
+        found[a] = pieces(n[a], min(max(1, most // left), power(n[a])) if len(order) > 1 else most)
         most = max(1, most // found[a][0])
     return found
 
