@@ -64,6 +64,12 @@ def words(name: str) -> list[str]:
     ("rmsnorm_both_bf16_3909x16x261", "tile(i1:16, i2:32+32+32+32+32+32+32+32+32?)"),
     ("columns_scored_bf16_334x52x1023", "tile(i1:8?, i2:1024?) warps(4)"),
     ("columns_scored_bf16_153x173x2305", "tile(i1:32?, i2:64?) looped(i2) warps(4) stages(1)"),
+    # short rows across which something lies that begins anywhere; which begins at words; which is not written; with idle lanes
+    ("norm_turned_f16_3000x129x63", "tile(i1:16+16+16+16?, i2:32?) warps(4)"), ("norm_turned_bf16_4000x255x31", "tile(i1:16+16?, i2:32?) warps(2)"),
+    ("norm_turned_f32_5433x255x31", "tile(i1:32?, i2:16?) warps(2)"), ("norm_turned_f32_2000x511x24", "tile(i1:32?, i2:16?) warps(4)"),
+    ("columns_scored_f32_583x2047x56", "tile(i1:64?, i2:16?) warps(4)"), ("columns_scored_bf16_300x1023x40", "tile(i1:32+32?, i2:32?) warps(4)"),
+    ("norm_turned_f16_3000x128x64", "tile(i1:64, i2:32) warps(4)"), ("norm_turned_f32_2000x511x20", "tile(i1:16+4, i2:16?) warps(1)"),
+    ("position_softmax_f32_40x15x31", "tile(i1:16?, i3:32?) warps(1)"),
     # groups of few channels beside each other, or apart from what is written
     ("groupnorm_tokens_bf16_23x2048x32x32", "tile(i2:256+256+256+256, i3:32+32) staged(i2)"),           # contiguous one way, and the other
     ("groupnorm_tokens_f32_23x1024x32x32", "tile(i2:256+256+256+256, i3:32) staged(i2)"),
@@ -144,6 +150,12 @@ def test_planes_of_less_than_a_sector_are_written_whole(name, found):
 
 def test_planes_of_less_than_a_sector(monkeypatch):
     assert right_on_one(monkeypatch, "norm_turned_f32_5x7x134") and right_on_one(monkeypatch, "norm_turned_bf16_4x3x130")
+
+
+@pytest.mark.parametrize("name", ["norm_turned_bf16_5x33x31", "norm_turned_f16_4x65x63", "norm_turned_f32_5x33x24", "columns_scored_f32_3x35x56",
+                                  "groupnorm_tokens_f32_1x1024x16x16", "groupnorm_tokens_bf16_1x2048x24x16"])
+def test_what_lies_across_short_rows_and_groups_is_right(monkeypatch, name):
+    assert right_on_one(monkeypatch, name)
 
 
 def test_no_way_reads_an_element_of_each_sector():

@@ -91,6 +91,14 @@ def test_a_kernel_that_spills_has_another_schedule():
     assert first["spilled"] >= relief.SPILLED and first["quicker"] == first["schedule"].replace("i0:128?", "i0:64?")
 
 
+def test_both_components_of_a_fold_are_carried():
+    """The maxima of columns bring the sums of their exponentials along: too much beside rows of that length, which are held by themselves."""
+    first, *_ = gpu_plans.planned("double_softmax_f16_1701x31933")
+    assert "split" not in first["schedule"] and "staged(i1)" in first["schedule"]
+    first, *_ = gpu_plans.planned("double_softmax_f16_1701x8001")
+    assert first["schedule"].startswith("tile(i1:8192+16?) shifted(i1 % 8) split(i0 / ")
+
+
 @pytest.mark.parametrize("name, found", [
     ("ada_layernorm_bwd_f16_1283x1025x31", "i1:128+128+128+128+128+128+128+128+128?, i2:16+16?) warps(16)"),
     ("ada_layernorm_bwd_bf16_13568x88x33", "i1:16+16+16+16+16+16?, i2:16+16+16?) staged(i1) warps(4)")])

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks import gpu_plans
 from tests.large_gpu import LARGE, SOFTMAX
 from tokamak.codegen.stages import schedule_plan
 from tokamak.fuse.inline import inline
@@ -49,3 +50,10 @@ def test_rows_that_take_half_the_threads_are_as_they_were():
 def test_no_cluster_where_the_gpu_has_none():
     s = planned(135, 57344, target=replace(LARGE, cluster=1))
     assert s.sharers == 1 and s.warps == tile_stages.WARPS
+
+
+@pytest.mark.parametrize("name, warps", [("cosine_f32_744x34184", 4), ("cosine_bf16_500x80000", 4), ("kurtosis_f32_800x50000", 4),
+                                         ("log_softmax_f32_500x40000", 16), ("softmax_bwd_f32_1500x27400", 16)])
+def test_programs_that_take_rows_one_after_the_other_and_only_fold_them_have_few_warps(name, warps):
+    only, = gpu_plans.planned(name)
+    assert "staged(i1 / " in only["schedule"] and "split(i0 / " in only["schedule"] and f" warps({warps}) stages(3)" in only["schedule"]

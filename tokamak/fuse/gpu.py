@@ -208,7 +208,7 @@ def infeasible(group: Group, r: Roles, hints: Hints, target) -> Reason | None:
         return Reason("no_common_axes", "infeasible", "no value has all axes that a program runs through")
     if sharing.column_sharers(group, r, rows, hints, target):
         return None
-    carried = sum(hints.count(m.free - r.parallel) for m in r.accumulating)
+    carried = sum(hints.count(axes - r.parallel) for axes in sharing.partials(r))
     if carried > (sharing.CARRIED if len(rows) == 1 else sharing.CARRIED // 2):
         return Reason("accumulators", "infeasible", f"{carried} partial results a program")
     v, length = contiguous_axis(group, hints), hints.count(rows)
@@ -332,7 +332,7 @@ def best_roles(group: Group, found: list[Roles], hints: Hints, target) -> Roles:
     if len(found) == 1:
         return found[0]
     v = contiguous_axis(group, hints)
-    carried = lambda r: sum(hints.count(m.free - r.parallel) for m in r.accumulating)
+    carried = lambda r: sum(hints.count(axes - r.parallel) for axes in sharing.partials(r))
     rows = lambda r: v is not None and bool(r.accumulating) and len(r.local) > 0 and v not in r.parallel \
         and CARRIED_ROW[0] <= hints.count(frozenset((v,))) <= CARRIED_ROW[1]
     ranks = (lambda r: infeasible(group, r, hints, target) is None, lambda r: shares_columns(group, r, v, hints),

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from ..ir.expr import Load, Reduce, Scan, walk
 from ..ir.graph import Scatter
-from .axes import Group
+from .axes import Group, fold_of
 from .cost import Hints, contiguous_axis
 from .legal import Roles, inner_reads
 from .sizes import runs_along
@@ -133,6 +133,16 @@ def clusters(programs: int, target) -> int:
     return max(1, reached // programs)
 
 
+def partials(r: Roles) -> list[frozenset]:
+    """The axes that each partial result is along which programs carry: of a fold of several components all of them, whichever are asked for. The
+    number of elements, of moments, is one to a program."""
+    found = {}
+    for m in r.accumulating:
+        e = fold_of(m.expr)
+        found[e.key if isinstance(e, Reduce) else m] = [m.free] * (len(e.args) - (e.monoid == "moments") if isinstance(e, Reduce) else 1)
+    return [axes for each in found.values() for axes in each]
+
+
 def column_sharers(group: Group, r: Roles, rows: frozenset, hints: Hints, target) -> int:
     """How many programs of a cluster share the rows of `group` and carry what is folded across them (`schedule.tile_stages.carrying`); 0 where none
     can."""
@@ -145,7 +155,7 @@ def column_sharers(group: Group, r: Roles, rows: frozenset, hints: Hints, target
         return 0
     read = held_along(group, v)
     wide = many_wide(min(read, default=4), hints.count(r.parallel), target)
-    count = carrying(hints.count(rows), len(r.accumulating), sum(read), hints.divides(WORDS, v.extent), target, wide, min(read, default=4))
+    count = carrying(hints.count(rows), len(partials(r)), sum(read), hints.divides(WORDS, v.extent), target, wide, min(read, default=4))
     return count if count > 1 else 0
 
 

@@ -60,6 +60,11 @@ UNDER_WAY = 3           # rows that are read or worked on at once in a loop: bf1
                         # 77 / 72 with a cluster for each row; of 1024 of 65536, by two, 71 / 85 / 83, 71 / 82 / 81. With 2 no row is under way while
                         # one is worked on: 51 / - / -. LayerNorm backward over 16385 columns 59%, RMSNorm 68; 51 and 54 with one
 SHARED = 160 << 10      # bytes of shared memory at most that hold those which are read
+FOLDED_WARPS = 4, 8     # of such a program whose rows are only folded, the first where a thread then has up to
+FOLDED_HELD = 100       # so many registers of a share: cosines of 744 x 34184 f32 91.6 us by four warps, 97.0 by eight, 116 by 16, of 500 x 80000
+                        # bf16 79.7, 87.2 and 102, kurtosis of 800 x 50000 f32 84.8, 91.4 and 104; but where rows are written log-softmax of
+                        # 500 x 40000 f32 66.6, 60.8 and 54.3, the gradient of softmax of 1500 x 27400 148, 149 and 127, of weight norm of
+                        # 2000 x 20000 142, 143, 151 (H200)
 TURNS = 8               # rows at least to a cluster whose programs take one after the other
 BESIDE = 3              # bytes of all that is read along a row that way, to a byte of a share's row: a bf16 layer norm's two weights spill 64 bytes
 SIDE_WARPS = 4          # of a program that holds rows side by side: with twice as many of half the registers EvoNorm of 32 x 256 x 56 x 56 in bf16 53
@@ -293,7 +298,11 @@ def turns(b: Body, rows: list[Axis], line: Axis, hints: Hints, target) -> Stages
         return None
     wide = all(e.dtype.bytes >= 4 for e in loads)
     found = in_words(share, _copied(share, 4, WARPS), WARPS) if wide else pieces(share, 32 * WARPS * LANES)
-    return Stages(line, sharers, {line: found}, WARPS, 2 * REGISTERS, True, UNDER_WAY) if fits(UNDER_WAY, b, {line: found}, b.parallel) else None
+    warps, registers = WARPS, 2 * REGISTERS
+    if not any(line in x.axes for x in b.stores):
+        each = -(-size // sharers) // (4 * 32)          # registers of all threads of a warp's lane
+        warps, registers = next(w for w in FOLDED_WARPS if each <= FOLDED_HELD * w or w == FOLDED_WARPS[-1]), OPEN_REGISTERS
+    return Stages(line, sharers, {line: found}, warps, registers, True, UNDER_WAY) if fits(UNDER_WAY, b, {line: found}, b.parallel) else None
 
 
 def keeping(b: Body, row: Axis, group: int, hints: Hints, target) -> Stages | None:

@@ -43,6 +43,11 @@ WARPS = 8, 4            # the second number of warps, and the first is the most:
                         # eight, 9.0 by 16
 PIECE = 128             # bytes of each piece of a row beside which sums are carried, at least, where pieces of one length cover it: a LayerNorm's
                         # gradient, turned, of 57395 x 8 x 96 f32 171 us in 32 + 32 + 32, 255 in 64 + 32
+SHORTEST = 64           # elements of a row up to which, where what lies across it begins anywhere, it has one piece of 32 bits, or is, where that is
+PIECE_OF_SHORT = 16     # written, in pieces of so many of 16: LayerNorm, turned, of 3000 x 129 x 63 f16 43.8 us, 83.4 in 64, of 4000 x 255 x 31 bf16
+                        # 51.0, 69.7 in 32, of 3000 x 333 x 48 67.4, 78.1 in 64;
+EACH_WIDE = 4, 8        # of 32 bits so many lanes to a thread, the second where rows begin anywhere, too: of 5433 x 255 x 31 f32 123, 158 by half as
+                        # many warps, of 2000 x 511 x 24 67.7, 85.5 in 16 + 8 by one; scores of 583 x 2047 x 56 f32 145, 170 in 32 + 32 by two (H200)
 CARRIED = 4096          # lanes of such a tile with whole sectors across its rows, those with more of LEAST rows,
 CARRIED_EACH = 32       # so many to a thread: tokens' norm backward of 379 x 256 x 8 x 8 bf16 30.1 us by four warps, 42.7 by eight, of
 CARRY_STAGES = 3        # 182 x 480 x 16 x 16 f32 105.7, 109.6; of so many warps at least and at most: turned, of 50 x 2810 x 128 bf16 51.2 by four,
@@ -79,6 +84,10 @@ def choose(of: TileFacts) -> tuple[dict[Axis, tuple[int, ...]], int, frozenset[A
     if held:
         most = max(least, min((SECTOR if several else RUN) // size, (LARGE[1] if size < 4 else HELD // 2) // sum(pieces)))
     count = _across(of, axis, min(power(length), power(most + 1) // 2), min(power(length), least))
+    short = _short(of, row, axis, size, written) if held and count * size >= RUN else None
+    if short is not None:
+        lanes = power(n) * count
+        return {row: short, axis: (count,)}, _warps(lanes) if size < 4 else _warps_of_wide(lanes, begin_anywhere(of.b, row, of.hints)), frozenset(), 1
     if held:
         return {row: pieces, axis: (count,)}, _warps(sum(pieces) * count), frozenset(), 1
     along = min(SQUARE // count if of.stored_along() else EDGE, power(of.hints(row.extent)))
@@ -138,6 +147,21 @@ def _pieces(n: int, size: int, anywhere: bool) -> tuple[int, ...]:
         return (power(n),)
     width = min((w for w in (reversed(WIDTHS) if anywhere else WIDTHS) if n <= MOST_PIECES * w), key=lambda w: -n % w, default=WIDTHS[0])
     return (width,) * -(-n // width)
+
+
+def _short(of: TileFacts, row: Axis, axis: Axis, size: int, written: bool) -> tuple[int, ...] | None:
+    """The pieces of a short row across which something lies that begins anywhere, elements of so many bytes; None where it has others."""
+    n = of.hints.exactly(row.extent)
+    if n is None or not PIECE_OF_SHORT < n <= SHORTEST or not begin_anywhere(of.b, axis, of.hints) or of.stored_along() and not written:
+        return None
+    if size < 4:
+        return (PIECE_OF_SHORT,) * -(-n // PIECE_OF_SHORT) if written else None
+    return (power(n),) if (power(n) - n) * IDLE <= power(n) else None
+
+
+def _warps_of_wide(lanes: int, anywhere: bool) -> int:
+    """Of a tile of so many lanes of 32 bits, of short rows that begin `anywhere` or at words."""
+    return max(1, min(WARPS[1], lanes // (32 * EACH_WIDE[anywhere])))
 
 
 def _across(of: TileFacts, axis: Axis, count: int, least: int) -> int:
