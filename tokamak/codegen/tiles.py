@@ -187,7 +187,7 @@ class TileLowering(TileAhead):
 
     def _finished(self, late: list[Store], crossing) -> bool:
         """Can a program that has all of the split axes to itself store what is made of the folds along them, too? It does so at the coordinates that
-        the folds leave: of the axes that it has to itself, and of the row that it holds, where it has one at a time."""
+        the folds leave: of the axes that it has to itself, and of the rows that it holds, of those along them alone."""
         kept, held = self.body_.parallel - set(self.s.split), set(self.s.dims) - self.s.looped - set(self.s.split)
         left = {e.free for e in crossing} | {s.axes for s in late}
         if len(left) != 1 or any(s.monoid is not None for s in late):

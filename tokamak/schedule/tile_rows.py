@@ -218,7 +218,8 @@ class TileRows(TileAlike):
         return Shift(a, group, origin) if anywhere and not self._few_alike(a, origin, group) else None
 
     def _few_alike(self, a: Axis, origin: Index, group: int) -> bool:
-        """Do most rows along `a`, which begin at `origin`, share what is read of their matrix alone with none that begins alike?"""
+        """Has each matrix something of its own that is read along all its rows, and fewer than ALIKE rows along `a` that begin alike to share it?
+        They begin at `origin`, every `group`-th of them alike."""
         rows = [x for x in self.order if x in self.b.parallel and x in origin.axes()]
         own = any(address.coefficient(a) == 1 and 1 < len(address.axes()) and rows[-1] not in address.axes() for _, address, _ in strides_of(self.b))
         return own and not self.crossed and not self.looped and self.hints(rows[-1].extent) < ALIKE * group

@@ -300,7 +300,7 @@ def turns(b: Body, rows: list[Axis], line: Axis, hints: Hints, target) -> Stages
     found = in_words(share, _copied(share, 4, WARPS), WARPS) if wide else pieces(share, 32 * WARPS * LANES)
     warps, registers = WARPS, 2 * REGISTERS
     if not any(line in x.axes for x in b.stores):
-        each = -(-size // sharers) // (4 * 32)          # registers of all threads of a warp's lane
+        each = share * sum(e.dtype.bytes for e in loads) // (4 * 32)            # registers for it, of a thread of a single warp
         warps, registers = next(w for w in FOLDED_WARPS if each <= FOLDED_HELD * w or w == FOLDED_WARPS[-1]), OPEN_REGISTERS
     return Stages(line, sharers, {line: found}, warps, registers, True, UNDER_WAY) if fits(UNDER_WAY, b, {line: found}, b.parallel) else None
 
