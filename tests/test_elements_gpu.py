@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks import gpu_plans
 from tests.large_gpu import alike
-from tokamak.fuse import gpu
+from tokamak.fuse import held_rows, sharing
 
 
 def schedule(name: str, kernel: int) -> str:
@@ -47,7 +47,7 @@ def test_columns_of_which_much_is_folded(name, found):
 
 
 def test_matrices_that_are_held_along_both_axes_have_few_idle_lanes(monkeypatch):
-    monkeypatch.setattr(gpu, "CROSSED_HELD", gpu.sharing.HELD)
+    monkeypatch.setattr(held_rows, "CROSSED_HELD", sharing.HELD)
     assert schedule("ada_layernorm_bwd_f32_1774x132x208", 0).startswith(f"tile(i1:{alike(16, 9)}?, i2:{alike(32, 7)}?) warps(16)")
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from benchmarks import gpu_plans
 from tests.large_gpu import alike, right_on_one
-from tokamak.fuse import gpu
+from tokamak.fuse import held_rows, sharing
 from tokamak.schedule.equal_pieces import FEW, IDLE, LEAST, equal
 from tokamak.schedule.tile_stages import power
 
@@ -62,7 +62,7 @@ def test_the_first_kernel(name, found):
     ("ada_layernorm_bwd_bf16_1335x40x166", f"i1:{alike(8, 5)}, i2:{alike(16, 11)}?) staged(i1)"),
     ("ada_layernorm_bwd_f16_2333x127x33", "i1:128?, i2:32+1) staged(i1)")])
 def test_matrices_that_are_held_along_both_axes(name, found, monkeypatch):
-    monkeypatch.setattr(gpu, "CROSSED_HELD", gpu.sharing.HELD)             # though programs that carry the sums of columns do better
+    monkeypatch.setattr(held_rows, "CROSSED_HELD", sharing.HELD)             # though programs that carry the sums of columns do better
     first, *_ = gpu_plans.planned(name)
     assert first["schedule"].startswith(f"tile({found}"), first["schedule"]
 

@@ -16,7 +16,7 @@ from benchmarks.gpu_sides import compiled, forward, gradient, leaves
 from tokamak import backend
 from tokamak.codegen import relief
 from tokamak.codegen.stages import render_plan
-from tokamak.fuse import gpu
+from tokamak.fuse import held_rows, sharing
 from tokamak.options import Options
 from tokamak.runtime import gpu_build, gpu_code
 
@@ -103,7 +103,7 @@ def test_both_components_of_a_fold_are_carried():
     ("ada_layernorm_bwd_f16_1283x1025x31", "i1:128+128+128+128+128+128+128+128+128?, i2:16+16?) warps(16)"),
     ("ada_layernorm_bwd_bf16_13568x88x33", "i1:16+16+16+16+16+16?, i2:16+16+16?) staged(i1) warps(4)")])
 def test_held_rows_that_spill_are_in_equal_pieces(name, found, monkeypatch):
-    monkeypatch.setattr(gpu, "CROSSED_HELD", gpu.sharing.HELD)             # held whole, though programs that carry the sums of columns do better
+    monkeypatch.setattr(held_rows, "CROSSED_HELD", sharing.HELD)             # held whole, though programs that carry the sums of columns do better
     first, *_ = gpu_plans.planned(name, build=True)
     assert first["spilled"] >= relief.SPILLED and first["quicker"].startswith(f"tile({found}"), first
 

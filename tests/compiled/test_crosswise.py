@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.compiled.interpreted import check, values
-from tokamak.fuse import gpu
+from tokamak.fuse import held_rows
 from tokamak.tools.record import recording
 
 pytest.importorskip("triton")
@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(gpu, "CROSSED_LEAST", 0)
+    monkeypatch.setattr(held_rows, "CROSSED_LEAST", 0)
 
 
 def adaptive(x, scale, shift):

@@ -11,9 +11,9 @@ from .axes import Group, fold_of
 from .column_folds import cuts_lines, folds_elsewhere, shares_columns, walked
 from .contraction import contraction, factors_of, held as products, of_vector
 from .cost import BLOCK, Hints, contiguous_axis, is_heavy, parallelism
+from .held_rows import columns_held, held_apart, held_together
 from .legal import Roles
-from .lines import MOST_BESIDE, SECTOR, WORD, WRITTEN_ABREAST, abreast, across, apart, by_columns, in_columns, one_run, own_piece, \
-    strides, whole_sectors
+from .lines import MOST_BESIDE, SECTOR, WRITTEN_ABREAST, abreast, across, apart, by_columns, in_columns, own_piece, strides, whole_sectors
 from .reason import Reason
 from .sizes import runs_along
 
@@ -24,25 +24,6 @@ HELD_ACROSS = 1024      # the same of rows that are not contiguous: a tile needs
 UNHELD = ("accumulators", "no_registers")       # reasons against folds beside others that hold no more once no row is held
 MORE = 1.33             # bytes that kernels which hold no rows may move for one of those that do: they reach 86 to 99% of the copy limit,
                         # programs that carry sums of 16384 columns 66
-APART_HELD = 16384      # elements of several rows of 16 bits that do not lie one behind the other which one program holds, fewer where they begin
-ANYWHERE_HELD = 4096    # anywhere: the gradient of softmax and of its positions' biases of 103 x 3 x 127 x 127 bf16 16.4 us, 32.7 held, of
-                        # 115 x 6 x 255 x 255 92, 217, of 123 x 20 x 52 x 52 18.0, 27.7 (H200); by the estimate of its machine code, at words, of
-                        # 91 x 12 x 256 x 256 156, 178 (timed held: 195), of 36 x 8 x 512 x 512 182, 226, but of 64 x 1 x 256 x 256 13.9, 13.0
-CROSSED_HELD = 1920     # elements of a matrix that one program holds where it is folded along its rows and along its columns, as the gradients of
-                        # adaptive LayerNorm and of its scales: of larger ones programs hold some rows and carry the sums of columns. H200, held
-                        # and so, of 879 x 8 x 5596 bf16 452 us, 147, of 3000 x 7 x 768 206, 37.6, of 1774 x 132 x 208 f32 315, 207, of
-                        # 1500 x 49 x 96 bf16 48.8, 20.5, of 1283 x 1025 x 31 f16 181, 128, of 4000 x 64 x 32 f32 42.1, 37.9; but of 5000 x 30 x 64
-                        # f16 27.7, 33.2, of 5000 x 25 x 60 f32 34.2, 44.4; and the gradients of softmax and of its positions' biases, of nine
-                        # matrices of 8 x 436 rows f32 44.4, 49.0, of 6 x 577 104, 114, of 20 x 200 bf16 19.2, 15.1, of 40 x 61 f32 17.0, 14.4
-CROSSED_LEAST = 1 << 20  # elements of all of them at least, no partial results of other programs: by the estimate of their machine code GroupNorm's
-                        # gradient of 322 x 64 tokens of 640 channels f32 116 us held, 157 so
-COLUMNS_HELD = 1024     # elements of columns that are held and folded once, beside sums along them which programs carry: of 16 bits, more of which
-                        # would be in pieces of half a sector, and of 32 that begin anywhere; and of 16 bits that begin
-COLUMNS_HELD_ANYWHERE = 384     # anywhere. RMSNorm's gradient along the middle, H200, by two kernels and so, of 41 x 405 x 511 f16 43.5 us, 54.3, of
-                        # 10 x 700 x 2001 bf16 62.7, 74.0, of 41 x 1805 x 511 f16 134, 346, of 30 x 1100 x 1024 95, 124, of 6 x 2831 x 3456 160, 325,
-                        # of 114 x 2452 x 256 bf16 190, 249, of 41 x 1205 x 511 f32 150, 185; but of 41 x 305 x 511 f16 38.9, 31.1, of
-                        # 80 x 733 x 512 120, 72, of 41 x 1005 x 512 f32 109, 84; and LayerNorm's of channels, two folds of a column, of
-                        # 41 x 768 x 31 x 31 f16 215, 174
 COLUMN = 64             # elements of a column that are held beside folds along rows, where nothing but folds comes of it
 ABREAST = 4             # times FILL programs where each takes several rows at once, through which something else strides: sums of GroupNorm backward
                         # from NHWC, the gradient in NCHW, of 16 x 256 x 112 x 112 bf16 79.5 us, which programs share, 97 by 512 programs, f32 of
@@ -208,7 +189,7 @@ def infeasible(group: Group, r: Roles, hints: Hints, target) -> Reason | None:
         return Reason("no_common_axes", "infeasible", "no value has all axes that a program runs through")
     if sharing.column_sharers(group, r, rows, hints, target):
         return None
-    carried = sum(hints.count(axes - r.parallel) for axes in sharing.partials(r))
+    carried = sharing.carried(r, hints)
     if carried > (sharing.CARRIED if len(rows) == 1 else sharing.CARRIED // 2):
         return Reason("accumulators", "infeasible", f"{carried} partial results a program")
     v, length = contiguous_axis(group, hints), hints.count(rows)
@@ -219,14 +200,14 @@ def infeasible(group: Group, r: Roles, hints: Hints, target) -> Reason | None:
     nested = _nested(group, rows) and not beside and not _planes(group, rows, hints, target)
     if (along or nested) and length > sharing.HELD:
         return Reason("no_registers", "infeasible", f"{length} elements of a row are held at once")
-    if nested and length > _held_apart(group, rows, v, hints):
+    if nested and length > held_apart(group, rows, v, hints):
         return Reason("no_registers", "infeasible", f"{length} elements of several rows that lie apart are held at once")
     if nested and _beyond_stages(group, rows, hints):
         return Reason("no_registers", "infeasible", "more of several rows than registers hold beside what is computed of them")
-    together = _held_together(group, rows, hints) if along and len(rows) > 1 and not beside else 0
+    together = held_together(group, rows, hints) if along and len(rows) > 1 and not beside else 0
     if together > sharing.HELD:
         return Reason("no_registers", "infeasible", f"{together} elements of several rows are held at once")
-    if along and v in r.parallel and sum(bool(m.bound) for m in r.local) == 1 and length > _columns_held(group, rows, v, hints):
+    if along and v in r.parallel and sum(bool(m.bound) for m in r.local) == 1 and length > columns_held(group, rows, v, hints):
         return Reason("no_registers", "infeasible", f"columns of {length} elements are held at once, beside sums along them")
     columns = {a for m in r.local for a in m.bound - r.parallel}
     if r.accumulating and v in r.parallel and hints.count(columns) > COLUMN and all(m.bound for m in r.local):
@@ -235,44 +216,6 @@ def infeasible(group: Group, r: Roles, hints: Hints, target) -> Reason | None:
     if len(crossed) > 1:
         return Reason("no_common_axes", "infeasible", "folds across programs over different axes")
     return None
-
-
-def _held_together(group: Group, rows: frozenset, hints: Hints) -> int:
-    """Elements of all that is read along every one of `rows`."""
-    along = {(e.node, e.index) for m in group.members for e in m.loads if rows <= frozenset().union(*(i.axes() for i in e.index))}
-    return hints.count(rows) * len(along)
-
-
-def _held_apart(group: Group, rows: frozenset, v, hints: Hints) -> int:
-    """The most elements of several rows that one program holds: fewer of 16 bits where they are no one run of memory, and still fewer where those
-    along `v` begin at no words of WORD bytes; and fewer that are folded along one axis and along another."""
-    much = max(hints.count(m.free | m.bound) for m in group.members) >= CROSSED_LEAST
-    most = CROSSED_HELD if v in rows and much and _folded_crosswise(group, rows) else sharing.HELD
-    for at, size in {(at, e.dtype.bytes) for e in group.outside if e.dtype.bytes < 4 and rows <= (at := e.offset()).axes()}:
-        whole = one_run(at, rows, hints)
-        if v in whole and whole < rows:
-            most = min(most, APART_HELD if _at_words(at, size, whole, hints) else ANYWHERE_HELD)
-    return most
-
-
-def _at_words(at, size: int, run: frozenset, hints: Hints) -> bool:
-    """Do runs along the axes `run` of what lies at the offset `at`, of `size` bytes each, begin at words of WORD bytes?"""
-    return all(hints.divides(WORD // size, at.coefficient(a)) for a in at.axes() - run)
-
-
-def _folded_crosswise(group: Group, rows: frozenset) -> bool:
-    """Is what has all of `rows` folded over some of them, and over others, so that programs could hold one row at a time and carry the other sums?
-    Not where such sums go on across programs."""
-    folds = {m.bound for m in group.members if m.bound & rows and rows <= m.free | m.bound}
-    return all(f < rows for f in folds) and bool(folds) and not frozenset.intersection(*folds) and not products(group)
-
-
-def _columns_held(group: Group, rows: frozenset, v, hints: Hints) -> int:
-    """Elements at most of columns beside each other along `v` that a program holds while it carries sums along them."""
-    read = {(at, e.dtype.bytes) for e in group.outside if rows <= (at := e.offset()).axes() and at.coefficient(v) == 1}
-    words = all(_at_words(at, size, frozenset((v,)), hints) for at, size in read)
-    narrow = any(size < 4 for _, size in read)
-    return sharing.HELD if words and not narrow else COLUMNS_HELD if words or not narrow else COLUMNS_HELD_ANYWHERE
 
 
 def _beyond_stages(group: Group, rows: frozenset, hints: Hints) -> bool:
@@ -332,12 +275,11 @@ def best_roles(group: Group, found: list[Roles], hints: Hints, target) -> Roles:
     if len(found) == 1:
         return found[0]
     v = contiguous_axis(group, hints)
-    carried = lambda r: sum(hints.count(axes - r.parallel) for axes in sharing.partials(r))
     rows = lambda r: v is not None and bool(r.accumulating) and len(r.local) > 0 and v not in r.parallel \
         and CARRIED_ROW[0] <= hints.count(frozenset((v,))) <= CARRIED_ROW[1]
     ranks = (lambda r: infeasible(group, r, hints, target) is None, lambda r: shares_columns(group, r, v, hints),
              lambda r: busy(group, r, v, hints, target), lambda r: _holds_plane(group, r, hints), lambda r: not walked(r, v, hints),
-             lambda r: not r.accumulating, rows, lambda r: -carried(r), lambda r: -len(r.parallel) if r.accumulating else 0,
+             lambda r: not r.accumulating, rows, lambda r: -sharing.carried(r, hints), lambda r: -len(r.parallel) if r.accumulating else 0,
              lambda r: hints.count(r.parallel))
     for rank in ranks:              # the first that tells choices apart decides, and most are the dearer to tell
         ranked = [(rank(r), r) for r in found]

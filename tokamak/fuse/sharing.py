@@ -143,6 +143,11 @@ def partials(r: Roles) -> list[frozenset]:
     return [axes for each in found.values() for axes in each]
 
 
+def carried(r: Roles, hints: Hints) -> int:
+    """Elements of all partial results that a program carries."""
+    return sum(hints.count(axes - r.parallel) for axes in partials(r))
+
+
 def column_sharers(group: Group, r: Roles, rows: frozenset, hints: Hints, target) -> int:
     """How many programs of a cluster share the rows of `group` and carry what is folded across them (`schedule.tile_stages.carrying`); 0 where none
     can."""

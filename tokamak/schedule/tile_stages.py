@@ -301,7 +301,7 @@ def turns(b: Body, rows: list[Axis], line: Axis, hints: Hints, target) -> Stages
     warps, registers = WARPS, 2 * REGISTERS
     if not any(line in x.axes for x in b.stores):
         each = share * sum(e.dtype.bytes for e in loads) // (4 * 32)            # registers for it, of a thread of a single warp
-        warps, registers = next(w for w in FOLDED_WARPS if each <= FOLDED_HELD * w or w == FOLDED_WARPS[-1]), OPEN_REGISTERS
+        warps, registers = FOLDED_WARPS[each > FOLDED_HELD * FOLDED_WARPS[0]], OPEN_REGISTERS
     return Stages(line, sharers, {line: found}, warps, registers, True, UNDER_WAY) if fits(UNDER_WAY, b, {line: found}, b.parallel) else None
 
 
