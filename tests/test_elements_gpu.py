@@ -4,8 +4,11 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import gpu_plans
-from tests.large_gpu import alike
+from tests.large_gpu import LARGE, alike
+from tokamak.codegen.stages import schedule_plan
 from tokamak.fuse import held_rows, sharing
+from tokamak.fuse.plan import plan
+from tokamak.ir.parse import parse_graph
 
 
 def schedule(name: str, kernel: int) -> str:
@@ -156,8 +159,7 @@ def test_angles_of_rows(name, found):
     ("evonorm_bwd_f32_nhwc_25x640x15x15", 0, "tile(i1:128+128?, i3:16+4) split(i0 / 4) warps(16)"),     # pieces of two lengths beside
     ("evonorm_bwd_bf16_nhwc_224x640x7x7", 0, "tile(i1:64?, i3:16+4) split(i0 / 16) warps(4)"),          # but no more lanes than there are rows
     ("evonorm_bwd_f32_nhwc_253x32x20x20", 0, f"tile(i1:{alike(32, 13)}?, i2:8)"),
-    ("min_max_bwd_f16_72x262145", 1, "tile(i1:256?) split(i1 / 117) by_thread warps(2)"),               # four sums
-    ("py_layernorm_bwd_bf16_38x262143", 0, "tile(i1:1024?) split(i1"),                                  # fewer
+    ("rmsnorm_add_f16_72x262145", 0, "tile(i1:1024?) split(i1 / 117) by_thread warps(2)"),              # rows that are written beside their sums
     ("rmsnorm_add_bwd_f16_1573015x48", 0, "tile(i0:16?, i1:32+32?) split(i0 / 1056) warps(4)"),
     ("rmsnorm_bwd_bf16_131073x40", 0, "tile(i0:16?, i1:32+32?) split(i0 / 1056) warps(4)"),
     ("rmsnorm_bwd_bf16_60001x40", 0, "tile(i0:8?, i1:32+32?)"),                                         # fewer rows than CARRY_TWICE
@@ -166,6 +168,21 @@ def test_angles_of_rows(name, found):
 def test_tiles_of_little_matrices_and_of_many_sums(name, kernel, found):
     """Several matrices to a tile, pieces of enough lanes, few elements of many sums, fewer warps where random numbers are drawn beside long rows."""
     assert schedule(name, kernel).startswith(found)
+
+
+@pytest.mark.parametrize("sums, found", [(4, "tile(i1:256?) split(i1 / 117) by_thread warps(2)"), (2, "tile(i1:1024?) split(i1 / 117)")])
+def test_fewer_elements_of_rows_that_begin_anywhere_of_which_many_sums_are_made(sums, found):
+    of = ["f32(%h[i0, i1])", "mul(f32(%h[i0, i1]), f32(%x[i0, i1]))", "mul(f32(%h[i0, i1]), f32(%y[i0, i1]))", "f32(%x[i0, i1])"][:sums]
+    lines = "\n".join(f"  %s{n}: f32[72](1) for i1<262145 = sum[i1]({e})" for n, e in enumerate(of))
+    graph = parse_graph(f"""graph many {{
+  input %x: f16[72, 262145](262145, 1)
+  input %y: f16[72, 262145](262145, 1)
+  %h: f16[72, 262145](262145, 1) = f16(add(f32(%x[i0, i1]), f32(%y[i0, i1])))
+{lines}
+  return %h, {", ".join(f"%s{n}" for n in range(sums))}
+}}""")
+    (_, made), = schedule_plan(plan(graph, LARGE), LARGE).bodies.values()
+    assert str(made).startswith(found)
 
 
 @pytest.mark.parametrize("name, kernels", [

@@ -13,6 +13,7 @@ from benchmarks import gpu_drawn, gpu_plans
 from benchmarks.gpu_case import shrunk
 from benchmarks.gpu_cases import case
 from benchmarks.gpu_sides import compiled, forward, gradient, leaves
+from tests.large_gpu import right_on_one
 from tokamak import backend
 from tokamak.codegen import relief
 from tokamak.codegen.stages import render_plan
@@ -47,6 +48,7 @@ def test_every_family_in_the_interpreter(family):
 @pytest.mark.parametrize("name, count", [
     ("norm_rotary_bf16_246x134x8x192", 1),              # a norm, read at other places of its row: computed there again
     ("masked_mean_bwd_f16_12x568x288", 1), ("masked_huber_bwd_bf16_1461x32x241", 1),        # a quotient of few elements, or of one
+    ("cosine_loss_bwd_f16_214x202260", 3),              # one of its sums behind a condition: what elements are made of is made again, not stored
     ("standardize_columns_bwd_bf16_512x15531", 1), ("standardize_columns_f16_2843x6648", 3), ("softmax_middle_f16_25x511x427", 3)])
 def test_how_many_kernels(name, count):
     assert len(gpu_plans.planned(name)) == count
@@ -176,3 +178,26 @@ def test_where_nothing_spills_less_the_first_stays(monkeypatch):
     assert len(groups) >= 1
     assert relief.relieved(lowered, groups, gpu_plans.H200, all_alike, taken).bodies == lowered.bodies
     assert set(taken.values()) == {()} and len({u.name for u in asked}) > sum(relief.AT_ONCE)
+
+
+@pytest.mark.parametrize("name, shifted", [
+    ("softmax_bf16_53691x298", False), ("softmax_f16_40302x397", False),        # as they lie: two pieces of words, folded twice
+    ("softmax_bf16_31311x511", True), ("softmax_bf16_21333x750", True),         # one piece, and more elements
+    ("softmax_bwd_f16_40302x397", True), ("rmsnorm_bf16_35555x450", True),      # one fold
+    ("softmax_f32_65536x395", True)])
+def test_short_rows_that_would_be_folded_in_pieces_are_read_as_they_lie(name, shifted):
+    assert ("shifted(" in gpu_plans.planned(name)[0]["schedule"]) == shifted
+
+
+@pytest.mark.parametrize("name, found", [
+    ("smooth_cross_entropy_bwd_bf16_21333x750", "tile(i0:2?, i1:512+256?) warps(1)"),               # as they lie
+    ("focal_bwd_f16_53691x298", "tile(i0:2?, i1:256+64?) warps(1)"),
+    ("norm_turned_bwd_bf16_75x160x1704", "tile(i1:8, i2:1024+1024?) warps(8)")])                     # in pieces that are words both ways
+def test_what_is_quicker_by_the_estimate(name, found):
+    assert gpu_plans.planned(name, build=True)[0]["quicker"].startswith(found)
+
+
+@pytest.mark.parametrize("name", ["cosine_loss_bwd_f32_3x2051", "softmax_bf16_7x298", "distillation_bwd_f32_5x397",
+                                  "standardize_columns_bwd_f32_130x35"])
+def test_rows_as_they_lie_and_reciprocals_beside_a_loop_are_right(monkeypatch, name):
+    assert right_on_one(monkeypatch, name)

@@ -7,7 +7,11 @@ import pytest
 import torch
 
 from tests.compiled.interpreted import compiled, values
+from tests.large_gpu import LARGE
+from tokamak.codegen import relief
 from tokamak.codegen.stages import lower_plan, render_plan, schedule_plan
+from tokamak.codegen.triton import render
+from tokamak.fuse.cost import Hints
 from tokamak.fuse.plan import plan
 from tokamak.ir.parse import parse_graph
 from tokamak.target import target
@@ -63,6 +67,49 @@ def test_quotients_of_folds_are_rounded_once():
 def test_other_policies_round_every_quotient_once():
     made = text(Q, policy_fast=False)
     assert "tk.quotient(" in made and "tk.near(" not in made
+
+
+def columns(value: str, fast: bool = True) -> str:
+    """The text of a sum of `value` down columns of %x and %y, each of which has a divisor %d, by programs that take row after row."""
+    graph = parse_graph(f"""graph quotients {{
+  input %x: f32[3665, 4096](4096, 1)
+  input %y: f32[3665, 4096](4096, 1)
+  input %d: f32[4096](1)
+  %out: f32[4096](1) for i1<3665 = sum[i1]({value})
+  return %out
+}}""")
+    on = replace(LARGE, fast=fast)
+    (body, chosen), = schedule_plan(plan(graph, on), on).bodies.values()
+    _, kernels = relief.remade(body, chosen, ("tile(i0:1)", "tile(i1:4096)"), Hints({}), on)
+    return render(next(k for k in kernels if k.schedule.sizes(k.schedule.dims[0]) == (4096,)), "kernel")
+
+
+BY_COLUMN = "div(%x[i1, i0], %d[i0])"
+
+
+def test_a_divisor_that_is_known_before_a_loop_has_its_reciprocal_before_it():
+    before, loop = columns(f"mul({BY_COLUMN}, add(%y[i1, i0], {BY_COLUMN}))").split("for ", 1)
+    assert "tk.near(" in before and "tk.near(" not in loop and "tl.div_rn(" not in loop and " / " not in loop
+    before, loop = columns(f"exp({BY_COLUMN})").split("for ", 1)
+    assert "tl.div_rn(1.0" in before and "tk.quotient(" in loop and "tl.div_rn(" not in loop
+    assert "tk.quotient(" in columns(BY_COLUMN, fast=False)
+
+
+def test_a_divisor_of_each_turn_is_divided_by():
+    """By the machine's short form where nothing but a sum is made of it."""
+    changing = "div(%x[i1, i0], add(abs(%y[i1, i0]), %d[i0]))"
+    made = columns(changing)
+    assert " / t" in made and "tk.near(" not in made and "tl.div_rn(" not in made
+    assert "tl.div_rn(" in columns(f"exp({changing})") and "tl.div_rn(" in columns(changing, fast=False)
+
+
+@pytest.mark.parametrize("divisor", [3.0, -3.0, 0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-40, -1e-40, 2e38, -3e38, 7e-20])
+def test_columns_of_quotients_by_any_divisor(divisor):
+    """By programs that take rows in a loop: sums of them, and their greatest."""
+    x, y = values(4000, 5).abs() * abs(divisor if abs(divisor) < 1e39 and divisor else 1.0) / 4000, torch.full((5,), divisor)
+    fn = lambda x, y: ((x / y).sum(0), (x / y).amax(0))
+    for got, want in zip(compiled(fn)(x, y), fn(x, y), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("divisor", [3.0, -3.0, 0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-40, -1e-40, 2e38, -3e38, 7e-20])

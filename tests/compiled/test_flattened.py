@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from benchmarks import gpu_plans
 from tests.compiled.interpreted import assert_close, check, compiled, flat, schedules, values
 from tests.large_gpu import alike
+from tokamak.codegen.stages import schedule_plan
 from tokamak.schedule.body import body, coalesce, exprs_of
 from tokamak.schedule.either import joined
 from tokamak.schedule.flattened import flattened
@@ -208,3 +209,15 @@ def test_what_is_in_words_stays_as_it_is():
     group, = made.steps
     b = coalesce(body(group, made.stores[group], made.roles[group].parallel, {}))
     assert flattened(b) is b
+
+
+@pytest.mark.parametrize("divisors, columns, axes", [(4, 202260, 2), (4, 202261, 2), (3, 202260, 1), (4, 1020, 1)])
+def test_rows_with_many_divisors_of_their_own_are_rows(divisors, columns, axes):
+    """They are rows to a tile, which has the reciprocals, where they are long."""
+    total = "f32(%x[i0, i1])"
+    for n in range(divisors):
+        total = f"add(div(f32(%x[i0, i1]), %d[i0, {n}]), {total})"
+    graph = parse_graph(f"graph quotients {{\n input %x: f16[214, {columns}]({columns}, 1)\n input %d: f32[214, 8](8, 1)\n"
+                        f" %out: f16[214, {columns}]({columns}, 1) = f16({total})\n return %out\n}}")
+    (made, _), = schedule_plan(plan(graph, gpu_plans.H200), gpu_plans.H200).bodies.values()
+    assert len(made.parallel) == axes

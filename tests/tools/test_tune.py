@@ -167,6 +167,16 @@ def test_held_axes_in_equal_pieces():
     assert rows.schedule.shift is not None and changed(rows.body, rows.schedule, ("even(i1:128)",), rows.hints) is None
 
 
+def test_rows_that_begin_anywhere_are_read_as_they_lie_too():
+    rows = task("rows")
+    alone = changed(rows.body, rows.schedule, ("shared()",), rows.hints) if rows.schedule.split else rows.schedule
+    made = changed(rows.body, alone, ("unshifted()",), rows.hints)
+    line = alone.shift.axis
+    assert made.shift is None and sum(made.sizes(line)) >= rows.hints(line.extent)
+    assert "unshifted()" in dict(neighbours(rows.body, alone, rows.hints, rows.target))
+    assert changed(rows.body, made, ("unshifted()",), rows.hints) is None and changed(rows.body, made, ("even(i1:128)",), rows.hints) is not None
+
+
 def test_rows_held_in_stages_have_neighbours():
     """Other numbers of programs, threads and rows under way, other pieces, run through; all are found again by their words."""
     graph = parse_graph("""graph norm {

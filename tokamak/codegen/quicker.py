@@ -55,6 +55,8 @@ MOST = 48               # of all kernels of a graph at first, those that lose mo
 WARPS = 1, 2, 4, 8, 16  # of a program that are tried whatever it has
 EVEN = 16, 8            # equal pieces of a held axis
 QUARTERS = 4, 8         # the same of one that is too short for the first of those
+LONG_PIECES = 4, 2      # and of one in more than twice as many that is a tile's beside what lies across it: LayerNorm's gradient, turned, of
+                        # 75 x 160 x 1704 bf16 141 us as 14 x 128, 86.7 as 4 x 512, 75.4 as 2 x 1024, 72.3 as 2048 (H200)
 LOOPED = 1024           # elements of a chunk of a held row that is run through instead
 TRADED = 8, 4           # times more of one axis to a program, and less of another
 GROWN = 4               # times as much of a tile to a thread
@@ -267,6 +269,28 @@ def in_quarters(b: Body, s: TileSchedule) -> Iterator[tuple[str, ...]]:
         yield from ((f"even({a}:{m // n})",) for a, m in _held(b, s) if QUARTERS[0] * SHORTEST_EVEN <= m < EVEN[0] * SHORTEST_EVEN)
 
 
+def in_long_pieces(b: Body, s: TileSchedule) -> Iterator[tuple[str, ...]]:
+    """The same where rows are held in many pieces of a tile across which something else lies contiguously: in LONG_PIECES of them, of which each
+    thread has words both ways."""
+    lines = {a for _, address, _ in strides_of(b) for a in s.dims if address.coefficient(a) == 1}
+    for a in s.dims if len(lines) > 1 else ():
+        if a not in b.parallel and a not in s.looped and len(s.sizes(a)) > 2 * max(LONG_PIECES):
+            yield from ((f"even({_name(s, a)}:{power(sum(s.sizes(a))) // n})",) for n in LONG_PIECES)
+
+
+def as_rows_lie(b: Body, s: TileSchedule) -> Iterator[tuple[str, ...]]:
+    """The same where rows are held that begin anywhere: read as they lie, in the pieces that make them up and in equal ones, by itself and beside as
+    many more."""
+    if s.shift is None or s.shift.axis in b.parallel:
+        return
+    line, n = _name(s, s.shift.axis), power(sum(s.sizes(s.shift.axis)[:-1]))         # but for its ends
+    rows = next((f"tile({_name(s, a)}:{2 * _long(s, a)})" for a in reversed(s.order) if a in b.parallel), None)
+    for way in (("unshifted()",), ("unshifted()", f"even({line}:{n // EVEN[0]})") if n >= EVEN[0] * SHORTEST_EVEN else ()):
+        if way:
+            yield way
+            yield from ((*way, rows),) if rows else ()
+
+
 def _held(b: Body, s: TileSchedule) -> list[tuple[str, int]]:
     """The axes that are held, by name, and their elements, to the power of two."""
     return [(_name(s, a), power(sum(s.sizes(a)))) for a in s.dims if a not in b.parallel and a not in s.looped]
@@ -465,6 +489,8 @@ class _Search:
             return
         yield from at_once_alone(self.b, s, self.best.kernel.programs, at_once)
         yield from in_quarters(self.b, s)
+        yield from in_long_pieces(self.b, s)
+        yield from as_rows_lie(self.b, s)
         yield from traded(self.b, s, TRADED[0])
         if s.split:
             yield from as_many_threads(s)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from functools import cached_property
+from itertools import takewhile
 
 from ..ir.dtype import BOOL, F32, I64
 from ..ir.expr import Cast, Const, Coord, Expr, Load, Op, Random, Reduce, Scalar, walk
@@ -247,9 +248,9 @@ class TileValues(TileCoordinates):
             scope = self._home(e.free | dims, values)
             self._fail(scope, " & ".join([*self.mask(dims), f"({texts[1]} == 0)"]), "division", e)
             return self._put(e, words.op(e.name, d, texts), e.free | dims, values)
-        if e.name == "div" and d is F32 and values[1].dims < values[0].dims:
+        if e.name == "div" and d is F32 and (values[1].dims < values[0].dims or _before_loop(*values)):
             return self._emit_shared_division(e, *values)
-        return self._put(e, words.op(e.name, d, texts, fast=self.fast), (), values)
+        return self._put(e, words.op(e.name, d, texts, fast=self.fast or e in self.terms), (), values)
 
     @cached_property
     def terms(self) -> Set[Expr]:
@@ -371,6 +372,12 @@ def rounded(body: Body) -> bool:
     most = max((len(s.axes) for s in body.stores), default=0)
     rounds = lambda s: s.memory.dtype.is_half or s.memory.rounds
     return all(rounds(s) for s in body.stores if s.memory.dtype.is_float and len(s.axes) == most) and any(map(rounds, body.stores))
+
+
+def _before_loop(a: Value, b: Value) -> bool:
+    """Is `b` known before a loop begins in which `a` is another in every turn, of the same elements?"""
+    inside = takewhile(lambda s: s is not b.scope, a.scope.chain())
+    return b.dims == a.dims and any(s.parent is not None and s.lines is not s.parent.lines and s.open != s.parent.open for s in inside)
 
 
 def terms(body: Body) -> Set[Expr]:

@@ -49,7 +49,8 @@ def recomputed(plan, hints: Hints, target) -> frozenset:
             found.update((p, n) for n, _ in readers.get(p, ()))
             moved.add(p)
             kept |= {e.node for e in _loads(p)}
-        values = {p: outside[p] for p in plan.stores[g] if p in outside and p not in kept} if isinstance(g, Group) else {}
+        whole = lambda p: p in outside and p not in kept and not any(_again(n, e, hints) for n, e in outside[p])
+        values = {p: outside[p] for p in plan.stores[g] if whole(p)} if isinstance(g, Group) else {}
         made = _as_a_whole(values, g, owner, stored, fixed, hints) if values else None
         if made is not None and not made[1] & moved:
             found |= made[0]
@@ -90,8 +91,6 @@ def _as_a_whole(values: dict, g: Group, owner, stored, fixed, hints: Hints) -> t
         for p in read:
             for n, e in (x for x in values[p] if owner[x[0]] is h):
                 touched = max(touched, _accessed(e, hints))
-                if isinstance(n, Compute) and _domain(n, hints) > _accessed(e, hints) * LARGEST_DOMAIN:
-                    return None
                 before += _accessed(e, hints) * p.dtype.bytes
                 pairs.add((p, n))
         for p in read:                      # grows
@@ -116,6 +115,11 @@ def _as_a_whole(values: dict, g: Group, owner, stored, fixed, hints: Hints) -> t
 def _loads(node) -> list[Load]:
     roots = (node.expr,) if isinstance(node, Compute) else (node.value,)
     return loads(*roots)
+
+
+def _again(n, e: Load, hints: Hints) -> bool:
+    """Would `n`, which reads `e`, make elements of it more than once?"""
+    return isinstance(n, Compute) and _domain(n, hints) > _accessed(e, hints) * LARGEST_DOMAIN
 
 
 def _accessed(e: Load, hints: Hints) -> int:

@@ -254,9 +254,19 @@ def coalesce(b: Body) -> Body:
 
 
 SHORT = 64              # elements of a piece of a line that is no whole words, from which on it is read by itself
+DIVIDED = 4             # divisions by a row's values, from which on rows of
+DIVIDED_ROW = 1024      # so many elements are rows to a tile, which has the reciprocals: gradients of the loss of cosines of 214 x 202260 f16, six,
+                        # 92.5 us, 179 as one; but weight norm of 242 x 281341 f16, one, 81, 62, logsumexp's gradient of 391 x 19393 f32 20.0, 16.8
+                        # (H200)
 RUN = 1 << 31           # elements of such rows, one behind the other, below which they are one where nothing is folded: bias and GELU, H100, of
                         # 584909 x 31 f32 50.5 us, 74.1 row by row, of 60018 x 159 bf16 15.4, 19.1, of 6047 x 4095 35.4, 41.6, of 135 x 44415 10.4,
                         # 12.6
+
+
+def divided_by_rows(b: Body, line: Axis) -> bool:
+    """Do `b`'s elements along `line` divide by many values that each row along it has one of, in rows long enough to be tiles?"""
+    elements = {e for e in walk(*exprs_of(b)) if isinstance(e, Op) and e.name == "div" and e.dtype is F32 and line in e.free}
+    return line.extent.constant is not None and line.extent.constant >= DIVIDED_ROW and sum(line not in e.args[1].free for e in elements) >= DIVIDED
 
 
 def whole_words(b: Body) -> Body:
@@ -269,7 +279,7 @@ def whole_words(b: Body) -> Body:
     for lo in b.axes:
         for hi in b.axes:
             n, both = lo.extent.constant, (hi.extent * lo.extent).constant
-            if n is None or (n >= SHORT if folded else both is not None and both >= RUN):
+            if n is None or (n >= SHORT if folded else both is not None and both >= RUN or divided_by_rows(b, lo)):
                 continue
             if hi is not lo and {hi, lo} <= b.parallel and n % word and _in_step(b, hi, lo, not folded):
                 new = Axis(next(fresh), hi.extent * lo.extent)

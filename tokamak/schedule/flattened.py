@@ -17,7 +17,7 @@ from ..ir.expr import Load, Op, Reduce, Scan, walk
 from ..ir.index import Axis, Index, as_index
 from ..ir.normal import floordiv, mod
 from ..ir.ops import OPS
-from .body import RUN, Body, exprs_of, indices_of, rewritten
+from .body import RUN, Body, divided_by_rows, exprs_of, indices_of, rewritten
 from .schedule import SLOW, strides_of
 from .tile_stages import power
 
@@ -78,7 +78,7 @@ def _worth(b: Body, axes: tuple[Axis, ...], word: int) -> tuple[Axis, ...]:
     if axes[0].extent.constant < FEW and (columns or len(beside) > VALUES):
         return ()
     if word == 1:
-        return () if rows else axes[:BESIDE] if columns else axes
+        return () if rows or divided_by_rows(b, axes[0]) else axes[:BESIDE] if columns else axes
     read = {e for e in exprs if isinstance(e, Load) and axes[0] not in e.axes()}
     return axes if len(read) <= word else ()
 

@@ -10,6 +10,7 @@
         shared(i0 / 264)                        a parallel axis shared out among so many programs; shared() gives each its own block
         staged(i1 / 4)                          rows held in stages, shared by so many programs of a cluster
         lanes(i1:4096)                          those in pieces of that length
+        unshifted()                             held rows that begin anywhere, read as they lie
 
 A change means the same for every size of a class: what follows from it (which axes need no mask) is found anew from facts, never kept.
 """
@@ -35,7 +36,7 @@ LANES = 256             # elements of a tile to one thread at most: with one liv
 LARGEST = 1 << 17       # elements of a tile
 PASSED = 4096, 1024     # elements of a chunk of rows held in stages that are run through instead
 MOST_SHARERS = 8        # programs of a cluster at most: more than these not every GPU with clusters has
-WORDS = re.compile(r"(warps|stages|programs|registers|tile|looped|held|even|shared|staged|lanes)\((?:i(\d+))?(?: ?[:/] ?)?(\d+)?\)$")
+WORDS = re.compile(r"(warps|stages|programs|registers|tile|looped|held|even|shared|staged|lanes|unshifted)\((?:i(\d+))?(?: ?[:/] ?)?(\d+)?\)$")
 
 
 def neighbours(b: Body, s: TileSchedule, hints: Hints, target) -> Iterator[tuple[str, TileSchedule]]:
@@ -53,6 +54,8 @@ def steps(b: Body, s: TileSchedule, hints: Hints, target) -> Iterator[str]:
         yield from (f"stages({n})" for n in range(1, MOST_STAGES + 1) if n != s.stages)
     if s.registers:
         yield "registers(0)"
+    if s.shift is not None:
+        yield "unshifted()"
     if s.split:
         yield from (f"programs({n})" for n in (s.programs // 4, s.programs // 2, s.programs * 2, s.programs * 4) if n >= 1)
     name = lambda a: f"i{s.order.index(a)}"
@@ -207,8 +210,16 @@ def _shared(b, s, a, n, hints):
     return _programs(b, replace(s, split=(a,)), None, n, hints) if a in b.parallel and not s.split else None
 
 
+def _unshifted(b, s, a, n, hints):
+    if a is not None or s.shift is None or s.split or s.looped or s.staged is not None or s.shift.axis in b.parallel:
+        return None
+    most = hints.most(s.shift.axis.extent)
+    whole = cover(most) if most is not None else None
+    return replace(s, shift=None, pieces=tuple((x, whole if x is s.shift.axis else p) for x, p in s.pieces)) if whole else None
+
+
 _CHANGES = {"warps": _warps, "stages": _stages, "programs": _programs, "registers": _registers, "tile": _tile, "looped": _looped, "held": _held,
-            "even": _even, "shared": _shared, "staged": _staged, "lanes": _lanes}
+            "even": _even, "shared": _shared, "staged": _staged, "lanes": _lanes, "unshifted": _unshifted}
 
 
 def settled(b: Body, s: TileSchedule, hints: Hints) -> TileSchedule:

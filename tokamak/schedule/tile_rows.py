@@ -67,6 +67,11 @@ ALIKE = 2               # rows of a matrix that begin alike at least, where each
                         # adaptive LayerNorm of 5035 x 6 x 1023 f16 54.4 us as rows lie, 79.0 shifted, of 20000 x 2 x 321 28.3, 108, of
                         # 3000 x 7 x 2047 77.3, 110, of 2000 x 4 x 5001 bf16 87.3, 117, of 1000 x 12 x 1151 26.4, 26.9, of 1000 x 3 x 4095 f32
                         # 39.4, 59.2 (H200); by the estimate of its machine code of 2000 x 20 x 1023 f16 64, 67
+IN_PIECES = 512         # elements of a row of 16 bits, folded SEVERAL times, that is read as it lies, in equal pieces, where in whole words it would
+SEVERAL = 2             # be two of other lengths beside its ends, each folded by itself: softmax of 53691 x 298 bf16 18.5 us, 25.8 in words, of
+                        # 53511 x 299 23.4, 26.0, of 40302 x 397 20.6, 23.5, of 35555 x 450 20.2, 24.3, focal loss's gradient of 53691 x 298 f16
+                        # 21.0, 34.2, distillation's of 40302 x 397 39.1, 50.9; but softmax of 31311 x 511 23.5, 19.5, its gradient of 40302 x 397
+                        # f16, one fold, 30.6, 28.1, of 21333 x 750 19.3, 18.1 (H200)
 LEFT_EACH = 8           # bytes of a partial result, which is written and read again,
 LEFT = 20               # one part in so many of what is read and written of rows that begin anywhere, from which on programs take them as they lie:
                         # modulation's gradient of 500 x 5 x 8191 f32 201 us, 90, of 50 x 48 x 8191 108, 87, of 26 x 96 x 8191 100.5, 87.4, of
@@ -215,7 +220,17 @@ class TileRows(TileAlike):
                                  for k in origin.terms):
             return None
         anywhere = any(not self.hints.divides(group, origin.coefficient(x)) for x in origin.axes())
-        return Shift(a, group, origin) if anywhere and not self._few_alike(a, origin, group) else None
+        lies = anywhere and (self._few_alike(a, origin, group) or smallest < 4 and self._in_pieces(a, group))
+        return Shift(a, group, origin) if anywhere and not lies else None
+
+    def _in_pieces(self, a: Axis, group: int) -> bool:
+        """Is it folded SEVERAL times, and written once, along rows of up to IN_PIECES elements whose whole words, `group` elements each, make up
+        two or more powers of two, and which nothing lies beside?"""
+        folds = {e.key for e in self.folds if a in e.over}
+        beside = any(address.axes() == {a} for _, address, _ in strides_of(self.b) if address.coefficient(a) == 1)
+        short = self.hints(a.extent) <= IN_PIECES and len(shifted(self.hints(a.extent), group)) > 1
+        stored = sum(s.address.coefficient(a) == 1 for s in self.b.stores)
+        return short and stored == 1 and len(folds) >= SEVERAL and not beside and not self.crossed and not self.looped
 
     def _few_alike(self, a: Axis, origin: Index, group: int) -> bool:
         """Has each matrix something of its own that is read along all its rows, and fewer than ALIKE rows along `a` that begin alike to share it?
