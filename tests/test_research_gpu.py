@@ -184,8 +184,11 @@ def test_where_nothing_spills_less_the_first_stays(monkeypatch):
     ("softmax_bf16_53691x298", False), ("softmax_f16_40302x397", False),        # as they lie: two pieces of words, folded twice
     ("softmax_bf16_31311x511", True), ("softmax_bf16_21333x750", True),         # one piece, and more elements
     ("softmax_bwd_f16_40302x397", True), ("rmsnorm_bf16_35555x450", True),      # one fold
-    ("softmax_f32_65536x395", True)])
-def test_short_rows_that_would_be_folded_in_pieces_are_read_as_they_lie(name, shifted):
+    ("softmax_f32_65536x395", True),
+    ("rmsnorm_add_bf16_15655x1022", False), ("gated_rmsnorm_f16_21333x750", False),      # several matrices at words of 4 bytes, a weight beside
+    ("rmsnorm_add_bf16_15640x1023", True), ("rmsnorm_add_f32_15655x1022", True), ("rmsnorm_bf16_10457x1530", True),
+    ("rmsnorm_add_bf16_7000x2050", True)])
+def test_short_rows_that_are_read_as_they_lie(name, shifted):
     assert ("shifted(" in gpu_plans.planned(name)[0]["schedule"]) == shifted
 
 

@@ -51,6 +51,29 @@ def test_places_of_extremes_where_all_are_infinite(shape, dim):
     same(lambda x: (x.argmax(dim), (-x).argmin(dim)), x)
 
 
+@pytest.mark.parametrize("shape,dim", [((3, 9001), 1), ((700, 40), 0), ((20000,), 0), ((3, 700, 40), 1), ((5, 40), 1), ((40, 33, 7), (0, 2)),
+                                       ((6, 70000), 1), ((4001, 33), 0)])
+def test_how_many_are_so(shape, dim):
+    """Counted in 32 bits, and in i64 from there on: with what is made of the count, beside other sums, and of comparisons that are negated."""
+    x = torch.randn(shape)
+    same(lambda x: ((x > 0).sum(dim), (x > 0).sum(dim) * 3000000000, ~(x > 1).any(dim), (x <= 0).sum(dim) - (x > 1).sum(dim), x.abs().sum(dim)),
+         x, tolerance=2e-5)
+    same(lambda x: (x == x.amax(dim, keepdim=True)).sum(dim) + (x > 0).sum(), x)
+    text = counted(2 ** 20)
+    assert ".to(tl.int32)" in text and ".to(tl.int64)" in text and ".to(tl.int32)" not in counted(2 ** 31)
+
+
+def counted(columns: int) -> str:
+    """The text of a kernel that counts what is greater than 0 along rows of so many columns."""
+    graph = parse_graph(f"""graph counted {{
+  input %x: f32[64, {columns}]({columns}, 1)
+  %n: i64[64](1) for i1<{columns} = sum[i1](i64(gt(%x[i0, i1], 0.0:f32)))
+  return %n
+}}""")
+    (b, s), = schedule_plan(plan(graph, GPU), GPU).bodies.values()
+    return "\n".join(render(k, "kernel") for k in lower_tiles(b, s, Hints({}), "cuda", lambda b: tiles.choose(b, Hints({}), GPU), True))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("columns", [8191, 20000, 24577])
 def test_idle_lanes_change_nothing(dtype, columns):

@@ -3,8 +3,8 @@ from __future__ import annotations
 
 import math
 
-from ..ir.dtype import I32, DType
-from ..ir.expr import Const, Coord, Load, Reduce, Scan, walk
+from ..ir.dtype import BOOL, I32, I64, DType
+from ..ir.expr import Cast, Const, Coord, Load, Reduce, Scan, walk
 from ..ir.ops import CARRIERS
 from ..schedule.column_words import DEEP
 from . import tile_words as words
@@ -68,8 +68,16 @@ class TileFolds(TileValues):
         return self._narrow(e, 1) and len(e.over) == 1
 
     def _narrow(self, e: Reduce, component: int) -> bool:
-        """An index that counts coordinates is carried in 32 bits."""
+        """An index that counts coordinates, and how many of fewer than 2^31 elements are so, are carried in 32 bits."""
+        if component == 0:
+            return self._counts(e)
         return component == 1 and e.monoid.startswith("arg") and isinstance(e.args[1], Coord) and not self.s.wide
+
+    def _counts(self, e: Reduce) -> bool:
+        """Is it a sum of truth values in i64, of fewer elements than i32 counts?"""
+        most = [self.hints.most(a.extent) for a in e.over]
+        return e.monoid == "sum" and e.dtype is I64 and isinstance(e.args[0], Cast) and e.args[0].arg.dtype is BOOL \
+            and None not in most and math.prod(most) < 2 ** 31
 
     def _type(self, e: Reduce, component: int) -> DType:
         return I32 if self._narrow(e, component) else e.args[component].dtype
@@ -81,7 +89,7 @@ class TileFolds(TileValues):
         """The registers that `e` folds, here."""
         found = []
         for n, x in enumerate(e.args):
-            found.append(self._narrow_index(e) if self._narrow(e, n) else self.emit(x))
+            found.append(self.emit(x) if not self._narrow(e, n) else self._narrow_index(e) if n else self.emit(Cast(I32, x.arg)))
         return found
 
     def _narrow_index(self, e: Reduce) -> Value:

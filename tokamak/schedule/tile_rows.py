@@ -72,6 +72,12 @@ SEVERAL = 2             # be two of other lengths beside its ends, each folded b
                         # 53511 x 299 23.4, 26.0, of 40302 x 397 20.6, 23.5, of 35555 x 450 20.2, 24.3, focal loss's gradient of 53691 x 298 f16
                         # 21.0, 34.2, distillation's of 40302 x 397 39.1, 50.9; but softmax of 31311 x 511 23.5, 19.5, its gradient of 40302 x 397
                         # f16, one fold, 30.6, 28.1, of 21333 x 750 19.3, 18.1 (H200)
+AT_WORDS = 2048         # elements of a row of 16 bits at most that begins at words of 4 bytes and is read as it lies, where
+MATRICES = 3            # so many of them, what is written included, have a weight beside: RMSNorm of a sum of 53691 x 298 bf16 28.1 us, 31.8 in words
+                        # of 16 bytes, of 37784 x 444 f16 28.7, 30.9, of 21333 x 750 bf16 27.1, 32.5, of 15655 x 1022 28.5, 30.1, of 7820 x 2046
+                        # 28.4, 33.8, two norms and a sum of 15655 x 1022 27.5, 32.8, a gated norm of 21333 x 750 f16 28.5, 30.8, of 35555 x 450
+                        # bf16 30.9, 29.9; but RMSNorm of 35555 x 450, two matrices, 21.4, 19.2, of 10457 x 1530 19.2, 18.5, of a sum of
+                        # 15640 x 1023 30.7, 29.2, beside random numbers, of 35555 x 450, 90.0, 81.8 (H200)
 LEFT_EACH = 8           # bytes of a partial result, which is written and read again,
 LEFT = 20               # one part in so many of what is read and written of rows that begin anywhere, from which on programs take them as they lie:
                         # modulation's gradient of 500 x 5 x 8191 f32 201 us, 90, of 50 x 48 x 8191 108, 87, of 26 x 96 x 8191 100.5, 87.4, of
@@ -220,17 +226,27 @@ class TileRows(TileAlike):
                                  for k in origin.terms):
             return None
         anywhere = any(not self.hints.divides(group, origin.coefficient(x)) for x in origin.axes())
-        lies = anywhere and (self._few_alike(a, origin, group) or smallest < 4 and self._in_pieces(a, group))
+        lies = anywhere and (self._few_alike(a, origin, group) or smallest < 4 and (self._in_pieces(a, group) or self._at_words(a, origin, smallest)))
         return Shift(a, group, origin) if anywhere and not lies else None
 
     def _in_pieces(self, a: Axis, group: int) -> bool:
         """Is it folded SEVERAL times, and written once, along rows of up to IN_PIECES elements whose whole words, `group` elements each, make up
         two or more powers of two, and which nothing lies beside?"""
         folds = {e.key for e in self.folds if a in e.over}
-        beside = any(address.axes() == {a} for _, address, _ in strides_of(self.b) if address.coefficient(a) == 1)
         short = self.hints(a.extent) <= IN_PIECES and len(shifted(self.hints(a.extent), group)) > 1
         stored = sum(s.address.coefficient(a) == 1 for s in self.b.stores)
-        return short and stored == 1 and len(folds) >= SEVERAL and not beside and not self.crossed and not self.looped
+        return short and stored == 1 and len(folds) >= SEVERAL and not self._beside(a) and not self.crossed and not self.looped
+
+    def _at_words(self, a: Axis, origin: Index, size: int) -> bool:
+        """Do rows of up to AT_WORDS elements of `size` bytes, of MATRICES and something beside, begin, at `origin`, at words of 4 bytes?"""
+        matrices = {(e, address) for e, address, _ in strides_of(self.b) if address.coefficient(a) == 1 and len(address.axes()) > 1}
+        short = self.hints(a.extent) <= AT_WORDS and len(matrices) >= MATRICES and self._beside(a)
+        words = all(self.hints.divides(4 // size, origin.coefficient(x)) for x in origin.axes())
+        return short and words and not self.crossed and not self.looped and not self.draws()
+
+    def _beside(self, a: Axis) -> bool:
+        """Is something read that lies beside all rows along `a`?"""
+        return any(address.axes() == {a} for _, address, _ in strides_of(self.b) if address.coefficient(a) == 1)
 
     def _few_alike(self, a: Axis, origin: Index, group: int) -> bool:
         """Has each matrix something of its own that is read along all its rows, and fewer than ALIKE rows along `a` that begin alike to share it?
