@@ -49,6 +49,7 @@ def test_every_family_in_the_interpreter(family):
     ("norm_rotary_bf16_246x134x8x192", 1),              # a norm, read at other places of its row: computed there again
     ("masked_mean_bwd_f16_12x568x288", 1), ("masked_huber_bwd_bf16_1461x32x241", 1),        # a quotient of few elements, or of one
     ("cosine_loss_bwd_f16_214x202260", 3),              # one of its sums behind a condition: what elements are made of is made again, not stored
+    ("geglu_packed_bwd_bf16_4095x8192", 1), ("geglu_packed_bwd_f16_1000x3168", 1),      # both halves are made where they are put side by side
     ("standardize_columns_bwd_bf16_512x15531", 1), ("standardize_columns_f16_2843x6648", 3), ("softmax_middle_f16_25x511x427", 3)])
 def test_how_many_kernels(name, count):
     assert len(gpu_plans.planned(name)) == count

@@ -221,3 +221,29 @@ def test_rows_with_many_divisors_of_their_own_are_rows(divisors, columns, axes):
                         f" %out: f16[214, {columns}]({columns}, 1) = f16({total})\n return %out\n}}")
     (made, _), = schedule_plan(plan(graph, gpu_plans.H200), gpu_plans.H200).bodies.values()
     assert len(made.parallel) == axes
+
+
+MADE = [lambda x: torch.sigmoid(x) * x, F.gelu, lambda x: x.erf() + 1, lambda x: torch.tanh(x) * 2, lambda x: x * x, lambda x: x.exp() + 1]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, len(MADE) - 1), st.sampled_from((1, 3, 8, 20, 33))), min_size=2, max_size=4), st.integers(1, 9),
+       st.sampled_from((torch.float32, torch.bfloat16)), st.booleans())
+def test_what_is_put_side_by_side_is_right(parts, rows, dtype, packed):
+    """Functions of parts of one tensor, or of several, side by side in another; their gradients, which lie side by side as well."""
+    widths = [w for _, w in parts]
+    def fn(*xs):
+        xs = xs[0].split(widths, -1) if packed else xs
+        made = [MADE[k](x.float()).to(x.dtype) for (k, _), x in zip(parts, xs)]
+        return torch.cat([a * b.amax(-1, keepdim=True) for a, b in zip(made, made[1:] + made[:1])], -1)
+    inputs = [values(rows, w, dtype=dtype, grad=True) for w in ([sum(widths)] if packed else widths)]
+    check(fn, *inputs, tolerance=1e-4 if dtype is torch.float32 else 3e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("gate", [F.silu, F.gelu])
+def test_the_gradient_of_a_packed_gate_is_right(gate, dtype):
+    def fn(x):
+        a, b = x.chunk(2, -1)
+        return gate(a) * b
+    check(fn, values(64, 96, dtype=dtype, grad=True), tolerance=1e-4 if dtype is torch.float32 else 3e-2)

@@ -51,7 +51,7 @@ def recomputed(plan, hints: Hints, target) -> frozenset:
             kept |= {e.node for e in _loads(p)}
         whole = lambda p: p in outside and p not in kept and not any(_again(n, e, hints) for n, e in outside[p])
         values = {p: outside[p] for p in plan.stores[g] if whole(p)} if isinstance(g, Group) else {}
-        made = _as_a_whole(values, g, owner, stored, fixed, hints) if values else None
+        made = (_in_parts(values, g, plan.stores[g], owner, hints) or _as_a_whole(values, g, owner, stored, fixed, hints)) if values else None
         if made is not None and not made[1] & moved:
             found |= made[0]
             moved.update(values)
@@ -110,6 +110,38 @@ def _as_a_whole(values: dict, g: Group, owner, stored, fixed, hints: Hints) -> t
                     have.add(e.node)
                 leaves |= {e.node} - set(read)
     return (pairs, leaves) if after < before else None
+
+
+def _in_parts(values: dict, g: Group, stores, owner, hints: Hints) -> tuple[set, set] | None:
+    """The same where `g` stores nothing but what one pointwise kernel puts side by side (`cat` of gradients): that makes all parts for each element,
+    and reads what is part of it, while the next bytes are on their way. None where the arithmetic takes longer than what both kernels move."""
+    into = [x for found in values.values() for x in found]
+    reader = owner.get(into[0][0])
+    parts = all(e.guard is not None and owner.get(n) is reader and is_pointwise(n) for n, e in into) and all(len(x) == 1 for x in values.values())
+    inner = [m.node for m in g.members]
+    if reader is None or not parts or set(values) != set(stores) or not all(map(is_pointwise, inner)) \
+            or any(isinstance(x, Random) for n in inner for x in walk(n.expr)):
+        return None
+    pairs, leaves, flops, read, before = {(p, n) for p, ((n, _),) in values.items()}, set(), 0, 0.0, {}
+    for p in values:
+        made, touched = [p], {}
+        for q in made:                      # grows
+            flops += weight(q.expr)
+            for e in _loads(q):
+                if owner.get(e.node) is g and e.node not in values:
+                    pairs.add((e.node, q))
+                    made += [e.node] if e.node not in made else []
+                else:
+                    touched[e.node, e.index] = hints.count(e.free) * e.dtype.bytes
+                    leaves.add(e.node)
+        read += sum(touched.values())
+        before.update(touched)
+    if leaves & set(values):
+        return None
+    written = sum(node_bytes(n, hints) for n in dict.fromkeys(n for n, _ in into))
+    moved, arithmetic = read + written, sum(_domain(n, hints) for n in dict.fromkeys(n for n, _ in into)) * flops / FLOPS_A_BYTE_GPU
+    apart = sum(before.values()) + 2 * sum(node_bytes(p, hints) for p in values) + written + LAUNCH
+    return (pairs, leaves) if max(moved, arithmetic) < apart else None
 
 
 def _loads(node) -> list[Load]:
