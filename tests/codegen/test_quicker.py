@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import gpu_plans
 from tokamak import backend
-from tokamak.codegen import quicker, relief
+from tokamak.codegen import quicker, relief, ways as steps
 from tokamak.codegen.stages import lower_plan, render_plan, schedule_plan
 from tokamak.errors import BuildError
 from tokamak.fuse.cost import estimates
@@ -223,9 +223,9 @@ def test_where_the_first_one_spills_much_little_is_asked_of_what_does_not(record
 
 def test_more_programs_of_fewer_threads_and_the_other_way_about():
     b, s, hints, machine = first_of("standardize_columns_bwd_bf16_5538x1025", lambda s: s.split and s.staged is None)
-    ways = list(quicker.as_many_threads(s))
-    assert ways == [(f"programs({s.programs // 2})", f"warps({2 * s.warps})"), (f"programs({2 * s.programs})", f"warps({s.warps // 2})")]
-    made = [relief.remade(b, s, way, hints, machine)[0] for way in ways]
+    found = list(steps.as_many_threads(s))
+    assert found == [(f"programs({s.programs // 2})", f"warps({2 * s.warps})"), (f"programs({2 * s.programs})", f"warps({s.warps // 2})")]
+    made = [relief.remade(b, s, way, hints, machine)[0] for way in found]
     assert [m.programs * m.warps for m in made] == [s.programs * s.warps] * 2 and len({m.programs for m in made} | {s.programs}) == 3
 
 
@@ -233,7 +233,7 @@ def test_blocks_of_rows_that_begin_anywhere_are_shorter():
     """Each with its own piece for what stands around whole words, by fewer threads, and the rows by more programs."""
     b, s, hints, machine = first_of("bias_gelu_bwd_f32_57x80654", lambda s: s.shift is not None)
     block, end = s.sizes(s.shift.axis)
-    made = [relief.remade(b, s, way, hints, machine)[0] for way in quicker.in_blocks(s)]
+    made = [relief.remade(b, s, way, hints, machine)[0] for way in steps.in_blocks(s)]
     assert [(m.sizes(s.shift.axis), m.warps, m.programs // s.programs) for m in made] == \
         [((block // n, end), s.warps // n, more) for n in (4, 2) for more in (1, 2)]
 
@@ -280,11 +280,11 @@ def test_columns_of_lines_within_sectors_need_more(name, least):
 def test_loops_of_one_tile_are_tried_with_more_under_way():
     """Columns of 136 rows that a warp walks down, a tile at a time. What holds its rows has no loop."""
     b, s, hints, machine = first_of("sum_outer_bf16_136x34258", lambda s: bool(s.looped))
-    assert s.stages == 1 and f"stages({quicker.UNDER_WAY})" in set(quicker.near(b, s, 528, False))
+    assert s.stages == 1 and f"stages({steps.UNDER_WAY})" in set(steps.near(b, s, 528, False))
     first, *_ = gpu_plans.planned("sum_outer_bf16_136x34258", build=True)
-    assert first["quicker"].endswith(f"stages({quicker.UNDER_WAY})")
+    assert first["quicker"].endswith(f"stages({steps.UNDER_WAY})")
     b, s, hints, machine = first_of("softmax_f32_65536x257", lambda s: not s.looped)
-    assert not any("stages" in change for change in quicker.near(b, s, 528, False))
+    assert not any("stages" in change for change in steps.near(b, s, 528, False))
 
 
 def test_what_the_cache_has_lost_is_read_again():
@@ -328,7 +328,7 @@ def test_what_strides_all_ways_takes_as_long_as_it_has_lines():
     hints, built = estimates(lowered.plan.graph, machine), render_plan(lowered)
     (g, (part,)), = ((g, b.parts) for g, b in built.items())
     b, s = lowered.bodies[g]
-    ways = [relief.remade(b, s, way, hints, machine) for way in (("warps(4)",), next(quicker.traded(b, s, quicker.TRADED[0])))]
+    ways = [relief.remade(b, s, way, hints, machine) for way in (("warps(4)",), next(steps.traded(b, s, steps.TRADED[0])))]
     kernels = [part.kernel, *(next(k for k in ks if k.schedule == made) for made, ks in ways)]
     units = [part.unit, *(relief.main(ks, made) for made, ks in ways)]
     made = gpu_build.build(units, machine.arch)
@@ -343,15 +343,15 @@ def test_what_is_read_once_for_more_of_another_axis():
     samples, heads, *_ = s.order
     assert any(samples not in address.axes() and address.coefficient(heads) == 1 for _, address, _ in strides_of(b))
     found = []
-    for n, way in ((n, way) for n in quicker.TRADED for way in quicker.traded(b, s, n)):
+    for n, way in ((n, way) for n in steps.TRADED for way in steps.traded(b, s, n)):
         made, _ = relief.remade(b, s, way, hints, machine)
         more, = set(made.dims) - set(s.dims)
         assert math.prod(made.sizes(a)[0] for a in made.dims if a in b.parallel) == math.prod(s.sizes(a)[0] for a in s.dims if a in b.parallel)
         assert made.sizes(more) == (n,)
         found.append((more, n))
-    assert found == [(a, n) for n in quicker.TRADED for a in (samples, heads)]
+    assert found == [(a, n) for n in steps.TRADED for a in (samples, heads)]
     b, s, *_ = first_of("softmax_bf16_4096x1000", lambda s: True)
-    assert not list(quicker.traded(b, s, min(quicker.TRADED)))
+    assert not list(steps.traded(b, s, min(steps.TRADED)))
 
 
 def test_whole_sectors_for_less_of_another_axis():
@@ -360,8 +360,8 @@ def test_whole_sectors_for_less_of_another_axis():
     b, s, hints, machine = first_of("norm_turned_bwd_bf16_15546x40x24", lambda s: s.split)
     line = s.order[1]
     assert line not in s.dims and any(address.coefficient(line) == 1 for _, address, _ in strides_of(b))
-    for n in quicker.TRADED:
-        changes, = quicker.traded(b, s, n)
+    for n in steps.TRADED:
+        changes, = steps.traded(b, s, n)
         made, _ = relief.remade(b, s, changes, hints, machine)
         assert made.sizes(line) == (n,) and made.programs == n * s.programs and made.warps == s.warps
         assert made.sizes(s.order[0])[0] * n == s.sizes(s.order[0])[0]
@@ -373,21 +373,21 @@ def test_whole_sectors_for_less_of_another_axis():
 ])
 def test_programs_of_one_warp_are_as_many_threads(case, axis):
     b, s, hints, machine = first_of(case, lambda s: s.split)
-    ways = list(quicker.of_one_warp(b, s, False))
-    assert list(quicker.of_one_warp(b, s, True)) == ways[:1] and len(ways) == 2
-    for changes, grown in zip(ways, (1, quicker.GROWN)):
+    ways = list(steps.of_one_warp(b, s, False))
+    assert list(steps.of_one_warp(b, s, True)) == ways[:1] and len(ways) == 2
+    for changes, grown in zip(ways, (1, steps.GROWN)):
         made, _ = relief.remade(b, s, changes, hints, machine)
         assert made.warps == 1 and made.programs == s.programs * s.warps
         assert made.sizes(s.order[axis])[0] * s.warps == s.sizes(s.order[axis])[0] * grown
         assert all(made.sizes(a) == s.sizes(a) for a in s.dims if a is not s.order[axis])
     alone, _ = relief.remade(b, s, ("warps(1)",), hints, machine)
-    assert not list(quicker.of_one_warp(b, alone, False))
+    assert not list(steps.of_one_warp(b, alone, False))
 
 
 def test_no_more_programs_than_run_at_once():
     """Where a few would begin as the others end, and only there: 1056 of eight to a tile of columns, of which 1000 run beside each other."""
     b, s, hints, machine = first_of("heads_apart_bwd_bf16_5x1024x20x72", lambda s: s.split)
-    ways = lambda programs, at_once: list(quicker.at_once_alone(b, replace(s, programs=8), programs, at_once))
+    ways = lambda programs, at_once: list(steps.at_once_alone(b, replace(s, programs=8), programs, at_once))
     assert ways(1056, 1000) == [("programs(7)",)] == ways(1056, 924)
     assert ways(1056, 1056) == ways(1056, 4000) == ways(1056, 500) == ways(1056, 0) == []
     changes, = ways(960, 924)
@@ -397,8 +397,8 @@ def test_no_more_programs_than_run_at_once():
 def test_many_small_programs_share_an_axis():
     """121600 of 98 elements each (H200, with a kernel of 12 us: 87 us and 42)."""
     b, s, hints, machine = first_of("pixels_shuffled_bwd_f16_95x640x7x7", lambda s: not s.split and len(s.dims) == 3)
-    ways = lambda programs: list(quicker.at_once_alone(b, s, programs, 4224))
-    assert ways(121600) == [("shared(i0 / 4224)",)] and ways(4224) == ways(4224 * quicker.MANY) == []
+    ways = lambda programs: list(steps.at_once_alone(b, s, programs, 4224))
+    assert ways(121600) == [("shared(i0 / 4224)",)] and ways(4224) == ways(4224 * steps.MANY) == []
     made, _ = relief.remade(b, s, *ways(121600), hints, machine)
     assert made.split == s.order[:1] and made.programs == 4224 and made.dims == s.dims
 
@@ -417,7 +417,7 @@ def test_what_folds_partial_results_is_in_what_a_schedule_takes():
     """BatchNorm's statistics, 264 programs: 7.5 us and 2.0 (H200), 2112 of one warp 5.8 and 5.8."""
     search, made = first_search("batchnorm_bf16_nhwc_675x32x15x15", lambda s: s.split)
     b, hints, machine = search.b, search.hints, search.target
-    changes = next(quicker.of_one_warp(b, search.first.schedule, False))
+    changes = next(steps.of_one_warp(b, search.first.schedule, False))
     found = relief.remade(b, search.first.schedule, changes, hints, machine)
     more = quicker.Candidate(changes, *found, relief.main(found[1], found[0]))
     made = made | gpu_build.build([more.unit, *(p.unit for c in (search.first, more) for p in c.folds)], machine.arch)
@@ -474,7 +474,7 @@ def test_bytes_and_turns():
 def test_ways_that_need_more_registers_are_left_where_there_are_none(record, tight):
     lowered = record.values["lower"]
     b, s = next(x for x in lowered.bodies.values() if x[1].split)
-    found = list(quicker.near(b, s, 528, tight))
+    found = list(steps.near(b, s, 528, tight))
     assert len(found) == len(set(found)) and any(x.startswith("tile(") for x in found)
     fewer = [x for x in found if x.startswith("warps(") and int(x[6:-1]) < s.warps]
     larger = [x for x in found if x.startswith("tile(i0:") and int(x[8:-1]) > s.sizes(s.order[0])[0]]
@@ -534,12 +534,12 @@ def test_shares_of_rows_cover_them(name):
 def test_other_ways_to_hold_rows(name):
     """Most can be lowered; by fewer threads, and by more programs with as many in all."""
     b, s, hints, machine = staged(name)
-    ways = list(quicker.held_in_stages(s))
+    ways = list(steps.held_in_stages(s))
     made = {way: relief.remade(b, s, way, hints, machine) for way in ways}
     assert len(set(ways)) == len(ways) and sum(m is not None for m in made.values()) > len(ways) // 2
     for way, found in made.items():
         if found is not None and way[0].startswith("staged"):
-            assert found[0].warps * found[0].sharers == s.warps * s.sharers or found[0].warps in (quicker.LEAST_WARPS, MOST_WARPS)
+            assert found[0].warps * found[0].sharers == s.warps * s.sharers or found[0].warps in (steps.LEAST_WARPS, MOST_WARPS)
         if found is not None and way[0].startswith("looped"):
             assert found[0].staged is None and found[0].sharers == 1 and found[0].looped == {s.staged} and not found[0].registers
 

@@ -25,15 +25,15 @@ from ..runtime import gpu_access, gpu_build, gpu_code, gpu_estimate, tuned
 from ..runtime.gpu_build import Binary, GpuUnit
 from ..schedule import neighbours, tile_stages
 from ..schedule.body import Body
-from ..schedule.neighbours import MOST_SHARERS, MOST_WARPS, PASSED, SHORTEST_EVEN
 from ..schedule.schedule import strides_of
 from ..schedule.tile_access import begin_anywhere, loops_read_in
 from ..schedule.tile_schedule import TileSchedule
-from ..schedule.tile_stages import FILE, MOST_REGISTERS, power
-from . import relief
+from ..schedule.tile_stages import FILE, MOST_REGISTERS
+from . import relief, ways
 from .host import BuiltTiles, Part
 from .stages import Lowered, parts
 from .tile_kernel import TileKernel
+from .ways import SECTOR, TRADED, length
 
 SMALL = 16              # kernels at most of a graph that is looked at: the first training steps of BERT-large, GPT-2 and ResNet-50 took 25, 22 and
                         # 16 s longer than their capture with all of theirs, and 25.3, 26.4 and 17.5 ms on the device, 25.3, 26.6 and 18.6 before
@@ -52,18 +52,6 @@ FURTHER = 1.1           # the same of a step behind another one, and of one that
                         # such kernels that were measured 15 have one so, 1.02 to 10.96 times as fast
 TRIED = 12, 8, 6        # ways of a kernel that are built at once: of the heuristic's schedule, of the best of these, and again
 MOST = 48               # of all kernels of a graph at first, those that lose most
-WARPS = 1, 2, 4, 8, 16  # of a program that are tried whatever it has
-EVEN = 16, 8            # equal pieces of a held axis
-QUARTERS = 4, 8         # the same of one that is too short for the first of those
-LONG_PIECES = 4, 2      # and of one in more than twice as many that is a tile's beside what lies across it: LayerNorm's gradient, turned, of
-                        # 75 x 160 x 1704 bf16 141 us as 14 x 128, 86.7 as 4 x 512, 75.4 as 2 x 1024, 72.3 as 2048 (H200)
-LOOPED = 1024           # elements of a chunk of a held row that is run through instead
-TRADED = 8, 4           # times more of one axis to a program, and less of another
-GROWN = 4               # times as much of a tile to a thread
-UNDER_WAY = 3           # tiles of a loop: of eleven loops of one as swept seven take 1.12 times less so by the estimate, 0.97 to 2.7 as timed
-MANY = 4                # times as many programs as run beside each other
-SHORTER = 4, 2          # times, blocks of rows that begin anywhere
-LEAST_WARPS = 4         # of each of more programs that hold a row in stages
 LIKELY = 1.4, 2.5       # times as many registers as a thread may have, by what the best takes and how much more a thread would hold, from which on a
                         # schedule is not built, where the best does not spill and where it does: what spills takes the compiler longest. Of 3109
                         # ways of 174 kernels one in ten is left out so, and what is taken is as fast without
@@ -71,7 +59,6 @@ TIGHT = 160             # registers of a thread from which on fewer threads or l
 IN_CACHE = 4            # part of the second-level cache that keeps what programs read again: see `again`
 UNROLLED = 3            # times a tile that a turn of a loop reads, from which on it is several turns: of 183 kernels five read four, five two in two
                         # loops, and the others one at most
-SECTOR = 32             # bytes of memory that are moved at once: no piece of the contiguous axis becomes shorter
 
 Build = Callable[[Sequence[GpuUnit]], Mapping[str, Binary]]
 
@@ -170,7 +157,7 @@ def _key(name: tuple, unit: GpuUnit, target) -> str:
 @functools.cache
 def _rules() -> str:
     """A hash of the modules that say what is found."""
-    files = [Path(inspect.getfile(m)) for m in (relief, gpu_access, gpu_estimate, gpu_code, neighbours, tile_stages)]
+    files = [Path(inspect.getfile(m)) for m in (relief, ways, gpu_access, gpu_estimate, gpu_code, neighbours, tile_stages)]
     return hashlib.sha256(b"\0".join(p.read_bytes() for p in (Path(__file__), *files))).hexdigest()
 
 
@@ -191,16 +178,7 @@ def turns(b: Body, s: TileSchedule, programs: int, hints: Hints) -> float:
 
 def _covered(s: TileSchedule, a: Axis) -> int:
     """Elements of `a` of a tile, all its pieces."""
-    return sum(s.sizes(a)) if a in s.dims and a not in s.looped else _long(s, a)
-
-
-def _long(s: TileSchedule, a: Axis) -> int:
-    """Elements of `a` of a tile's first pieces."""
-    return s.sizes(a)[0] if a in s.dims else 1
-
-
-def _name(s: TileSchedule, a: Axis) -> str:
-    return f"i{s.order.index(a)}"
+    return sum(s.sizes(a)) if a in s.dims and a not in s.looped else length(s, a)
 
 
 def unrolled(b: Body, s: TileSchedule, made: Binary) -> int:
@@ -209,144 +187,6 @@ def unrolled(b: Body, s: TileSchedule, made: Binary) -> int:
     lanes = max(made.threads, math.prod(_covered(s, a) for a in s.dims))
     asked = sum(size for access, _, size in strides_of(b) if isinstance(access, Load)) * lanes      # what a tile lacks an axis of each thread reads
     return found if again is not None and asked and (found := round(again.bytes * made.threads / asked)) >= UNROLLED else 1
-
-
-def near(b: Body, s: TileSchedule, at_once: int, tight: bool) -> Iterator[str]:
-    """Changes of `s`, those that mend most first; some may not fit it. `at_once`: programs that run beside each other; `tight`: threads have no
-    registers for more."""
-    tiled = [(_name(s, a), _long(s, a)) for a in s.order if a in b.parallel or a in s.looped]
-    warps = [w for w in WARPS if w != s.warps and (w > s.warps or not tight)]
-    held = _held(b, s)
-    yield from (f"warps({w})" for w in (s.warps // 2, s.warps * 2) if w in warps)
-    yield from ("stages(1)",) if s.stages > 1 else (f"stages({UNDER_WAY})",) if s.looped else ()
-    yield from (f"tile({a}:{n // 2})" for a, n in tiled if n > 1)
-    yield from (f"even({a}:{n // EVEN[0]})" for a, n in held if n >= EVEN[0] * SHORTEST_EVEN)
-    yield from (f"warps({w})" for w in warps if w not in (s.warps // 2, s.warps * 2))
-    yield from (f"even({a}:{n // EVEN[1]})" for a, n in held if n >= EVEN[1] * SHORTEST_EVEN)
-    yield from (f"tile({a}:{n})" for a, m in tiled for n in (() if tight else (2 * m,)) + (m // 4,) if n)
-    yield from _programs(s)
-    yield from (f"looped({a}:{LOOPED})" for a, n in held if n > LOOPED)
-    yield from (f"shared({a} / {at_once})" for a, _ in tiled[:1] if not s.split)
-
-
-def traded(b: Body, s: TileSchedule, n: int) -> Iterator[tuple[str, ...]]:
-    """The same with an n-th of one parallel axis to a program, and n times as much of another: along which what lies along the first does not vary,
-    which is read once then for all of it, or along which something lies contiguously, in pieces shorter than memory moves at once."""
-    accesses = strides_of(b)
-    read = [address.axes() for e, address, _ in accesses if isinstance(e, Load)]
-    strewn = {a for _, address, size in accesses for a in address.axes() if address.coefficient(a) == 1 and _long(s, a) * size < SECTOR}
-    for one in (a for a in s.dims if a in b.parallel and _long(s, a) >= n):
-        for other in (a for a in s.order if a in b.parallel and a is not one):
-            if other in strewn or any(one in axes and other not in axes for axes in read):
-                yield _shaped(s, {one: _long(s, one) // n, other: _long(s, other) * n}, s.warps)
-
-
-def of_one_warp(b: Body, s: TileSchedule, tight: bool) -> Iterator[tuple[str, ...]]:
-    """The same by programs of one warp, of as much less each, or of GROWN times that unless threads are `tight`, and more of them: what they fold
-    takes no shared memory. What nothing lies along contiguously is shortened first."""
-    lines = {a for _, address, _ in strides_of(b) for a in s.dims if address.coefficient(a) == 1}
-    for less in [max(1, s.warps // n) for n in ((1,) if tight else (1, GROWN)) if s.warps > 1]:
-        sizes = {}
-        for a in sorted((a for a in s.dims if a in b.parallel or a in s.looped), key=lambda a: a in lines):
-            by = min(less, _long(s, a))
-            sizes[a], less = _long(s, a) // by, less // by
-        if less == 1:
-            yield _shaped(s, {a: n for a, n in sizes.items() if n != _long(s, a)}, 1)
-
-
-def _shaped(s: TileSchedule, sizes: Mapping[Axis, int], warps: int) -> tuple[str, ...]:
-    """The changes by which tiles have these `sizes` and programs so many `warps`; of programs that share an axis so many that there are as many
-    threads."""
-    alone = [a for a in sizes if a not in s.split]
-    programs = s.programs * s.warps * math.prod(sizes[a] for a in alone) // (warps * math.prod(_long(s, a) for a in alone))
-    return (*(f"tile({_name(s, a)}:{n})" for a, n in sizes.items()), *((f"warps({warps})",) if warps != s.warps else ()),
-            *((f"programs({max(1, programs)})",) if s.split and programs != s.programs else ()))
-
-
-def in_quarters(b: Body, s: TileSchedule) -> Iterator[tuple[str, ...]]:
-    """The same where rows are held that are short: in four pieces, or in eight."""
-    for n in QUARTERS:
-        yield from ((f"even({a}:{m // n})",) for a, m in _held(b, s) if QUARTERS[0] * SHORTEST_EVEN <= m < EVEN[0] * SHORTEST_EVEN)
-
-
-def in_long_pieces(b: Body, s: TileSchedule) -> Iterator[tuple[str, ...]]:
-    """The same where rows are held in many pieces of a tile across which something else lies contiguously: in LONG_PIECES of them, of which each
-    thread has words both ways."""
-    lines = {a for _, address, _ in strides_of(b) for a in s.dims if address.coefficient(a) == 1}
-    for a in s.dims if len(lines) > 1 else ():
-        if a not in b.parallel and a not in s.looped and len(s.sizes(a)) > 2 * max(LONG_PIECES):
-            yield from ((f"even({_name(s, a)}:{power(sum(s.sizes(a))) // n})",) for n in LONG_PIECES)
-
-
-def as_rows_lie(b: Body, s: TileSchedule) -> Iterator[tuple[str, ...]]:
-    """The same where rows are held that begin anywhere: read as they lie, in the pieces that make them up and in equal ones, by itself and beside as
-    many more."""
-    if s.shift is None or s.shift.axis in b.parallel:
-        return
-    line, n = _name(s, s.shift.axis), power(sum(s.sizes(s.shift.axis)[:-1]))         # but for its ends
-    rows = next((f"tile({_name(s, a)}:{2 * _long(s, a)})" for a in reversed(s.order) if a in b.parallel), None)
-    for way in (("unshifted()",), ("unshifted()", f"even({line}:{n // EVEN[0]})") if n >= EVEN[0] * SHORTEST_EVEN else ()):
-        if way:
-            yield way
-            yield from ((*way, rows),) if rows else ()
-
-
-def _held(b: Body, s: TileSchedule) -> list[tuple[str, int]]:
-    """The axes that are held, by name, and their elements, to the power of two."""
-    return [(_name(s, a), power(sum(s.sizes(a)))) for a in s.dims if a not in b.parallel and a not in s.looped]
-
-
-def in_blocks(s: TileSchedule) -> Iterator[tuple[str, ...]]:
-    """The same where programs take blocks of rows that begin anywhere: shorter blocks, by as many fewer threads, and the rows by more programs."""
-    line, n = _name(s, s.shift.axis), s.sizes(s.shift.axis)[0]
-    for less in SHORTER:
-        block = f"tile({line}:{n // less})", f"warps({max(1, s.warps // less)})"
-        yield block
-        if s.split:
-            yield *block, f"programs({2 * s.programs})"
-
-
-def as_many_threads(s: TileSchedule) -> Iterator[tuple[str, ...]]:
-    """The same where programs carry what they fold of many tiles: half the programs, which leave half as many partial results, of twice the threads,
-    and the other way about."""
-    for programs, warps in ((s.programs // 2, 2 * s.warps), (2 * s.programs, s.warps // 2)):
-        if programs and 0 < warps <= MOST_WARPS:
-            yield f"programs({programs})", f"warps({warps})"
-
-
-def at_once_alone(b: Body, s: TileSchedule, programs: int, at_once: int) -> Iterator[tuple[str, ...]]:
-    """The same by no more programs than run beside each other: of those that share an axis where a few wait until the first ones end, of others where
-    there are many times more. `programs`: how many there are."""
-    most = at_once * s.programs // max(1, programs)
-    if s.split and 0 < most < s.programs < 2 * most:
-        yield (f"programs({most})",)
-    outermost = next((a for a in s.order if a in b.parallel), None)
-    if not s.split and outermost is not None and 0 < MANY * at_once < programs:
-        yield (f"shared({_name(s, outermost)} / {at_once})",)
-
-
-def held_in_stages(s: TileSchedule) -> Iterator[tuple[str, ...]]:
-    """The same where rows are held in stages: by fewer threads, by more or fewer programs with as many in all, in other pieces, or run through
-    instead."""
-    row, most = _name(s, s.staged), max(s.sizes(s.staged)) if s.staged in s.dims else 0
-    yield from ((f"warps({w})",) for w in (s.warps // 2, s.warps // 4) if w)
-    for n in (2 * s.sharers, 4 * s.sharers, 8 * s.sharers, s.sharers // 2):
-        if 0 < n <= MOST_SHARERS:
-            yield f"staged({row} / {n})", f"warps({min(MOST_WARPS, max(LEAST_WARPS, s.warps * s.sharers // n))})"
-    if s.registers:
-        yield ("registers(0)",)
-        yield f"lanes({row}:{most // 2})", "registers(0)"
-    yield from ((f"lanes({row}:{n})",) for n in (most // 2, 2 * most) if n)
-    yield from ((way,) for way in _programs(s))
-    if s.split:
-        yield (f"stages({1 if s.stages > 1 else tile_stages.UNDER_WAY})",)
-    yield from ((f"looped({row}:{n})",) for n in PASSED)
-    if 2 * s.warps <= MOST_WARPS:
-        yield (f"warps({2 * s.warps})",)
-
-
-def _programs(s: TileSchedule) -> Iterator[str]:
-    yield from (f"programs({n})" for n in (max(1, s.programs // 2), 2 * s.programs) if s.split)
 
 
 def cycles(b: Body, k: TileKernel, made: Binary, hints: Hints, target) -> float:
@@ -370,7 +210,7 @@ def again(b: Body, s: TileSchedule, programs: int, made: Binary, hints: Hints, t
     row = {a: hints(a.extent) for a in s.looped}
     read = [(e, times - 1) for e, times in loops_read_in(b, s.looped) if times > 1] if row else []
     beside = min(programs, target.threads * max(1, gpu_code.resident(made.registers, s.warps, made.shared)))
-    under_way = beside * sum(math.prod(row.get(a, _long(s, a)) for a in e.index[0].axes() & set(s.order)) * e.dtype.bytes for e, _ in read)
+    under_way = beside * sum(math.prod(row.get(a, length(s, a)) for a in e.index[0].axes() & set(s.order)) * e.dtype.bytes for e, _ in read)
     return sum(times * hints.count(e.index[0].axes()) * e.dtype.bytes for e, times in read) if under_way * IN_CACHE > target.l2 else 0
 
 
@@ -479,23 +319,23 @@ class _Search:
         tight = made.registers + made.spilled / 4 > TIGHT
         at_once = self.target.threads * max(1, gpu_code.resident(made.registers, s.warps, made.shared))
         if s.staged is None:
-            yield from of_one_warp(self.b, s, tight)
+            yield from ways.of_one_warp(self.b, s, tight)
         if made.spilled:
             yield from relief.ways(self.b, s)
         if s.shift is not None and s.shift.axis in self.b.parallel:
-            yield from in_blocks(s)
+            yield from ways.in_blocks(s)
         if s.staged is not None:
-            yield from held_in_stages(s)
+            yield from ways.held_in_stages(s)
             return
-        yield from at_once_alone(self.b, s, self.best.kernel.programs, at_once)
-        yield from in_quarters(self.b, s)
-        yield from in_long_pieces(self.b, s)
-        yield from as_rows_lie(self.b, s)
-        yield from traded(self.b, s, TRADED[0])
+        yield from ways.at_once_alone(self.b, s, self.best.kernel.programs, at_once)
+        yield from ways.in_quarters(self.b, s)
+        yield from ways.in_long_pieces(self.b, s)
+        yield from ways.as_rows_lie(self.b, s)
+        yield from ways.traded(self.b, s, TRADED[0])
         if s.split:
-            yield from as_many_threads(s)
-        yield from ((c,) for c in near(self.b, s, at_once, tight))
-        yield from traded(self.b, s, TRADED[1])
+            yield from ways.as_many_threads(s)
+        yield from ((c,) for c in ways.near(self.b, s, at_once, tight))
+        yield from ways.traded(self.b, s, TRADED[1])
 
     def _spills(self, s: TileSchedule) -> bool:
         """Will it, and much, as far as can be told?"""

@@ -69,9 +69,8 @@ ALIKE = 2               # rows of a matrix that begin alike at least, where each
                         # 39.4, 59.2 (H200); by the estimate of its machine code of 2000 x 20 x 1023 f16 64, 67
 IN_PIECES = 512         # elements of a row of 16 bits, folded SEVERAL times, that is read as it lies, in equal pieces, where in whole words it would
 SEVERAL = 2             # be two of other lengths beside its ends, each folded by itself: softmax of 53691 x 298 bf16 18.5 us, 25.8 in words, of
-                        # 53511 x 299 23.4, 26.0, of 40302 x 397 20.6, 23.5, of 35555 x 450 20.2, 24.3, focal loss's gradient of 53691 x 298 f16
-                        # 21.0, 34.2, distillation's of 40302 x 397 39.1, 50.9; but softmax of 31311 x 511 23.5, 19.5, its gradient of 40302 x 397
-                        # f16, one fold, 30.6, 28.1, of 21333 x 750 19.3, 18.1 (H200)
+                        # 53511 x 299 23.4, 26.0, of 40302 x 397 20.6, 23.5, of 35555 x 450 20.2, 24.3; but of 31311 x 511 23.5, 19.5, of
+                        # 21333 x 750 19.3, 18.1, its gradient of 40302 x 397 f16, one fold, 30.6, 28.1 (H200)
 AT_WORDS = 2048         # elements of a row of 16 bits at most that begins at words of 4 bytes and is read as it lies, where
 MATRICES = 3            # so many of them, what is written included, have a weight beside: RMSNorm of a sum of 53691 x 298 bf16 28.1 us, 31.8 in words
                         # of 16 bytes, of 37784 x 444 f16 28.7, 30.9, of 21333 x 750 bf16 27.1, 32.5, of 15655 x 1022 28.5, 30.1, of 7820 x 2046
@@ -226,7 +225,7 @@ class TileRows(TileAlike):
                                  for k in origin.terms):
             return None
         anywhere = any(not self.hints.divides(group, origin.coefficient(x)) for x in origin.axes())
-        lies = anywhere and (self._few_alike(a, origin, group) or smallest < 4 and (self._in_pieces(a, group) or self._at_words(a, origin, smallest)))
+        lies = anywhere and (self._few_alike(a, origin, group) or smallest == 2 and (self._in_pieces(a, group) or self._at_words(a, origin)))
         return Shift(a, group, origin) if anywhere and not lies else None
 
     def _in_pieces(self, a: Axis, group: int) -> bool:
@@ -237,11 +236,11 @@ class TileRows(TileAlike):
         stored = sum(s.address.coefficient(a) == 1 for s in self.b.stores)
         return short and stored == 1 and len(folds) >= SEVERAL and not self._beside(a) and not self.crossed and not self.looped
 
-    def _at_words(self, a: Axis, origin: Index, size: int) -> bool:
-        """Do rows of up to AT_WORDS elements of `size` bytes, of MATRICES and something beside, begin, at `origin`, at words of 4 bytes?"""
+    def _at_words(self, a: Axis, origin: Index) -> bool:
+        """Do rows of up to AT_WORDS elements of 16 bits, of MATRICES and something beside, begin, at `origin`, at words of 4 bytes?"""
         matrices = {(e, address) for e, address, _ in strides_of(self.b) if address.coefficient(a) == 1 and len(address.axes()) > 1}
         short = self.hints(a.extent) <= AT_WORDS and len(matrices) >= MATRICES and self._beside(a)
-        words = all(self.hints.divides(4 // size, origin.coefficient(x)) for x in origin.axes())
+        words = all(self.hints.divides(2, origin.coefficient(x)) for x in origin.axes())
         return short and words and not self.crossed and not self.looped and not self.draws()
 
     def _beside(self, a: Axis) -> bool:
