@@ -18,7 +18,7 @@ from tests.models.steps import compare, eager, exact, train
 from tests.threads import in_threads
 from tests.models.test_models import UNIT
 from tests.models.zoo import CONVOLUTIONS, SMALL, STEPS
-from tokamak.codegen import quicker, ways as steps
+from tokamak.codegen import ways
 from tokamak.codegen.stages import render_plan
 from tokamak.schedule.neighbours import changed, feasible
 from tokamak.tools.record import recording
@@ -153,9 +153,9 @@ def test_rows_held_in_stages_in_every_other_way(columns, backward):
     held = [t for t in tasks(seen.graphs) if t.schedule.staged is not None]
     assert held
     for task in held:
-        ways = {changed(task.body, task.schedule, way, task.hints) for way in steps.held_in_stages(task.schedule)} - {None}
+        found = {changed(task.body, task.schedule, way, task.hints) for way in ways.held_in_stages(task.schedule)} - {None}
         bench = Bench(task, "")
-        built = bench.build([task.schedule, *(s for s in ways if feasible(task.body, s))])
+        built = bench.build([task.schedule, *(s for s in found if feasible(task.body, s))])
         want = bench.results(built.pop(task.schedule))
         wrong = [str(s) for s, trial in built.items() if not right(bench, trial, want)]
         assert len(built) > 4 and not wrong

@@ -13,7 +13,7 @@ from tests.compiled.conftest import CUDA, INTERPRETED
 from tests.compiled.harness import agree
 from tests.compiled.test_properties import check, EXACT, EXAMPLES, SETTINGS
 from tests.graphs import programs
-from tokamak.codegen import quicker, relief, tuned, ways as steps
+from tokamak.codegen import quicker, relief, tuned, ways
 from tokamak.codegen.scope import Unschedulable
 from tokamak.codegen.stages import lower_body
 from tokamak.codegen.tiles import TileLowering
@@ -35,12 +35,12 @@ def others(b: Body, s: TileSchedule, hints, target) -> list[tuple[str, ...]]:
         yield from ((change,) for change in steps(b, s, hints, target))
         if s.staged is None and s.dims and not s.flat:
             for tight in (False, True):
-                yield from steps.of_one_warp(b, s, tight)
-                yield from ((change,) for change in steps.near(b, s, 3, tight))
+                yield from ways.of_one_warp(b, s, tight)
+                yield from ((change,) for change in ways.near(b, s, 3, tight))
             for n in (2, 4, 8):
-                yield from steps.traded(b, s, n)
-            yield from steps.in_quarters(b, s)
-            yield from steps.as_many_threads(s) if s.split else ()
+                yield from ways.traded(b, s, n)
+            yield from ways.in_quarters(b, s)
+            yield from ways.as_many_threads(s) if s.split else ()
     return [way for way in dict.fromkeys(all_ways()) if relief.remade(b, s, way, hints, target) is not None]
 
 

@@ -76,7 +76,7 @@ MATRICES = 3            # so many of them, what is written included, have a weig
                         # of 16 bytes, of 37784 x 444 f16 28.7, 30.9, of 21333 x 750 bf16 27.1, 32.5, of 15655 x 1022 28.5, 30.1, of 7820 x 2046
                         # 28.4, 33.8, two norms and a sum of 15655 x 1022 27.5, 32.8, a gated norm of 21333 x 750 f16 28.5, 30.8, of 35555 x 450
                         # bf16 30.9, 29.9; but RMSNorm of 35555 x 450, two matrices, 21.4, 19.2, of 10457 x 1530 19.2, 18.5, of a sum of
-                        # 15640 x 1023 30.7, 29.2, beside random numbers, of 35555 x 450, 90.0, 81.8 (H200)
+                        # 15640 x 1023 30.7, 29.2, beside random numbers, of 35555 x 450, 90.0, 81.8; two norms of 18453 x 386 16.6, 15.7 (H200)
 LEFT_EACH = 8           # bytes of a partial result, which is written and read again,
 LEFT = 20               # one part in so many of what is read and written of rows that begin anywhere, from which on programs take them as they lie:
                         # modulation's gradient of 500 x 5 x 8191 f32 201 us, 90, of 50 x 48 x 8191 108, 87, of 26 x 96 x 8191 100.5, 87.4, of
