@@ -117,10 +117,9 @@ def _in_parts(values: dict, g: Group, stores, owner, hints: Hints) -> tuple[set,
     and reads what is part of it, while the next bytes are on their way. None where the arithmetic takes longer than what both kernels move."""
     into = [x for found in values.values() for x in found]
     reader = owner.get(into[0][0])
-    parts = all(e.guard is not None and owner.get(n) is reader and is_pointwise(n) for n, e in into) and all(len(x) == 1 for x in values.values())
-    inner = [m.node for m in g.members]
-    if reader is None or not parts or set(values) != set(stores) or not all(map(is_pointwise, inner)) \
-            or any(isinstance(x, Random) for n in inner for x in walk(n.expr)):
+    parts = all(e.guard is not None and owner.get(n) is reader for n, e in into) and all(len(x) == 1 for x in values.values())
+    if reader is None or not parts or set(values) != set(stores) or not all(is_pointwise(m.node) for m in (*g.members, *reader.members)) \
+            or any(isinstance(x, Random) for m in g.members for x in walk(m.expr)):
         return None
     pairs, leaves, flops, read, before = {(p, n) for p, ((n, _),) in values.items()}, set(), 0, 0.0, {}
     for p in values:
