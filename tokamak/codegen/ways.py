@@ -72,7 +72,7 @@ def traded(b: Body, s: TileSchedule, n: int) -> Iterator[tuple[str, ...]]:
 def of_one_warp(b: Body, s: TileSchedule, tight: bool) -> Iterator[tuple[str, ...]]:
     """The same by programs of one warp, of as much less each, or of GROWN times that unless threads are `tight`, and more of them: what they fold
     takes no shared memory. What nothing lies along contiguously is shortened first."""
-    lines = {a for _, address, _ in strides_of(b) for a in s.dims if address.coefficient(a) == 1}
+    lines = _lines(b, s)
     for less in [max(1, s.warps // n) for n in ((1,) if tight else (1, GROWN)) if s.warps > 1]:
         sizes = {}
         for a in sorted((a for a in s.dims if a in b.parallel or a in s.looped), key=lambda a: a in lines):
@@ -100,7 +100,7 @@ def in_quarters(b: Body, s: TileSchedule) -> Iterator[tuple[str, ...]]:
 def in_long_pieces(b: Body, s: TileSchedule) -> Iterator[tuple[str, ...]]:
     """The same where rows are held in many pieces of a tile across which something else lies contiguously: in LONG_PIECES of them, of which each
     thread has words both ways."""
-    lines = {a for _, address, _ in strides_of(b) for a in s.dims if address.coefficient(a) == 1}
+    lines = _lines(b, s)
     for a in s.dims if len(lines) > 1 else ():
         if a not in b.parallel and a not in s.looped and len(s.sizes(a)) > 2 * max(LONG_PIECES):
             yield from ((f"even({name_of(s, a)}:{power(sum(s.sizes(a))) // n})",) for n in LONG_PIECES)
@@ -114,10 +114,15 @@ def as_rows_lie(b: Body, s: TileSchedule) -> Iterator[tuple[str, ...]]:
         return
     line, n = name_of(s, s.shift.axis), power(sum(s.sizes(s.shift.axis)[:-1]))         # but for its ends
     rows = next((f"tile({name_of(s, a)}:{2 * length(s, a)})" for a in reversed(s.order) if a in b.parallel), None)
-    for way in (("unshifted()",), ("unshifted()", f"even({line}:{n // EVEN[0]})") if n >= EVEN[0] * SHORTEST_EVEN else ()):
-        if way:
-            yield way
-            yield from ((*way, rows),) if rows else ()
+    equal = [("unshifted()", f"even({line}:{n // EVEN[0]})")] if n >= EVEN[0] * SHORTEST_EVEN else []
+    for way in (("unshifted()",), *equal):
+        yield way
+        yield from ((*way, rows),) if rows else ()
+
+
+def _lines(b: Body, s: TileSchedule) -> set[Axis]:
+    """The axes of a tile along which something lies contiguously."""
+    return {a for _, address, _ in strides_of(b) for a in s.dims if address.coefficient(a) == 1}
 
 
 def _held(b: Body, s: TileSchedule) -> list[tuple[str, int]]:

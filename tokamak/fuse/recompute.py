@@ -7,8 +7,7 @@ no single value may pay.
 """
 from __future__ import annotations
 
-from ..ir import ops
-from ..ir.expr import Load, Op, Random, Reduce, walk, loads
+from ..ir.expr import Load, Random, Reduce, walk, loads
 from ..ir.graph import Compute, Input, Opaque, Result, is_pointwise
 from ..ir.index import Fetch
 from .axes import Group, fold_of
@@ -96,7 +95,7 @@ def _as_a_whole(values: dict, g: Group, owner, stored, fixed, hints: Hints) -> t
         for p in read:                      # grows
             if any(isinstance(x, Random) for x in walk(p.expr)):
                 return None
-            after += touched * sum(ops.OPS[x.name].flops for x in walk(p.expr) if isinstance(x, Op)) / FLOPS_A_BYTE_GPU
+            after += touched * weight(p.expr) / FLOPS_A_BYTE_GPU
             for e in _loads(p):
                 if inside(e.node):
                     pairs.add((e.node, p))
@@ -116,7 +115,7 @@ def _in_parts(values: dict, g: Group, stores, owner, hints: Hints) -> tuple[set,
     """The same where `g` stores nothing but what one pointwise kernel puts side by side (`cat` of gradients): that makes all parts for each element,
     and reads what is part of it, while the next bytes are on their way. None where the arithmetic takes longer than what both kernels move."""
     into = [x for found in values.values() for x in found]
-    reader = owner.get(into[0][0])
+    side, reader = dict.fromkeys(n for n, _ in into), owner.get(into[0][0])
     parts = all(e.guard is not None and owner.get(n) is reader for n, e in into) and all(len(x) == 1 for x in values.values())
     if reader is None or not parts or set(values) != set(stores) or not all(is_pointwise(m.node) for m in (*g.members, *reader.members)) \
             or any(isinstance(x, Random) for m in g.members for x in walk(m.expr)):
@@ -137,8 +136,8 @@ def _in_parts(values: dict, g: Group, stores, owner, hints: Hints) -> tuple[set,
         before.update(touched)
     if leaves & set(values):
         return None
-    written = sum(node_bytes(n, hints) for n in dict.fromkeys(n for n, _ in into))
-    moved, arithmetic = read + written, sum(_domain(n, hints) for n in dict.fromkeys(n for n, _ in into)) * flops / FLOPS_A_BYTE_GPU
+    written = sum(node_bytes(n, hints) for n in side)
+    moved, arithmetic = read + written, sum(_domain(n, hints) for n in side) * flops / FLOPS_A_BYTE_GPU
     apart = sum(before.values()) + 2 * sum(node_bytes(p, hints) for p in values) + written + LAUNCH
     return (pairs, leaves) if max(moved, arithmetic) < apart else None
 
@@ -163,7 +162,7 @@ def _cheaper(p: Compute, outside, owner, stored, hints: Hints, cpu: bool, alone:
     `alone`: it is all that a kernel for a GPU makes."""
     keep = node_bytes(p, hints) + (LAUNCH if alone else 0)
     again = 0.0
-    flops = sum(ops.OPS[x.name].flops for x in walk(p.expr) if isinstance(x, Op))
+    flops = weight(p.expr)
     operands = loads(p.expr)
     for n, e in outside:
         touched = _accessed(e, hints)

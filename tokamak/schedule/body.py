@@ -279,9 +279,9 @@ def whole_words(b: Body) -> Body:
     for lo in b.axes:
         for hi in b.axes:
             n, both = lo.extent.constant, (hi.extent * lo.extent).constant
-            if n is None or (n >= SHORT if folded else both is not None and both >= RUN or divided_by_rows(b, lo)):
+            if n is None or (n >= SHORT if folded else both is not None and both >= RUN):
                 continue
-            if hi is not lo and {hi, lo} <= b.parallel and n % word and _in_step(b, hi, lo, not folded):
+            if hi is not lo and {hi, lo} <= b.parallel and n % word and _in_step(b, hi, lo, not folded) and (folded or not divided_by_rows(b, lo)):
                 new = Axis(next(fresh), hi.extent * lo.extent)
                 mapping = {hi: floordiv(as_index(new), lo.extent), lo: mod(as_index(new), lo.extent)}
                 axes = [new if a is lo else a for a in b.axes if a is not hi]

@@ -10,6 +10,7 @@ from ..ir.expr import Scan, walk
 from ..ir.index import Axis, Fetch, Index, Size
 from .body import exprs_of
 from .schedule import strides_of
+from .tile_access import begin_anywhere
 from .tile_alike import TileAlike
 from .tile_elements import FEW_ROWS, SEVERAL_TILE
 from .tile_facts import CHUNK, SECTOR, TILE
@@ -225,7 +226,7 @@ class TileRows(TileAlike):
                                  for k in origin.terms):
             return None
         anywhere = any(not self.hints.divides(group, origin.coefficient(x)) for x in origin.axes())
-        lies = anywhere and (self._few_alike(a, origin, group) or smallest == 2 and (self._in_pieces(a, group) or self._at_words(a, origin)))
+        lies = anywhere and (self._few_alike(a, origin, group) or smallest == 2 and (self._in_pieces(a, group) or self._at_words(a)))
         return Shift(a, group, origin) if anywhere and not lies else None
 
     def _in_pieces(self, a: Axis, group: int) -> bool:
@@ -236,12 +237,11 @@ class TileRows(TileAlike):
         stored = sum(s.address.coefficient(a) == 1 for s in self.b.stores)
         return short and stored == 1 and len(folds) >= SEVERAL and not self._beside(a) and not self.crossed and not self.looped
 
-    def _at_words(self, a: Axis, origin: Index) -> bool:
-        """Do rows of up to AT_WORDS elements of 16 bits, of MATRICES and something beside, begin, at `origin`, at words of 4 bytes?"""
+    def _at_words(self, a: Axis) -> bool:
+        """Do rows of up to AT_WORDS elements of 16 bits, of MATRICES and something beside, begin at words of 4 bytes?"""
         matrices = {(e, address) for e, address, _ in strides_of(self.b) if address.coefficient(a) == 1 and len(address.axes()) > 1}
         short = self.hints(a.extent) <= AT_WORDS and len(matrices) >= MATRICES and self._beside(a)
-        words = all(self.hints.divides(2, origin.coefficient(x)) for x in origin.axes())
-        return short and words and not self.crossed and not self.looped and not self.draws()
+        return short and not begin_anywhere(self.b, a, self.hints, 4) and not self.crossed and not self.looped and not self.draws()
 
     def _beside(self, a: Axis) -> bool:
         """Is something read that lies beside all rows along `a`?"""
