@@ -55,7 +55,25 @@ def words(name: str) -> list[str]:
     # what is read across: half sectors will do; fewer tiles under way where they are large
     ("patch_norm_bf16_26x640x32x32", "tile(i1:128+128+128+128+128, i2:16) warps(4)"),
     ("patch_norm_bf16_31x2048x16x16", "tile(i1:8, i2:2048) warps(8)"),
-    ("norm_turned_bwd_f32_714x32x3094", "tile(i1:32, i2:128?) looped(i2) warps(8) stages(1)"),
+    # rows that are run through are read a turn ahead where nothing copies them, by smaller tiles of several values; turns of few programs are long
+    ("norm_turned_bwd_f32_714x32x3094", "tile(i1:16, i2:128?) looped(i2) warps(8) stages(1) ahead"),
+    ("norm_turned_bwd_bf16_17x1343x2380", "tile(i1:8?, i2:256?) looped(i2) warps(8) stages(1) ahead"),
+    ("norm_turned_bf16_39x32x4095", "tile(i1:16, i2:256?) looped(i2) warps(8) stages(1) ahead"),
+    ("norm_turned_f32_7x257x5142", "tile(i1:8?, i2:512?) looped(i2) warps(8) stages(4)"),
+    ("columns_scored_bf16_435x9x8193", "tile(i1:8?, i2:256?) looped(i2) warps(4) stages(1)"),
+    ("columns_scored_f16_31x32x2047", "tile(i1:8, i2:512?) looped(i2) warps(8) stages(1)"),
+    ("columns_scored_f16_153x173x2035", "tile(i1:32?, i2:64?) looped(i2) warps(4) stages(1)"),
+    # and so are rows beside which sums are carried, sectors across them of what programs do not sum over, or as few as there are
+    ("norm_turned_bwd_bf16_352x592x184", "tile(i1:64+64+64?, i2:16) split(i0, i2 / 528) warps(4) stages(1) ahead"),
+    ("norm_turned_bwd_f32_44709x11x45", "tile(i1:16?, i2:16+16+16?) split(i0 / 528) warps(4) stages(1) ahead"),
+    ("norm_turned_bwd_bf16_15546x40x24", "tile(i1:16?, i2:8+8+8) split(i0 / 176) warps(4) stages(1) ahead"),
+    ("norm_turned_bwd_f16_6000x24x80", "tile(i1:32?, i2:32+32+32?) split(i0 / 528) warps(4) stages(3)"),
+    ("norm_turned_bwd_bf16_19927x5x65", "tile(i0:8?, i2:16+16+16+16+16?) split(i0 / 211) warps(4) stages(1) ahead"),
+    ("patch_norm_bwd_bf16_2258x96x15x15", "tile(i1:32+32+32, i2:16?) split(i0, i2 / 528) warps(4) stages(1) ahead"),
+    # what is summed and written, too, is whole lines
+    ("heads_apart_bwd_bf16_12x500x16x96", "tile(i3:16?, i4:128?) split(i1, i3 / 44) warps(2) stages(1)"),
+    ("heads_apart_bwd_bf16_30x512x12x64", "tile(i3:32, i4:64) split(i1, i3 / 58) warps(2) stages(1)"),
+    ("heads_apart_bwd_f32_40x256x8x72", "tile(i3:64, i4:64?)"),
     # heads enough for a sector, or too few for anything
     ("position_softmax_bf16_16x16x512", "tile(i1:16, i3:512) warps(4)"), ("position_softmax_bf16_64x4x512", "tile(i2:2, i3:512) warps(1)"),
     # one value along the rows, made of two; two of them
@@ -146,6 +164,13 @@ def test_tiles_under_way_of_sums_that_are_read_both_ways(name, stages):
 def test_planes_of_less_than_a_sector_are_written_whole(name, found):
     """By a program each, not row by row."""
     assert found in words(name)[0]
+
+
+@pytest.mark.parametrize("name", ["norm_turned_bf16_2x9x5001", "norm_turned_bwd_bf16_2x9x3001", "norm_turned_bwd_bf16_1x8x5001",
+                                  "norm_turned_bwd_f32_80x11x45", "norm_turned_bwd_f16_9x65x44"])
+def test_what_is_read_a_turn_ahead_is_right(monkeypatch, name):
+    """In loops over rows, whose last turn is whole or is not, and over what programs share."""
+    assert any(s.ahead for s in right_on_one(monkeypatch, name))
 
 
 def test_planes_of_less_than_a_sector(monkeypatch):

@@ -40,6 +40,8 @@ def others(b: Body, s: TileSchedule, hints, target) -> list[tuple[str, ...]]:
             for n in (2, 4, 8):
                 yield from ways.traded(b, s, n)
             yield from ways.in_quarters(b, s)
+            yield from ways.read_ahead(b, s)
+            yield from ways.longer_turns(b, s)
             yield from ways.as_many_threads(s) if s.split else ()
     return [way for way in dict.fromkeys(all_ways()) if relief.remade(b, s, way, hints, target) is not None]
 
@@ -111,3 +113,24 @@ def test_several_updates_of_a_tile_in_order_are_refused():
     two = replace(s, dims=(down, *s.dims), pieces=((down, (2,)), *s.pieces))
     with pytest.raises(Unschedulable, match="one after the other"):
         TileLowering(b, two, estimates(lowered.plan.graph, target), target.name).kernel()
+
+
+RUN_THROUGH = {
+    "softmax": lambda x, w: torch.softmax(x * w, -1),
+    "norm": lambda x, w: torch.nn.functional.layer_norm(x, x.shape[-1:], w),
+    "prefixes": lambda x, w: torch.cumsum(x, -1) * w,
+    "the greatest": lambda x, w: (x * w).max(-1),
+    "in place": lambda x, w: x.mul_(w).sub_(x.mean(-1, keepdim=True)),
+}
+
+
+@TILES
+@pytest.mark.parametrize("columns", [256, 250, 64, 7])
+@pytest.mark.parametrize("name", RUN_THROUGH)
+def test_rows_that_are_run_through_a_turn_ahead(monkeypatch, target, name, columns):
+    """Whole turns, a last one that is not, a single one, and less than that."""
+    taken: list = []
+    monkeypatch.setattr(tuned, "choose", taking(lambda ways: ("looped(i1:64)", "ahead()"), taken))
+    x, w = torch.randn(5, columns), torch.randn(columns)
+    agree(lambda x, w: RUN_THROUGH[name](x.clone(), w), [x, w], target=target)
+    assert taken

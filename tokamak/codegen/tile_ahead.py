@@ -1,12 +1,14 @@
-"""Loops over a program's share of the split axes, and what is read in them a turn ahead: while a program folds what it has read, what it folds next
-is on its way.
+"""Loops over a program's share of the split axes and over rows, and what is read in them a turn ahead: while a program folds what it has read, what
+it folds next is on its way.
 
     for b in ...: x = load(b); fold(x)      becomes      y = load(first); for b in ...: x = y; y = load(next b); fold(x)
 
-Behind the last turn the last one's block is read again, and where there is none, the first of all.
+Behind the last turn the last one's block is read again, and where there is none, the first of all; of rows nothing, where lanes behind their end are
+masked.
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ..ir.expr import Load
@@ -21,16 +23,18 @@ from .tile_values import empty
 @dataclass(eq=False)
 class Turns:
     """The turns of a loop, in `inside`. `first`: the number of its first turn, which `before`, a scope in front of it, reads for; `next`: that of the
-    turn behind the one at hand, which `following`, a scope of the loop, reads for."""
+    turn behind the one at hand, which `following`, a scope of the loop, reads for. `place`: enters in `coords` where the turn of a number lies, in a
+    scope; none where a lowering finds that by itself."""
     inside: Scope
     before: Scope
     first: str
     following: Scope
     next: str
+    place: Callable[[Scope, str], None] | None = None
 
 
 class TileAhead(TileSums):
-    """Loops over the split axes of one kernel."""
+    """Loops over the split axes of one kernel, and over its rows."""
     turns: "Turns | None" = None        # of the loop at hand, where loads may be a turn ahead
 
     def _share_loops(self, share: str, total: Index, stores, crossing, carried) -> None:
@@ -63,7 +67,7 @@ class TileAhead(TileSums):
             begin = begin if self._some() else f"tl.maximum({begin}, 0)"
             following = Scope([] if s.ahead else loop.lines, inside.open, self.program)
             self.turns = Turns(inside, Scope(self.program.lines, inside.open, self.program), begin, following,
-                               f"tl.minimum({var} + {s.programs}, {count} - 1)")
+                               f"tl.minimum({var} + {s.programs}, {count} - 1)", lambda scope, turn: self._decode(scope, list(s.split), turn, "b"))
             self._run(inside, stores, crossing, carried)
             loop.lines[:0] = following.lines if s.ahead else ()
             self.turns = None
@@ -98,10 +102,20 @@ class TileAhead(TileSums):
     def _reads_ahead(self, crossing) -> bool:
         """May loads be a turn ahead: all of them, or those of which there is a number a turn?"""
         s = self.s
-        if s.ahead:
-            return not s.looped
+        if s.ahead:         # the first of all is there, or masked where there is none
+            return not s.looped and all(self.hints.least(a.extent) > 0 or a in s.dims and a not in s.exact for a in s.split)
         held = s.stages == 1 and not crossing           # all of a row is waited for alike
         return len(s.split) == 1 and s.split[0] not in s.dims and self._some() and not s.kept and not held
+
+    def _row_ahead(self, outer: Scope, inside: Scope, looped: list[Axis], number: str) -> Turns | None:
+        """What reads ahead in the loop `inside` over the one of `looped`, from `outer`; None where nothing does. `number`: where a turn begins."""
+        a, step = looped[-1], self.s.sizes(looped[-1])[0] if looped[-1] in self.s.dims else 1
+        if not self.s.ahead or len(looped) > 1 or self.s.shift is not None or self.hints.least(a.extent) == 0:
+            return None
+        ragged, end = a in self.s.dims and a not in self.s.exact, self._number(self.extent(a))
+        return Turns(inside, Scope(outer.lines, inside.open, outer), "0", Scope([], inside.open, outer),
+                     f"{number} + {step}" if ragged else f"tl.minimum({number} + {step}, {end} - {step})",
+                     lambda scope, turn: self._chunk(scope, a, turn))
 
     def _emit_load(self, e: Load) -> Value:
         return self._read_ahead(e, self.turns) if self.turns is not None and self._ahead(e) else super()._emit_load(e)
@@ -112,7 +126,7 @@ class TileAhead(TileSums):
         if empty(e.node) or any(s.memory is e.node for s in self.stores):
             return False
         if self.s.ahead:
-            return not e.free.isdisjoint(self.s.split)
+            return not e.free.isdisjoint(self.s.looped or self.s.split)
         (i,), shift = e.index, self.s.shift
         beside = shift is not None and shift.axis in i.axes() and self.piece[shift.axis] == len(self.s.sizes(shift.axis)) - 1
         axes = {*self.s.split, shift.axis} if beside else {*self.s.split}
@@ -141,7 +155,7 @@ class TileAhead(TileSums):
         self.scope, self.turns = scope, None
         if "turn" not in scope.memo:
             self.coords, self.fours = dict(coords), dict(fours)
-            self._decode(scope, list(self.s.split), self.assign(scope, turn, "b"), "b")
+            turns.place(scope, self.assign(scope, turn, "b"))
             scope.memo["turn"] = self.coords, self.fours
         self.coords, self.fours = scope.memo["turn"]
         value = super()._emit_load(e)

@@ -320,11 +320,15 @@ class TileLowering(TileAhead):
             scope = Scope(loop.lines, scope.open | {a}, scope)
             self._chunk(scope, a, number)
         self.scope = scope
+        ahead = self._row_ahead(outer, scope, looped, number)
+        self.turns, behind = ahead or self.turns, self.turns
         for e in folds:
             self._carry(scope, e, accumulators[e])
         for e in crossing:
             self._carry(scope, e, carried[e])
         self._store_all(scope, stores)
+        scope.lines[:0] = ahead.following.lines if ahead else ()
+        self.turns = behind
         for parent, loop in reversed(loops):
             parent.lines.append(loop)
         self.carries = saved

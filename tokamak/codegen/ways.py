@@ -25,6 +25,7 @@ TRADED = 8, 4           # times more of one axis to a program, and less of anoth
 GROWN = 4               # times as much of a tile to a thread
 UNDER_WAY = 3           # tiles of a loop: of eleven loops of one as swept seven take 1.12 times less so by the estimate, 0.97 to 2.7 as timed
 MANY = 4                # times as many programs as run beside each other
+LONGER = 4, 8           # times as much of a row that is run through, by as many more threads
 SHORTER = 4, 2          # times, blocks of rows that begin anywhere
 LEAST_WARPS = 4         # of each of more programs that hold a row in stages
 SECTOR = 32             # bytes of memory that are moved at once: no piece of the contiguous axis becomes shorter
@@ -138,6 +139,22 @@ def in_blocks(s: TileSchedule) -> Iterator[tuple[str, ...]]:
         yield block
         if s.split:
             yield *block, f"programs({2 * s.programs})"
+
+
+def longer_turns(b: Body, s: TileSchedule) -> Iterator[tuple[str, ...]]:
+    """The same where rows are run through: LONGER times as much at once, by as many more threads."""
+    for a in s.looped & set(s.dims):
+        for n in LONGER:
+            yield f"tile({name_of(s, a)}:{n * length(s, a)})", f"warps({n * s.warps})"
+
+
+def read_ahead(b: Body, s: TileSchedule) -> Iterator[tuple[str, ...]]:
+    """The same where what the next turn of a loop takes is read in the one before, into registers: nothing is copied that lies in pieces of less than
+    a word, or whose threads want it otherwise. By itself, and of longer turns."""
+    if s.ahead or not (s.looped or s.split):
+        return
+    yield ("ahead()",)
+    yield from ((*way, "ahead()") for way in longer_turns(b, s))
 
 
 def as_many_threads(s: TileSchedule) -> Iterator[tuple[str, ...]]:

@@ -11,6 +11,7 @@
         staged(i1 / 4)                          rows held in stages, shared by so many programs of a cluster
         lanes(i1:4096)                          those in pieces of that length
         unshifted()                             held rows that begin anywhere, read as they lie
+        ahead()                                 what a turn of the innermost loop reads is read a turn ahead, into registers
 
 A change means the same for every size of a class: what follows from it (which axes need no mask) is found anew from facts, never kept.
 """
@@ -36,7 +37,7 @@ LANES = 256             # elements of a tile to one thread at most: with one liv
 LARGEST = 1 << 17       # elements of a tile
 PASSED = 4096, 1024     # elements of a chunk of rows held in stages that are run through instead
 MOST_SHARERS = 8        # programs of a cluster at most: more than these not every GPU with clusters has
-WORDS = re.compile(r"(warps|stages|programs|registers|tile|looped|held|even|shared|staged|lanes|unshifted)\((?:i(\d+))?(?: ?[:/] ?)?(\d+)?\)$")
+WORDS = re.compile(r"(warps|stages|programs|registers|tile|looped|held|even|shared|staged|lanes|unshifted|ahead)\((?:i(\d+))?(?: ?[:/] ?)?(\d+)?\)$")
 
 
 def neighbours(b: Body, s: TileSchedule, hints: Hints, target) -> Iterator[tuple[str, TileSchedule]]:
@@ -52,6 +53,8 @@ def steps(b: Body, s: TileSchedule, hints: Hints, target) -> Iterator[str]:
     yield from (f"warps({w})" for w in (s.warps // 4, s.warps // 2, s.warps * 2, s.warps * 4) if 1 <= w <= MOST_WARPS)
     if s.looped or s.split:
         yield from (f"stages({n})" for n in range(1, MOST_STAGES + 1) if n != s.stages)
+    if (s.looped or s.split) and not s.ahead:
+        yield "ahead()"
     if s.registers:
         yield "registers(0)"
     if s.shift is not None:
@@ -218,8 +221,15 @@ def _unshifted(b, s, a, n, hints):
     return replace(s, shift=None, pieces=tuple((x, whole if x is s.shift.axis else p) for x, p in s.pieces)) if whole else None
 
 
+def _ahead(b, s, a, n, hints):
+    """Registers hold what comes: there are no stages of shared memory for it."""
+    plain = s.shift is None and s.staged is None and not s.kept and not s.peeled
+    return replace(s, ahead=True, stages=1) if a is None and plain and len(s.looped) <= 1 and (s.looped or s.split) and not s.ahead else None
+
+
 _CHANGES = {"warps": _warps, "stages": _stages, "programs": _programs, "registers": _registers, "tile": _tile, "looped": _looped, "held": _held,
-            "even": _even, "shared": _shared, "staged": _staged, "lanes": _lanes, "unshifted": _unshifted}
+            "even": _even, "shared": _shared, "staged": _staged, "lanes": _lanes, "unshifted": _unshifted,
+            "ahead": _ahead}
 
 
 def settled(b: Body, s: TileSchedule, hints: Hints) -> TileSchedule:
@@ -240,7 +250,7 @@ def settled(b: Body, s: TileSchedule, hints: Hints) -> TileSchedule:
 
 def feasible(b: Body, s: TileSchedule) -> bool:
     """Might registers and shared memory hold it? What the compiler then spills is seen when it is built."""
-    elements = math.prod(sum(p) for _, p in s.pieces)
-    if len(s.dims) > 3 or elements > LARGEST or elements > LANES * 32 * s.warps or s.warps > 1 and elements < 32 * s.warps // 2:
+    elements, tile = (math.prod(of(p) for _, p in s.pieces) for of in (sum, max))
+    if len(s.dims) > 3 or elements > LARGEST or elements > LANES * 32 * s.warps or s.warps > 1 and tile < 32 * s.warps // 2:
         return False
     return fits(s.stages, b, dict(s.pieces), {*s.split, *s.looped})

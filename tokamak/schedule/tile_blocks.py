@@ -220,7 +220,8 @@ class TileBlocks(TileRows):
             want = min(want, max(SMALLEST, power(hints.count(self.b.axes) // self.target.threads)))
         if self.sums_turned() and self.begin_anywhere():
             want = TURNED_ANYWHERE * (TURNED_ONE if len(self.crossing) == 1 else 1)
-        elif self.sums_turned() or self.moments_wide() or self.moments_anywhere():
+        elif self.sums_turned() or self.moments_wide() or self.moments_anywhere() \
+                or self.passes_on() and hints(self.line.extent) >= COLUMNS:
             want = TILE // 2
         elif self.streams():
             want = self.passing_bytes() // self.narrowest()
@@ -245,7 +246,8 @@ class TileBlocks(TileRows):
         most = max(SECTOR, most // 2) if self._few_held(have, most) else most
         most = power(most + 1) // 4 if self._idle_held(have, most) else most
         if self.crossed and self.line not in self.crossed:
-            most = tile_statistics.columns(self, COLUMNS)
+            beside = self.passes_on() and COLUMNS < self.hints(self.line.extent) < 2 * COLUMNS
+            most = 2 * COLUMNS if beside else tile_statistics.columns(self, COLUMNS)
             most = min(most, max(SECTOR // 2, SEVERAL_HELD // have)) if self.several_wide() else most
         return min(most, max(1, LARGEST // have))
 

@@ -19,7 +19,7 @@
     kept        of 64 parts of what a program's loop over split axes reads, those that it reads last, which stay in the cache for the next kernel: the
                 others leave it first
     descending  programs that share a row are neighbours of the grid, and the last rows come first: the first ones are still in the cache
-    ahead       what a turn of the loop over split axes reads is read a turn ahead, into registers
+    ahead       what a turn of the innermost loop reads is read a turn ahead, into registers
     exact       tiled axes whose pieces cover the extent exactly: no mask
     peeled      blocks of the one tiled axis that are whole need no mask either: the last one is a branch of its own
     measured    it has been tried on the device (`tokamak tune`): what it spills was in its time, and it stays

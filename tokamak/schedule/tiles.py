@@ -77,9 +77,9 @@ class _Chooser(TileBlocks):
             return self._flat(flat)
         elif turned := turned_rows.choose(self):
             self.lies_across = True
-            return self._rows_beside(*turned)
+            return self._rows_beside(turned)
         elif short := short_rows.choose(self):
-            return self._rows_beside(*short)
+            return self._rows_beside(turned_rows.Rows(*short))
         else:
             self.cover_rows()
         self.cover_parallel()
@@ -98,11 +98,12 @@ class _Chooser(TileBlocks):
         programs = self._programs(split, threads.stages > 1 or len(dims) > 1) if split else 1
         self.pieces.update(tile_statistics.in_turns(several, programs, self.hints))
         exact = frozenset(a for a in dims if self._exact(a))
+        ahead = bool(several) and self.only_sums() or threads.stages == 1 and turned_rows.strided(self)
         return TileSchedule(self.order, dims, tuple((a, self.pieces[a]) for a in dims), frozenset(self.looped), split,
                             programs, exact, threads.warps, threads.stages, wide=self.wide,
                             peeled=not exact and peeled.last_block(self, self.pieces, threads.by_thread),
                             once=once(self.b, self.line, self.looped, self.hints, self.target), shift=self.shift, registers=threads.registers,
-                            together=self.together, ahead=bool(several) and self.only_sums(), by_thread=threads.by_thread, reread=threads.reread)
+                            together=self.together, ahead=ahead, by_thread=threads.by_thread, reread=threads.reread)
 
     def _dims(self, beside: Axis | None = None) -> tuple[Axis, ...]:
         """The tiled axes in order: `beside` first, or of three the one that Triton should lay threads along next."""
@@ -224,15 +225,15 @@ class _Chooser(TileBlocks):
         return TileSchedule(self.order, self.order, tuple(self.pieces.items()), frozenset(), (), 1, exact, tile_flat.WARPS,
                             wide=self.wide, flat=count)
 
-    def _rows_beside(self, pieces: dict[Axis, tuple[int, ...]], warps: int, looped: frozenset[Axis] = frozenset(), stages: int = 1) -> TileSchedule:
+    def _rows_beside(self, rows: turned_rows.Rows) -> TileSchedule:
         """Several rows to a program, read as they lie; programs share what folds cross."""
-        self.pieces, self.looped = {a: pieces[a] for a in self.order if a in pieces}, set(looped)
+        self.pieces, self.looped = {a: rows.pieces[a] for a in self.order if a in rows.pieces}, set(rows.looped)
         split = tuple(a for a in self.order if a in self.crossed)
-        self.resident = CARRY_RESIDENT / warps
-        stages = stages if fits(stages, self.b, self.pieces, {*split, *looped}) else 1
-        return TileSchedule(self.order, tuple(self.pieces), tuple(self.pieces.items()), looped, split, self._programs(split, True) if split else 1,
-                            frozenset(a for a in self.pieces if self._exact(a)), warps, stages, wide=self.wide,
-                            once=once(self.b, self.line, self.looped, self.hints, self.target))
+        self.resident = CARRY_RESIDENT / rows.warps
+        stages = rows.stages if fits(rows.stages, self.b, self.pieces, {*split, *rows.looped}) else 1
+        programs, exact = self._programs(split, True) if split else 1, frozenset(a for a in self.pieces if self._exact(a))
+        return TileSchedule(self.order, tuple(self.pieces), tuple(self.pieces.items()), rows.looped, split, programs, exact, rows.warps, stages,
+                            wide=self.wide, once=once(self.b, self.line, self.looped, self.hints, self.target), ahead=rows.ahead)
 
     def _exact(self, a: Axis) -> bool:
         sizes = self.pieces[a]

@@ -5,6 +5,8 @@ out for itself, through shared memory. Long rows are run through, a square at a 
 """
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ..fuse.lines import SECTOR, WRITTEN_ABREAST, across, strides, whole_sectors
 from ..ir.expr import Expr, Load, Op, Reduce, loads, walk
 from ..ir.index import Axis
@@ -32,10 +34,18 @@ MOST_PIECES = 16        # of one length
 SQUARE = 4096           # lanes of a tile where they are run through, as many along them as across, or more,
 EDGE = 64               # across them at most,
 FOLDED = 32             # and where they are only folded: scores of 153 x 173 x 2035 bf16 113 us, 125 with 64
+FEWEST = 16             # warps of a multiprocessor at least, of rows that are only folded, for which turns are longer, up to SQUARE lanes: scores of
+                        # 435 x 9 x 8193 bf16 82.0 us in turns of 256, 170 of EDGE, of 31 x 32 x 2047 f16 8.9 of 512, 26.2 (H200)
 STAGES = 4              # tiles under way where they are written, or begin at words, of
 UNDER_WAY = 16 << 10    # bytes at most that are read: a LayerNorm of 52 x 256 x 2192 bf16, transposed, 73.8 us, 106 with one tile, of 7 x 257 x 5142
                         # f32 58.9, 83.8 with two; but its gradient of 714 x 32 x 3094 f32, 32 KB a tile, 619, 412 with one; scores of
                         # 465 x 16 x 1568 bf16 20.5, 41.3 with one
+AHEAD = 2048            # lanes of a tile of several values that is read a turn ahead, where rows that are written begin anywhere or tiles are large,
+AHEAD_BYTES = 512       # so many bytes of each row, and
+AHEAD_EACH = 8          # so many lanes to a thread: LayerNorm's gradient, turned, of 377 x 44 x 3873 bf16 232 us, 291 with four tiles of SQUARE under
+                        # way, of 17 x 1343 x 2380 212, 771, of 405 x 22 x 2570 92.5, 119; of 714 x 32 x 3094 f32 385, 409 with one, 433 in eight
+                        # rows. One value by tiles of SQUARE: LayerNorm, transposed, of 39 x 32 x 4095 bf16 28.5, 33.6, of 76 x 93 x 4989 158, 168
+                        # (H200)
 EACH = 16               # lanes to a thread, about, of tiles of fewer lanes than
 LARGE = 8192, 12288     # the first number; those of up to the second, what tiles of more than LEAST rows have at most (of 32 bits HELD / 2), have
 WARPS = 8, 4            # the second number of warps, and the first is the most: softmax of 16 x 16 x 512 x 512 bf16 and its positions' biases 94 us
@@ -55,12 +65,27 @@ CARRYING = 4, 16        # 57.3 by two, of 10774 x 64 x 58 117, 126. Tiles under 
                         # 103.6, 125.7 with one (by eight warps). But not where a sum of nothing but what lies across is carried, in pieces of
 ONE_BANK = 64           # so many: that is read from a copied tile along its other side, by all threads of a warp from one bank. LayerNorm's, turned,
                         # of 52 x 256 x 1024 bf16 50.4 with one, 107.9, of 19 x 3898 x 512 f16 107, 327
+CARRIED_WHOLE = 64      # bytes across such rows up to which a tile has all of them that are no program's own, whole sectors of more, in equal
+CARRIED_PIECES = 8, 3, 4        # pieces of so many lanes at least, so many pieces at least, one lane in so many idle; one in so many of what lies
+CARRIED_IDLE = 3        # across idle at most: LayerNorm's gradient, turned, of 44709 x 11 x 45 f32 109 us, 294 in rows along what is summed over, of
+                        # 10287 x 33 x 33 bf16 75, 149, of 2832 x 40 x 168 72, 255, of 11782 x 33 x 63 143, 159 (H200)
 FILL = 2                # programs for each multiprocessor at least, where rows across can be fewer
 IDLE = 4                # lane in so many idle across the rows, from which on there are fewer
 
 
-def choose(of: TileFacts) -> tuple[dict[Axis, tuple[int, ...]], int, frozenset[Axis], int] | None:
-    """(the pieces of the row and of the axis across, warps, what is run through, tiles under way); None where nothing lies across."""
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a program: the pieces of the row and of the axis across, warps, what is run through, tiles under way; `ahead`: the next one is read
+    into registers."""
+    pieces: dict[Axis, tuple[int, ...]]
+    warps: int
+    looped: frozenset[Axis] = frozenset()
+    stages: int = 1
+    ahead: bool = False
+
+
+def choose(of: TileFacts) -> Rows | None:
+    """Rows across which something lies; None where nothing does."""
     if not 1 <= len(of.rows) <= 2 or of.target.ordered or not of.folds or of.scans() or of.b.base is not None \
             or any(s.monoid is not None or s.guard is not None for s in of.b.stores):
         return None
@@ -77,7 +102,7 @@ def choose(of: TileFacts) -> tuple[dict[Axis, tuple[int, ...]], int, frozenset[A
         pieces = evenly(n, PIECE // size) or pieces if len(set(pieces)) > 1 else pieces
         return _carrying(of, axis, size, pieces) if of.carries and of.stored_along() and pieces else None
     if written and pieces and sum(pieces) * power(length) <= MATRIX:
-        return {row: pieces, axis: (power(length),)}, _warps(sum(pieces) * power(length)), frozenset(), 1
+        return Rows({row: pieces, axis: (power(length),)}, _warps(sum(pieces) * power(length)))
     several, least = _several(of), max(LEAST, SECTOR // size if written else 0)
     room, most = (HELD if several else 2 * HELD, EDGE) if of.stored_along() else (HELD // 2, FOLDED)
     held = bool(pieces) and sum(pieces) * least <= room
@@ -87,26 +112,56 @@ def choose(of: TileFacts) -> tuple[dict[Axis, tuple[int, ...]], int, frozenset[A
     short = _short(of, row, axis, size, written) if held and count * size >= RUN else None
     if short is not None:
         lanes = power(n) * count
-        return {row: short, axis: (count,)}, _warps(lanes) if size < 4 else _warps_of_wide(lanes, begin_anywhere(of.b, row, of.hints)), frozenset(), 1
+        return Rows({row: short, axis: (count,)}, _warps(lanes) if size < 4 else _warps_of_wide(lanes, begin_anywhere(of.b, row, of.hints)))
     if held:
-        return {row: pieces, axis: (count,)}, _warps(sum(pieces) * count), frozenset(), 1
-    along = min(SQUARE // count if of.stored_along() else EDGE, power(of.hints(row.extent)))
+        return Rows({row: pieces, axis: (count,)}, _warps(sum(pieces) * count))
+    return _run_through(of, row, axis, count, size if several and of.stored_along() else 0)
+
+
+def _run_through(of: TileFacts, row: Axis, axis: Axis, count: int, wide: int) -> Rows:
+    """`count` rows across `axis` that are run through; of several values of `wide` bytes others if the next tile is read ahead."""
+    along = first = min(SQUARE // count if of.stored_along() else EDGE, power(of.hints(row.extent)))
+    while not of.stored_along() and along < of.hints(row.extent) and along * count < SQUARE \
+            and of.blocks(of.b.parallel, {axis: (count,)}) * _warps(along * count) < FEWEST * of.target.threads:
+        along *= 2
     turn = along * count * sum(size for e, address, size in set(strides_of(of.b)) if {row, axis} <= address.axes() and isinstance(e, Load))
-    stages = STAGES if turn <= UNDER_WAY and (of.stored_along() or not of.begin_anywhere()) else 1
-    return {row: (along,), axis: (count,)}, _warps(along * count), frozenset((row,)), stages
+    copied = not of.begin_anywhere() or of.stored_along() and of.narrowest() >= 4      # numbers of 32 bits one by one
+    if along == first and turn <= UNDER_WAY and copied:
+        return Rows({row: (along,), axis: (count,)}, _warps(along * count), frozenset((row,)), STAGES)
+    if wide:
+        along, count = AHEAD_BYTES // wide, min(count, AHEAD * wide // AHEAD_BYTES)
+        return Rows({row: (along,), axis: (count,)}, max(1, along * count // (32 * AHEAD_EACH)), frozenset((row,)), ahead=True)
+    return Rows({row: (along,), axis: (count,)}, _warps(along * count), frozenset((row,)), ahead=of.stored_along())
 
 
-def _carrying(of: TileFacts, axis: Axis, size: int, pieces: tuple[int, ...]) \
-        -> tuple[dict[Axis, tuple[int, ...]], int, frozenset[Axis], int] | None:
-    """The same of rows in those `pieces` beside which sums are carried along the row, over `axis`, too, or a tile has all rows along it."""
+def _carrying(of: TileFacts, axis: Axis, size: int, pieces: tuple[int, ...]) -> Rows | None:
+    """The same of rows in those `pieces` beside which sums are carried along the row, over `axis`, too, or over another one. What is not copied while
+    a program goes on, since rows begin at no words, or a warp would read one bank of it, is read ahead: LayerNorm's gradient, turned, of
+    352 x 592 x 184 bf16 105 us, 196, of 835 x 257 x 127 f32 218, 379, tokens' norm of 2258 x 96 x 15 x 15 bf16 165, 348, of 99 x 128 x 15 x 15 f32
+    21.1, 24.5; but where it is copied, of 1333 x 96 x 20 x 20 174, 128. What lies in sectors of 16 bits across them is, of 15546 x 40 x 24 bf16 80,
+    169 with tiles under way, of 3000 x 40 x 96 51, 67, but of 6000 x 24 x 80 f16, whole lines, 50.4, 47.5 (H200)."""
     row, lanes, most = of.rows[0], sum(pieces), power(of.hints(axis.extent))
     count = min(most, SECTOR // size if lanes * (SECTOR // size) <= CARRIED else LEAST)
-    if lanes * count > HELD // 2 or axis not in of.crossed and count < most:    # LayerNorm's, turned, of 10287 x 33 x 33 bf16 171 us, 80
+    alone = axis not in of.crossed and count < most
+    if alone:
+        count, n = most if most * size <= CARRIED_WHOLE and lanes * most <= CARRIED else count, of.hints(axis.extent)
+        if -n % count * CARRIED_IDLE > n + -n % count:
+            return None
+        pieces = evenly(of.hints.most(row.extent), *CARRIED_PIECES) or pieces
+    if lanes * count > HELD // 2:
         return None
     warps = max(CARRYING[0], min(CARRYING[1], power(-(-lanes * count // (32 * CARRIED_EACH)))))
     words = not any(begin_anywhere(of.b, a, of.hints) for a in (row, axis))
     one_bank = pieces[0] >= ONE_BANK and _carries_across(of, row, axis)
-    return {row: pieces, axis: (count,)}, warps, frozenset(), CARRY_STAGES if words and not one_bank else 1
+    copied = words and not one_bank and not (alone and count < most and size < 4)
+    return Rows({row: pieces, axis: (count,)}, warps, stages=CARRY_STAGES if copied else 1, ahead=not copied)
+
+
+def strided(of: TileFacts) -> bool:
+    """Are sums carried beside rows that something does not lie contiguously along, as few of it as there may be across them? It is read ahead, too:
+    LayerNorm's gradient, turned, of 19927 x 5 x 65 bf16 37.0 us, 75.8, of 60540 x 3 x 94 f32 108, 156 (H200)."""
+    beside = of.carries and len(of.rows) == 1 and not of.looped and of.shift is None
+    return beside and any(isinstance(e, Load) and strides(address, of.rows[0]) for e, address, _ in strides_of(of.b))
 
 
 def _carries_across(of: TileFacts, row: Axis, axis: Axis) -> bool:
@@ -172,7 +227,7 @@ def _across(of: TileFacts, axis: Axis, count: int, least: int) -> int:
     return count
 
 
-def _groups(of: TileFacts) -> tuple[dict[Axis, tuple[int, ...]], int, frozenset[Axis], int] | None:
+def _groups(of: TileFacts) -> Rows | None:
     """The same of rows along two axes, one of which is a short piece of the lines of what lies across: whole sectors of several rows."""
     both = {(address, size) for _, address, size in strides_of(of.b) if set(of.rows) <= address.axes()}
     for c, h in (of.rows, reversed(of.rows)):
@@ -187,7 +242,7 @@ def _groups(of: TileFacts) -> tuple[dict[Axis, tuple[int, ...]], int, frozenset[
         count = whole_sectors(of.hints(c.extent) * min(size for _, size in turned), of.hints(g.extent))
         lanes = row[0][0] * sum(row[1]) * count
         if count > 1 and lanes <= WRITTEN_ABREAST:
-            return {g: (count,), c: row[0], h: row[1]}, _warps(lanes), frozenset(), 1
+            return Rows({g: (count,), c: row[0], h: row[1]}, _warps(lanes))
     return None
 
 
