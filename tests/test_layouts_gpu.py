@@ -63,6 +63,10 @@ def words(name: str) -> list[str]:
     ("columns_scored_bf16_435x9x8193", "tile(i1:8?, i2:256?) looped(i2) warps(4) stages(1)"),
     ("columns_scored_f16_31x32x2047", "tile(i1:8, i2:512?) looped(i2) warps(8) stages(1)"),
     ("columns_scored_f16_153x173x2035", "tile(i1:32?, i2:64?) looped(i2) warps(4) stages(1)"),
+    # those that are only folded and begin anywhere have one piece, or few
+    ("columns_scored_f16_50x500x385", "tile(i1:512?, i2:16?) warps(4)"),
+    ("columns_scored_bf16_5x4097x358", "tile(i1:64+64+64+64+64+64?, i2:32?) warps(4)"),
+    ("columns_scored_f16_5482x11x83", "tile(i1:8?, i2:32+32+32?) warps(1)"),
     # and so are rows beside which sums are carried, sectors across them of what programs do not sum over, or as few as there are
     ("norm_turned_bwd_bf16_352x592x184", "tile(i1:64+64+64?, i2:16) split(i0, i2 / 528) warps(4) stages(1) ahead"),
     ("norm_turned_bwd_f32_44709x11x45", "tile(i1:16?, i2:16+16+16?) split(i0 / 528) warps(4) stages(1) ahead"),
@@ -119,6 +123,16 @@ def words(name: str) -> list[str]:
     ("position_softmax_bwd_bf16_91x12x256", "tile(i0:16?, i2:256) split(i0 / 1)")])
 def test_rungs(name, found):
     assert words(name)[0].startswith(found)
+
+
+@pytest.mark.parametrize("name, kernel, found", [
+    ("pixels_shuffled_bwd_f16_5x768x40x40", 1, "tile(i0:2?, i2:2048?) looped(i0, i2)"),         # runs of planes, few of them idle
+    ("pixels_shuffled_bwd_bf16_68x480x14x14", 1, "tile(i0:16?, i2:256?) looped(i0, i2)"),
+    ("pixels_shuffled_bwd_bf16_64x480x14x14", 1, "tile(i0:32, i2:256?) looped(i0, i2)"),
+    ("masked_mean_bwd_f16_33x1025x432", 0, "tile(i1:16?, i2:128+16) warps(4)"),                 # nothing read element by element
+    ("masked_mean_bwd_bf16_18x4096x120", 0, "tile(i1:32, i2:128?) warps(8)")])
+def test_tiles_of_planes_and_of_what_is_spread(name, kernel, found):
+    assert words(name)[kernel].startswith(found)
 
 
 @pytest.mark.parametrize("name, count", [

@@ -52,6 +52,8 @@ ROWS = 8                # of such tiles at least: f32 sums along 257 columns 85%
 TURNED_TILE = 4096      # elements of a pointwise tile that is read along one axis and written along another, TURNED of each where pieces of the one
                         # lie side by side: the last kernel of GroupNorm backward from NHWC of 4 x 512 x 128 x 128 bf16 51 us, 54 with POINTWISE,
                         # forward 33.7, 36, of f32 of 16 x 256 x 96 x 90 67, 78
+SPREAD = 4096           # of one for which nothing is read element by element: a masked mean's gradient of 33 x 1025 x 432 f16 13.2 us, 19.5 with
+                        # POINTWISE, of 18 x 4096 x 120 bf16 7.9, 9.5, of 33 x 1025 x 432 f32 17.9, 20.1, of 64 x 511 x 96 7.1, 7.4 (H200)
 TURNED_SHORT = 16       # elements of the one axis, fewer than which
 SHORT_ACROSS = 4        # so many are in a tile,
 SHORT_ALONG = 256       # and so many along the other axis, of one plane: the last kernel of InstanceNorm3D backward in NDHWC of
@@ -191,6 +193,7 @@ class TileBlocks(TileRows):
         pointwise = not self.rows and not self.crossed
         least, most = 0, 2 * POINTWISE if self.columns_read() >= COLUMN_VALUES else POINTWISE
         most = max(most, TURNED_TILE) if pointwise and turned is not None else most
+        most = max(most, SPREAD) if pointwise and self.spreads() else most
         want = min(most, max(SMALLEST, power(hints.count(self.b.parallel) // (FILL * self.target.threads)))) if pointwise else TILE
         if self.line in self.rows and not self.looped and not self.crossed:
             if not self.stored_along():

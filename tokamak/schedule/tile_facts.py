@@ -157,6 +157,12 @@ class TileFacts:
         folded = not self.rows and self.crossed == {self.line} and not any(self.line in s.axes for s in self.b.stores)
         return folded and all(e.monoid != "logsumexp" and all(isinstance(x, Const) for x in e.args[1:]) for e in self.folds)
 
+    def spreads(self) -> bool:
+        """Is what is written made of nothing that is read element by element?"""
+        written = [s.axes for s in self.b.stores]
+        read = [e.axes() for e in walk(*exprs_of(self.b)) if isinstance(e, Load)]
+        return bool(read) and all(len(w) > 1 and not any(w <= r for r in read) for w in written)
+
     def passes_on(self) -> bool:
         """Is what programs share one sum of, down columns of 16 bits, written by them, too? Heads beside each other, whose bias is summed, of
         226 x 256 x 2 x 72 f16 38.9 us in 16 whole lines by two warps, 62.7 in 64 x 64 by four, of 12 x 500 x 16 x 96 bf16 38.1, 42.6 in 32 x 64, of

@@ -29,6 +29,9 @@ WIDTHS = 128, 64, 32    # lanes of each piece of a row of 16 bits that is no pow
                         # 33.5 us, 44.4 in 256 + 8, tokens' norm of 26 x 640 x 32 x 32 33.1, 38.9 in 512 + 128; but softmax of 40 x 513 x 513 f32 and
                         # its positions' biases 50 in 512 + 1
 SHORT = 512             # elements of such a row up to which it has them in any case: scores of 334 x 52 x 1023 bf16 33.4 in one piece, 50.8 in 16
+FOLDED_IDLE = 3         # but those that are only folded have one with one lane in so many idle, and no narrow ones else, by WARPS[1] at most:
+                        # scores of 50 x 500 x 385 f16 22.0 us, 35.4 in 13 pieces by eight warps, of 60 x 700 x 200 bf16 17.1, 24.2 in seven, of
+                        # 42 x 617 x 511 31.1, 60.5 in 16, of 100 x 333 x 129 14.2 in 64 + 64 + 64, 17.2 in five (H200)
 PIECES = 2              # pieces of other lengths of a row of 32 bits at most
 MOST_PIECES = 16        # of one length
 SQUARE = 4096           # lanes of a tile where they are run through, as many along them as across, or more,
@@ -97,7 +100,7 @@ def choose(of: TileFacts) -> Rows | None:
         return None
     axis, size, written = found
     n, length = of.hints.most(row.extent), of.hints(axis.extent)
-    pieces = _pieces(n, size, of.begin_anywhere()) if n is not None else ()
+    pieces = _pieces(n, size, of.begin_anywhere(), of.stored_along() or bool(of.crossed)) if n is not None else ()
     if of.crossed:
         pieces = evenly(n, PIECE // size) or pieces if len(set(pieces)) > 1 else pieces
         return _carrying(of, axis, size, pieces) if of.carries and of.stored_along() and pieces else None
@@ -114,7 +117,8 @@ def choose(of: TileFacts) -> Rows | None:
         lanes = power(n) * count
         return Rows({row: short, axis: (count,)}, _warps(lanes) if size < 4 else _warps_of_wide(lanes, begin_anywhere(of.b, row, of.hints)))
     if held:
-        return Rows({row: pieces, axis: (count,)}, _warps(sum(pieces) * count))
+        warps = _warps(sum(pieces) * count)
+        return Rows({row: pieces, axis: (count,)}, warps if of.stored_along() or size >= 4 or n > SHORT else min(warps, WARPS[1]))
     return _run_through(of, row, axis, count, size if several and of.stored_along() else 0)
 
 
@@ -193,14 +197,17 @@ def _only_within(of: TileFacts, read: set[Load], whole: Expr) -> bool:
     return True
 
 
-def _pieces(n: int, size: int, anywhere: bool) -> tuple[int, ...]:
-    """Of a row of `n` elements of so many bytes, which begins `anywhere`."""
+def _pieces(n: int, size: int, anywhere: bool, written: bool) -> tuple[int, ...]:
+    """Of a row of `n` elements of so many bytes, which begins `anywhere`; `written`: or has its elements summed with others'."""
     found = cover(n)
     if size >= 4 and len(found) <= PIECES or len(found) == 1 and not (anywhere and WIDTHS[0] < n <= SHORT):
         return found
     if n > SHORT and (power(n) - n) * WASTE <= n:
         return (power(n),)
-    width = min((w for w in (reversed(WIDTHS) if anywhere else WIDTHS) if n <= MOST_PIECES * w), key=lambda w: -n % w, default=WIDTHS[0])
+    if anywhere and WIDTHS[0] < n <= SHORT and not written and (power(n) - n) * FOLDED_IDLE <= n:
+        return (power(n),)
+    widths = WIDTHS if not anywhere else reversed(WIDTHS if written or not WIDTHS[0] < n <= SHORT else WIDTHS[:-1])
+    width = min((w for w in widths if n <= MOST_PIECES * w), key=lambda w: -n % w, default=WIDTHS[0])
     return (width,) * -(-n // width)
 
 
