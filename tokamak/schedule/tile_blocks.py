@@ -249,8 +249,8 @@ class TileBlocks(TileRows):
         most = max(SECTOR, most // 2) if self._few_held(have, most) else most
         most = power(most + 1) // 4 if self._idle_held(have, most) else most
         if self.crossed and self.line not in self.crossed:
-            beside = self.passes_on() and COLUMNS < self.hints(self.line.extent) < 2 * COLUMNS
-            most = 2 * COLUMNS if beside else tile_statistics.columns(self, COLUMNS)
+            whole = self.passes_on() and COLUMNS < self.hints(self.line.extent) < 2 * COLUMNS
+            most = 2 * COLUMNS if whole else tile_statistics.columns(self, COLUMNS)
             most = min(most, max(SECTOR // 2, SEVERAL_HELD // have)) if self.several_wide() else most
         return min(most, max(1, LARGEST // have))
 
