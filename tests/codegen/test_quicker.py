@@ -586,3 +586,14 @@ def test_of_large_graphs_and_of_unknown_code_what_spills_is_relieved(record, mon
     assert others(Waits(0, 0, 0), 400) == ["relief"] and others(Waits(0, 0, 0), 0) == []
     monkeypatch.setattr(quicker, "SMALL", len(standing(record)[1]) - 1)
     assert others(alike(9000, 1500), 400) == ["relief"] and others(alike(9000, 1500), 0) == []
+
+
+@pytest.mark.parametrize("name, gain", [
+    ("position_softmax_bwd_f16_5008x1x63", quicker.SHARING), ("position_softmax_bwd_bf16_1104x8x58", quicker.SHARING),
+    ("position_softmax_bwd_f16_5008x1x64", quicker.GAIN),                       # whole sectors
+    ("norm_turned_bwd_f16_726x608x26", quicker.GAIN),                           # rows across which something lies
+    ("response_norm_bwd_bf16_nchw_140x96x15x15", quicker.GAIN),                 # long ones
+    (NAME, quicker.GAIN)])                                                      # one behind the other, a program's
+def test_of_short_rows_that_lie_beside_another_programs_more_is_asked(name, gain):
+    b, s, hints, _ = first_of(name, lambda s: s.split)
+    assert quicker.gain_of(b, s, hints) == gain

@@ -49,8 +49,9 @@ SHARING = 1.4           # the same where programs that hold rows in stages share
                         # what would take 1.06 to 1.19 times less is 0.87 to 1.36 times as fast, and weight norm of 2000 x 20000 f32, 1.35 times
                         # less, 1.03 (H200). And where whole columns are held of lines that begin within sectors and are written: of nine such,
                         # norms along the middle, what would take 1.12 to 1.26 times less is 0.81 to 1.24 times as fast, one of them five.
-                        # And beside rows that begin within sectors: a softmax's gradient and its positions' of 5008 x 1 x 63 f16, 1.15 times less,
-                        # 0.95 times as fast, of 1104 x 8 x 58 bf16, 1.13, 0.71
+                        # And beside short rows that begin within sectors: a softmax's gradient and its positions' of 5008 x 1 x 63 f16, 1.15 times
+                        # less, 0.95 times as fast, of 1104 x 8 x 58 bf16, 1.13, 0.71
+SHORT = 128             # bytes of such a row at most
 FURTHER = 1.1           # the same of a step behind another one, and of one that spills half as much at most where the first one spills much: of 19
                         # such kernels that were measured 15 have one so, 1.02 to 10.96 times as fast
 TRIED = 12, 8, 6        # ways of a kernel that are built at once: of the heuristic's schedule, of the best of these, and again
@@ -232,11 +233,13 @@ def _columns_anywhere(b: Body, s: TileSchedule, hints: Hints) -> bool:
 
 
 def _rows_anywhere(b: Body, s: TileSchedule, hints: Hints) -> bool:
-    """Do programs that carry sums write held rows that begin within sectors, each beside another program's, and read them as they lie?"""
+    """Do programs that carry sums write held rows of a few sectors, SHORT bytes, that begin within these, each beside another program's, and read
+    them as they lie?"""
     held = [a for a in s.dims if a not in b.parallel and a not in s.looped] if s.split else []
     plain = [a for a in held if not any(strides(address, a) for _, address, _ in strides_of(b))]
     alone = [a for a in b.parallel if a not in s.dims and a not in s.split]
-    others = [a for a in plain for x in b.stores if x.address.coefficient(a) == 1 and any(x.address.coefficient(y) == a.extent for y in alone)]
+    others = [a for a in plain for x in b.stores if x.address.coefficient(a) == 1 and hints(a.extent) * x.memory.dtype.bytes <= SHORT
+              and any(x.address.coefficient(y) == a.extent for y in alone)]
     return any(begin_anywhere(b, a, hints, SECTOR, written=True) for a in others)
 
 
