@@ -109,10 +109,10 @@ class TileAhead(TileSums):
 
     def _row_ahead(self, outer: Scope, inside: Scope, looped: list[Axis], number: str) -> Turns | None:
         """What reads ahead in the loop `inside` over the one of `looped`, from `outer`; None where nothing does. `number`: where a turn begins."""
-        a, step = looped[-1], self.s.sizes(looped[-1])[0] if looped[-1] in self.s.dims else 1
-        if not self.s.ahead or len(looped) > 1 or self.s.shift is not None or self.hints.least(a.extent) == 0:
+        a, s = looped[-1], self.s
+        if not s.ahead or len(looped) > 1 or s.shift is not None or self.hints.least(a.extent) == 0:
             return None
-        ragged, end = a in self.s.dims and a not in self.s.exact, self._number(self.extent(a))
+        step, ragged, end = s.sizes(a)[0] if a in s.dims else 1, a in s.dims and a not in s.exact, self._number(self.extent(a))
         return Turns(inside, Scope(outer.lines, inside.open, outer), "0", Scope([], inside.open, outer),
                      f"{number} + {step}" if ragged else f"tl.minimum({number} + {step}, {end} - {step})",
                      lambda scope, turn: self._chunk(scope, a, turn))

@@ -151,8 +151,6 @@ def longer_turns(b: Body, s: TileSchedule) -> Iterator[tuple[str, ...]]:
 def read_ahead(b: Body, s: TileSchedule) -> Iterator[tuple[str, ...]]:
     """The same where what the next turn of a loop takes is read in the one before, into registers: nothing is copied that lies in pieces of less than
     a word, or whose threads want it otherwise. By itself, and of longer turns."""
-    if s.ahead or not (s.looped or s.split):
-        return
     yield ("ahead()",)
     yield from ((*way, "ahead()") for way in longer_turns(b, s))
 

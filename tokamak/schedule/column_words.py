@@ -14,7 +14,7 @@ from ..ir.index import Axis, Fetch
 from ..ir.ops import CARRIERS
 from .body import Body, exprs_of
 from .tile_access import ONCE, begin_anywhere
-from .tile_stages import power
+from .tile_stages import few_idle, power
 from .tile_statistics import WORD
 
 DEEP = 8                # rows of a tile in a loop: sums over 777 x 86021, whose rows count as eight and four, 77% (f16) and 85% (f32), 61 and 74
@@ -146,9 +146,7 @@ def choose(b: Body, line: Axis | None, rows: list[Axis], crossed: frozenset[Axis
 def _narrow(n: int, most: int) -> int:
     """The most columns, a power of two up to `most`, a word at least, with which few lanes of all `n` of 16 bits are idle, where those are fewer than
     COLUMNS."""
-    while n < COLUMNS and most > WORD // 2 and -n % most * NARROW_IDLE > n:
-        most //= 2
-    return most
+    return few_idle(n, most, NARROW_IDLE, WORD // 2) if n < COLUMNS else most
 
 
 def _of_lines(tile: Columns, line: Axis, size: int, hints: Hints) -> Columns:

@@ -18,7 +18,7 @@ from .tile_elements import FOLDED, SCANNED_COLUMNS, SHORT_COLUMNS, SHORT_FEW, SH
 from .tile_facts import SECTOR, SHORT_LANES, TILE
 from .tile_rows import LARGEST, RAGGED_DOWN, SCANNED_FEW, SCANNED_SHORT, TURNED, TileRows
 from .tile_schedule import WASTE, blocks, cover
-from .tile_stages import power
+from .tile_stages import few_idle, power
 from .tile_statistics import COLUMNS, WORD
 from .tile_threads import RESIDENT
 
@@ -278,8 +278,7 @@ class TileBlocks(TileRows):
             most = edge if sum(self.pieces.get(self.line, (1,))) <= TURNED else min(most, edge)
         n, size = self.hints(turned.extent), min(most, power(self.hints(turned.extent)))
         if self.sums_turned() and not self.begin_anywhere():
-            while size > ACROSS_SHORTEST and -n % size * ACROSS_IDLE > n:
-                size //= 2
+            size = few_idle(n, size, ACROSS_IDLE, ACROSS_SHORTEST)
         return SHORT_ACROSS if self._turned_short(turned) else size
 
     def _turned_short(self, turned: Axis | None) -> bool:

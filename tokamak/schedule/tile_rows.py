@@ -15,7 +15,7 @@ from .tile_alike import TileAlike
 from .tile_elements import FEW_ROWS, SEVERAL_TILE
 from .tile_facts import CHUNK, SECTOR, TILE
 from .tile_schedule import WASTE, Shift, cover, shifted
-from .tile_stages import power
+from .tile_stages import few_idle, power
 from .tile_statistics import COLUMNS
 
 ACROSS_BYTES = 16384    # bytes of a tile along rows that programs run through, and along a short axis that something else lies along: sums of
@@ -84,7 +84,6 @@ LEFT = 20               # one part in so many of what is read and written of row
                         # 23 x 192 x 5569 f16 116, 70; but of 13 x 192 x 8191 f32, one part in 36, 94.3, 93.7. Rows that are held, too: adaptive
                         # LayerNorm's gradient of 879 x 8 x 5596 bf16 159, 451, of 500 x 16 x 4100 f16 91, 214 (H200)
 
-
 RUNS_IDLE = 4           # one in so many idle at most of runs of looped rows that a tile has beside each other: sums of 5 x 1920 x 1024 bf16 10.3 us
                         # in two, 10.9 in eight, of 5 x 3072 x 1600 f16 18.2 in two, 21.4 in four, of 277 x 1280 x 49 bf16 26.5 in 64, 30.9 in
                         # 128, of 68 x 1920 x 196 22.3 in 16, 24.7 in 32 (H200)
@@ -134,7 +133,8 @@ class TileRows(TileAlike):
             chunk //= 2
         self.pieces[inner] = (min(chunk, power(self.hints(inner.extent))),)
         if across is not None:
-            self.tile(across, self._runs(across, chunk // self.pieces[inner][0]))
+            runs = min(power(chunk // self.pieces[inner][0] + 1) // 2, power(self.hints(across.extent)))
+            self.tile(across, few_idle(self.hints(across.extent), runs, RUNS_IDLE))
             self.looped -= {inner} if self.hints.exactly(inner.extent) == self.pieces[inner][0] else set()
         beside = self._read_across()
         if beside is not None:
@@ -173,13 +173,6 @@ class TileRows(TileAlike):
         if across is not None and run < chunk:
             n, chunk = self.hints(across.extent), chunk // run
         return -n % chunk * WASTE > n and self.heavy(self.folds)
-
-    def _runs(self, across: Axis, most: int) -> int:
-        """How many of up to so many runs along `across` a tile has, with few that are none."""
-        n, size = self.hints(across.extent), min(power(most + 1) // 2, power(self.hints(across.extent)))
-        while size > 1 and -n % size * RUNS_IDLE > n:
-            size //= 2
-        return size
 
     def _across_lines(self) -> Axis | None:
         """The longest axis of looped rows beside their contiguous one: tiles of rows whose contiguous runs are short hold several of them."""

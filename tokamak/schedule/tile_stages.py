@@ -430,6 +430,13 @@ def evenly(n: int, least: int, count: int = 2, waste: int = EVEN_WASTE) -> tuple
     return ()
 
 
+def few_idle(n: int, most: int, idle: int, least: int = 1) -> int:
+    """The longest power of two, `most` at first and `least` at last, by which tiles of `n` lanes have one in `idle` of these idle at most."""
+    while most > least and -n % most * idle > n:
+        most //= 2
+    return most
+
+
 def power(n: int) -> int:
     """The least power of two that is at least `n`."""
     return 1 << max(n - 1, 0).bit_length()

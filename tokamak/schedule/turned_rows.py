@@ -100,7 +100,7 @@ def choose(of: TileFacts) -> Rows | None:
         return None
     axis, size, written = found
     n, length = of.hints.most(row.extent), of.hints(axis.extent)
-    pieces = _pieces(n, size, of.begin_anywhere(), of.stored_along() or bool(of.crossed)) if n is not None else ()
+    pieces = _pieces(n, size, of.begin_anywhere(), of.stored_along()) if n is not None else ()
     if of.crossed:
         pieces = evenly(n, PIECE // size) or pieces if len(set(pieces)) > 1 else pieces
         return _carrying(of, axis, size, pieces) if of.carries and of.stored_along() and pieces else None
@@ -198,15 +198,15 @@ def _only_within(of: TileFacts, read: set[Load], whole: Expr) -> bool:
 
 
 def _pieces(n: int, size: int, anywhere: bool, written: bool) -> tuple[int, ...]:
-    """Of a row of `n` elements of so many bytes, which begins `anywhere`; `written`: or has its elements summed with others'."""
-    found = cover(n)
-    if size >= 4 and len(found) <= PIECES or len(found) == 1 and not (anywhere and WIDTHS[0] < n <= SHORT):
+    """Of a row of `n` elements of so many bytes, which begins `anywhere`, and is `written` or only folded."""
+    found, short = cover(n), anywhere and WIDTHS[0] < n <= SHORT
+    if size >= 4 and len(found) <= PIECES or len(found) == 1 and not short:
         return found
     if n > SHORT and (power(n) - n) * WASTE <= n:
         return (power(n),)
-    if anywhere and WIDTHS[0] < n <= SHORT and not written and (power(n) - n) * FOLDED_IDLE <= n:
+    if short and not written and (power(n) - n) * FOLDED_IDLE <= n:
         return (power(n),)
-    widths = WIDTHS if not anywhere else reversed(WIDTHS if written or not WIDTHS[0] < n <= SHORT else WIDTHS[:-1])
+    widths = WIDTHS if not anywhere else reversed(WIDTHS[:-1] if short and not written else WIDTHS)
     width = min((w for w in widths if n <= MOST_PIECES * w), key=lambda w: -n % w, default=WIDTHS[0])
     return (width,) * -(-n // width)
 
